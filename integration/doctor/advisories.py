@@ -89,7 +89,8 @@ ADVISORIES: Final = (
         "a large user id becomes root",
     ),
     Advisory(
-        "CVE-2025-47290", "containerd", ("2.1.1",), "files written on the host by a race while unpacking",
+        "CVE-2025-47290", "containerd", ("2.1.1",),
+        "files written on the host by a race while unpacking",
         severe=True, since="2.1.0",
     ),
     Advisory(

@@ -95,7 +95,7 @@ def test_containerd_s_configuration_is_judged_by_its_own_word(
     assert set(seen) == {"D037"}
     path.write_text("version = 2\n[grpc]\naddress = 7\n")
     seen = found(doctor(node, containerd, "--containerd-config", str(path), *only(*codes)))
-    assert "containerd ended with 1" in seen["D030"]
+    assert "containerd exited with 1" in seen["D030"]
 
 
 def _deny(pid: int, rule: str) -> None:

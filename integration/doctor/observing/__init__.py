@@ -1,8 +1,7 @@
-"""The edge of the doctor: gathers facts, each group by a function of its own.
+"""Gather the doctor's facts, each group with its own function.
 
-Each runs in a thread and has a limit of time, so that a file system of which nobody answers or a
-program that hangs costs its own group and no other. A function may raise what reading raises; its
-group is then unseen.
+Each function runs in a thread with a time limit, so a hanging file system or program costs only its
+own group. A function may raise any error of reading; its group is then :class:`Unseen`.
 """
 
 from __future__ import annotations
@@ -47,22 +46,22 @@ GROUPS: Final[Mapping[str, Callable[[Places], Any]]] = {
     "agent": look_at_agent,
     "plugins": look_at_plugins,
 }
-"""Who gathers each field of :class:`~integration.doctor.facts.Node`."""
+"""The function that gathers each field of :class:`~integration.doctor.facts.Node`."""
 
 
 def observe(places: Places, groups: Iterable[str] = GROUPS) -> Node:
     """Gather facts.
 
     Args:
-        places: where to look.
-        groups: which; by default all.
+        places: the node's paths.
+        groups: the groups to gather; by default all.
 
     Returns:
-        The facts. What could not be seen in time, or at all, is :class:`Unseen`.
+        The facts. A group that could not be gathered, or not in time, is :class:`Unseen`.
 
     Raises:
-        RootNotFound: there is no node.
-        ManifestUnusable: a file that was named for an answer gives none.
+        RootNotFound: the node's root does not exist.
+        ManifestUnusable: the given file of manifests cannot be read.
     """
     places.check()
     looks = {name: _Look(GROUPS[name], places) for name in dict.fromkeys(groups)}
@@ -72,14 +71,14 @@ def observe(places: Places, groups: Iterable[str] = GROUPS) -> Node:
 
 
 class _Look:
-    """One function at work."""
+    """A running function."""
 
     def __init__(self, function: Callable[[Places], Any], places: Places) -> None:
         self._function = function
         self._places = places
         self._result: Any = Unseen(f"it took longer than {places.patience:g} s")
         self._raised: NvshimError | None = None
-        # A daemon: one that hangs in the kernel must not keep the program from ending.
+        # A daemon thread: one that hangs in the kernel must not delay the program's exit.
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> None:
@@ -103,4 +102,6 @@ class _Look:
         except OSError as error:
             self._result = Unseen(one_line(f"{error.filename or ''} {error.strerror or error}"))
         except Exception as error:  # noqa: BLE001 - one odd file must not hide all other findings
-            self._result = Unseen(one_line(f"it makes no sense: {type(error).__name__}: {error}"))
+            self._result = Unseen(
+                one_line(f"the data is malformed: {type(error).__name__}: {error}")
+            )

@@ -1,7 +1,6 @@
-"""The node agent, and the device plugins that the kubelet knows.
+"""Read the node agent's status, and the kubelet's device plugins.
 
-What the kubelet knows is read from what it writes down for itself: it is not asked, since its
-sockets are for plugins.
+The kubelet's knowledge is read from its checkpoint, because its sockets are for plugins.
 
 Source: integration.node.agent; kubelet pkg/kubelet/cm/devicemanager/checkpoint; kmsg in the
 kernel's Documentation/ABI/testing/dev-kmsg.
@@ -31,7 +30,7 @@ from shim.causes.agent import agent_runs
 
 _UNITS: Final = ("/etc/systemd/system/*.wants", "/run/systemd/system/*.wants")
 _UNIT: Final = "nvshim-node.service"
-# NAMESPACE_POD_UID/CONTAINER, by the DaemonSet of our manifests.
+# NAMESPACE_POD_UID/CONTAINER of the DaemonSet in our manifests.
 _LOGS: Final = "/var/log/pods"
 _POD: Final = "*_node-agent-*_*/node-agent"
 _KUBELET: Final = "/var/lib/kubelet"
@@ -41,7 +40,7 @@ _DRIVERS: Final = ("gpu.nvidia.com", DRA_DRIVER)
 
 
 def look_at_agent(places: Places) -> NodeAgent:
-    """How the node agent is, by its own word."""
+    """Return the status that the node agent reports."""
     config = places.config()
     pods = sorted(glob(_POD, root_dir=places.at(_LOGS)))
     age: float | None = None
@@ -71,7 +70,7 @@ def look_at_agent(places: Places) -> NodeAgent:
 
 
 def _missing(path: str) -> Iterator[str]:
-    """What containers run without, by the agent's ledger."""
+    """Yield a line for each container that runs without a device, from the agent's ledger."""
     ledger = parse_json(read_file(path)) if os.path.exists(path) else {}
     for each in ledger.get("unheld", ()):
         if each.get("pid"):
@@ -89,8 +88,8 @@ def _kernel_log(config: Config) -> str:
 
 
 def look_at_plugins(places: Places) -> Plugins | None:
-    """What the kubelet knows of device plugins."""
-    kubelets = [p for p in host_processes(places.at("/proc")) if p.name in KUBELETS]
+    """Return the device plugins that the kubelet knows."""
+    kubelets = [process for process in hosts_processes(places) if process.name in KUBELETS]
     if not kubelets:
         return None
     root = next((d for k in kubelets if (d := k.option("--root-dir"))), _KUBELET)
@@ -111,9 +110,9 @@ def _unread(places: Places, root: str) -> str:
     config = places.config()
     ours = kubelet_root(config)
     if os.path.realpath(ours) != os.path.realpath(places.at(root)):
-        return f"a shim looks in {places.within(ours)}, and the kubelet's root is {root}"
+        return f"the shim looks in {places.within(ours)}, but the kubelet's root is {root}"
     checkpoint = read_checkpoint(config)
-    # One that is not there yet is so until the first plugin registers.
+    # The checkpoint does not exist until the first plugin registers.
     is_there = os.path.lexists(checkpoint.path)
     return f"{root}/{CHECKPOINT}: {checkpoint.fault}" if checkpoint.fault and is_there else ""
 

@@ -1,6 +1,6 @@
-"""The CDI specs of the node, and what of them is not there any more.
+"""Read the node's CDI specs and find files and devices in them that no longer exist.
 
-Source: CDI specification; hooks.cdi, which the engine itself reads them with.
+Source: CDI specification; hooks.cdi, the reader that the shim itself uses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHARACTER_DEVICES: Final = frozenset({"", "c", "u"})
 
 
 def look_at_cdi(places: Places) -> Cdi:
-    """The specs of our configuration's directories."""
+    """Return the specs of the configured directories."""
     config = places.config()
     registry = Registry.of(config.cdi_spec_dirs)
     files = [_file(places, config, loaded) for loaded in registry.files]
@@ -58,8 +58,8 @@ def _gone(places: Places, config: Config, paths: list[str]) -> Iterator[str]:
 
 
 def _gone_hooks(places: Places, edits: list[Edits]) -> Iterator[str]:
-    # NVIDIA's hooks do not run here, but a spec that names a program that is gone is of a
-    # toolkit that is gone, and whoever else reads it will fail.
+    # The shim does not run NVIDIA's hooks. But a missing hook program means that the toolkit was
+    # removed, and other engines fail with such a spec.
     for each in edits:
         for hook in each.hooks:
             if not os.path.exists(places.at(hook.path)):
@@ -78,13 +78,13 @@ def _wrong(places: Places, config: Config, nodes: list[DeviceNode]) -> Iterator[
             continue
         there = (os.major(seen.st_rdev), os.minor(seen.st_rdev))
         if not stat.S_ISCHR(seen.st_mode):
-            yield f"{path}: it is no character device"
+            yield f"{path}: it is not a character device"
         elif there != (node.major, node.minor):
             yield f"{path}: it is {there[0]}:{there[1]}, not {node.major}:{node.minor}"
 
 
 def _host(places: Places, config: Config, path: str) -> str:
-    """Where a path of the host is; /dev of a simulated node is elsewhere."""
+    """Return where this process finds a host path; a simulated node has its own /dev."""
     if path.startswith("/dev/") and config.dev != "/dev":
         return config.dev + path.removeprefix("/dev")
     return places.at(path)

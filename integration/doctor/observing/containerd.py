@@ -1,8 +1,7 @@
-"""How containerd is configured: its files as they are, and what it makes of them.
+"""Read containerd's configuration: its files, and the merged result.
 
-The merged configuration is containerd's own word (``containerd config dump``). Where it does not
-give it, the files are read as it would read them: a table of a file that is imported replaces
-that of the root file, handler by handler.
+The merged configuration comes from ``containerd config dump``. If that fails, the files are merged
+as containerd does: a table of an imported file replaces the root file's, handler by handler.
 
 Source: containerd-config.toml(5), docs/cri/config.md; cmd/containerd/server/config; for k3s and
 rke2 their pkg/agent/templates.
@@ -34,7 +33,7 @@ from shim import PROGRAM, RUNTIME_NAME
 from shim.runtime.options import KNOWN_KEYS, RUNC_KEYS
 
 _DEFAULT: Final = "/etc/containerd/config.toml"
-# The root file of each distribution that writes its own, and what it is written from.
+# The root file's directory of each distribution that generates it, and the templates it uses.
 _DISTRIBUTIONS: Final = {
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd",
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd",
@@ -48,22 +47,22 @@ _TEMPLATES: Final = {
     "microk8s": ("containerd-template.toml",),
 }
 _NAMES: Final = {"k0s": "containerd.toml", "microk8s": "containerd.toml"}
-# Where drop-ins are expected, by containerd and by mistake.
+# Directories of drop-ins: containerd's, and a common mistake.
 _DROP_INS: Final = ("conf.d", "config.d")
-# The plugin that has the handlers: of the formats 3 and 4, of 2, and of 1.
+# The plugin with the handlers, in formats 3 and 4, in 2, and in 1.
 _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
 _VERSION: Final = re.compile(
     r"^containerd \S+ v?(\d+\.\d+\.\d+(?:[-~](?:alpha|beta|rc)\b[.\d]*)?)", re.ASCII
 )
-# It heeds CDI's names without being told to since 2.0.
+# CDI is enabled by default since 2.0.
 _WITH_CDI: Final = tuple(f"{major}." for major in range(2, 10))
 _SHIM_DIRECTORIES: Final = SYSTEM_PATH
 
 
 def look_at_containerd(places: Places) -> Containerd | None:
-    """Look at containerd's configuration; None if neither it nor its configuration is here."""
+    """Return containerd's configuration; None if neither program nor configuration exists."""
     process, path, distribution = _find(places)
     program = _program(places, process)
     exists = os.path.exists(places.at(path))
@@ -78,9 +77,9 @@ def look_at_containerd(places: Places) -> Containerd | None:
         except ProgramFailed as error:
             dump_fault = str(error)
         except CouldNotLook:
-            pass  # then the files have to do
+            pass  # use the files
         except ValueError as error:
-            dump_fault = f"what it prints is no TOML: {one_line(str(error))}"
+            dump_fault = f"its output is not valid TOML: {one_line(str(error))}"
     cri, version = _cri(merged), _version(places, program)
     runtimes = _table(_table(cri, "containerd"), "runtimes")
     search_path = (process.search_path() if process else ()) or _SHIM_DIRECTORIES
@@ -110,7 +109,7 @@ def look_at_containerd(places: Places) -> Containerd | None:
 
 
 def _find(places: Places) -> tuple[Process | None, str, str]:
-    """The process, its root file, and the distribution that wrote that."""
+    """Return the process, its root file, and the distribution that generates that file."""
     running: dict[str, Process] = {}
     for process in host_processes(places.at("/proc")):
         if process.name == "containerd":
@@ -126,7 +125,7 @@ def _find(places: Places) -> tuple[Process | None, str, str]:
         path = _DEFAULT if _DEFAULT in running else next(iter(running), next(there, _DEFAULT))
     of = next((name for name, d in _DISTRIBUTIONS.items() if path.startswith(f"{d}/")), "")
     if of == K0S and not _is_k0s_managed(places, path):
-        of = ""  # it is somebody's own by now
+        of = ""  # the user manages the file
     return running.get(path), path, of
 
 
@@ -147,7 +146,7 @@ def _program(places: Places, process: Process | None) -> str:
 def _version(places: Places, program: str) -> str:
     if program:
         with contextlib.suppress(CouldNotLook):
-            # One program may be several (k3s), and speaks of itself then.
+            # A multi-call program (k3s) prints its own version, which does not match.
             if found := _VERSION.search(run(places, [program, "--version"])):
                 return found[1]
     return ""
@@ -167,7 +166,7 @@ def _template(places: Places, path: str, distribution: str) -> str:
 
 
 def _read_files(places: Places, path: str) -> tuple[tuple[ConfigFile, ...], dict[str, Any]]:
-    """The files, and what they come to in their order if nobody else says."""
+    """Return the files, and their merged content."""
     files: list[ConfigFile] = []
     merged: dict[str, Any] = {}
     waiting, known = [(path, True)], {path}
@@ -216,7 +215,7 @@ def _parsed(places: Places, path: str) -> tuple[dict[str, Any], str]:
     except OSError as error:
         return {}, str(error.strerror)
     except ValueError as error:
-        return {}, f"no TOML: {one_line(str(error))}"
+        return {}, f"not valid TOML: {one_line(str(error))}"
 
 
 def _imports(places: Places, file: str, table: Mapping[str, Any]) -> Iterator[str]:
@@ -252,7 +251,7 @@ def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _cri(table: Mapping[str, Any]) -> dict[str, Any]:
     plugins = _table(table, "plugins")
-    # A merged configuration of 2.x has both of the first two; the handlers are in the first.
+    # The merged configuration of 2.x has the first two plugins; the handlers are in the first.
     having = [plugin for name in _CRI if (plugin := _table(plugins, name))]
     return next((p for p in having if "containerd" in p), having[0] if having else {})
 
@@ -265,7 +264,7 @@ def _handler(places: Places, name: str, table: Any, search_path: tuple[str, ...]
     systemd = options.get("SystemdCgroup")
     unknown: Iterable[str] = ()
     if calls_our_shim(kind, path):
-        # Of a handler of runc's type, containerd itself reads them, as those that runc's shim has.
+        # containerd itself parses the options of a handler of runc's type, as runc's options.
         keys = RUNC_KEYS if kind == RUNC_TYPE else KNOWN_KEYS
         known = {key.lower() for key in keys}
         unknown = [key for key in options if key.lower() not in known]
@@ -288,7 +287,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _shim_of(kind: str) -> str:
-    """The program of a runtime's type: of io.containerd.runc.v2, containerd-shim-runc-v2."""
+    """Return a runtime type's program: containerd-shim-runc-v2 for io.containerd.runc.v2."""
     if kind.startswith("/"):
         return kind
     return "-".join(["containerd-shim", *kind.split(".")[-2:]])
@@ -300,7 +299,7 @@ def _newer(places: Places, process: Process | None, files: Iterable[ConfigFile])
         return
     for file in files:
         with contextlib.suppress(OSError):
-            # A second for the clock, which has no finer marks at boot.
+            # Allow a second, because the boot time has no finer resolution.
             if file.imported and os.stat(places.at(file.path)).st_mtime > status.started + 1:
                 yield file.path
 

@@ -1,9 +1,9 @@
-"""Containers that have GPUs of ours: what they were given, and whether they may still use it.
+"""Read which GPUs the shim granted to containers, and whether their cgroups still allow them.
 
-What a container was given is in its bundle (``nvidia.json``, :mod:`hooks.record`). Whether its
-cgroup still lets it is told by the kernel on version 1 (``devices.list``). On version 2 the rules
-are a program that nobody can read, but systemd writes it anew from ``DeviceAllow`` of the unit at
-every reload: what is not in there will be lost, if it is not already.
+A container's grant is in its bundle (``nvidia.json``, :mod:`hooks.record`). On cgroup version 1
+the kernel shows what the cgroup allows (``devices.list``). On version 2 the rules are a BPF program
+that cannot be read. But systemd rewrites it from the unit's ``DeviceAllow`` at every reload, so a
+device that is missing there is lost at the next reload, or already.
 
 Source: systemd.resource-control(5); kernel Documentation/admin-guide/cgroup-v1/devices.rst.
 """
@@ -41,7 +41,7 @@ Rule = tuple[int, int]
 
 
 def look_at_containers(places: Places) -> tuple[Container, ...]:
-    """The containers of this containerd that run and have a record of an injection."""
+    """Return the running containers of this containerd that have a record of an injection."""
     containerd = look_at_containerd(places)
     state = places.at(containerd.state if containerd else KNOWN_STATES[0])
     recorded = [
@@ -55,7 +55,7 @@ def look_at_containers(places: Places) -> tuple[Container, ...]:
 def _container(places: Places, found: Found) -> Container:
     try:
         if found.record is None:
-            raise ValueError("no object of JSON")  # noqa: TRY301 - as what else is damaged
+            raise ValueError("not a JSON object")  # noqa: TRY301 - handled like other damage
         record = dict(found.record)
         devices = tuple(
             Device(str(d["path"]), int(d["major"]), int(d["minor"]))
@@ -65,7 +65,7 @@ def _container(places: Places, found: Found) -> Container:
         driver = str((record.get("node") or {}).get("driver") or "")
         changed = what_changed(_for_us(places, record))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"its record makes no sense: {type(error).__name__}: {error}"
+        why = f"its record is malformed: {type(error).__name__}: {error}"
         return Container(found.id, found.namespace, "", "", (), (), unseen=why)
     is_default, image = _capabilities(found, record)
     unit, denied, by, unseen = "", [], "", ""
@@ -82,7 +82,7 @@ def _container(places: Places, found: Found) -> Container:
 
 
 def _capabilities(found: Found, record: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether a container has the default capabilities because it names none; and its image."""
+    """Return whether a container has the default capabilities because it names none; its image."""
     grant = record.get("grant")
     given = grant.get("capabilities") if isinstance(grant, dict) else None
     if not isinstance(given, list) or {*map(str, given)} != DEFAULT_CAPABILITIES:
@@ -97,7 +97,7 @@ def _capabilities(found: Found, record: Mapping[str, Any]) -> tuple[bool, str]:
 
 
 def _for_us(places: Places, record: dict[str, Any]) -> dict[str, Any]:
-    """A record whose identity has paths as they are for us."""
+    """Return a record whose identity has its paths resolved for this process."""
     identity = record.get("identity")
     if not places.is_below or not isinstance(identity, dict):
         return record
@@ -112,20 +112,18 @@ def _for_us(places: Places, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rules(places: Places, pid: int) -> tuple[str, list[Rule] | None, str]:
-    """The unit, the devices that are allowed (None for all), and who says so."""
+    """Return the unit, the allowed devices (None for all), and what sets them."""
     groups: dict[str, str] = {}
     for controllers, path in cgroups_in(Procfs(places.at("/proc")).cgroup(pid)):
         groups |= dict.fromkeys(controllers.split(","), path)
-    if not groups:
-        raise CouldNotLook(f"the cgroup of process {pid} cannot be read")
-    # Of a nested cgroup, the unit is the last that is one.
+    # In a nested cgroup the innermost unit counts.
     path = groups.get("devices") or groups.get("") or ""
     units = [p for p in path.split("/") if p.endswith((".scope", ".service"))]
     unit = units[-1] if units else ""
     if unit and systemd_runs(places):
         systemctl = find_program(places, "systemctl")
         if not systemctl:
-            raise CouldNotLook("there is no systemctl")
+            raise CouldNotLook("systemctl is not installed")
         words = ["show", "--property=DeviceAllow,DevicePolicy", "--", unit]
         said = run(places, [systemctl, *words])
         return unit, allowed_by_systemd(said, lambda p: _number(places, p)), f"systemd's {unit}"
@@ -136,7 +134,7 @@ def _rules(places: Places, pid: int) -> tuple[str, list[Rule] | None, str]:
 
 
 def _listed(text: str) -> list[Rule] | None:
-    """The rules of version 1: "c 195:255 rwm" a line."""
+    """Parse the rules of cgroup version 1, lines such as "c 195:255 rwm"."""
     rules: list[Rule] = []
     for line in text.splitlines():
         kind, number, access = line.split()
@@ -188,7 +186,7 @@ def allowed_by_systemd(
 
 
 def _number(places: Places, place: str) -> tuple[int, ...] | None:
-    """A node's major and minor; of "char-NAME", the majors of that driver."""
+    """Return a node's major and minor; for "char-NAME", the majors of that driver."""
     if place.startswith("char-"):
         return tuple(_majors(places, place.removeprefix("char-")))
     try:

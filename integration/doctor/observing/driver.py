@@ -1,6 +1,6 @@
-"""Facts of NVIDIA's driver: modules, files, GPUs, device nodes.
+"""Gather the facts about NVIDIA's driver: modules, files, GPUs, device nodes.
 
-Source: hooks.node, which the engine itself looks with; Documentation/ABI/testing/sysfs-bus-pci of
+Source: hooks.node, the code that the shim itself uses; Documentation/ABI/testing/sysfs-bus-pci of
 the kernel.
 """
 
@@ -40,7 +40,7 @@ _ANCHOR: Final = "libcuda.so."
 
 
 def look_at_driver(places: Places) -> Driver:
-    """The driver, and what the node has of its devices."""
+    """Return the driver and its devices."""
     config = places.config()
     fingerprint = Fingerprint(config.host_root)
     platform = platform_of(config)
@@ -57,7 +57,7 @@ def look_at_driver(places: Places) -> Driver:
     nodes = look_at_nodes(config, gpus, (), other_dev)
     pci = tuple(_pci(config))
     lost = [gpu for gpu in gpus if not gpu.excluded and _is_lost(gpu, pci)]
-    # Of others it is not said what their nodes are like.
+    # The nodes of excluded and lost GPUs are not reported.
     silent = [path for g in gpus if g.excluded or g in lost for path in (g.path, *g.drm_paths)]
     silent += _unloaded(config)
     faults = {path: why for path, why in sorted(nodes.faults.items()) if path not in silent}
@@ -92,7 +92,7 @@ def look_at_driver(places: Places) -> Driver:
 
 
 def _pipes(places: Places) -> Iterator[str]:
-    """Where a pipe of MPS may be; a device plugin has one for each resource."""
+    """Yield the possible directories of MPS pipes; a device plugin has one per resource."""
     yield from _MPS
     root = places.at(_MPS_ROOT)
     for pipe in sorted(glob.glob("*/pipe", root_dir=root) + glob.glob("*/*/pipe", root_dir=root)):
@@ -136,7 +136,7 @@ def _is_lost(gpu: FoundGpu, pci: tuple[PciGpu, ...]) -> bool:
 
 
 def _unloaded(config: Config) -> Iterator[str]:
-    """The nodes of modules that are not loaded, whose state says nothing."""
+    """Yield the nodes of modules that are not loaded; their state is irrelevant."""
     majors = read_majors(config)
     for control in (CONTROL, MODESET, UVM, UVM_TOOLS):
         of_module = control is not MODESET or is_loaded(config, "nvidia-modeset")
@@ -165,13 +165,13 @@ def _platform_faults(config: Config, platform: str) -> Iterator[str]:
     if platform == Platform.TEGRA:
         names = read_names(f"{root}{config.csv_directory}") or ()
         if not any(name.endswith(".csv") for name in names):
-            yield f"no file *.csv in {config.csv_directory}"
+            yield f"{config.csv_directory} has no *.csv file"
     elif platform == Platform.WSL:
         if not os.path.exists(f"{config.dev}/dxg"):
-            yield "no device /dev/dxg"
+            yield "/dev/dxg does not exist"
         if not os.path.exists(f"{root}/usr/lib/wsl/lib/libdxcore.so"):
-            yield "no /usr/lib/wsl/lib/libdxcore.so"
+            yield "/usr/lib/wsl/lib/libdxcore.so does not exist"
     elif os.path.exists(f"{root}/etc/nv_tegra_release") and not read_names(
         f"{config.proc}/driver/nvidia/gpus"
     ):
-        yield f"this is a Tegra machine, and there is no file *.csv in {config.csv_directory}"
+        yield f"this is a Tegra machine, but {config.csv_directory} has no *.csv file"

@@ -1,6 +1,6 @@
-"""Docker, CRI-O, and others who put GPUs into containers.
+"""Read the configuration of Docker and CRI-O, and find other components that inject GPUs.
 
-Only the keys that are named here are kept: daemon.json may hold addresses and secrets.
+Only the keys named here are kept, because daemon.json may contain addresses and secrets.
 
 Source: Docker's reference of daemon.json; crio.conf(5); oci-hooks(5); NVIDIA's toolkit,
 cmd/nvidia-ctk-installer.
@@ -24,13 +24,13 @@ _DAEMON_JSON: Final = "/etc/docker/daemon.json"
 _HOOK: Final = "nvidia-container-runtime-hook"
 _CRIO: Final = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
 _HOOK_DIRECTORIES: Final = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
-# NVIDIA's installer as a process, by the names that it has had.
+# The process names of NVIDIA's installer.
 _INSTALLERS: Final = ("nvidia-ctk-installer", "nvidia-toolkit")
-_COMM: Final = 15  # what the kernel keeps of a name
+_COMM: Final = 15  # the kernel's limit of a process name
 
 
 def look_at_docker(places: Places) -> Docker | None:
-    """Docker's configuration; None if there is no Docker."""
+    """Return Docker's configuration; None without Docker."""
     path = places.at(_DAEMON_JSON)
     program = find_program(places, "dockerd")
     runs = any(process.name == "dockerd" for process in host_processes(places.at("/proc")))
@@ -42,9 +42,9 @@ def look_at_docker(places: Places) -> Docker | None:
         try:
             table = parse_json(read_file(path))
         except ValueError as error:
-            fault = f"no JSON: {one_line(str(error))}"
+            fault = f"not valid JSON: {one_line(str(error))}"
         if not isinstance(table, dict):
-            table, fault = {}, "JSON that is no object"
+            table, fault = {}, "not a JSON object"
     runtimes = _table(table.get("runtimes"))
     cdi = _table(table.get("features")).get("cdi")
     return Docker(
@@ -66,7 +66,7 @@ def look_at_docker(places: Places) -> Docker | None:
 
 
 def look_at_crio(places: Places) -> Crio | None:
-    """CRI-O's handlers; None if there is no CRI-O."""
+    """Return CRI-O's handlers; None without CRI-O."""
     main, drop_ins = _CRIO
     here = places.at(drop_ins)
     paths = [main, *(os.path.join(drop_ins, name) for name in _names(here))]
@@ -88,7 +88,7 @@ def look_at_crio(places: Places) -> Crio | None:
 
 
 def look_at_injectors(places: Places) -> tuple[Injector, ...]:
-    """Others who put GPUs into containers, besides what handlers and runtimes say."""
+    """Return other components that add GPUs to containers, except handlers and runtimes."""
     return tuple(_injectors(places))
 
 

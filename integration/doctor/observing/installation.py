@@ -1,6 +1,6 @@
-"""What of ours is installed, and what of it runs.
+"""Find the shim's installation and its running processes.
 
-Source: the tree that ``make dist`` makes; shim.verbs.handover for the names of processes.
+Source: the tree that ``make dist`` builds; shim.verbs.handover for the process names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from integration.doctor.places import Places
 from shim import PROGRAM
 
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
-# Stopped, being traced.
+_SPARE: Final = "-spare"
+# Stopped, traced.
 _STUCK: Final = frozenset({"T", "t"})
-# Seconds in which a fork server has prepared itself, however busy the node.
+# Seconds after which a fork server must be ready, even on a busy node.
 _PREPARED: Final = 60.0
 
 
 def look_at_installation(places: Places) -> Installation:
-    """Our trees, links, and processes."""
+    """Return the installed trees, links and processes."""
     prefix = places.at(places.prefix)
     names = sorted(os.listdir(prefix)) if os.path.isdir(prefix) else []
     trees = [n for n in names if n != "current" and os.path.isdir(os.path.join(prefix, n, "bin"))]
@@ -44,7 +45,7 @@ def look_at_installation(places: Places) -> Installation:
 
 
 def _is_ours(process: Process) -> bool:
-    """A shim or a fork server: both write their own command line."""
+    """Return whether it is a shim or a fork server; both set their own command line."""
     return process.words[:1] == [PROGRAM] and (
         bool(process.option("-namespace")) or FORK_SERVER in process.words
     )
@@ -54,7 +55,7 @@ def _dangling(places: Places) -> Iterator[str]:
     links = [os.path.join(places.prefix, "current")]
     links += [os.path.join(places.bindir, name) for name in _LINKS]
     for link in links:
-        # The last link itself, and not what it leads to.
+        # The link itself, not its target.
         directory, name = os.path.split(link)
         here = os.path.join(places.at(directory), name)
         if os.path.islink(here) and not os.path.exists(places.at(link)):
@@ -72,7 +73,7 @@ def _programs(places: Places) -> Iterator[tuple[str, str]]:
 
 
 def _interpreter_fault(places: Places) -> str:
-    """The script that the launcher becomes names its interpreter in the first line."""
+    """Check the interpreter in the first line of the script that the launcher executes."""
     for path, real in _programs(places):
         here = places.at(real)
         script = f"{here}.py" if os.path.isfile(f"{here}.py") else here
@@ -81,7 +82,7 @@ def _interpreter_fault(places: Places) -> str:
             continue
         interpreter = line.removeprefix("#!").split()[0]
         if not os.access(places.at(interpreter), os.X_OK):
-            return f"{path} is run by {interpreter}, which is not there"
+            return f"{path} needs {interpreter}, which does not exist"
     return ""
 
 
@@ -92,9 +93,9 @@ def _shim(places: Places, process: Process) -> Shim:
 
 
 def _tree(places: Places, process: Process) -> tuple[str, bool]:
-    """The tree that a process has files of, and whether it is gone.
+    """Return the tree whose files a process has mapped, and whether the tree was removed.
 
-    The command line does not tell: it has the program's bare name. What is mapped does.
+    The command line has only the program's bare name.
     """
     prefix = f"{places.prefix.rstrip('/')}/"
     for path in process.procfs.mapped(process.pid):
@@ -105,7 +106,7 @@ def _tree(places: Places, process: Process) -> tuple[str, bool]:
 
 
 def _servers(places: Places, ours: Sequence[Process]) -> Iterator[Server]:
-    """The fork servers, without those that have ended since they were found."""
+    """Yield the fork servers that are still running."""
     for process in ours:
         if FORK_SERVER not in process.words or SPARE_FLAG in process.words:
             continue
@@ -113,6 +114,6 @@ def _servers(places: Places, ours: Sequence[Process]) -> Iterator[Server]:
         listens = bool(process.procfs.listening(process.pid))
         status = process.procfs.status(process.pid)
         if status is not None and not status.is_zombie:
-            # To ask it would cost it the process that it has ready.
+            # Not tested with a connection, which would use up its pre-forked process.
             works = status.state not in _STUCK and (listens or status.age < _PREPARED)
             yield Server(process.pid, process.option("-address"), works, tree)

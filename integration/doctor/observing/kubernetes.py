@@ -1,6 +1,6 @@
-"""What Kubernetes expects of this node: kubelet's cgroup driver, and RuntimeClasses.
+"""Read what Kubernetes expects of this node: the kubelet's cgroup driver, and RuntimeClasses.
 
-A cluster is asked only if somebody names a kubeconfig; without one, a file of manifests will do.
+RuntimeClasses come from a file of manifests, or from the cluster if a kubeconfig is given.
 
 Source: kubelet.config.k8s.io/v1beta1 KubeletConfiguration; node.k8s.io/v1 RuntimeClass.
 """
@@ -23,12 +23,12 @@ from integration.json_documents import parse_json
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
-"""The kernel's short names of processes that are a kubelet, or have one in them."""
+"""The kernel's short names of processes that are, or contain, a kubelet."""
 _DEFAULT_DRIVER: Final = "cgroupfs"
 
 
 def look_at_kubernetes(places: Places) -> Kubernetes:
-    """What Kubernetes expects."""
+    """Return the kubelet's cgroup driver and the RuntimeClasses."""
     classes: tuple[RuntimeClass, ...] | None = None
     if places.manifest:
         classes = tuple(_of_manifest(places.manifest))
@@ -49,8 +49,8 @@ def _cgroup_driver(places: Places) -> str:
     try:
         config = yaml.safe_load(read_file(path))
     except (yaml.YAMLError, RecursionError) as error:
-        # Not the whole error, which quotes the file.
-        raise CouldNotLook(f"{named} is no YAML: {getattr(error, 'problem', '')}") from error
+        # Not the whole error, because it quotes the file.
+        raise CouldNotLook(f"{named} is not valid YAML: {getattr(error, 'problem', '')}") from error
     driver = config.get("cgroupDriver") if isinstance(config, dict) else None
     return str(driver or _DEFAULT_DRIVER)
 
@@ -61,8 +61,8 @@ def _of_manifest(path: str) -> Iterator[RuntimeClass]:
             documents = list(yaml.safe_load_all(file.read()))
     except (OSError, yaml.YAMLError, RecursionError) as error:
         raise ManifestUnusable(
-            f"RuntimeClasses of {path}",
-            found=str(error.strerror) if isinstance(error, OSError) else f"no YAML: {error}",
+            f"to read RuntimeClasses from {path}",
+            found=str(error.strerror) if isinstance(error, OSError) else f"not valid YAML: {error}",
             do="name a file of Kubernetes manifests",
         ) from error
     yield from _classes(documents, path)
@@ -71,7 +71,7 @@ def _of_manifest(path: str) -> Iterator[RuntimeClass]:
 def _of_cluster(places: Places) -> Iterator[RuntimeClass]:
     kubectl = find_program(places, "kubectl")
     if not kubectl:
-        raise CouldNotLook("there is no kubectl to ask for RuntimeClasses with")
+        raise CouldNotLook("reading RuntimeClasses needs kubectl, which is not installed")
     said = run(
         places,
         [

@@ -24,7 +24,7 @@ _IMAGES: Final = "/var/lib/containerd"
 
 
 def look_at_machine(places: Places) -> Machine:
-    """The kernel and what it was told."""
+    """Return the kernel's release, features and settings."""
     config = places.config()
     enforcing = _text(places, f"{_SELINUX}/enforce")
     boolean = _text(places, f"{_SELINUX}/booleans/{_BOOLEAN}")
@@ -36,7 +36,7 @@ def look_at_machine(places: Places) -> Machine:
         systemd=systemd_runs(places),
         cgroup=_cgroup(mounts),
         selinux={"": "off", "1": "enforcing"}.get(enforcing, "permissive"),
-        # "1 1": as it is, and as it is about to be.
+        # "1 1": the current and the pending value.
         container_use_devices=boolean.startswith("1") if boolean else None,
         apparmor=_text(places, "/sys/module/apparmor/parameters/enabled") == "Y",
         apparmor_parser=bool(find_program(places, "apparmor_parser")),
@@ -59,7 +59,7 @@ def _text(places: Places, path: str) -> str:
 
 
 def _has_openat2() -> bool:
-    """Of the kernel that runs us: a node has one."""
+    """Test openat2 on the running kernel, which is the node's."""
     try:
         fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""How NVML answers, and how long it takes."""
+"""Query NVML and measure how long it takes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from integration.nvml.inventory import ask
 from integration.nvml.query import ask_nvml
 
 _PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
-# Beyond what the child allows itself: the kernel ends it, and we have to see that.
+# Added to the child's own limit: the kernel kills the child then, and that takes a moment.
 _MORE: Final = 2.0
 
 
 def look_at_nvml(places: Places) -> Nvml | None:
-    """NVML's answer; None without a driver, whose absence is a fact of its own."""
+    """Return NVML's answer; None without a driver, which another check reports."""
     config = places.config()
     try:
         driver = find_driver(Fingerprint(config.host_root), config)
@@ -46,12 +46,12 @@ def look_at_nvml(places: Places) -> Nvml | None:
             failure = error.found
         else:
             if report.driver != driver.version:
-                files = f"the driver's files and module are of {driver.version}"
-                conflicts.append(f"NVML is of driver {report.driver}, {files}")
-            found = find_gpus(Fingerprint(config.host_root), config, report)
+                files = f"the driver's files and module have version {driver.version}"
+                conflicts.append(f"NVML has driver version {report.driver}, {files}")
+            found = find_gpus(Witness(config.host_root), config, report)
             told = [gpu for gpu in found.gpus if gpu.bus_id in found.reported]
             uuids = tuple(gpu.uuid for gpu in told if not gpu.lost)
-            # NVML opens a GPU by its node: a wrong one is a fact of its own.
+            # NVML opens a GPU through its device node; D009 reports a wrong node.
             wrong = look_at_nodes(config, found.gpus, ()).wrong
             lost = [f"{gpu}: {gpu.lost}" for gpu in told if gpu.lost and gpu.path not in wrong]
             conflicts += found.conflicts

@@ -1,4 +1,4 @@
-"""Our own configuration, as a shim would read it."""
+"""Read the shim's configuration as a shim does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integration.doctor.places import Places
 
 
 def look_at_policy(places: Places) -> Policy:
-    """Our configuration, or what is wrong with it."""
+    """Return the shim's configuration, or its fault."""
     try:
         config = places.config()
     except ConfigError as error:
@@ -39,4 +39,4 @@ def _faulty(places: Places, programs: Iterable[str]) -> Iterator[tuple[str, str]
         if seen.st_uid != 0:
             yield program, f"user {seen.st_uid} owns it"
         elif seen.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-            yield program, "others than root may write it"
+            yield program, "users other than root can write it"

@@ -1,4 +1,4 @@
-"""Programs of others: which versions, and whose packages they are of.
+"""Find runtimes and engines, their versions and the packages they come from.
 
 Source: dpkg(1), /var/lib/dpkg; rpm(8); deb-changelog(5).
 """
@@ -16,7 +16,6 @@ from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.running import SYSTEM_PATH, find_program, read_file, run
 from integration.doctor.places import Places
 
-# Each program with the words that make it say its version.
 _RUNTIMES: Final = ("runc", "crun")
 _TOOLKIT: Final = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-cli")
 _TOOLKIT_NAME: Final = "nvidia-container-toolkit"
@@ -27,7 +26,7 @@ _MOST_PROGRAMS: Final = 16
 
 
 def look_at_programs(places: Places) -> tuple[Program, ...]:
-    """The low-level runtimes, the engine, and NVIDIA's toolkit if it is beside us."""
+    """Return the low-level runtimes, the engine, and NVIDIA's toolkit if it is installed."""
     programs: dict[str, Program] = {}
     for name, path in _candidates(places):
         real = os.path.realpath(places.at(path))
@@ -56,21 +55,21 @@ def _candidates(places: Places) -> Iterator[tuple[str, str]]:
     for name in _TOOLKIT:
         if found := find_program(places, name, _TOOLKIT_DIRECTORIES):
             yield _TOOLKIT_NAME, found
-            return  # they are of one version
+            return  # all programs of the toolkit have one version
 
 
 def _program(places: Places, name: str, path: str) -> Program:
     version = fault = ""
     try:
         found = _VERSION.search(run(places, [path, "--version"]))
-        version, fault = (found[1], "") if found else ("", "it says no version")
+        version, fault = (found[1], "") if found else ("", "it prints no version")
     except CouldNotLook as error:
         fault = str(error)
     return Program(name, path, version, fault, *_package(places, path))
 
 
 def _package(places: Places, path: str) -> tuple[str, str, tuple[str, ...]]:
-    """The package that a program is of, its version, and the CVEs that its changelog names."""
+    """Return a program's package, the package's version, and the CVEs in its changelog."""
     if os.path.isdir(places.at("/var/lib/dpkg/info")):
         return _of_dpkg(places, path)
     if rpm := find_program(places, "rpm"):
@@ -80,7 +79,7 @@ def _package(places: Places, path: str) -> tuple[str, str, tuple[str, ...]]:
 
 def _of_dpkg(places: Places, path: str) -> tuple[str, str, tuple[str, ...]]:
     info = places.at("/var/lib/dpkg/info")
-    # /usr/sbin/runc may be listed as /sbin/runc, of before the directories were merged.
+    # The list may have /sbin/runc for /usr/sbin/runc, from before the directories were merged.
     wanted = {path, path.removeprefix("/usr"), f"/usr{path}"}
     for name in sorted(os.listdir(info)):
         if not name.endswith(".list"):

@@ -20,30 +20,30 @@ SYSTEM_PATH: Final = (
 
 _TIMEOUT: Final = 10.0
 _MOST_BYTES: Final = 8 << 20
-# What chroot(1) says of a program that it could not run: env(1), "exit status".
+# The exit statuses of chroot(1) if it could not run the program: env(1), "exit status".
 _NOT_RUN: Final = frozenset({126, 127})
 
 
 def read_file(path: str, most: int = _MOST_BYTES) -> str:
-    """The text of a file, whatever bytes are in it.
+    """Return a file's text; invalid bytes are replaced.
 
     Args:
-        path: for us.
-        most: bytes that are read of it.
+        path: the path for this process.
+        most: the maximum number of bytes to read.
     """
     return read_some(path, most).decode(errors="replace")
 
 
 def find_program(places: Places, name: str, directories: Sequence[str] = SYSTEM_PATH) -> str:
-    """Where a program of the node is.
+    """Find a program of the node.
 
     Args:
-        places: of the node.
+        places: the node's paths.
         name: a name, or an absolute path.
-        directories: where names are looked up.
+        directories: the directories to search for a name.
 
     Returns:
-        Its path on the node; "" if there is none that may be executed.
+        The program's path on the node; "" if no executable was found.
     """
     candidates = [name] if "/" in name else [os.path.join(d, name) for d in directories]
     for candidate in candidates:
@@ -56,27 +56,24 @@ def find_program(places: Places, name: str, directories: Sequence[str] = SYSTEM_
 def run(
     places: Places, argv: Sequence[str], *, timeout: float = _TIMEOUT, in_root: bool = False
 ) -> str:
-    """Run a program of the node to its end.
+    """Run a program of the node and return its stdout.
 
     Args:
-        places: of the node.
-        argv: the program's path on the node, and its arguments, which name paths of the node.
-        timeout: seconds that it may take.
-        in_root: whether it is of no use outside of the node's root, because it opens files that
-            its arguments do not name.
-
-    Returns:
-        What it wrote to stdout.
+        places: the node's paths.
+        argv: the program's path on the node, and its arguments, with paths on the node.
+        timeout: the time limit in seconds.
+        in_root: run only in the node's root, because the program opens files that its arguments
+            do not name.
 
     Raises:
-        ProgramFailed: it failed; with its last word.
-        CouldNotLook: it could not be run, or took too long.
+        ProgramFailed: the program failed; the text has the last line of its output.
+        CouldNotLook: the program could not be run, or took too long.
     """
     name = os.path.basename(argv[0])
     done = None
     if places.is_below and os.geteuid() == 0 and (chroot := shutil.which("chroot", path=_OURS)):
         done = _run([chroot, places.root, *argv], name, timeout)
-    # Without its own libraries below the root, it may still run with ours.
+    # If it cannot run in the root, it may still run with our libraries.
     if done is None or done.returncode in _NOT_RUN:
         if in_root and places.is_below:
             raise CouldNotLook(f"{name} cannot be run within {places.root}")
@@ -84,8 +81,8 @@ def run(
         done = _run([here, *(_here(places, word) for word in argv[1:])], name, timeout)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        said = one_line(lines[-1]) if lines else "no word why"
-        raise ProgramFailed(f"{name} ended with {done.returncode}: {said}")
+        said = one_line(lines[-1]) if lines else "no error message"
+        raise ProgramFailed(f"{name} exited with {done.returncode}: {said}")
     return done.stdout[:_MOST_BYTES].decode(errors="replace")
 
 

@@ -148,7 +148,9 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "a runc of long ago": (unpackaged("runc", "runc version 1.0.3"), "D025", ERROR, "1.1.0"),
     "no TOML": (text(CONTAINERD, "version = = 2"), "D030", ERROR, "TOML"),
-    "what containerd refuses": (added(CONTAINERD, "[grpc]\naddress = 5\n"), "D030", ERROR, "ended"),
+    "what containerd refuses": (
+        added(CONTAINERD, "[grpc]\naddress = 5\n"), "D030", ERROR, "exited",
+    ),
     "no handler, and no program": (
         all_of(no_handler, without(DAEMON), without(PROGRAM)),
         "D031", ERROR, "io.containerd.nvidia.v1",
@@ -249,7 +251,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a handler without a class": (
         changed("/classes.yaml", "handler: nvidia", "handler: runc"), "D044", WARNING, "nvidia",
     ),
-    "daemon.json is none": (text(DAEMON, "{"), "D050", ERROR, "no JSON"),
+    "daemon.json is none": (text(DAEMON, "{"), "D050", ERROR, "not valid JSON"),
     "crio.conf is none": (text("/etc/crio/crio.conf.d/10.conf", "[[["), "D050", ERROR, "10.conf"),
     "Docker's runtime is NVIDIA's": (
         text(DAEMON, json.dumps({"runtimes": {"nvidia": {"path": NVIDIAS}}})),
@@ -336,7 +338,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
             text("/usr/bin/hook", "", 0o777),
             added(OURS, '[cdi]\nallow-hooks = ["/usr/bin/hook"]\n'),
         ),
-        "D073", ERROR, "others than root",
+        "D073", ERROR, "users other than root",
     ),
     "SELinux enforces": (text("/sys/fs/selinux/enforce", "1"), "D080", WARNING, "missing"),
     "SELinux's boolean is off": (

@@ -137,7 +137,7 @@ def test_a_shim_that_does_not_go_by_the_kubelets_record_is_found(tree: Tree) -> 
             tree.write(moved, file.read())
         (finding,) = found(tree).values()
         assert finding.code == "NVSHIM-D112"
-        assert "looks in /var/lib/kubelet, and the kubelet's root is /data/kubelet" in finding.found
+        assert "looks in /var/lib/kubelet, but the kubelet's root is /data/kubelet" in finding.found
         with open(tree.at(OURS), encoding="utf-8") as file:
             text = file.read()
         tree.write(OURS, text.replace("[node]\n", '[node]\nkubelet-root = "/data/kubelet"\n'))

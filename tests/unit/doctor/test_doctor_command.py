@@ -157,7 +157,7 @@ _CONFLICTS: dict[str, tuple[Callable[[Tree, str], None], str, str]] = {
         "NVML has GPU 1",
     ),
     "NVML has fewer": (lambda *_: None, "count=1", "NVML does not count it"),
-    "another version": (lambda *_: None, "driver=550.54.15", "NVML is of driver 550.54.15"),
+    "another version": (lambda *_: None, "driver=550.54.15", "NVML has driver version 550.54.15"),
 }
 
 
@@ -311,7 +311,7 @@ def test_a_look_that_hangs_or_fails_costs_its_own_group(
     assert {f.code: f.found for f in findings} == {
         "NVSHIM-D001": "could not look: it took longer than 3 s",
         "NVSHIM-D060": "could not look: /some?where Permission denied",
-        "NVSHIM-D083": "could not look: it makes no sense: KeyError: 'no such key'",
+        "NVSHIM-D083": "could not look: the data is malformed: KeyError: 'no such key'",
     }
 
 
