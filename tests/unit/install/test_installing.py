@@ -238,7 +238,7 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
     assert forced.returncode == 0, forced.stderr
     assert node.names == []
     # nvshim is gone, so it is no remedy any more.
-    assert "/etc/docker/daemon.json still names the shim: take it out of" in forced.stdout
+    assert "/etc/docker/daemon.json still names the shim: remove it from" in forced.stdout
 
 
 def test_configuration_of_another_place_is_known_by_its_record(tmp_path: Path) -> None:
