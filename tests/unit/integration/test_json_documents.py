@@ -20,7 +20,7 @@ OWN: Final = {
     "integration/engines/crio.py",
     "integration/doctor/codes.py",
     "integration/json_documents.py",
-    "integration/kubernetes/handlers.py",
+    "integration/kubernetes/engine_query.py",
     "integration/nvml/sampler_child.py",
     "integration/nvml/monitor_children.py",
     "integration/nvml/watcher_child.py",
