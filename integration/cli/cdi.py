@@ -124,7 +124,7 @@ def generate(config: Config, form: str | None, to: str | None, **options: Any) -
         if old:
             sys.stderr.write(f"{podman.note_on(old)} (use --groups to add them anyway)\n")
     devices = [part.strip() for each in options.pop("devices") for part in each.split(",")]
-    request = generating.Wish(
+    request = generating.SpecOptions(
         strategies=strategies,
         capabilities=capabilities,
         devices=tuple(filter(None, devices)),

@@ -46,7 +46,7 @@ holder_options = stacked(
 def drain_request(
     *, reason: str, wait: float | None, force: bool, grace: float, lets_go: bool,
     states: tuple[str, ...], proc: str,
-) -> Wish:  # fmt: skip
+) -> DrainOptions:  # fmt: skip
     """Return the request that the options describe."""
     if force and wait is None:
         wait = math.inf

@@ -85,7 +85,7 @@ def generator_request(
     no_all_device: bool = False,
     features: tuple[str, ...] = (),
     others: frozenset[str] = frozenset(),
-) -> tuple[Wish, list[str]]:
+) -> tuple[SpecOptions, list[str]]:
     """Translate the flags to a request for :func:`hooks.cdi.generating.generate`.
 
     Args:
@@ -128,7 +128,7 @@ def generator_request(
         for feature in features
         if _FEATURES[feature]
     ]
-    request = Wish(
+    request = SpecOptions(
         kind=_KINDS[mode],
         vendor=vendor,
         class_=class_,

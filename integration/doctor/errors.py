@@ -25,3 +25,7 @@ class BundleNotWritten(DoctorError, code="NVSHIM-E2592", status=Status.FAILED_PR
 
 class ManifestUnusable(DoctorError, code="NVSHIM-E2593", status=Status.INVALID_ARGUMENT):
     """The given file of Kubernetes manifests cannot be read."""
+
+
+class CodeUnknown(InspectionError, code="NVSHIM-E2518", status=Status.NOT_FOUND):
+    """No error and no check of the doctor has this code."""

@@ -89,7 +89,7 @@ def _kernel_log(config: Config) -> str:
 
 def look_at_plugins(places: Places) -> Plugins | None:
     """Return the device plugins that the kubelet knows."""
-    kubelets = [process for process in hosts_processes(places) if process.name in KUBELETS]
+    kubelets = [p for p in host_processes(places.at("/proc")) if p.name in KUBELETS]
     if not kubelets:
         return None
     root = next((d for k in kubelets if (d := k.option("--root-dir"))), _KUBELET)

@@ -116,6 +116,8 @@ def _rules(places: Places, pid: int) -> tuple[str, list[Rule] | None, str]:
     groups: dict[str, str] = {}
     for controllers, path in cgroups_in(Procfs(places.at("/proc")).cgroup(pid)):
         groups |= dict.fromkeys(controllers.split(","), path)
+    if not groups:
+        raise CouldNotLook(f"the cgroup of process {pid} cannot be read")
     # In a nested cgroup the innermost unit counts.
     path = groups.get("devices") or groups.get("") or ""
     units = [p for p in path.split("/") if p.endswith((".scope", ".service"))]

@@ -48,7 +48,7 @@ def look_at_nvml(places: Places) -> Nvml | None:
             if report.driver != driver.version:
                 files = f"the driver's files and module have version {driver.version}"
                 conflicts.append(f"NVML has driver version {report.driver}, {files}")
-            found = find_gpus(Witness(config.host_root), config, report)
+            found = find_gpus(Fingerprint(config.host_root), config, report)
             told = [gpu for gpu in found.gpus if gpu.bus_id in found.reported]
             uuids = tuple(gpu.uuid for gpu in told if not gpu.lost)
             # NVML opens a GPU through its device node; D009 reports a wrong node.
