@@ -285,7 +285,7 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
         ("version: v2", WrongSetting, ("version", "'v2'", "v1")),
         ("[]", SettingsMalformed, ("a list of 0",)),
         ("text", SettingsMalformed, ("'text'",)),
-        ("a: b: c", SettingsMalformed, ("no YAML",)),
+        ("a: b: c", SettingsMalformed, ("not valid YAML",)),
         ("flags: {}\nflags: {}", SettingsMalformed, ("twice",)),
         ("sharing: {timeSlicing: {}}", WrongSetting, ("timeSlicing.resources",)),
         ("sharing: {mps: {resources: []}}", WrongSetting, ("mps.resources",)),
