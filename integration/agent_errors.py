@@ -170,12 +170,6 @@ class ComputeModeFailed(NodeAgentError, code="NVSHIM-E2740", status=Status.UNAVA
 # -- GPUs that are watched ---------------------------------------------------------------------
 
 
-class ChildFailed(NodeAgentError, code="NVSHIM-E2745", status=Status.UNAVAILABLE):
-    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
-
-    remedy = "see that nvidia-smi works on the node"
-
-
 class KernelLogUnusable(NodeAgentError, code="NVSHIM-E2746", status=Status.FAILED_PRECONDITION):
     """The kernel's log cannot be read, so that an Xid is not attributed to its process."""
 

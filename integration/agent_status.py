@@ -1,6 +1,6 @@
-"""Whether an agent keeps this node: asked of its lock and its status file, without the agent.
+"""Check whether an agent runs on this node, by its lock and its status file.
 
-A kubelet asks it every few seconds, so this imports nothing of the agent's.
+A kubelet's probe runs this every few seconds, so it imports nothing of the agent's.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ __all__ = ["PODS", "is_ready", "late_after", "pod_path", "status_path"]
 PODS: Final = "pods"
 _STATUS: Final = "node.json"
 
-# A look that has not come for so many times the time between two is not going to come.
+# The status is stale after so many times the interval between two looks.
 _LATE: Final = 3
 
 
 def pod_path(config: Config, uid: str) -> str:
-    """The file that the agent of a pod holds locked."""
+    """Return the file that a pod's agent locks."""
     return os.path.join(config.state, PODS, uid)
 
 
 def late_after(config: Config, poll: float) -> float:
-    """Seconds since the last look after which no other is going to come.
+    """Return the age in seconds from which the status file is stale.
 
     Args:
-        poll: between two looks that nothing gave a reason for.
+        poll: seconds between two looks without an event.
     """
     return _LATE * poll + config.nvml_timeout
 
 
 def status_path(config: Config) -> str:
-    """Where the agent says how it is."""
+    """Return the path of the status file."""
     return os.path.join(config.state, _STATUS)
 
 
 def is_ready(config: Config, pod: str = "") -> bool:
-    """Whether an agent keeps this node, and has looked at it not long ago.
+    """Return whether an agent runs on this node and has looked at it recently.
 
     Args:
-        pod: the UID of one whose agent has to be that one, or to wait for its turn and to serve
-            beside it; "" for any.
+        pod: the UID of a pod whose agent has to run or to wait for its turn; "" for any.
     """
     path = status_path(config)
     if pod and not is_locked(pod_path(config, pod)):
@@ -65,8 +64,8 @@ def is_ready(config: Config, pod: str = "") -> bool:
         status: Any = parse_json(content or b"{}")
         poll = float(status["poll"])
         if (agent := agent_of(config.state)) and agent != status["pid"]:
-            return False  # the one before has looked; this one has not yet
+            return False  # the file is the previous agent's
     except (ValueError, KeyError, TypeError):
         return False
-    # One of the future is of a clock that was set back since.
+    # A time in the future comes from a clock that was set back.
     return abs(age) < late_after(config, poll)

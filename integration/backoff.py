@@ -1,7 +1,6 @@
-"""The pauses between attempts at what fails: one second, then twice as long each time, up to 30.
+"""The pauses between attempts: one second, then twice as long each time, up to 30.
 
-What fails seldom, and of itself, may be tried again at once the first time; what costs more is left
-alone for longer.
+A caller may retry a rare failure at once the first time, and wait longer for a costly attempt.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ _LONGEST_PAUSE: Final = 30.0
 
 
 class Backoff:
-    """Counts the failures of one thing.
+    """Counts failures in a row.
 
     Args:
-        first: seconds until the first attempt after a while in which it went well; by default 1.
+        first: seconds before the first retry; by default 1.
         longest: seconds between two attempts at most; by default 30.
     """
 
@@ -25,11 +24,11 @@ class Backoff:
         self._longest = _LONGEST_PAUSE if longest is None else longest
 
     def pause(self, lasted: float = 0.0) -> float:
-        """Seconds until the next attempt.
+        """Return the seconds until the next attempt.
 
         Args:
-            lasted: seconds that it went well before it failed. After more than the longest pause
-                the failures before are forgotten.
+            lasted: seconds that the last attempt worked before it failed. More than the longest
+                pause resets the count.
         """
         if lasted > self._longest:
             self._next = self._first

@@ -1,4 +1,4 @@
-"""The command line that runs a program of the driver, on the host or in the driver's own root."""
+"""Build the command line for a driver program, on the host or in the driver's own root."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _LOADERS: Final = {
 
 
 def launch_line(program: str, root: str, environment: dict[str, str], **more: Any) -> list[str]:
-    """How a program of the driver's is started.
+    """Return the command line that starts a driver program.
 
     Args:
         program: its path below the root.
         root: its root directory; "" for the host's.
-        environment: all of its own; the command itself needs none.
-        more: what else :mod:`integration.driver_launch_child` is told, by its words.
+        environment: all of it; the command itself needs none.
+        more: more keys of :mod:`integration.driver_launch_child`.
     """
-    wish = {"program": program, "environment": environment, "root": root}
-    return [sys.executable, "-I", "-S", _CHILD, json.dumps({**wish, **more})]
+    request = {"program": program, "environment": environment, "root": root}
+    return [sys.executable, "-I", "-S", _CHILD, json.dumps({**request, **more})]
 
 
 def where_programs_run(driver: Driver) -> tuple[str, str]:
-    """The root directory of the driver's programs, and what is LD_LIBRARY_PATH for them.
+    """Return the root directory of the driver's programs, and their LD_LIBRARY_PATH.
 
     Returns:
-        The root is "" for the host's; the other is "" where the loader knows by itself.
+        The root, "" for the host's; the path, "" if the loader finds the libraries itself.
     """
     loader = _LOADERS.get(driver.arch, "")
     apart = (
@@ -49,7 +49,7 @@ def where_programs_run(driver: Driver) -> tuple[str, str]:
     )
     root = driver.root if apart else ""
     if driver.root == "/":
-        return root, ""  # the host's own loader knows where the host has its driver
+        return root, ""  # the host's loader finds the host's driver
     libraries = {
         os.path.dirname(library.source)
         for library in driver.libraries

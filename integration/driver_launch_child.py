@@ -1,28 +1,28 @@
-"""The child that becomes a control daemon, or speaks to one: run by path and never imported.
+"""The child that becomes a driver program, as MPS's control daemon: run by path, never imported.
 
     python3 -I -S driver_launch_child.py JSON
 
-JSON is an object; what is not said of it is "", or empty::
+JSON is an object. Missing keys are "", or empty::
 
-    program, arguments   what is executed at last, as seen below root
+    program, arguments   the program to execute, as seen below root
     environment          all of its environment
     root                 its root directory; "" for the host's
-    binds                host directories that it has to see, at the same places
-    dev                  the host's device nodes
-    shm                  what it sees as /dev/shm; "" to leave that as it is
-    cgroup               the name of a cgroup at the top of every hierarchy; "" to stay where it is
-    lock                 a file that is locked as long as it, or a child of it, lives; "" for none
-    record               what is written into that file, besides "pid" and "start"
-    ends_with            the process with which it ends, its parent; 0 for none
+    binds                host directories to mount at the same paths below root
+    dev                  the directory of the host's device nodes
+    shm                  a directory to mount at /dev/shm; "" to leave that unchanged
+    cgroup               the name of a cgroup at the top of every hierarchy; "" to stay
+    lock                 a file to lock as long as the program, or a child of it, lives; "" for none
+    record               what to write into that file, besides "pid" and "start"
+    ends_with            the parent's pid, to end with the parent; 0 for none
 
-A daemon leaves the agent's cgroup: that of a pod, or of a unit of systemd, is emptied when the
-agent ends, and its limits were made for the agent alone. Where it may not leave it says so, and
-stays.
+A daemon leaves the agent's cgroup: the cgroup of a pod, or of a systemd unit, is killed when the
+agent ends, and its limits are the agent's. If the daemon may not leave, it reports that and stays.
 
-It has mounts of its own, so that it has other shared memory than the host's programs; so has
-whatever gets another root. Mounts that go on the host go there too: they are not kept.
+A program with ``shm`` or ``root`` has its own mount namespace, so that it does not share memory
+with the host's programs. Unmounts on the host propagate to it, so it keeps no mount alive.
 
-Ends with 75 if another has the lock, with 71 if something fails; its last line on stderr says what.
+Exits with 75 if another process holds the lock, with 71 on a failure; the last line on stderr says
+why.
 
 Sources: flock(2), whose locks stay with the open file over execve(2); mount_namespaces(7);
 cgroups(7).
@@ -55,36 +55,36 @@ _START_TIME = 19  # among the fields of /proc/PID/stat after the name
 
 
 def main(text: str) -> None:
-    """Becomes the program. Does not return."""
-    wish = {**_NOTHING, **json.loads(text)}
+    """Become the program. Does not return."""
+    request = {**_NOTHING, **json.loads(text)}
     try:
-        lock = _lock(wish["lock"]) if wish["lock"] else -1
+        lock = _lock(request["lock"]) if request["lock"] else -1
         if lock < -1:
-            sys.stderr.write("another one has the lock\n")
+            sys.stderr.write("another process holds the lock\n")
             os._exit(TEMPFAIL)
-        if wish["ends_with"]:
-            _end_with(wish["ends_with"])
-        if wish["cgroup"]:
-            _leave(wish["cgroup"])
-        if wish["root"] or wish["shm"]:
-            _own_mounts(wish)
+        if request["ends_with"]:
+            _end_with(request["ends_with"])
+        if request["cgroup"]:
+            _leave(request["cgroup"])
+        if request["root"] or request["shm"]:
+            _own_mounts(request)
         if lock >= 0:
-            _note(lock, wish["record"])
+            _note(lock, request["record"])
             os.set_inheritable(lock, True)
-        if wish["root"]:
-            os.chroot(wish["root"])
+        if request["root"]:
+            os.chroot(request["root"])
         os.chdir("/")
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        argv = [wish["program"], *wish["arguments"]]
-        os.execve(wish["program"], argv, wish["environment"])  # noqa: S606 - the driver's
+        argv = [request["program"], *request["arguments"]]
+        os.execve(request["program"], argv, request["environment"])  # noqa: S606 - the driver's
     except OSError as error:
-        sys.stderr.write(f"{error.filename or wish['program']}: {error.strerror}\n")
+        sys.stderr.write(f"{error.filename or request['program']}: {error.strerror}\n")
         os._exit(OSERR)
 
 
 def _end_with(parent: int) -> None:
-    """Be killed once the parent is no more, if it is not already."""
+    """Ask the kernel to kill this process when the parent ends; exit if it has ended."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() != parent:
@@ -92,18 +92,18 @@ def _end_with(parent: int) -> None:
 
 
 def _lock(path: str) -> int:
-    """Take the lock; the descriptor, or -2 if another has it."""
+    """Take the lock; return the descriptor, or -2 if another process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return -2
-    os.ftruncate(fd, 0)  # what it says is of one who is dead
+    os.ftruncate(fd, 0)  # the content is that of a dead process
     return fd
 
 
 def _note(lock: int, record: dict[str, Any]) -> None:
-    """Say in the lock whose it is. Who only looks whether it is taken may read half of it."""
+    """Write into the lock file who holds it. A reader may see half of it."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     record = {**record, "pid": os.getpid(), "start": int(fields[_START_TIME])}
@@ -111,16 +111,16 @@ def _note(lock: int, record: dict[str, Any]) -> None:
 
 
 def cgroup_tops() -> dict[str, bool]:
-    """Where the top of each hierarchy of cgroups is mounted, and whether it has cpusets.
+    """Return where the top of each cgroup hierarchy is mounted, and whether it has cpusets.
 
-    A new cgroup of theirs has no processors, so that nobody can be in it: their top is used.
+    A new cgroup with cpusets has no processors, so no process can join it: its top is used.
     """
     found = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             words = line.split()
             kind, options, top = words[words.index("-") + 1], words[-1].split(","), words[4]
-            # A container may have a part of a hierarchy mounted where others have all of it.
+            # In a container a part of a hierarchy may be mounted at its place.
             is_top = (
                 not os.path.exists(f"{top}/cgroup.type")
                 if kind == "cgroup2"
@@ -132,7 +132,7 @@ def cgroup_tops() -> dict[str, bool]:
 
 
 def _leave(name: str) -> None:
-    """Leave the cgroups that this was started in for those of a name."""
+    """Move this process from its cgroups to those of a name."""
     for top, has_cpusets in cgroup_tops().items():
         own = top if has_cpusets else f"{top}/{name}"
         try:
@@ -143,25 +143,25 @@ def _leave(name: str) -> None:
             sys.stderr.write(f"stays in its cgroup of {top}: {error.strerror}\n")
 
 
-def _own_mounts(wish: dict[str, Any]) -> None:
+def _own_mounts(request: dict[str, Any]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "/")
-    root = wish["root"]
+    root = request["root"]
     if root:
-        # A driver container's root has these itself.
+        # The root of a driver container has these mounts.
         if not os.path.exists(f"{root}/dev/nvidiactl"):
-            _bind(libc, wish["dev"], root, "/dev", _MS_REC)
+            _bind(libc, request["dev"], root, "/dev", _MS_REC)
         if not os.path.exists(f"{root}/proc/self"):
             _bind(libc, "/proc", root, "/proc", _MS_REC)
-        for path in wish["binds"]:
+        for path in request["binds"]:
             _bind(libc, path, root, path)
-    if wish["shm"]:
-        _bind(libc, wish["shm"], root, "/dev/shm")  # noqa: S108 - where shm_open() looks
+    if request["shm"]:
+        _bind(libc, request["shm"], root, "/dev/shm")  # noqa: S108 - where shm_open() looks
 
 
 def _bind(libc: Any, source: str, root: str, path: str, flags: int = 0) -> None:
-    """Make a directory of the host seen below a root; what leads out of that is refused."""
+    """Mount a host directory below a root; refuse a path that leaves the root."""
     target = root + path
     if root:
         real = os.path.realpath(target)

@@ -1,7 +1,8 @@
-"""Running a program of the driver's, or one that waits for it: both may hang in the kernel.
+"""Run a program that may hang in the kernel: one of the driver's, or one that waits for it.
 
-No signal reaches a process there. :func:`subprocess.run` kills one that takes too long, and then
-waits for its end without a limit. Here it is left alone a second later, and reaped if it ever ends.
+A process that hangs there survives SIGKILL. :func:`subprocess.run` kills a process that takes too
+long, and then waits without a limit. This module leaves it alone after a second, and reaps it if it
+ever ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shim.programs import has_ended
 __all__ = ["kill", "run_for"]
 
 _TO_DIE: Final = 1.0
-# What was left alone.
+# Processes that did not die.
 _left: Final[list[subprocess.Popen[bytes]]] = []
 
 
@@ -30,22 +31,22 @@ def run_for(
     merged: bool = False,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program until it has ended.
+    """Run a program and wait for it.
 
     Args:
         argv: the program, and its arguments.
-        seconds: that it may take; then it is killed.
-        env: the whole of its environment.
-        given: what it reads from stdin, less than a pipe holds.
-        merged: whether what it writes to stderr is told with the rest.
-        pass_fds: descriptors that it has besides.
+        seconds: how long it may take; then it is killed.
+        env: its whole environment.
+        given: its stdin, less than a pipe holds.
+        merged: put its stderr into stdout.
+        pass_fds: more descriptors that it inherits.
 
     Raises:
         OSError: it cannot be executed.
-        subprocess.TimeoutExpired: its time was up; it may not have ended.
+        subprocess.TimeoutExpired: it took too long; it may still run.
     """
     _reap()
-    # Files, since a pipe is held open by whatever the program leaves behind.
+    # Files, since a process that the program leaves behind would hold a pipe open.
     with _file() as output, _file() as errors:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE if given else subprocess.DEVNULL,
@@ -66,7 +67,7 @@ def run_for(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that may hang in the kernel; one that does is reaped if it ever ends."""
+    """Kill a process; if it hangs in the kernel, reap it if it ever ends."""
     _reap()
     process.kill()
     if not _ends(process, _TO_DIE):
@@ -90,9 +91,9 @@ def _read(file: IO[bytes]) -> bytes:
 
 
 def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends in time; then it is reaped."""
+    """Wait for a process, and reap it; return whether it ended in time."""
     if process.returncode is not None:
-        return True  # it was seen when it was to be killed, and its number may be another's by now
+        return True  # it was reaped before: its pid may be another process's by now
     pidfd = os.pidfd_open(process.pid)
     try:
         if not has_ended(pidfd, seconds):

@@ -1,4 +1,4 @@
-"""What can go wrong where the shim meets the world outside it.
+"""The base of all errors of :mod:`integration`.
 
 Leaves of the tree in :mod:`api.errors`::
 
@@ -27,9 +27,9 @@ from api.errors import NvshimError, Status
 
 
 class IntegrationError(NvshimError):
-    """Base of everything that :mod:`integration` raises on purpose.
+    """Base of the errors of :mod:`integration`.
 
-    A class may say its code and its status in its head: ``class X(IntegrationError, code="…")``.
+    A class may set its code and its status: ``class X(IntegrationError, code="…")``.
     """
 
     def __init_subclass__(cls, *, code: str = "", status: int | None = None) -> None:
@@ -41,7 +41,7 @@ class IntegrationError(NvshimError):
 
 
 def fields_of(error: NvshimError) -> dict[str, str]:
-    """An error as a program reads it, in a document or a line of a log."""
+    """Return an error's fields, for a document or a log line."""
     return {
         "code": error.code,
         "name": error.slug(),
@@ -53,14 +53,14 @@ def fields_of(error: NvshimError) -> dict[str, str]:
 
 
 class TreeError(IntegrationError):
-    """Base of what can go wrong while a self-contained tree is read or verified."""
+    """Base of the errors of reading or verifying a self-contained tree."""
 
 
 class TreeUnreadable(TreeError, code="NVSHIM-E2601", status=Status.FAILED_PRECONDITION):
-    """There is no ``tree.json``, or it is not one that this program understands."""
+    """There is no ``tree.json``, or this program does not understand it."""
 
 
 class TreeDamaged(TreeError, code="NVSHIM-E2602", status=Status.DATA_LOSS):
-    """Files of a tree are not what they were when it was built; the first of them are named."""
+    """Files of a tree have changed since it was built; the error names the first of them."""
 
     remedy = "install that version again"

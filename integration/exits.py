@@ -3,13 +3,13 @@
 ======  ====================================================================================
 status  meaning
 ======  ====================================================================================
-0       done; of a command that judges: nothing is wrong
-1       it failed, and one line on stderr says why, with a stable code
-2       the command line is wrong; nothing was looked at or done
-3       it looked, and found something wrong (``doctor``, ``status``, ``… validate``), or, of a
-        dry run, that there would be something to change
+0       done; a check found nothing wrong
+1       it failed; one line on stderr has the reason and a stable code
+2       the command line is wrong; nothing was read or changed
+3       a check found something wrong (``doctor``, ``status``, ``… validate``), or a dry run found
+        something to change
 130     interrupted (SIGINT)
-141     whoever read the answer went away (SIGPIPE)
+141     the reader of the output ended (SIGPIPE)
 143     terminated (SIGTERM)
 ======  ====================================================================================
 

@@ -1,9 +1,10 @@
-"""Replacing files of the node, so that whoever reads one sees all of the old or all of the new.
+"""Read, lock and replace files of the node; a reader sees the old content or the new, never a part.
 
 Rules
-- A link is written through, as an editor would. But root follows no link, and replaces no file, of
-  another user in a directory where everybody may make one (/tmp): that is theirs to lead astray.
-  The kernel can see to it itself, but not for who looks where a link leads before it opens a file.
+- A link is followed, the same as an editor does. But root follows no link, and replaces no file, of
+  another user in a directory where every user may create files (/tmp): that user could redirect the
+  write. The kernel can prevent that, but not for a program that resolves the link before it opens
+  the file.
 
 Source: rename(2); fsync(2); proc_sys_fs(5), protected_symlinks and protected_regular.
 """
@@ -12,46 +13,49 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import stat
 import tempfile
+import time
 from collections import deque
 from typing import Final
 
 _MODE: Final = 0o644
 _SUFFIX: Final = ".new"
+_LOCK_POLL: Final = 0.01
 _MOST_LINKS: Final = 40  # as the kernel
 
 
 def read_file(path: str) -> bytes | None:
-    """What a file holds.
+    """Return a file's content.
 
     Args:
-        path: of a file; links are followed.
+        path: the file's; links are followed.
 
     Returns:
-        Its content; None if there is none of that name.
+        The content; None if the file does not exist.
 
     Raises:
-        OSError: there is something that cannot be read, or is no file: a pipe has no end.
+        OSError: it cannot be read, or is not a regular file: reading a pipe may not end.
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileExistsError(errno.EEXIST, "is no file", path)
+                raise FileExistsError(errno.EEXIST, "is not a file", path)
             return file.read()
     except FileNotFoundError:
         return None
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open what may be a pipe that nobody writes to."""
+    """Open a file without waiting, even if it is a pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def read_some(path: str, most: int) -> bytes:
-    """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
+    """Return the first bytes of a file of any kind, without waiting.
 
     Raises:
         OSError: it cannot be read.
@@ -62,7 +66,7 @@ def read_some(path: str, most: int) -> bytes:
         while len(content) < most and (more := os.read(fd, most - len(content))):
             content += more
     except BlockingIOError:
-        pass  # a pipe, to which nobody has written yet
+        pass  # an empty pipe
     finally:
         os.close(fd)
     return content
@@ -76,23 +80,21 @@ def replace_file(
     staging: str | None = None,
     durable: bool = True,
 ) -> None:
-    """Put a file in place in one step, with owner, mode and attributes of the one it replaces.
+    """Replace a file in one step, and keep the old file's owner, mode and attributes.
 
-    A link is followed, as an editor would: what it leads to is replaced, and it stays a link. Its
-    directory is made if it is missing.
+    A link is followed: its target is replaced, and it stays a link. A missing directory is made.
 
     Args:
-        path: where; what is there must be a file, or nothing.
+        path: the file's; it may be missing, but not something other than a file.
         content: all of it.
-        mode: of a file that has not been there before.
-        staging: a directory where it is written first, if that is on the same file system; for
-            a directory of which others read every file, whatever its name.
-        durable: whether it is to be there after the machine has stopped without a word; if not, it
-            may be empty then.
+        mode: for a new file.
+        staging: a directory to write it in first, if that is on the same file system; for a
+            directory of which other programs read every file, whatever its name.
+        durable: sync it, so that it survives a power failure; otherwise it may be empty then.
 
     Raises:
-        OSError: it cannot be written, or is where another user can lead us; what was there is
-            untouched.
+        OSError: it cannot be written, or another user could redirect the write; an existing file is
+            unchanged.
     """
     os.makedirs(os.path.dirname(resolved(path)), mode=0o755, exist_ok=True)
     path = resolved(path)
@@ -101,10 +103,10 @@ def replace_file(
     with contextlib.suppress(FileNotFoundError):
         before = os.stat(path)
         if not stat.S_ISREG(before.st_mode):
-            raise FileExistsError(errno.EEXIST, "is no file", path)
-    # Readers of configuration directories go by the end of the name, and by the dot before it.
+            raise FileExistsError(errno.EEXIST, "is not a file", path)
+    # Readers of configuration directories ignore other suffixes, and names that start with a dot.
     where = _staging(directory, staging)
-    fd, aside = tempfile.mkstemp(prefix=f".{name}.", suffix=_SUFFIX, dir=where)
+    fd, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=_SUFFIX, dir=where)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
@@ -115,25 +117,25 @@ def replace_file(
             file.flush()
             if durable:
                 os.fsync(fd)
-        os.rename(aside, path)
+        os.rename(temporary, path)
     except BaseException:
-        # A signal may come when it is in its place already.
+        # A signal may come after the rename.
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+            os.unlink(temporary)
         raise
     if durable:
         sync_directory(directory)
 
 
 def remove_file(path: str, *, durable: bool = True) -> None:
-    """Remove a file, for good.
+    """Remove a file.
 
     Args:
-        path: of it; what a link leads to is removed, and the link stays.
-        durable: whether it is to be gone after the machine has stopped without a word.
+        path: the file's; the target of a link is removed, and the link stays.
+        durable: sync the directory, so that it stays removed after a power failure.
 
     Raises:
-        OSError: it cannot be removed, or is where another user can lead us.
+        OSError: it cannot be removed, or another user could redirect the call.
     """
     path = resolved(path)
     os.unlink(path)
@@ -142,7 +144,7 @@ def remove_file(path: str, *, durable: bool = True) -> None:
 
 
 def directories(path: str) -> list[str]:
-    """The paths of the directories in one, in order; none if it cannot be read."""
+    """Return the sorted paths of a directory's subdirectories; [] if it cannot be read."""
     try:
         with os.scandir(path) as entries:
             return sorted(each.path for each in entries if each.is_dir(follow_symlinks=False))
@@ -151,11 +153,11 @@ def directories(path: str) -> list[str]:
 
 
 def sweep(path: str, *, staging: str | None = None) -> None:
-    """Remove what one that was killed while it replaced a file has left of it.
+    """Remove the temporary files that a killed process left while it replaced a file.
 
     Args:
-        path: of the file, which nobody else replaces just now.
-        staging: where it was written first.
+        path: the file's; no other process may replace it now.
+        staging: as for :func:`replace_file`.
     """
     directory, name = os.path.split(resolved(path))
     for place in {directory, _staging(directory, staging)}:
@@ -174,13 +176,13 @@ def _staging(directory: str, wanted: str | None) -> str:
 
 
 def resolved(path: str) -> str:
-    """The place that a path leads to, by nobody's links but those of who may be trusted.
+    """Resolve a path, following only links of trusted users.
 
     Args:
-        path: whose last parts need not be there.
+        path: its last parts need not exist.
 
     Raises:
-        OSError: a link, or what is there, is another user's where everybody may make one.
+        OSError: a link or file is another user's, in a directory where every user may create files.
     """
     here = "/" if path.startswith("/") else os.getcwd()
     parts = deque(path.split("/"))
@@ -212,16 +214,18 @@ def resolved(path: str) -> str:
 
 def _refuse_strangers(directory: str, path: str, seen: os.stat_result) -> None:
     above = os.stat(directory)
-    everybodys = stat.S_ISVTX | stat.S_IWOTH
-    if above.st_mode & everybodys != everybodys or seen.st_uid in {os.geteuid(), above.st_uid}:
+    shared = stat.S_ISVTX | stat.S_IWOTH
+    if above.st_mode & shared != shared or seen.st_uid in {os.geteuid(), above.st_uid}:
         return
     raise PermissionError(
-        errno.EACCES, f"{path} is of user {seen.st_uid}, where everybody may make files", path
+        errno.EACCES,
+        f"{path} belongs to user {seen.st_uid}, in a directory where every user may create files",
+        path,
     )
 
 
 def _copy_attributes(path: str, fd: int) -> None:
-    """Above all the label of SELinux. Not every file system has them."""
+    """Copy extended attributes, as SELinux's label, if the file system has any."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path):
             with contextlib.suppress(OSError):
@@ -229,9 +233,28 @@ def _copy_attributes(path: str, fd: int) -> None:
 
 
 def sync_directory(directory: str) -> None:
-    """Have the names in a directory on the disk before anything else is done."""
+    """Sync a directory's entries to disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def flock_within(fd: int, kind: int, seconds: float) -> bool:
+    """Lock a file (flock(2)); return whether the lock became free in time.
+
+    Args:
+        kind: LOCK_SH or LOCK_EX.
+        seconds: how long to try.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOCK_POLL)
+        else:
+            return True

@@ -1,8 +1,8 @@
-"""Awaiting a call of grpc.aio in a task of anyio.
+"""Await a call of grpc.aio in an anyio task.
 
-grpc.aio makes a call in a task of its own, and cancels that when the call or its channel ends; the
-cancellation comes up bare where the call is awaited. anyio takes one that it has not sent, or does
-not know again, for the end of the task, and cancels every other task of the group without a word.
+grpc.aio runs a call in its own task, and cancels that task when the call or its channel ends; the
+waiting task then gets a bare CancelledError. anyio takes a cancellation that it did not send for
+the end of the task, and silently cancels all other tasks of the group.
 
 Source: grpc.aio ``UnaryUnaryCall.__await__``; anyio's asyncio backend, ``TaskGroup``.
 """
@@ -15,27 +15,27 @@ from typing import Any
 
 import anyio.lowlevel
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import grpc.aio  # type: ignore[import-untyped] # the same
 
 
 async def answer_of(call: Awaitable[Any]) -> Any:
     """Wait for a call's answer.
 
     Args:
-        call: as grpc.aio returns it.
+        call: from grpc.aio.
 
     Raises:
-        grpc.aio.AioRpcError: there is none, with the status CANCELLED if the call was cancelled by
-            another than whoever waits here.
+        grpc.aio.AioRpcError: the call failed; its status is CANCELLED if the call, but not this
+            task, was cancelled.
     """
     try:
         return await call
     except asyncio.CancelledError:
-        # A scope that was cancelled says so once more, in a way that it knows again.
+        # A cancelled scope raises its own cancellation here, which it recognises.
         await anyio.lowlevel.checkpoint_if_cancelled()
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise  # by the event loop's end
+            raise  # the event loop ends
         raise grpc.aio.AioRpcError(
             grpc.StatusCode.CANCELLED,
             grpc.aio.Metadata(),

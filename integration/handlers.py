@@ -1,8 +1,8 @@
-"""Which handlers of containerd call our shim.
+"""Decide which containerd handlers call our shim.
 
-A handler has a type, by which containerd finds a program (``io.containerd.nvidia.v1``:
-``containerd-shim-nvidia-v1``), and may have a path, which wins over it. So a handler of runc's type
-whose path is our program is ours too: containerd then treats it as it treats runc's.
+A handler has a type, from which containerd derives a program (``io.containerd.nvidia.v1``:
+``containerd-shim-nvidia-v1``), and may have a path, which overrides it. So a handler with runc's
+type and our program's path is ours, too; containerd treats it as one of runc's.
 
 Source: containerd docs/cri/config.md; core/runtime/v2/shim_manager.go resolveRuntimePath.
 """
@@ -48,7 +48,7 @@ Source: containerd issue 12983, pull request 13131.
 
 
 def parse_release(version: str) -> Release | None:
-    """Return the release of a containerd by the version that it prints; None if it has no number.
+    """Return the release for a version that containerd prints; None if it has no number.
 
     Args:
         version: "1.7.24~ds1", "v2.3.0-rc.1", "2.3.0+unknown", "2.1.3-0ubuntu3".
@@ -61,11 +61,11 @@ def parse_release(version: str) -> Release | None:
 
 
 def calls_our_shim(runtime_type: object, runtime_path: object = "") -> bool:
-    """Whether a handler calls our shim, wherever that is installed.
+    """Return whether a handler calls our shim, in any place where that is installed.
 
     Args:
         runtime_type: its type, which may be a path itself.
-        runtime_path: its path; empty or None if it has none.
+        runtime_path: its path; "" or None for none.
     """
     program = runtime_path or runtime_type
     return runtime_type == RUNTIME_TYPE or (

@@ -1,4 +1,4 @@
-"""Where an installation is, and what its parts are called."""
+"""The directories and file names of an installation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 PREFIX: Final = "/opt/containerd-shim-nvidia"
 BINDIR: Final = "/usr/local/bin"
 BINDIRS: Final = (BINDIR, "/usr/bin")
-"""Where the links are, if nobody says otherwise: those of a package are in the second."""
+"""The default directories of the links; a package uses the second."""
 
 SHIM: Final = "containerd-shim-nvidia-v1"
 PROGRAMS: Final = (SHIM, "nvshim")
-"""What is linked into the directory of links."""
+"""The programs that are linked there."""
 
 CURRENT: Final = "current"
 PREVIOUS: Final = "previous"
@@ -37,18 +37,18 @@ _NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
 class Place:
     """An installation's directories."""
 
-    prefix: str = PREFIX  # below it are the trees; absolute
-    # where containerd and people find the programs; absolute. Empty for nowhere.
+    prefix: str = PREFIX  # the directory of the trees; absolute
+    # the directory of the links, where containerd and users find the programs; "" for none
     bindir: str = BINDIR
 
     @classmethod
     def of(cls, prefix: str, bindir: str | None, *, usual: Iterable[str] = BINDIRS) -> Place:
-        """The place that a person has named.
+        """Return the place for a command's options.
 
         Args:
-            prefix: may be relative.
-            bindir: likewise; empty for no links; None for where they are.
-            usual: where they could be then; in the first of them if they are nowhere.
+            prefix: absolute or relative.
+            bindir: the same; "" for no links; None to find them.
+            usual: where to find them; the first of these if there are no links.
         """
         prefix = os.path.abspath(prefix)
         if bindir is not None:
@@ -57,19 +57,19 @@ class Place:
         return next((place for place in places if place.has_links()), places[0])
 
     def has_links(self) -> bool:
-        """Whether there is a link to the tree in effect."""
+        """Return whether there is a link to the current tree."""
         return any(
             os.path.islink(path) and os.readlink(path) == target
             for path, target in self.links.items()
         )
 
     def path(self, name: str) -> str:
-        """The path of something below the prefix."""
+        """Return a path below the prefix."""
         return os.path.join(self.prefix, name)
 
     @property
     def links(self) -> dict[str, str]:
-        """Path and target of each link that leads to the tree in effect."""
+        """Path and target of each link to the current tree."""
         if not self.bindir:
             return {}
         return {
@@ -79,17 +79,17 @@ class Place:
 
 
 def is_directory_name(name: str) -> bool:
-    """Whether something could be a tree's directory by its name."""
+    """Return whether a name may be that of a tree's directory."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_leftover_name(name: str) -> bool:
-    """Whether something below the prefix is what an installer that was killed has left."""
+    """Return whether a name below the prefix is a leftover of a killed installer."""
     return _LEFTOVER.fullmatch(name) is not None or name in _NEW_LINKS
 
 
 def working_name(kind: str) -> str:
-    """A name for what an installer works on.
+    """Return a name for an installer's temporary directory.
 
     Args:
         kind: :data:`INCOMING`, :data:`REMOVING` or :data:`SELF_TEST`.
@@ -98,9 +98,9 @@ def working_name(kind: str) -> str:
 
 
 def new_link(path: str) -> str:
-    """The name that a link has until it is complete.
+    """Return the temporary name of a link.
 
-    It is always the same, so that the next one takes away what a killed installer left.
+    It is always the same, so the next installer removes the link that a killed one left.
     """
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}{_NEW_LINK}")

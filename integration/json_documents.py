@@ -1,8 +1,8 @@
-"""JSON that others have written: API servers, engines, kubelets, people.
+"""Parse JSON from other programs: API servers, engines, kubelets, users' files.
 
-:func:`json.loads` raises RecursionError for what is nested too deeply, and what is nested nearly so
-deeply fails later, where it is compared, copied or written. No document that is meant is nested by
-more than :data:`DEEPEST`, so one that is counts as damaged like any other.
+:func:`json.loads` raises RecursionError for deep nesting, and slightly less deep values fail later,
+when they are compared, copied or written. No real document is nested by more than :data:`DEEPEST`,
+so a deeper one counts as not valid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 __all__ = ["DEEPEST", "NestedTooDeeply", "parse_json"]
 
 DEEPEST: Final = 100
-"""How many objects and lists may be in one another."""
+"""The largest allowed depth of nested objects and lists."""
 
 
 class NestedTooDeeply(ValueError):

@@ -1,4 +1,4 @@
-"""Signals that a task of anyio waits for."""
+"""Receive signals in an anyio task."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shim import syscalls
 
 @contextmanager
 def open_signal_receiver(*numbers: signal.Signals) -> Iterator[AsyncIterator[signal.Signals]]:
-    """Receive signals, as anyio's function of this name does.
+    """Receive signals, the same as anyio's function of this name.
 
-    At the end asyncio puts the default handlers back, with the race that :mod:`shim.handlers` tells
-    of. SIGINT is not concerned: its default is a handler of Python.
+    At the end asyncio restores the default handlers, with the race that :mod:`shim.handlers`
+    describes. SIGINT is not affected: its default is a handler of Python.
     """
     with anyio.open_signal_receiver(*numbers) as signals:
         try:

@@ -1,7 +1,7 @@
-"""How much longer than on an idle machine of today things may take.
+"""The factor for time limits on slow machines.
 
-A machine that is emulated, or shared by many, is slow without being broken. Whoever waits for
-a program of others multiplies its limit by :data:`PATIENCE`, which NVSHIM_PATIENCE sets.
+An emulated or shared machine is slow, not broken. Code that waits for another program multiplies
+its limit by :data:`PATIENCE`, which NVSHIM_PATIENCE sets.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ import os
 from typing import Final
 
 PATIENCE: Final = float(os.environ.get("NVSHIM_PATIENCE", "1"))
-"""By what limits are multiplied."""
+"""The factor; 1 by default."""

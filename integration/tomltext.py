@@ -1,10 +1,10 @@
-"""A TOML file as the text that a person wrote: where its statements are, and edits between them.
+"""Edit a TOML file as text, between its statements.
 
 Rules
-- Nothing but the edit changes: comments, order, quotes, blank lines and line endings stay, byte
-  for byte. Parsing and writing a document again does not promise that.
-- A ``text`` is a whole document, and valid TOML: what is read has been parsed by :mod:`tomllib`
-  before, and what an edit made is parsed again by who asked for it.
+- Only the edit changes: comments, order, quotes, blank lines and line endings stay, byte for byte.
+  Parsing and writing a document would not keep them.
+- A ``text`` is a whole document, and valid TOML: the caller has parsed it with :mod:`tomllib`, and
+  parses the result of an edit again.
 
 Source: TOML 1.0.0.
 """
@@ -20,11 +20,11 @@ from typing import Any, Final
 
 _SPACE: Final = " \t"
 _LINE_END: Final = "\r\n"
-_MARK: Final = "\ufeff"  # some editors put it before UTF-8, and containerd 1 takes it
+_MARK: Final = "\ufeff"  # some editors write it before UTF-8, and containerd 1 accepts it
 
 
 class Kind(Enum):
-    """What a statement is."""
+    """The kind of a statement."""
 
     TABLE = "[a]"
     ARRAY = "[[a]]"
@@ -35,28 +35,28 @@ class Kind(Enum):
 class Statement:
     """A header or a key with its value."""
 
-    kind: Kind  # which of them
-    table: tuple[str, ...]  # the table that it opens, or that it is in
-    key: tuple[str, ...]  # of a key, its parts (two for ``a.b = 1``); of a header none
-    start: int  # where it begins, after the indentation
-    value: tuple[int, int]  # where its value begins and ends; of a header, where it itself does
-    comment: str  # the comment behind it, from its ``#`` on, without the line's end
-    end: int  # where the next line begins, or the text ends
+    kind: Kind
+    table: tuple[str, ...]  # the table that it opens or belongs to
+    key: tuple[str, ...]  # the parts of a key (two for ``a.b = 1``); () for a header
+    start: int  # its offset, after the indentation
+    value: tuple[int, int]  # start and end of the value, or of the header
+    comment: str  # the comment after it, with its ``#``, without the line ending
+    end: int  # the start of the next line, or the end of the text
 
     @property
     def path(self) -> tuple[str, ...]:
-        """From the document's root to the key, or the table."""
+        """The path of the key or table from the root."""
         return (*self.table, *self.key)
 
 
 def parse(text: str) -> dict[str, Any]:
-    """What a document says.
+    """Parse a document.
 
     Args:
         text: with or without a byte order mark.
 
     Raises:
-        TOMLDecodeError: it is no TOML, or none that can be read.
+        TOMLDecodeError: it is not valid TOML, or nested too deeply.
     """
     try:
         return tomllib.loads(text.removeprefix(_MARK))
@@ -65,7 +65,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """The statements of a document, in their order."""
+    """Yield the statements of a document, in order."""
     at = len(_MARK) if text.startswith(_MARK) else 0
     table: tuple[str, ...] = ()
     while True:
@@ -87,8 +87,8 @@ def statements(text: str) -> Iterator[Statement]:
             kind = Kind.KEY
             equals = _find(text, at, "=")
             key = _keys(text[at:equals])
-            begin = _skip(text, equals + 1, _SPACE)
-            value = (begin, _value_end(text, begin))
+            first = _skip(text, equals + 1, _SPACE)
+            value = (first, _value_end(text, first))
         stop = _line_end(text, value[1])
         comment = text[_skip(text, value[1], _SPACE) : stop]
         at = _next_line(text, stop)
@@ -96,10 +96,10 @@ def statements(text: str) -> Iterator[Statement]:
 
 
 def elements(text: str, array: tuple[int, int]) -> list[tuple[int, int]]:
-    """Where the elements of an array are.
+    """Return start and end of each element of an array.
 
     Args:
-        array: from its opening bracket to behind its closing one.
+        array: start and end of the array, with its brackets.
     """
     found: list[tuple[int, int]] = []
     at, stop = array[0] + 1, array[1] - 1
@@ -116,7 +116,7 @@ def elements(text: str, array: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def insert_element(text: str, array: tuple[int, int], value: str) -> str:
-    """Put a string at the end of an array; commas and comments behind the last one stay there.
+    """Add a string to an array; commas and comments after the last element stay there.
 
     Args:
         array: see :func:`elements`.
@@ -128,35 +128,35 @@ def insert_element(text: str, array: tuple[int, int], value: str) -> str:
 
 
 def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], bool]) -> str:
-    """Take values out of an array again, however they are written. Nothing if there are none.
+    """Remove values from an array, in any notation.
 
     Args:
         array: see :func:`elements`.
-        is_meant: which values.
+        is_meant: returns whether to remove a value.
     """
     there = elements(text, array)
     for position in reversed(range(len(there))):
-        begin, end = there[position]
-        if not is_meant(tomllib.loads(f"a = {text[begin:end]}")["a"]):
+        first, end = there[position]
+        if not is_meant(tomllib.loads(f"a = {text[first:end]}")["a"]):
             continue
         if position:
-            begin = there[position - 1][1]
+            first = there[position - 1][1]
         elif len(there) > 1:
             end = there[1][0]
-        text = text[:begin] + text[end:]
-        array = array[0], array[1] - (end - begin)
+        text = text[:first] + text[end:]
+        array = array[0], array[1] - (end - first)
         there = elements(text, array)
     return text
 
 
 def insert_line(text: str, at: int, line: str) -> str:
-    """Put a line between others.
+    """Insert a line.
 
-    A last line that has no end gets one by what follows it, and then the new one has none.
+    After a last line without a line ending, the new line has none either.
 
     Args:
-        at: where a line begins, or the end of the text.
-        line: without its end.
+        at: the start of a line, or the end of the text.
+        line: without its line ending.
     """
     ending = line_ending(text)
     if at == len(text) and not _is_ended(text):
@@ -165,15 +165,15 @@ def insert_line(text: str, at: int, line: str) -> str:
 
 
 def set_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str | None:
-    """Give a key another value, or one if its table is there.
+    """Set a key's value; add the key if its table exists.
 
     Args:
-        table: in which the key is to be; none for the document itself.
-        key: which.
-        value: what :func:`to_value` can write.
+        table: the key's table; () for the root.
+        key: the last part of its path.
+        value: a value that :func:`to_value` can write.
 
     Returns:
-        None if there is neither the key nor the header of its table.
+        The new text; None if the key and its table's header are missing.
     """
     place, margin = None, ""
     for statement in statements(text):
@@ -194,7 +194,7 @@ def set_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str | 
 
 
 def with_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
-    """As :func:`set_value`; a table that is not there is made, at the end."""
+    """As :func:`set_value`, but add a missing table at the end."""
     changed = set_value(text, table, key, value)
     if changed is not None:
         return changed
@@ -204,30 +204,30 @@ def with_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
 
 
 def cut(text: str, path: tuple[str, ...], note: str = "") -> str:
-    """Take a table out, with all that is in it.
+    """Remove a table with its content.
 
     Args:
-        path: of the table.
-        note: a comment that is left where it stood; "" for none.
+        path: the table's.
+        note: a comment to leave in its place; "" for none.
     """
     runs: list[tuple[int, int]] = []
     is_last = False
     for statement in statements(text):
         is_meant = statement.path[: len(path)] == path
-        begin = text.rfind("\n", 0, statement.start) + 1
+        first = text.rfind("\n", 0, statement.start) + 1
         if is_meant and is_last:
             runs[-1] = runs[-1][0], statement.end
         elif is_meant:
-            runs.append((begin, statement.end))
+            runs.append((first, statement.end))
         is_last = is_meant
-    for begin, end in reversed(runs):
+    for first, end in reversed(runs):
         ending = text[len(text[:end].rstrip(_LINE_END)) : end]
-        text = text[:begin] + (f"# {note}{ending}" if note else "") + text[end:]
+        text = text[:first] + (f"# {note}{ending}" if note else "") + text[end:]
     return text
 
 
 def append(text: str, lines: str) -> str:
-    r"""Put lines at the end; see :func:`insert_line`.
+    r"""Append lines; see :func:`insert_line`.
 
     Args:
         lines: with ``\n`` between them and none at the end.
@@ -236,18 +236,18 @@ def append(text: str, lines: str) -> str:
 
 
 def line_ending(text: str) -> str:
-    """How the lines of a document end."""
+    """Return the line ending of a document."""
     return "\r\n" if "\r\n" in text else "\n"
 
 
 def to_value(value: Any) -> str:
-    """A string (without surrogates), boolean, number, or list of these as TOML has it."""
-    # TOML's basic strings have JSON's escapes, but for DEL, which JSON leaves as it is.
+    """Write a string (without surrogates), boolean, number, or list of these as TOML."""
+    # TOML's basic strings have JSON's escapes, except for DEL, which JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def to_key(*path: str) -> str:
-    """A dotted key of these parts; what is no bare key is quoted."""
+    """Write a dotted key; quote the parts that cannot be bare keys."""
     return ".".join(
         part if part and part.replace("_", "").replace("-", "").isalnum() and part.isascii()
         else to_value(part)
@@ -265,7 +265,7 @@ def _keys(dotted: str) -> tuple[str, ...]:
 
 
 def _value_end(text: str, at: int, stop: str = "") -> int:
-    """Behind a value."""
+    """Return the end of the value at an offset."""
     if text[at] in "\"'":
         return _string_end(text, at)
     if text[at] not in "[{":
@@ -302,7 +302,7 @@ def _string_end(text: str, at: int) -> int:
     while not text.startswith(quote * 3, at):
         at += 2 if escapes and text[at] == "\\" else 1
     at += 3
-    # Up to two quotes before the closing ones belong to the string.
+    # Up to two quotes before the closing ones are part of the string.
     for _ in range(2):
         at += text.startswith(quote, at)
     return at
@@ -321,7 +321,7 @@ def _skip(text: str, at: int, characters: str) -> int:
 
 
 def _line_end(text: str, at: int) -> int:
-    """Where the line's end begins."""
+    """Return the end of a line, before its line ending."""
     end = text.find("\n", at)
     if end < 0:
         return len(text)
@@ -329,12 +329,12 @@ def _line_end(text: str, at: int) -> int:
 
 
 def _next_line(text: str, at: int) -> int:
-    """Behind the line's end that begins here."""
+    """Return the offset after a line ending."""
     if text.startswith("\r\n", at):
         return at + 2
     return at + text.startswith("\n", at)
 
 
 def _is_ended(text: str) -> bool:
-    """Whether the last line has its end; so has a text without lines."""
+    """Return whether the text is empty or ends with a line ending."""
     return not text or text.endswith("\n")

@@ -1,4 +1,4 @@
-"""``tree.json``: what a self-contained tree is, and a digest of every file in it.
+"""``tree.json``, the manifest of a self-contained tree: its version, and a digest of each file.
 
 It is an object::
 
@@ -6,9 +6,9 @@ It is an object::
      "python": "3.11.2", "digest": "…", "programs": ["bin/nvshim", …],
      "files": {"bin/nvshim": "sha256:…", "runtime/as/nvshim": "link:../lib/ld-linux…", …}}
 
-``programs`` are the files that may be executed. ``digest`` is the SHA-256 of ``files`` and
-``programs``, so a tree of other files has another one, whatever its version. The file itself is not
-among the files, nor are directories: there is none without files.
+``programs`` are the executable files. ``digest`` is the SHA-256 of ``files`` and ``programs``, so
+trees with different files have different digests, even if they have the same version. ``files``
+does not have the manifest itself, or directories, which are never empty.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from integration.json_documents import parse_json
 
 MANIFEST: Final = "tree.json"
 ARCHITECTURES: Final = {"aarch64": "arm64", "x86_64": "amd64"}
-"""The kernel's name of a machine, and Debian's, Go's and Kubernetes'."""
+"""The name that Debian, Go and Kubernetes use, by the kernel's name."""
 
 FORMAT: Final = 1
 
 _SHA256: Final = "sha256:"
 _LINK: Final = "link:"
 PROBE: Final = "nvshim-probe"
-"""The program that looks around inside a container (``verify/probe.c``)."""
+"""The program that inspects a container from inside (``verify/probe.c``)."""
 
 _DIGITS: Final = 64
 _SHORT: Final = 8
@@ -44,25 +44,25 @@ _TEXTS: Final = ("version", "revision", "architecture", "python", "digest")
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A self-contained tree, as its manifest says it is."""
+    """A self-contained tree, according to its manifest."""
 
-    path: str  # where it lies
+    path: str  # its directory
     version: str  # of the project
-    revision: str  # the commit that it was built from; empty if that is not known
+    revision: str  # the commit that it was built from; "" if unknown
     architecture: str  # Debian's and Go's name of it ("amd64", "arm64")
     python: str  # the version of its interpreter
     digest: str  # 64 hexadecimal digits that no other tree has
     files: Mapping[str, str]  # for each path below the tree ``sha256:…``, or ``link:TARGET``
-    programs: frozenset[str]  # those of the files that may be executed
+    programs: frozenset[str]  # the executable files
 
     @property
     def name(self) -> str:
-        """What the tree's directory is called where several are installed: VERSION-DIGEST8."""
+        """The name of its directory where several are installed: VERSION-DIGEST8."""
         return f"{self.version}-{self.digest[:_SHORT]}"
 
 
 def own_tree() -> str:
-    """Where the tree lies that this program runs from; empty if it runs from none."""
+    """Return the directory of the tree that this program runs from; "" if there is none."""
     path = os.path.abspath(__file__)
     for _ in ("tree.py", "integration", "lib"):
         path = os.path.dirname(path)
@@ -70,13 +70,13 @@ def own_tree() -> str:
 
 
 def read_tree(path: str) -> Tree:
-    """Read what a tree says it is; its files are not looked at.
+    """Read a tree's manifest, without checking the files.
 
     Args:
-        path: where it lies.
+        path: the tree's directory.
 
     Raises:
-        TreeUnreadable: there is no manifest, or it makes no sense.
+        TreeUnreadable: there is no manifest, or it is not valid.
     """
     path = os.path.abspath(path)
     asked = f"the tree {path}"
@@ -96,19 +96,19 @@ def read_tree(path: str) -> Tree:
         raise TreeUnreadable(
             asked,
             found=f"{manifest}: {error or 'no manifest'}",
-            do="have the whole release again",
+            do="unpack the release again",
         ) from error
 
 
 def verify(path: str) -> Tree:
-    """Read what a tree says it is, and see that each of its files is so.
+    """Read a tree's manifest, and check each file.
 
     Args:
-        path: where it lies.
+        path: the tree's directory.
 
     Raises:
-        TreeUnreadable: there is no manifest, or it makes no sense.
-        TreeDamaged: a file is changed, missing, or not one of the tree's.
+        TreeUnreadable: there is no manifest, or it is not valid.
+        TreeDamaged: a file was changed, is missing, or is not in the manifest.
     """
     tree = read_tree(path)
     try:
@@ -119,7 +119,7 @@ def verify(path: str) -> Tree:
         ) from error
     wrong = [
         *(f"{name} is missing" for name in sorted(tree.files.keys() - files.keys())),
-        *(f"{name} is not of it" for name in sorted(files.keys() - tree.files.keys())),
+        *(f"{name} is not part of it" for name in sorted(files.keys() - tree.files.keys())),
         *(
             f"{name} is changed"
             for name in sorted(tree.files.keys() & files.keys())
@@ -131,19 +131,19 @@ def verify(path: str) -> Tree:
         raise TreeDamaged(
             f"the tree {path}",
             found=", ".join(wrong[:_NAMED]) + more,
-            do="have the whole release again; a tree is not to be edited",
+            do="unpack the release again, and do not edit it",
         )
     return tree
 
 
 def _tree(path: str, content: Any) -> Tree:
-    """The tree of a manifest.
+    """Make a tree of a manifest.
 
     Raises:
-        ValueError: it makes no sense; so do KeyError and TypeError.
+        ValueError: it is not valid; also KeyError and TypeError.
     """
     if content["format"] != FORMAT:
-        raise ValueError(f"format {content['format']!r}, of which this program knows {FORMAT} only")
+        raise ValueError(f"format {content['format']!r}, but this program knows only {FORMAT}")
     for name in _TEXTS:
         if not isinstance(content[name], str) or not content[name].isprintable():
             raise ValueError(f"{name} is {content[name]!r}")
@@ -151,7 +151,7 @@ def _tree(path: str, content: Any) -> Tree:
     for name, value in files.items():
         _check(name, value)
     if not programs <= files.keys():
-        raise ValueError("a program that is no file")
+        raise ValueError("a program that is not among the files")
     version = content["version"]
     if "/" in version or not version or version.startswith("."):
         raise ValueError(f"version is {version!r}")
@@ -170,7 +170,7 @@ def _tree(path: str, content: Any) -> Tree:
 
 
 def _check(name: str, value: Any) -> None:
-    """See that an entry is about a path in the tree, and that a link stays in it."""
+    """Check that an entry is a path in the tree, and that a link does not leave the tree."""
     if name != os.path.normpath(name) or name.startswith(("/", "..")) or "\0" in name:
         raise ValueError(f"the path {name!r}")
     if not isinstance(value, str):
@@ -183,13 +183,13 @@ def _check(name: str, value: Any) -> None:
 
 
 def digest_of(files: Mapping[str, str], programs: frozenset[str]) -> str:
-    """What tells these files from others."""
+    """Return the digest of files."""
     said = json.dumps([sorted(files.items()), sorted(programs)], separators=(",", ":"))
     return hashlib.sha256(said.encode()).hexdigest()
 
 
 def look(path: str) -> tuple[dict[str, str], frozenset[str]]:
-    """What is in a tree: its files as a manifest has them, and which may be executed."""
+    """Return a tree's files as in a manifest, and which are executable."""
     files, programs = {}, set()
     for name, entry in _walk(path, ""):
         if name == MANIFEST:
@@ -219,5 +219,5 @@ def _walk(path: str, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def probe_of(tree: str) -> str:
-    """Return the path of the program in a tree that looks around inside a container."""
+    """Return the path of a tree's :data:`PROBE`."""
     return os.path.join(tree, "runtime", "bin", PROBE)

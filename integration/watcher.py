@@ -1,17 +1,16 @@
-"""Waiting for files, processes and announcements, without asking again and again.
+"""Wait for changes of files, ends of processes and other descriptors, without polling.
 
 Rules
-- What is heard is a reason to look, never what is believed. After each new watch one looks once
-  more, since what happened before it was not heard.
-- A directory that is missing is waited for in the nearest one that is there, by the next part of
-  its path.
-- A watch ends with its directory, and the kernel says so. A directory that is made in its place may
-  have its path and its number, so nothing else tells that it is not watched. After more events than
-  the queue holds, any watch may have ended.
-- Changes come in swarms (a driver's installation writes three hundred files). The end of a swarm is
-  waited for, but not for ever.
-- Where the kernel refuses (a limit of inotify), :attr:`Watcher.deaf` says why; it is tried again
-  with each :meth:`Watcher.follow`, and until then one looks every moment.
+- An event is only a reason to look. After each new watch the caller looks again, since earlier
+  changes caused no event.
+- A missing directory is waited for in the nearest existing one, by the next part of its path.
+- A watch ends with its directory, and the kernel reports that. A new directory may have the same
+  path and inode, so nothing else shows that it is not watched. After the queue of events has
+  overflowed, any watch may have ended.
+- Changes come in bursts (installing a driver writes three hundred files). The watcher waits for the
+  end of a burst, but not for ever.
+- If the kernel refuses a watch (a limit of inotify), :attr:`Watcher.deaf` has the reason. Each
+  :meth:`Watcher.follow` tries again, and until then the caller polls.
 
 Source: inotify(7), epoll(7), pidfd_open(2).
 """
@@ -37,10 +36,10 @@ _OVERFLOW: Final = 0x4000
 _IGNORED: Final = 0x8000
 _LONGEST_READ: Final = 1 << 16
 
-# Seconds between two looks while the kernel tells nothing: a kubelet that restarts does not wait.
+# Seconds between two looks without watches: a kubelet that restarts does not wait.
 _UNHEARD: Final = 0.25
 
-# Seconds in which events that do not matter gather, so that many of them wake nobody often.
+# Seconds in which irrelevant events gather, so that many of them cause few wake-ups.
 _BATCH: Final = 0.1
 _LONGEST_SWARM: Final = 5.0
 
@@ -49,8 +48,7 @@ class Interest(NamedTuple):
     """What matters in a directory."""
 
     names: frozenset[str] | None = None  # of files; None for all
-    # whether it matters that a file is written. Where device nodes are, that happens with every
-    # line for /dev/null.
+    # also writes to files. In a directory of device nodes every write to /dev/null is one.
     content: bool = True
 
 
@@ -58,11 +56,11 @@ ANY: Final = Interest()
 
 
 class Watcher:
-    """Hears of changes. To be entered; then :meth:`follow` and :meth:`wait` by turns.
+    """Waits for changes. Enter it; then call :meth:`follow` and :meth:`wait` by turns.
 
     Args:
-        quiet: seconds without a change after which a swarm is over; 0 not to wait for that.
-        longest: seconds that a swarm is waited for at most.
+        quiet: seconds without a change that end a burst; 0 to return at once.
+        longest: seconds to wait at most for the end of a burst.
     """
 
     def __init__(self, quiet: float, longest: float = _LONGEST_SWARM) -> None:
@@ -87,27 +85,26 @@ class Watcher:
         self._epoll.close()
 
     def add(self, fd: int, read: Callable[[], bool]) -> None:
-        """Hear another descriptor, until its owner closes it, or this is left.
+        """Watch another descriptor, until its owner closes it, or the watcher is left.
 
         Args:
-            fd: becomes readable when there is something.
-            read: reads all of that; returns whether any of it matters.
+            fd: becomes readable on an event.
+            read: reads all events; returns whether any is relevant.
         """
         self._epoll.register(fd, select.EPOLLIN)
         self._readers[fd] = read
 
     def follow(self, wanted: Mapping[str, Interest]) -> bool:
-        """Hear of directories from now on, in place of those before.
+        """Watch these directories from now on, and no others.
 
         Args:
-            wanted: what matters in each, whether it is there or not.
+            wanted: the interest in each, whether it exists or not.
 
         Returns:
-            Whether something is watched that was not until now: what has happened there is to be
-            looked for once more.
+            Whether there is a new watch: then the caller has to look again.
         """
         there = _resolved(wanted)
-        # A watch of what is gone has gone with it; one that is not wanted any more has not.
+        # The watch of a removed directory has ended; one that is not wanted now has not.
         if any(os.path.lexists(path) for path in self._watched.keys() - there.keys()):
             self._close_inotify()
         self._watched = {path: it for path, it in self._watched.items() if there.get(path) == it}
@@ -117,9 +114,9 @@ class Watcher:
             if self._inotify < 0:
                 self._inotify = syscalls.inotify_init()
                 self.add(self._inotify, self._read_inotify)
-            # Those above first: where there is room for some only, they tell of what comes below.
+            # Parents first: if there is room for few watches, theirs report what appears below.
             for path in sorted(there.keys() - self._watched.keys()):
-                with contextlib.suppress(FileNotFoundError):  # the directory above tells
+                with contextlib.suppress(FileNotFoundError):  # its parent is watched
                     content = there[path][1].content
                     watch = syscalls.inotify_watch_changes(self._inotify, path, content=content)
                     self._watched[path], self._paths[watch] = there[path], path
@@ -128,10 +125,10 @@ class Watcher:
         return len(self._watched) > before
 
     def follow_processes(self, pids: Iterable[int]) -> bool:
-        """Hear of the end of processes from now on, in place of those before. Each is told once.
+        """Watch for the end of these processes from now on, and no others; each is reported once.
 
         Returns:
-            Whether one of them had ended before it was followed.
+            Whether one of them had ended before.
         """
         wanted = frozenset(pids)
         for pid in self._pids.keys() - wanted:
@@ -145,19 +142,19 @@ class Watcher:
                 ended = True
                 continue
             except OSError:
-                continue  # too many open files: then the slow look tells
+                continue  # too many open files: the caller's periodic look finds it
             self._pids[pid] = fd
             self.add(fd, partial(self._end_of, pid))
         return ended
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait for a change, and until the swarm that it came in is over.
+        """Wait for a change, and for the end of its burst.
 
         Args:
-            seconds: to wait at most for its first.
+            seconds: how long to wait for the first change.
 
         Returns:
-            Whether there was one; False when the time is up.
+            Whether there was a change in time.
         """
         if not await self._one(seconds):
             return False
@@ -168,16 +165,16 @@ class Watcher:
         return True
 
     async def change(self, wanted: Mapping[str, Interest]) -> None:
-        """Wait until there is a reason to look at directories: at once if one was not watched.
+        """Wait until there is a reason to look; return at once after a new watch.
 
         Args:
-            wanted: as :meth:`follow` has it.
+            wanted: as for :meth:`follow`.
         """
         if not self.follow(wanted):
             await self.wait(_UNHEARD if self.deaf else math.inf)
 
     async def _one(self, seconds: float) -> bool:
-        """Wait for something that matters; whether it came."""
+        """Wait for a relevant event; return whether it came."""
         with anyio.move_on_after(seconds):
             while True:
                 await anyio.wait_readable(self._epoll.fileno())
@@ -224,22 +221,22 @@ class Watcher:
 
 
 def _drain(fd: int) -> list[tuple[int, str, bool]]:
-    """What inotify has told: the watch (-1 if events were lost), the name, whether it has ended."""
+    """Read inotify's events: the watch (-1 if events were lost), the name, whether it has ended."""
     events = []
     with contextlib.suppress(BlockingIOError):
-        while told := os.read(fd, _LONGEST_READ):
+        while chunk := os.read(fd, _LONGEST_READ):
             at = 0
-            while at + _EVENT.size <= len(told):
-                watch, mask, _, length = _EVENT.unpack_from(told, at)
+            while at + _EVENT.size <= len(chunk):
+                watch, mask, _, length = _EVENT.unpack_from(chunk, at)
                 at += _EVENT.size
-                name = os.fsdecode(told[at : at + length].rstrip(b"\0"))
+                name = os.fsdecode(chunk[at : at + length].rstrip(b"\0"))
                 events.append((watch, name, bool(mask & (_OVERFLOW | _IGNORED))))
                 at += length
     return events
 
 
 def _resolved(wanted: Mapping[str, Interest]) -> dict[str, tuple[tuple[int, int], Interest]]:
-    """The directories to watch: which each is (one that was replaced is another), and for what."""
+    """Return the directories to watch: device and inode, and the interest in each."""
     found: dict[str, tuple[tuple[int, int], Interest]] = {}
     for path, interest in wanted.items():
         place, what = os.path.abspath(path), interest
@@ -265,13 +262,13 @@ def _both(one: Interest | None, other: Interest) -> Interest:
 
 
 async def first_of(*waits: Callable[[], Awaitable[Any]]) -> tuple[int, Any]:
-    """Wait for the first of several things, and for no other any more.
+    """Run several functions until the first returns, and cancel the others.
 
     Args:
-        waits: each waits for one of them.
+        waits: the functions.
 
     Returns:
-        Which it was, and what that returned. What it raises is raised.
+        The index of the first to return, and its result. Its exception is raised.
     """
     found: list[tuple[int, Any]] = []
     failed: list[Exception] = []
@@ -279,7 +276,7 @@ async def first_of(*waits: Callable[[], Awaitable[Any]]) -> tuple[int, Any]:
     async def run(number: int, wait: Callable[[], Awaitable[Any]]) -> None:
         try:
             found.append((number, await wait()))
-        except Exception as error:  # noqa: BLE001 - it is raised outside of the group
+        except Exception as error:  # noqa: BLE001 - raised outside the group
             failed.append(error)
         tasks.cancel_scope.cancel()
 

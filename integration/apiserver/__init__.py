@@ -1,1 +1,1 @@
-"""The cluster's API server: credentials, connections, calls, and reports that are retried."""
+"""The cluster's API server: credentials, connections, calls, and the reasons of refusals."""

@@ -1,14 +1,12 @@
-"""The cluster's API server, as the agent asks it.
+"""The client of the cluster's API server.
 
 Rules
-- How it is reached, and as whom, is read for each call (:mod:`.api_access`).
-- A call is made in a thread, for it blocks. All of it has one limit, and a watch has another; one
-  that is closed ends at once.
-- A GET on a connection that was kept and that the server has closed meanwhile, or that leads
-  nowhere, is made once more on a new one. A write might be made twice so, and has a new one each
-  time.
-- What the server says no to is told apart by its HTTP status and its words (:mod:`.api_status`),
-  which the error has.
+- The address and the credentials are read for each call (:mod:`.credentials`).
+- Calls block: make them in a thread. A call has one time limit for all of it, and a watch has
+  another. Closing a watch ends it at once.
+- If a kept connection was closed by the server or is dead, a GET is made again on a new one. A
+  write could take effect twice that way, so each write has a new connection.
+- Refusals are told apart by HTTP status and message (:mod:`.status`), which the error carries.
 
 Source: Kubernetes API concepts, "Efficient detection of changes" and "Resource versions";
 "Accessing the Kubernetes API from a Pod".
@@ -37,7 +35,7 @@ from integration.json_documents import parse_json
 __all__ = ["TIMEOUT", "ApiServer", "Watch"]
 
 _WATCH_LASTS: Final = 300  # seconds until the server ends it, and it is resumed
-_FOR_KEPT: Final = 1 / 4  # the part of a call's time that a connection that was kept has for it
+_FOR_KEPT: Final = 1 / 4  # the part of a call's time for a kept connection
 _LONGEST: Final = 16 << 20
 _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
@@ -51,9 +49,9 @@ class ApiServer:
     """The cluster's API server."""
 
     host: str  # its address
-    port: int  # likewise
-    service_account: str  # the directory that has the token, and the certificate of who signs
-    kubeconfig: str = ""  # the path of one, in place of all of that; "" for none
+    port: int
+    service_account: str  # the directory of the token and the authority's certificate
+    kubeconfig: str = ""  # a path, used instead of all above; "" for none
     timeout: float = TIMEOUT  # seconds that a call may take
     _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
@@ -67,16 +65,16 @@ class ApiServer:
         """Make a call.
 
         Args:
-            method: of HTTP; the body of a PATCH is merged by the keys of Kubernetes' lists.
-            path: of the resource ("/api/v1/nodes/one"), with its parts quoted.
+            method: the HTTP method; a PATCH is a strategic merge patch.
+            path: the resource's ("/api/v1/nodes/one"), with quoted parts.
             body: a JSON value; None for none.
 
         Returns:
-            The object that the server answers with.
+            The object in the answer.
 
         Raises:
-            ApiServerSilent: there is no answer, or none that can be read.
-            ApiServerRefused: the server says no.
+            ApiServerSilent: there is no answer, or it cannot be parsed.
+            ApiServerRefused: the server refuses.
         """
         asked = f"to {method} {path}"
         try:
@@ -95,20 +93,20 @@ class ApiServer:
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self.silent(asked, error) from error
         if not isinstance(found, dict):
-            raise self.silent(asked, ValueError("the answer is no object"))
+            raise self.silent(asked, ValueError("the answer is not an object"))
         return found
 
     def watch(self, path: str, version: str, query: Mapping[str, str]) -> Watch:
-        """Begin to hear of changes.
+        """Watch for changes.
 
         Args:
-            path: of a kind of resource.
-            version: the resourceVersion after which changes are told.
+            path: a resource type's.
+            version: the resourceVersion after which to start.
             query: the selectors.
 
         Raises:
             ApiServerSilent: there is no answer.
-            ApiServerRefused: the server says no; 410 if it does not know the version any more.
+            ApiServerRefused: the server refuses; 410 if it has forgotten the version.
         """
         asked = f"to watch {path}"
         more = {
@@ -128,13 +126,13 @@ class ApiServer:
         return Watch(self, asked, connection, answer)
 
     def close(self) -> None:
-        """Close the connections that were kept; a call after that has one of its own."""
+        """Close the kept connections; later calls open their own."""
         self._kept.close()
 
     def _ask(
         self, method: str, path: str, body: Any, query: Mapping[str, str]
     ) -> tuple[Connection, http.client.HTTPResponse]:
-        begun = time.monotonic()
+        started = time.monotonic()
         access = self._access(f"to {method} {path}")
         target = f"{path}?{urlencode(query)}" if query else path
         headers = {
@@ -144,7 +142,7 @@ class ApiServer:
         }
         data = None if body is None else json.dumps(body)
         trust = self._kept.trust(access)
-        ends = begun + self.timeout
+        ends = started + self.timeout
         while method == "GET" and (idle := self._kept.idle(access)) is not None:
             soon = time.monotonic() + self.timeout * _FOR_KEPT
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -162,30 +160,30 @@ class ApiServer:
         except KubeconfigUnusable as error:
             raise ApiServerSilent(asked, found=f"{error.asked}: {error.found}") from error
 
-    def _refuse(self, asked: str, answer: http.client.HTTPResponse, said: bytes) -> None:
-        """Raise ApiServerRefused if the server has said no."""
+    def _refuse(self, asked: str, answer: http.client.HTTPResponse, body: bytes) -> None:
+        """Raise ApiServerRefused if the answer is a refusal."""
         if answer.status < _FIRST_REFUSAL:
             return
-        refusal = parse_status(answer.status, said, answer.headers.get("Retry-After", ""))
+        refusal = parse_status(answer.status, body, answer.headers.get("Retry-After", ""))
         raise _refused(asked, answer.status, answer.reason, refusal)
 
     def silent(self, asked: str, error: Exception) -> ApiServerSilent:
-        """What has become of a call that was not answered."""
+        """Return the error for a call without an answer."""
         host = self.host.strip("[]")
         where = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         where = f"the server of {self.kubeconfig}" if self.kubeconfig else where
         return ApiServerSilent(
             asked,
             found=one_line(str(error) or type(error).__name__),
-            do=f"see that {where} can be reached from the agent's pod",
+            do=f"check that {where} can be reached from the agent's pod",
         )
 
 
 class Watch:
-    """Changes, as the server tells of them. Made by :meth:`ApiServer.watch`.
+    """A stream of changes. Made by :meth:`ApiServer.watch`.
 
     Args:
-        asked: what was asked for, for errors.
+        asked: the request, for errors.
     """
 
     def __init__(
@@ -202,17 +200,17 @@ class Watch:
         self._reading = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Type and object of each change, until the server ends the watch, or it is closed.
+        """Yield type and object of each change, until the server ends the watch, or it is closed.
 
         Raises:
-            ApiServerSilent: the connection broke, or what came is no change.
-            ApiServerRefused: 410, the server does not know the version any more.
+            ApiServerSilent: the connection broke, or a line is not a change.
+            ApiServerRefused: 410, the server has forgotten the version.
         """
         while (change := self.next()) is not None:
             yield change
 
     def next(self) -> tuple[str, dict[str, Any]] | None:
-        """The next change; None once there are no more. Raises as the iteration does."""
+        """Return the next change; None at the end. Raises as the iteration does."""
         with self._reading:
             change = None
             try:
@@ -223,9 +221,9 @@ class Watch:
         return change
 
     def close(self) -> None:
-        """End it; whoever waits for a change in another thread hears that there are no more."""
+        """End the watch; a thread that waits for a change gets None."""
         with contextlib.suppress(OSError):  # it has ended already
-            # Not by TLS, which another thread is reading by.
+            # Not TLS's shutdown: another thread reads from the TLS socket.
             socket.socket.shutdown(self._connection.below, socket.SHUT_RDWR)
         with self._reading:
             self._release()

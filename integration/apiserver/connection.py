@@ -1,13 +1,12 @@
-"""Connections to the API server: what they trust, and keeping one for the next call.
+"""Connections to the API server: what they trust, and which are kept for the next call.
 
 Rules
-- A connection is kept after a call: to make one anew takes most of a call's time.
-- A limit is for all that is waited for until then: each address of the server's name has its part
-  of it, and a server that sends a byte now and then is not waited for any longer.
-- The kernel tries every connection that is silent. A peer that is gone without a word is known
-  after half a minute, also to a watch, which may be silent for long.
-- Where the authority, or the client's certificate, is another than before, no connection of before
-  is used any more.
+- A connection is kept after a call: connecting takes most of a call's time.
+- A time limit covers everything: each address of the server's name gets a part of it, and a server
+  that sends a byte now and then does not extend it.
+- The kernel probes silent connections. A peer that vanished is noticed after half a minute, also by
+  a watch, which may be silent for long.
+- After a change of the authority or the client's certificate, older connections are not used.
 
 Source: tcp(7); RFC 9112, 9.3.
 """
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["TIMEOUT", "Connection", "Kept", "trusted"]
 
 TIMEOUT: Final = 10.0
-"""Seconds that a call may take, unless the agent is told otherwise."""
+"""Seconds that a call may take, unless the agent is configured otherwise."""
 
-_IDLE: Final = 60.0  # seconds that an idle connection is believed in
+_IDLE: Final = 60.0  # seconds after which an idle connection is not used
 _MOST_IDLE: Final = 2
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -43,15 +42,15 @@ _OPTIONS: Final = (
 
 
 def trusted(access: Access) -> ssl.SSLContext:
-    """Who is believed to be the server: whoever has a certificate of the cluster's authority.
+    """Return a context that accepts servers with a certificate of the cluster's authority.
 
-    Many of these lack extensions that RFC 5280 asks for, and Python does too since 3.13.
+    Many of these certificates lack extensions that RFC 5280 requires, and Python since 3.13.
     """
     trust = ssl.create_default_context(cadata=access.authority or None)
     trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
     trust.sslsocket_class = _Socket
     if access.certificate:
-        # OpenSSL reads it from a file only. This one nobody else can open.
+        # OpenSSL reads it only from a file. No other process can open this one.
         with open(os.memfd_create("certificate", os.MFD_CLOEXEC), "w", encoding="ascii") as file:
             file.write(access.certificate)
             file.flush()
@@ -60,14 +59,14 @@ def trusted(access: Access) -> ssl.SSLContext:
 
 
 def _left(ends: float) -> float:
-    """Seconds until a moment of the monotonic clock."""
+    """Return the seconds until a time of the monotonic clock."""
     if (left := ends - time.monotonic()) <= 0:
         raise TimeoutError("it takes too long")
     return left
 
 
 class _Socket(ssl.SSLSocket):
-    """A socket that waits until one moment, however often it is read from and written to."""
+    """A socket with one deadline for all reads and writes."""
 
     ends: float
 
@@ -81,11 +80,11 @@ class _Socket(ssl.SSLSocket):
 
 
 class Connection(http.client.HTTPSConnection):
-    """One connection; as a context it is closed at the end."""
+    """One connection; a context manager closes it."""
 
     auto_open = 0
     below: _Socket
-    """What is below; a connection forgets its own where the server closes it after an answer."""
+    """The socket; http.client drops its own reference when the server closes after an answer."""
 
     def __init__(self, access: Access, trust: ssl.SSLContext) -> None:
         super().__init__(access.host, access.port, context=trust)
@@ -94,10 +93,10 @@ class Connection(http.client.HTTPSConnection):
     def asked(
         self, method: str, target: str, data: str | None, headers: dict[str, str], ends: float
     ) -> http.client.HTTPResponse:
-        """Ask, and have the answer's first bytes; closed if there is none.
+        """Send a request, and return the answer's head; close the connection on failure.
 
         Args:
-            ends: when it is waited for no more, by the monotonic clock.
+            ends: the deadline, by the monotonic clock.
         """
         try:
             if self.sock is None:
@@ -111,7 +110,7 @@ class Connection(http.client.HTTPSConnection):
 
     def _open(self, ends: float) -> None:
         plain = _connected(self.host, self.port, ends)
-        with plain:  # what is wrapped is none of it any more
+        with plain:  # the wrapped socket owns the descriptor now
             for option in _OPTIONS:
                 plain.setsockopt(*option)
             plain.settimeout(_left(ends))
@@ -127,7 +126,7 @@ class Connection(http.client.HTTPSConnection):
 
 
 def _connected(host: str, port: int, ends: float) -> socket.socket:
-    """A connection to the first address of a name that answers in its part of the time."""
+    """Connect to the first address of a name that answers in its part of the time."""
     failed = OSError(f"{host} has no address")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for n, (family, kind, protocol, _, address) in enumerate(found):
@@ -144,7 +143,7 @@ def _connected(host: str, port: int, ends: float) -> socket.socket:
 
 
 class Kept:
-    """What is kept between calls: connections, and what they trust. For several threads."""
+    """What is kept between calls: connections, and the TLS context. For several threads."""
 
     def __init__(self) -> None:
         self._idle: list[tuple[float, Connection]] = []
@@ -152,22 +151,22 @@ class Kept:
         self._trust: tuple[Access, ssl.SSLContext] | None = None
 
     def close(self) -> None:
-        """Keep nothing any more, nor from now on."""
+        """Close all connections, and keep none from now on."""
         self._most = 0
         self._drop()
 
-    def __del__(self) -> None:  # who has not closed it just stops
+    def __del__(self) -> None:  # for callers that have not closed it
         self.close()
 
     def trust(self, access: Access) -> ssl.SSLContext:
-        """What is trusted: read anew where the authority, or the client's certificate, is new."""
+        """Return the TLS context; a new one if the authority or the certificate changed."""
         kept = self._trust
         if kept is None or kept[0] != access:
             kept = self._trust = access, trusted(access)
         return kept[1]
 
     def keep(self, connection: Connection) -> None:
-        """Have a connection be there for the next call."""
+        """Keep a connection for the next call."""
         self._idle.append((time.monotonic(), connection))
         self._drop()
 
@@ -177,7 +176,7 @@ class Kept:
                 self._idle.pop(0)[1].close()
 
     def idle(self, access: Access) -> Connection | None:
-        """A connection that is not in use; None if there is none."""
+        """Return an idle connection; None if there is none."""
         while self._idle:
             try:
                 since, connection = self._idle.pop()

@@ -1,16 +1,16 @@
-"""Where the cluster's API server is, and as whom the agent asks it.
+"""The address of the cluster's API server, and the agent's credentials.
 
 ==================  ============================================================================
 in a pod            the token and the authority's certificate that the kubelet mounts
-a kubeconfig        of its current context: the server, its authority, and a token (``token``,
-                    ``tokenFile``) or a client certificate, as a kubelet's own has it
+a kubeconfig        from its current context: the server, its authority, and a token (``token``,
+                    ``tokenFile``) or a client certificate, as in a kubelet's own
 ==================  ============================================================================
 
 Rules
-- All is read for each call: a kubelet replaces tokens and certificates long before they end.
-- What a kubeconfig asks for and does not get here is an error, and so is a server that is not
-  authenticated (``http:``, ``insecure-skip-tls-verify``): who answers in its place would decide
-  which pod has which GPU.
+- Everything is read for each call: a kubelet replaces tokens and certificates before they expire.
+- A kubeconfig that needs an unsupported feature is an error, and so is a server without
+  authentication (``http:``, ``insecure-skip-tls-verify``): an impostor would decide which pod gets
+  which GPU.
 - Paths in a kubeconfig are relative to its directory.
 
 Source: "Accessing the Kubernetes API from a Pod"; client-go tools/clientcmd/api/v1/types.go.
@@ -37,26 +37,26 @@ _OF_USER: Final = ("exec", "auth-provider", "username", "password", "as", "as-ui
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server, and who asks it."""
+    """A server, and the credentials to use."""
 
     host: str  # its address; IPv6 without brackets
-    port: int  # likewise
-    authority: str  # PEM certificates of who signs its certificate
-    name: str = ""  # in its certificate, if that is another than the address; "" if not
-    # of who asks, "" for none; a connection is good for whichever
+    port: int
+    authority: str  # PEM certificates of the authority
+    name: str = ""  # the name in its certificate; "" if that is the address
+    # "" for none; a connection may be used with any token
     token: str = field(default="", compare=False)
-    certificate: str = ""  # PEM certificate and key of who asks; "" for none
+    certificate: str = ""  # the client's PEM certificate and key; "" for none
 
 
 def of_pod(host: str, port: int, directory: str) -> Access:
-    """The access of a pod.
+    """Return the access of a pod.
 
     Args:
-        directory: which has the token, and the certificate of who signs.
+        directory: of the token and the authority's certificate.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not text.
+        OSError: they cannot be read.
+        ValueError: they are not text.
     """
     authority = _read(os.path.join(directory, "ca.crt"))
     token = _read(os.path.join(directory, "token")).strip()
@@ -64,10 +64,10 @@ def of_pod(host: str, port: int, directory: str) -> Access:
 
 
 def of_kubeconfig(path: str) -> Access:
-    """The access that a kubeconfig gives.
+    """Return the access that a kubeconfig gives.
 
     Raises:
-        KubeconfigUnusable: it gives none, or none that is to be used.
+        KubeconfigUnusable: it gives none, or one that is not supported.
     """
     asked = f"to use the kubeconfig {path}"
     try:
@@ -97,7 +97,7 @@ def of_kubeconfig(path: str) -> Access:
             f"{key}\n{certificate}" if certificate else "",
         )
     except (KeyError, TypeError, ValueError, AttributeError, BadTree, OSError) as error:
-        found = getattr(error, "strerror", None) or f"it lacks or has wrong: {error}"
+        found = getattr(error, "strerror", None) or f"missing or wrong: {error}"
         raise KubeconfigUnusable(asked, found=found) from error
 
 
@@ -111,11 +111,11 @@ def _named(document: Any, kind: str, name: Any) -> Mapping[str, Any]:
 
 def _refuse(asked: str, what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     if found := [key for key in keys if given.get(key)]:
-        raise KubeconfigUnusable(asked, found=f"{', '.join(found)} of its {what} is not obeyed")
+        raise KubeconfigUnusable(asked, found=f"{', '.join(found)} of its {what} is not supported")
 
 
 def _pem(given: Mapping[str, Any], key: str, directory: str) -> str:
-    """A certificate or key, which is in the file or beside it; "" if there is none."""
+    """Return a certificate or key, from the kubeconfig or its file; "" if there is none."""
     if data := given.get(f"{key}-data"):
         return base64.b64decode(data, validate=True).decode("ascii")
     return _read(os.path.join(directory, given[key])) if given.get(key) else ""

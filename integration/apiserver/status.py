@@ -1,12 +1,12 @@
-"""What an API server says of a call that it refuses: its Status, and who refuses.
+"""Why an API server refuses a call: its Status, and which admission check refused.
 
 Rules
-- A 422 is the server's own judgement of an object only if it names fields (``details.causes``).
-  A ValidatingAdmissionPolicy answers 422 as well, by default, and may answer 401, 403 and 413; a
-  webhook answers what it likes. Both are known by their words alone, and go before the status.
-- How long to wait is in a header or in the Status.
+- A 422 is the server's own validation only if it names fields (``details.causes``). A
+  ValidatingAdmissionPolicy answers 422 by default, and may answer 401, 403 and 413; a webhook may
+  answer anything. Only their messages identify both, so messages are checked before the status.
+- The time to wait is in a header or in the Status.
 
-Source: Kubernetes apimachinery api/errors (NewInvalid); apiserver, admission/plugin, of which
+Source: Kubernetes apimachinery api/errors (NewInvalid); apiserver, admission/plugin,
 policy/validating and webhook/errors; answers of a real server.
 """
 
@@ -34,11 +34,11 @@ _CONFLICTS: Final = frozenset({409, 410})
 _BUSY: Final = 429
 _FIRST_FAILURE: Final = 500
 _MOST_CAUSES: Final = 16
-# What helps where nothing is at a path, by how that begins.
+# The remedy if nothing is at a path, by the path's prefix.
 _ABSENT: Final = (
-    ("/api/v1/nodes/", "give --node-name as `kubectl get nodes` has it"),
-    ("/apis/", "see that the API server serves it (`kubectl api-versions`)"),
-    ("", "see that it exists"),
+    ("/api/v1/nodes/", "give --node-name as `kubectl get nodes` shows it"),
+    ("/apis/", "check that the API server serves it (`kubectl api-versions`)"),
+    ("", "check that it exists"),
 )
 
 
@@ -46,14 +46,14 @@ _ABSENT: Final = (
 class Refusal:
     """Why a call is refused."""
 
-    message: str  # the server's words, for people
-    denied_by: str = ""  # the admission policy or webhook that says no; "" if none does
-    invalid: tuple[str, ...] = ()  # what is wrong with the object: each field, and the words
-    retry_after: float = 0.0  # seconds after which to ask again; 0 if it does not say
+    message: str  # the server's message
+    denied_by: str = ""  # the admission policy or webhook that refused; "" if none did
+    invalid: tuple[str, ...] = ()  # the wrong fields of the object, with messages
+    retry_after: float = 0.0  # seconds after which to ask again; 0 if unknown
 
 
 def parse_status(code: int, said: bytes | str, header: str = "") -> Refusal:
-    """Return what the body of a refusal says; it may be of a proxy, so nothing is expected of it.
+    """Parse the body of a refusal. It may come from a proxy, so any content is accepted.
 
     Args:
         code: the HTTP status.
@@ -63,7 +63,7 @@ def parse_status(code: int, said: bytes | str, header: str = "") -> Refusal:
         status: Any = json.loads(said)
         message = printable(str(status["message"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Refusal("no reason is given", retry_after=_seconds(header))
+        return Refusal("no reason given", retry_after=_seconds(header))
     details = status.get("details")
     details = details if isinstance(details, dict) else {}
     after = _seconds(header) or _seconds(details.get("retryAfterSeconds"))
@@ -85,7 +85,7 @@ def _seconds(told: object) -> float:
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Return whether an error is of the server, and says nothing of what it was asked about."""
+    """Return whether an error means that the server is unavailable or overloaded."""
     if isinstance(error, ApiServerRefused):
         is_its_own = error.http == _BUSY or error.http >= _FIRST_FAILURE
         return is_its_own and not error.denied_by
@@ -93,23 +93,23 @@ def is_away(error: BaseException | None) -> bool:
 
 
 def remedy_of(code: int, path: str, refusal: Refusal) -> str:
-    """Return what helps; "" if it is the error's own remedy: the agent lacks the right to do it.
+    """Return the remedy; "" for the error's own: the agent lacks the right.
 
     Args:
-        path: that was asked for.
+        path: of the call.
     """
     if refusal.denied_by:
-        return f"see the {refusal.denied_by}; it is tried again"
+        return f"check the {refusal.denied_by}; the agent retries"
     if code == _UNAUTHENTICATED:
-        return "see whether the agent's token or certificate is the cluster's, and has not ended"
+        return "check that the agent's token or certificate is the cluster's, and has not expired"
     if code == _NOT_FOUND:
-        return next(what for begin, what in _ABSENT if path.startswith(begin))
+        return next(what for prefix, what in _ABSENT if path.startswith(prefix))
     if code in _CONFLICTS:
-        return "nothing: it is read and tried again"
+        return "nothing: the agent reads it again and retries"
     if code == _INVALID and not refusal.invalid:
-        return "see what refuses it"
+        return "find out what refuses it"
     if code in {_BAD_REQUEST, _INVALID}:
         return "report it, with the message"
     if code == _BUSY or code >= _FIRST_FAILURE:
-        return "see how the API server is; it is asked again"
+        return "check the API server; the agent retries"
     return ""

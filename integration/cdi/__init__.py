@@ -1,10 +1,10 @@
-"""CDI specs as an administrator works with them; what they mean is :mod:`hooks.cdi`'s.
+"""The logic of ``nvshim cdi``; :mod:`hooks.cdi` defines what specs mean.
 
-The logic behind ``nvshim cdi``::
+::
 
-    writing.py       a spec as text, put in place in one step
-    listing.py       which device is in which file, and which of several files counts
-    checking.py      what is wrong with spec files, and what of the host they name is gone
-    transforming.py  the same spec for another root
-    errors.py        what can go wrong
+    writing.py       write a spec as text, in one step
+    listing.py       the devices of all spec files, and which file wins
+    checking.py      faults of spec files, and host files that they name and that are gone
+    transforming.py  change the root of a spec's paths
+    errors.py        the errors
 """

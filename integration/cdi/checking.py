@@ -1,24 +1,25 @@
-"""What is wrong with spec files, and what they name of the host that is not there any more.
+"""Find faults of spec files, and host files that they name and that are gone.
 
 =========  ========  ===================================================================
 finding    weight    meaning
 =========  ========  ===================================================================
-invalid    error     it breaks a rule of the specification, or is not root's alone; no
-                     runtime, or not ours, uses it
+invalid    error     it violates the specification, so that no runtime uses it; or others
+                     than root may write it, so that our shim does not
 missing    error     a file or device node that it names is not on the host: the driver
-                     was updated or removed since the spec was written
-changed    error     a device node is there, and is another device or none
-conflict   error     another file of the same directory has the same device: nobody gets it
-hook       warning   a program that runs as a hook is not there; those of NVIDIA's that our
-                     shim does in process do not count for it, but do for other runtimes
-hidden     warning   a file of a later directory has the same device, and wins
+                     was updated or removed after the spec was written
+changed    error     a device node is another device, or not a device
+conflict   error     another file in the same directory has the same device, so that no
+                     container gets it
+hook       warning   the program of a hook does not exist; our shim replaces some programs
+                     of NVIDIA's, other runtimes need them
+hidden     warning   a file in a later directory has the same device, and wins
 =========  ========  ===================================================================
 
-A node that the spec describes in full (type and numbers) is one that a runtime makes without
-looking; that it is missing on the host still says that the spec is of another driver.
+A runtime makes a node that the spec describes fully (type and numbers) without looking at the
+host. If it is missing there, the spec is still that of another driver.
 
 Source: CDI specification, "OCI Edits" and "Error Handling"; the rules of
-:mod:`hooks.cdi.applying`, which finds the same when a container is made.
+:mod:`hooks.cdi.applying`, which finds the same when a container is created.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ _KINDS: Final = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong."""
+    """A fault."""
 
-    what: str  # a word of this module's head
+    what: str  # a finding of the table above
     weight: str  # ERROR or WARNING
-    device: str  # whose edit it is, by its full name; "" for all of the file's devices
+    device: str  # the full name of the device; "" for all devices of the file
     subject: str  # the path, or the device
-    found: str  # what is wrong with it, for people
+    found: str  # the message
 
 
 @dataclass(slots=True)
 class Checked:
-    """A spec file, and what is wrong with it."""
+    """A spec file, and its faults."""
 
     path: str
     kind: str = ""
@@ -68,24 +69,24 @@ class Checked:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing but warnings was found."""
+        """Whether there are only warnings."""
         return all(finding.weight != ERROR for finding in self.findings)
 
 
 def check_files(paths: Iterable[str], config: Config) -> list[Checked]:
-    """Look at spec files, each for itself.
+    """Check spec files one by one.
 
     Returns:
-        One for each path, in order.
+        A result for each path, in order.
     """
     return [_of_file(path, config) for path in paths]
 
 
 def check_registry(registry: Registry, config: Config) -> list[Checked]:
-    """Look at all spec files of a node, each for itself and beside the others.
+    """Check all spec files of a node, and find conflicts between them.
 
     Returns:
-        One for each file, and for each directory that cannot be read, by path.
+        A result for each file, and for each directory that cannot be read, sorted by path.
     """
     checked = {file.path: _of(file.path, file.spec, config) for file in registry.files}
     for fault in registry.faults:
@@ -94,12 +95,12 @@ def check_registry(registry: Registry, config: Config) -> list[Checked]:
     for row in rows:
         others = [each["file"] for each in rows if each["name"] == row["name"] and each != row]
         if row["state"] == CONFLICT:
-            found = f"{_and(others)} has it as well, and nobody gets it"
+            found = f"{_and(others)} has it, too: no container gets it"
             checked[row["file"]].findings.append(
                 Finding(CONFLICT, ERROR, row["name"], row["name"], found)
             )
         elif row["state"] == HIDDEN:
-            found = f"{others[0]} has it as well, and wins"
+            found = f"{others[0]} has it, too, and wins"
             checked[row["file"]].findings.append(
                 Finding(HIDDEN, WARNING, row["name"], row["name"], found)
             )
@@ -107,7 +108,7 @@ def check_registry(registry: Registry, config: Config) -> list[Checked]:
 
 
 def check_spec(spec: SpecFile, config: Config) -> list[Finding]:
-    """What a spec names of the host that is not there.
+    """Find host files that a spec names and that do not exist.
 
     Returns:
         Findings in the order of the spec, each subject once.
@@ -154,9 +155,11 @@ def _of_edits(edits: Edits, whose: str, config: Config) -> Iterator[Finding]:
         if _is_of_host(mount) and not os.path.exists(source):
             yield Finding("missing", ERROR, whose, source, "no such file or directory")
     for hook in edits.hooks:
-        # A startContainer hook is a program of the container.
+        # The program of a startContainer hook is in the container.
         if hook.name != "startContainer" and not os.access(hook.path, os.X_OK):
-            yield Finding("hook", WARNING, whose, hook.path, f"the {hook.name} hook is no program")
+            yield Finding(
+                "hook", WARNING, whose, hook.path, f"the {hook.name} hook is not an executable file"
+            )
 
 
 def _is_of_host(mount: SpecMount) -> bool:
@@ -170,11 +173,11 @@ def _of_node(node: DeviceNode, whose: str, config: Config) -> Finding | None:
         return Finding("missing", ERROR, whose, path, "no such device node")
     kind = _KINDS.get(stat.S_IFMT(seen.st_mode))
     if kind is None:
-        return Finding("changed", ERROR, whose, path, "it is no device node")
+        return Finding("changed", ERROR, whose, path, "it is not a device node")
     wanted = "c" if node.kind == "u" else node.kind
     numbers = f"{os.major(seen.st_rdev)}:{os.minor(seen.st_rdev)}"
     if wanted and wanted != kind:
-        return Finding("changed", ERROR, whose, path, f"it is of type {kind}, not {wanted}")
+        return Finding("changed", ERROR, whose, path, f"its type is {kind}, not {wanted}")
     if kind != "p" and node.major and numbers != f"{node.major}:{node.minor}":
         said = f"it is device {numbers}, not {node.major}:{node.minor}"
         return Finding("changed", ERROR, whose, path, said)
@@ -182,7 +185,7 @@ def _of_node(node: DeviceNode, whose: str, config: Config) -> Finding | None:
 
 
 def _places(path: str, config: Config) -> Iterator[str]:
-    """Where a node of the host's /dev is for us; or in that of a driver container."""
+    """Yield where a node of the host's /dev may be: there, or in a driver container's /dev."""
     below = posixpath.normpath(path).removeprefix("/dev/")
     if below.startswith("/"):
         yield path

@@ -1,4 +1,4 @@
-"""What can go wrong with spec files that a person names: E253x."""
+"""Errors of the commands for CDI spec files: E253x."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from integration.errors import IntegrationError
 
 
 class CdiCommandError(IntegrationError):
-    """Base of what :mod:`integration.cdi` raises."""
+    """Base of the errors of :mod:`integration.cdi`."""
 
 
 class CdiSpecUnwritten(CdiCommandError, code="NVSHIM-E2530", status=Status.FAILED_PRECONDITION):
-    """A file could not be put in place. What was there is still there.
+    """A file could not be written. An existing file is unchanged.
 
     Raised by :func:`integration.cdi.writing.write`.
     """
 
 
 class CdiInputUnreadable(CdiCommandError, code="NVSHIM-E2531", status=Status.NOT_FOUND):
-    """The spec that is to be changed cannot be read. Raised by :mod:`transforming`."""
+    """The spec to transform cannot be read. Raised by :mod:`integration.cdi.transforming`."""
 
-    remedy = "name a CDI spec that can be read"
+    remedy = "name a readable CDI spec"

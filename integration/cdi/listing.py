@@ -1,11 +1,11 @@
-"""Which device is in which file, and which of several files counts.
+"""The devices of all spec files, and which file wins for each.
 
 ========  ====================================================================
-state     a container that names the device gets it …
+state     where a container that names the device gets it
 ========  ====================================================================
 used      from this file
-hidden    from a file of a later directory, which wins over this one
-conflict  from nowhere: another file of the same directory has it, too
+hidden    from a file in a later directory, which wins over this one
+conflict  nowhere: another file in the same directory has it, too
 ========  ====================================================================
 
 Source: the rules of :mod:`hooks.cdi.registry`.
@@ -25,10 +25,10 @@ CONFLICT: Final = "conflict"
 
 
 def list_devices(registry: Registry) -> list[dict[str, Any]]:
-    """Every device of every file.
+    """List every device of every file.
 
     Returns:
-        Rows, by name, the file that counts first: ``name``, ``kind``, ``device``, ``file`` and
+        Rows sorted by name, the winning file first: ``name``, ``kind``, ``device``, ``file`` and
         ``state``.
     """
     having: dict[str, list[tuple[int, str, str, str]]] = defaultdict(list)
@@ -49,7 +49,7 @@ def list_devices(registry: Registry) -> list[dict[str, Any]]:
 
 
 def list_faults(registry: Registry) -> list[dict[str, str]]:
-    """Every file and directory that cannot be used.
+    """List the files and directories that cannot be used.
 
     Returns:
         Objects with ``file``, ``code`` and ``found``.

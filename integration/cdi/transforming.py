@@ -1,16 +1,16 @@
-"""The same spec for another root: as a program in a container has written it, for its host.
+"""Change the root of a spec's paths, as for a spec that a program in a container wrote.
 
 Rules
-- A path begins with a root if it is the root or goes on with a slash after it: ``/run/driver``
-  is no root of ``/run/driver-2/lib``. What does not begin with it stays.
-- Of the host are: ``hostPath`` of nodes and mounts, the programs of hooks, and the arguments of
-  hooks, but for the hooks that run in the container. A node without a ``hostPath`` has that of
-  its ``path``, and is given one if it changes.
-- Of the container are: ``path`` of nodes, ``containerPath`` of mounts, and arguments of the hooks
-  that run in the container (createContainer, startContainer), and the program of the last.
+- A path is below a root if it equals the root or continues with a slash: ``/run/driver-2/lib`` is
+  not below ``/run/driver``. Other paths do not change.
+- Host paths: ``hostPath`` of nodes and mounts, the programs of hooks, and the arguments of hooks
+  that run on the host. The host path of a node without ``hostPath`` is its ``path``; it gets a
+  ``hostPath`` if that changes.
+- Container paths: ``path`` of nodes, ``containerPath`` of mounts, the arguments of hooks that run
+  in the container (createContainer, startContainer), and the program of startContainer hooks.
 - An argument ``TARGET::LINK`` is two paths, and ``--folder=PATH`` is one.
 
-Source: NVIDIA Container Toolkit, ``nvidia-ctk cdi transform root``, whose meaning this has; OCI
+Source: NVIDIA Container Toolkit, ``nvidia-ctk cdi transform root``, with the same meaning; OCI
 runtime specification, "POSIX-platform Hooks", for where a hook runs.
 """
 
@@ -34,21 +34,21 @@ _INSIDE_ROOT: Final = "startContainer"
 
 
 def read_spec(path: str) -> SpecFile:
-    """A spec that a person names.
+    """Read a spec.
 
     Args:
-        path: the file; :data:`STDIN` for what comes on stdin.
+        path: the file; :data:`STDIN` for stdin.
 
     Raises:
-        CdiInputUnreadable: there is no such file, or stdin gives too much.
-        CdiFileUnusable: it is no file of root's, or too long.
-        CdiSpecInvalid: it breaks a rule of the specification.
+        CdiInputUnreadable: the file does not exist, or stdin is too long.
+        CdiFileUnusable: the file is not root's, not a file, or too long.
+        CdiSpecInvalid: the spec violates the specification.
     """
     if path == STDIN:
         data = sys.stdin.buffer.read(files.LARGEST + 1)
         if len(data) > files.LARGEST:
             raise CdiInputUnreadable(
-                "the CDI spec of stdin", found=f"it is longer than {files.LARGEST >> 20} MiB"
+                "the CDI spec on stdin", found=f"it is longer than {files.LARGEST >> 20} MiB"
             )
         return schema.parse(files.tree_of(data, "stdin"), "stdin")
     content = files.read(path)
@@ -60,16 +60,16 @@ def read_spec(path: str) -> SpecFile:
 
 
 def transform_root(spec: SpecFile, *, old: str, new: str, relative_to: str) -> SpecFile:
-    """A spec whose paths are below another root.
+    """Return a spec with its paths below another root.
 
     Args:
-        spec: what it was made of.
-        old: the root that paths begin with.
-        new: the root that they are to begin with; "" and "/" mean the same.
-        relative_to: :data:`HOST` or :data:`CONTAINER`, whose paths are meant.
+        spec: the spec to change.
+        old: the present root.
+        new: the new root; "" and "/" mean the same.
+        relative_to: :data:`HOST` or :data:`CONTAINER`, for their paths.
 
     Returns:
-        The spec, of the lowest version that has all that it uses, and of its own at least.
+        The new spec, of the old version, or a later one if it needs that.
     """
     move = _mover(old, new)
     edit = _of_host if relative_to == HOST else _of_container
@@ -83,9 +83,9 @@ def transform_root(spec: SpecFile, *, old: str, new: str, relative_to: str) -> S
         devices=tuple(replace(device, edits=edited(device.edits)) for device in spec.devices),
     )
     tree = schema.to_tree(moved)
-    least = schema.minimum_version(tree)  # hostPath of a node is younger than specs are
+    least = schema.minimum_version(tree)  # a node's hostPath needs a later version
     version = max(spec.version, least, key=_number)
-    return schema.parse({**tree, "cdiVersion": version}, "that is being made")
+    return schema.parse({**tree, "cdiVersion": version}, "of the result")
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ def _of_host(edits: Edits, move: Callable[[str], str]) -> Edits:
 
 def _of_container(edits: Edits, move: Callable[[str], str]) -> Edits:
     def node(each: DeviceNode) -> DeviceNode:
-        # Where it is on the host stays as it was.
+        # Its path on the host does not change.
         after = move(each.path)
         host = each.host_path or ("" if after == each.path else each.path)
         return replace(each, path=after, host_path=host)

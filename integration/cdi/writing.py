@@ -1,10 +1,9 @@
-"""A spec as text, put in place in one step.
+"""Write a spec as text, in one step.
 
 Rules
-- Whoever reads the directory sees all of the old file or all of the new one
+- A reader of the directory sees the old file or the new one, never a part
   (:func:`integration.files.replace_file`).
-- What is there and is no file (a device, a FIFO), or open already (/dev/stdout), is written to,
-  and stays.
+- A device, a FIFO, or an open descriptor (/dev/stdout) is written to, not replaced.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from integration.files import replace_file
 
 
 def format_of(path: str | None) -> str:
-    """The format that a file's name speaks of; YAML if it speaks of none."""
+    """Return the format by a file's name: JSON for ``.json``, otherwise YAML."""
     return "json" if path is not None and path.endswith(".json") else "yaml"
 
 
 def text_of(tree: Any, form: str) -> str:
-    """A spec as text.
+    """Return a spec as text.
 
     Args:
         tree: the spec, as :func:`hooks.cdi.schema.to_tree` returns it.
         form: "yaml" or "json".
 
     Returns:
-        The text, with its end of line.
+        The text, which ends with a newline.
     """
     if form == "json":
         return json.dumps(tree, indent=2) + "\n"
-    import yaml  # noqa: PLC0415 - JSON does without
+    import yaml  # noqa: PLC0415 - not needed for JSON
 
-    # The same text by libyaml, where PyYAML has it: for many MIG devices a second is at stake.
+    # libyaml gives the same text faster: it saves a second for many MIG devices.
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(
         tree, Dumper=dumper, sort_keys=False, default_flow_style=False, width=1000
@@ -45,18 +44,18 @@ def text_of(tree: Any, form: str) -> str:
 
 
 def write(path: str, text: str, *, durable: bool = True) -> None:
-    """Put a file in place.
+    """Write a file.
 
     Args:
-        path: where; missing directories are made.
+        path: the file's; missing directories are made.
         text: its content.
-        durable: as :func:`~integration.files.replace_file` has it.
+        durable: as for :func:`~integration.files.replace_file`.
 
     Raises:
-        CdiSpecUnwritten: it cannot be done. Nothing has changed.
+        CdiSpecUnwritten: it cannot be written. Nothing has changed.
     """
     try:
-        if _is_no_file(path):
+        if _is_not_replaced(path):
             with open(path, "wb") as stream:
                 stream.write(text.encode())
         else:
@@ -65,13 +64,13 @@ def write(path: str, text: str, *, durable: bool = True) -> None:
         raise CdiSpecUnwritten(
             f"to write {path}",
             found=error.strerror or str(error),
-            do="name another file, or see who may write there",
+            do="name another file, or check who may write there",
         ) from error
 
 
-def _is_no_file(path: str) -> bool:
-    """Whether something is there that is written to: a device, a pipe, or an open descriptor."""
+def _is_not_replaced(path: str) -> bool:
+    """Return whether a path is a device, a pipe, or an open descriptor."""
     place = os.readlink(path) if os.path.islink(path) else path
     if os.path.realpath(os.path.dirname(place)).startswith("/proc/"):
-        return True  # /dev/stdout, which may well be a file that somebody has opened
+        return True  # /dev/stdout, which may be a file
     return os.path.exists(path) and not os.path.isfile(path)

@@ -12,7 +12,7 @@ import click
 from hooks.config import Config
 from integration.cli.options import configured, found_if, with_listing
 from integration.cli.output import Column, Output
-from integration.devices.creating import State, Wish, refuse_failures
+from integration.devices.creating import CreateOptions, StepState, refuse_failures
 from integration.devices.creating import create as make
 
 _COLUMNS: Final = (
@@ -54,8 +54,8 @@ def create(
         config = replace(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
     if driver_root is not None:
         config = replace(config, driver_root=os.path.abspath(driver_root))
-    steps = make(config, Wish(**options))
+    steps = make(config, CreateOptions(**options))
     output.rows([asdict(step) for step in steps], _COLUMNS, name="path")
     sys.stdout.flush()
     refuse_failures(steps)
-    found_if(options["dry_run"] and any(step.state == State.ABSENT for step in steps))
+    found_if(options["dry_run"] and any(step.state == StepState.ABSENT for step in steps))

@@ -18,7 +18,7 @@ from integration.compat import COMPATIBLE_WITH
 from integration.compat.container_cli import ListSelection, info_text, list_paths, log_lines
 from integration.compat.errors import DebugLogUnwritable, NoCounterpart
 from integration.compat.gocli import flatten
-from integration.devices.creating import Wish, create
+from integration.devices.creating import CreateOptions, create
 from integration.nvml.inventory import inventory_of
 from shim import VERSION
 
@@ -97,7 +97,7 @@ def _read_node(flags: _GlobalFlags) -> tuple[Inventory, Config]:
         config = replace(config, driver_root=os.path.abspath(flags.root))
     if flags.load_kmods:
         try:
-            create(config, Wish(modules=True, links=False))
+            create(config, CreateOptions(modules=True, links=False))
         except NvshimError as error:
             # The original continues too.
             sys.stderr.write(f"{error}\n")

@@ -3,8 +3,8 @@
     with Cri("/run/containerd/containerd.sock") as cri:
         cri.version(cri_pb2.VersionRequest()).runtime_name
 
-A method takes the request's message and returns the response's. What the server refuses is one
-error with the server's own words and code.
+A method takes the request's message and returns the response's. A refusal is one error with the
+server's message and code.
 
 Source: k8s.io/cri-api pkg/apis/runtime/v1/api.proto.
 """
@@ -29,7 +29,7 @@ _TIMEOUT: Final = 30.0
 _RUNTIME: Final = "RuntimeService"
 _IMAGES: Final = "ImageService"
 
-# That there was no answer, and not what it was.
+# Codes for "no answer".
 _NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
@@ -37,10 +37,10 @@ class Call(Protocol[Q_contra, R_co]):
     """A call with one answer."""
 
     def __call__(self, request: Q_contra, *, timeout: float = _TIMEOUT) -> R_co:
-        """Make it.
+        """Make the call.
 
         Args:
-            request: what is asked.
+            request: its message.
             timeout: seconds that the answer may take.
 
         Raises:
@@ -75,11 +75,11 @@ class _Method(Generic[Q, R]):
 
 
 class Cri:
-    """A connection to a server of the CRI. As a context it is closed at the end.
+    """A connection to a CRI server; a context manager closes it.
 
     Attributes:
-        address: likewise.
-        channel: the connection, which comes to be with the first call.
+        address: the path of its socket.
+        channel: the connection, which the first call opens.
     """
 
     version = _Method(pb.VersionRequest, pb.VersionResponse)
@@ -123,7 +123,7 @@ class Cri:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        # A server that is started again is to be found at once, not after a pause that grows.
+        # Connect to a restarted server at once, not after a growing pause.
         backoff = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50)]
         self.channel = grpc.insecure_channel(f"unix://{address}", options=backoff)
 
@@ -138,7 +138,7 @@ class Cri:
         self.channel.close()
 
     def engine(self, *, timeout: float = _TIMEOUT) -> Engine:
-        """What the server says of itself, by two calls.
+        """Return the engine that serves the CRI, by two calls.
 
         Raises:
             CriRefused: the server answered with an error.
@@ -155,7 +155,7 @@ def _serialize(message: Message) -> bytes:
 def _translated(asked: str, error: grpc.RpcError) -> CriRefused | CriUnreachable:
     status = error.code()
     said = error.details() or status.name
-    # containerd's own deadlines come with the same code; either way nothing is known.
+    # containerd uses the same code for its own deadlines; the outcome is unknown either way.
     if status in _NO_ANSWER:
         return CriUnreachable(asked, found=said)
     return CriRefused(asked, said=said, status=status.value[0])

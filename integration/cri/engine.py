@@ -1,23 +1,23 @@
-"""What an engine says of itself: the settings that it was started with, not those in its files.
+"""The settings that a running engine uses, which may differ from its files.
 
-An engine reads its configuration when it starts, and tells it in the CRI's Status, if that is asked
-for more words. So whoever needs to know whether a pod gets its handler or its GPUs asks here.
+An engine reads its configuration when it starts, and reports it in the CRI's verbose Status. It
+shows whether a pod gets its handler and its GPUs.
 
 Rules
-- Nothing is concluded from silence: what an engine does not tell is None.
-- containerd tells its settings in JSON, under names of its own (``runtimeType``,
-  ``ContainerAnnotations``, ``enableCDI``) for those of its files (``runtime_type``, …). They are
-  compared without case and underscores, and what is empty counts as not there.
+- A setting that an engine does not report is None: unknown.
+- containerd reports its settings in JSON, under other names (``runtimeType``,
+  ``ContainerAnnotations``, ``enableCDI``) than in its files (``runtime_type``, …). They are
+  compared without case and underscores, and an empty value counts as missing.
 
 ==============  ================================================================================
-containerd      what becomes of CDI names in a request of the CRI
+containerd      CDI names in a CRI request
 ==============  ================================================================================
-before 1.7.2    they are not read
-before 2.0      they are read where ``enable_cdi`` is set, which it is not by itself
-since 2.0       they are read, unless ``enable_cdi`` is set to false
+before 1.7.2    are ignored
+before 2.0      are used if ``enable_cdi`` is set; the default is off
+since 2.0       are used unless ``enable_cdi`` is set to false
 ==============  ================================================================================
 
-CRI-O has always read them since it knows CDI.
+Every CRI-O that supports CDI uses them.
 
 Source: CRI v1 Version, Status (verbose); containerd internal/cri/server/status.go, docs/cri/
 config.md, pull requests 6654 and 8519.
@@ -45,13 +45,13 @@ CRI_SOCKETS: Final = (
     "/var/snap/microk8s/common/run/containerd.sock",
     "/run/crio/crio.sock",
 )
-"""Where engines serve kubelets, by who starts them: packages, k3s, RKE2; k0s; MicroK8s; CRI-O."""
+"""The sockets of engines: packages; k3s and RKE2; k0s; MicroK8s; CRI-O."""
 
 CONTAINERD: Final = "containerd"
 CRIO: Final = "cri-o"
 _FIRST_WITH_NAMES: Final = (1, 7, 2)
 _RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
-# Of a configuration, which may be long, what somebody compares.
+# The parts of a configuration, which may be long, that are compared.
 _TOLD: Final = ("enableCDI", "containerd")
 _OPTIONS: Final = "options"
 
@@ -61,24 +61,24 @@ class Engine:
     """A running engine."""
 
     name: str  # "containerd", "cri-o"
-    version: str  # as it says it ("2.1.9", "1.7.24~ds1")
-    # of its configuration, what is compared; empty if it does not tell
+    version: str  # as it reports it ("2.1.9", "1.7.24~ds1")
+    # the compared parts of its configuration; empty if unknown
     config: Mapping[str, Any] = field(default_factory=dict)
-    handlers: tuple[str, ...] = ()  # the names of its handlers; none if it is too old to list them
+    handlers: tuple[str, ...] = ()  # the names of its handlers; () if it is too old to list them
 
     def __str__(self) -> str:
-        """Its name and version, for people."""
+        """Return its name and version, for messages."""
         return f"{self.name} {self.version}".strip()
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The version's numbers; none if it is not known."""
+        """The version's numbers; () if unknown."""
         found = _RELEASE.match(self.version)
         return tuple(map(int, found.groups())) if found else ()
 
     @property
     def reads_cdi(self) -> bool | None:
-        """Whether it gives containers the CDI devices that the kubelet names; None if unknown."""
+        """Whether it uses the CDI names in the kubelet's requests; None if unknown."""
         if self.name == CRIO:
             return True
         if self.name != CONTAINERD or not self.release:
@@ -89,7 +89,7 @@ class Engine:
         return is_set if isinstance(is_set, bool) else None
 
     def hands_on(self, annotation: str) -> bool:
-        """Whether a handler that calls our shim gets an annotation of a container."""
+        """Return whether a handler of our shim gets a container annotation."""
         return any(
             fnmatch.fnmatchcase(annotation, pattern)
             for handler in self._runtimes.values()
@@ -100,7 +100,7 @@ class Engine:
         )
 
     def handler(self, name: str) -> Mapping[str, Any]:
-        """The settings of a handler, under the engine's own names; none if it does not tell."""
+        """Return a handler's settings, under the engine's names; empty if unknown."""
         return _table(self._runtimes.get(name))
 
     @property
@@ -108,14 +108,14 @@ class Engine:
         return _table(_table(self.config.get("containerd")).get("runtimes"))
 
     def lacks(self, wanted: Mapping[str, Any]) -> list[str] | None:
-        """What is wanted of its configuration and not in force.
+        """Return which wanted settings are not in effect.
 
         Args:
-            wanted: settings by their names in containerd's files: of the CRI plugin
-                (``enable_cdi``), and in ``containerd`` of that (``runtimes``).
+            wanted: settings of the CRI plugin, by their names in containerd's files
+                (``enable_cdi``, and ``runtimes`` in ``containerd``).
 
         Returns:
-            The settings, for people; None if it cannot be known.
+            The settings, for messages; None if that is unknown.
         """
         if self._runtimes:
             return list(_differences(wanted, self.config))
@@ -126,11 +126,11 @@ class Engine:
 
 
 def engine_of(version: pb.VersionResponse, status: pb.StatusResponse) -> Engine:
-    """An engine, by its answers.
+    """Make an engine of its answers.
 
     Args:
-        version: to Version.
-        status: to Status, asked for with ``verbose``.
+        version: of Version.
+        status: of a verbose Status.
     """
     try:
         told = parse_json(status.info.get("config", "null"))
@@ -142,7 +142,7 @@ def engine_of(version: pb.VersionResponse, status: pb.StatusResponse) -> Engine:
 
 
 def _differences(wanted: Mapping[str, Any], there: Any, *path: str) -> Iterator[str]:
-    """The settings that are not as wanted; options of a handler are compared as a whole."""
+    """Yield the settings that differ; a handler's options are compared as a whole."""
     found = {_key(key): value for key, value in _table(there).items()}
     for key, value in wanted.items():
         now = found.get(_key(key))
@@ -161,7 +161,7 @@ def _key(key: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value without what is empty in it, which to containerd is the same."""
+    """Return a value without its empty parts, which containerd treats as missing."""
     if not isinstance(value, dict):
         return value or None
     items = ((_key(key), _plain(each)) for key, each in value.items())

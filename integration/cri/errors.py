@@ -1,4 +1,4 @@
-"""What can go wrong between a client of the CRI and the server: E242x."""
+"""Errors of the CRI client: E242x."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from integration.errors import IntegrationError
 
 
 class CriError(IntegrationError):
-    """Base of what a client of the CRI raises."""
+    """Base of the errors of the CRI client."""
 
 
 class CriRefused(CriError, code="NVSHIM-E2421", status=Status.UNKNOWN):
-    """The server answered a call with an error; ``status`` is the code that it gave.
+    """The server answered a call with an error; ``status`` is the server's code.
 
     Attributes:
-        said: the server's message, as it is.
+        said: the server's message, unchanged.
     """
 
     def __init__(self, asked: str, *, said: str, status: int) -> None:
@@ -24,6 +24,6 @@ class CriRefused(CriError, code="NVSHIM-E2421", status=Status.UNKNOWN):
 
 
 class CriUnreachable(CriError, code="NVSHIM-E2422", status=Status.UNAVAILABLE):
-    """There is no answer: nobody listens, the server went away, or it took too long."""
+    """There is no answer: no server listens, the server ended, or it took too long."""
 
     remedy = "start the engine, or name its socket"

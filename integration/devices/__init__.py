@@ -1,9 +1,11 @@
-"""Device nodes of NVIDIA's driver and their /dev/char links, made because somebody asks.
+"""Device nodes of NVIDIA's driver, their /dev/char links, and the marks of drained devices.
 
-The shim makes what a container needs when the container is made (:mod:`hooks.node.host_setup`,
-:mod:`hooks.node.host_setup`). This makes all that the driver has, before any container asks: for
-runtimes that are not ours, for programs on the host, and once after a boot::
+The shim makes the nodes that a container needs (:mod:`hooks.node.host_setup`). This package makes
+all nodes that the driver has, before any container needs them: for other runtimes, for programs on
+the host, and once after a boot::
 
-    expected.py   which nodes the driver has, by procfs
-    creating.py   modules loaded, nodes and links made; what was done, row by row
+    expected.py      the nodes that the driver has according to procfs
+    creating.py      load modules, make nodes and links; report each step
+    targets.py       the devices that a command names
+    drain_marks.py   write and remove the marks of devices out of service
 """

@@ -1,17 +1,17 @@
-"""Modules loaded, nodes and links made; what was done, row by row.
+"""Load kernel modules, make device nodes and links, and report each step.
 
 ===========  =========================================================================
 state        of a module, a node or a link
 ===========  =========================================================================
-present      it was there, and is what it should be
-made         it was not there, and is now; of a module: it was loaded
-absent       it is not there, and would be made (a dry run)
-unavailable  its kernel module is not loaded, so there is nothing to make
+present      it existed, and is correct
+made         it was missing, and was made; a module was loaded
+absent       it is missing, and would be made (a dry run)
+unavailable  its kernel module is not loaded, so it cannot be made
 forbidden    the kernel module's parameter ModifyDeviceFiles keeps others from making it
-failed       it is wrong and is not ours to mend, or could not be made; the reason is told
+failed       it is wrong and not ours to repair, or could not be made; see the reason
 ===========  =========================================================================
 
-What is there is never touched, but for a link that leads nowhere or astray.
+Existing files are never changed, except links with a missing or wrong target.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _SHORT: Final = 200
 _MOST_TOLD: Final = 4
 
 
-class State:
-    """The words of this module's head."""
+class StepState:
+    """The states in this module's docstring."""
 
     PRESENT: Final = "present"
     MADE: Final = "made"
@@ -59,67 +59,67 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of one module, node or link."""
+    """The result for one module, node or link."""
 
     kind: str  # "module", "node" or "link"
     path: str  # of the node or link, on the host; the name of a module
     numbers: str  # "MAJOR:MINOR"; "" for a module, and where the major is not known
-    state: str  # of State
-    reason: str = ""  # what stands in the way; "" if nothing does
+    state: str  # one of StepState
+    reason: str = ""  # why it is not as wanted; "" if it is
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be made."""
+class CreateOptions:
+    """What to make."""
 
-    modules: bool = False  # whether kernel modules are loaded first
-    nodes: bool = True  # whether nodes are made
-    links: bool = True  # whether links in dev/char are made
-    control_only: bool = False  # nodes that belong to no GPU and no capability, and no others
-    link_dev: str = ""  # the directory whose char has the links, if it is not that of the nodes
-    dry_run: bool = False  # whether nothing is done
+    modules: bool = False  # load kernel modules first
+    nodes: bool = True  # make nodes
+    links: bool = True  # make links in dev/char
+    control_only: bool = False  # only nodes that belong to no GPU and no capability
+    link_dev: str = ""  # make links in its subdirectory char; "" for the directory of the nodes
+    dry_run: bool = False  # change nothing
 
 
 def create(
-    config: Config, wish: Wish, run: Callable[[Sequence[str]], str] | None = None
+    config: Config, options: CreateOptions, run: Callable[[Sequence[str]], str] | None = None
 ) -> list[Step]:
     """Make what is missing.
 
     Args:
         config: where procfs, sysfs and the device nodes are.
-        wish: what is to be made.
+        options: what to make.
         run: runs a command and says why it failed, or ""; by default :func:`run_command`.
 
     Returns:
-        What came of each, in the order in which they were made.
+        The steps, in order.
 
     Raises:
         ModulesNotLoaded: the driver's own module could not be loaded. No node has been made.
     """
-    steps = _load(config, wish, run or run_command) if wish.modules else []
-    wanted = expected_nodes(config, control_only=wish.control_only)
-    if wish.nodes:
-        steps += _make(config, wanted, dry_run=wish.dry_run)
-    if wish.links:
-        steps += _link(config, wish, wanted)
+    steps = _load(config, options, run or run_command) if options.modules else []
+    wanted = expected_nodes(config, control_only=options.control_only)
+    if options.nodes:
+        steps += _make(config, wanted, dry_run=options.dry_run)
+    if options.links:
+        steps += _link(config, options, wanted)
     return steps
 
 
 def refuse_failures(steps: Sequence[Step]) -> None:
-    """Say it if not everything is there that could be.
+    """Raise an error if not all steps succeeded.
 
     Raises:
-        DevicesNotMade: something could not be made, or no driver is loaded at all.
+        DevicesNotMade: a step failed, or no driver is loaded.
     """
-    failed = [step for step in steps if step.state == State.FAILED]
+    failed = [step for step in steps if step.state == StepState.FAILED]
     if failed:
         raise DevicesNotMade(
             f"{len(failed)} of {len(steps)} modules, nodes and links",
             found="; ".join(f"{step.path}: {step.reason}" for step in failed[:_MOST_TOLD]),
-            do="remove what is in the way, or see why it cannot be made",
+            do="fix the reason given for each, and run it again",
         )
     nodes = [step for step in steps if step.kind == "node"]
-    if nodes and all(step.state == State.UNAVAILABLE for step in nodes):
+    if nodes and all(step.state == StepState.UNAVAILABLE for step in nodes):
         raise DevicesNotMade(
             "device nodes of NVIDIA's driver",
             found=nodes[0].reason,
@@ -128,7 +128,7 @@ def refuse_failures(steps: Sequence[Step]) -> None:
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Run a command with nothing of our environment.
+    """Run a command with a fixed environment.
 
     Returns:
         Why it failed; "" if it did not.
@@ -144,7 +144,9 @@ def run_command(command: Sequence[str]) -> str:
     return done.stderr.decode(errors="replace")[:_SHORT].strip() or f"status {done.returncode}"
 
 
-def _load(config: Config, wish: Wish, run: Callable[[Sequence[str]], str]) -> list[Step]:
+def _load(
+    config: Config, options: CreateOptions, run: Callable[[Sequence[str]], str]
+) -> list[Step]:
     capabilities = CAPABILITIES
     commands = load_commands(replace(config, load_modules=True), capabilities)
     missing = {command[-1]: command for command in commands}
@@ -153,38 +155,38 @@ def _load(config: Config, wish: Wish, run: Callable[[Sequence[str]], str]) -> li
         command = missing.get(name)
         if command is None:
             if is_loaded(config, name):
-                steps.append(Step("module", name, "", State.PRESENT))
+                steps.append(Step("module", name, "", StepState.PRESENT))
             continue
-        if wish.dry_run:
-            steps.append(Step("module", name, "", State.ABSENT))
+        if options.dry_run:
+            steps.append(Step("module", name, "", StepState.ABSENT))
             continue
         why = run(command)
         if why and name == DRIVER:
             raise ModulesNotLoaded(
                 f"to load the kernel module {name}: {' '.join(command)}",
                 found=why,
-                do="see dmesg, and that the module is built for this kernel",
+                do="see dmesg, and check that the module is built for this kernel",
             )
-        # Without the others there are fewer nodes; those that there are work.
-        steps.append(Step("module", name, "", State.FAILED if why else State.MADE, why))
+        # The other modules only add nodes; the driver works without them.
+        steps.append(Step("module", name, "", StepState.FAILED if why else StepState.MADE, why))
     return steps
 
 
 def _make(config: Config, wanted: Sequence[Wanted], *, dry_run: bool) -> list[Step]:
     majors = read_majors(config)
     before = {node.path: _look(config, node, majors) for node in wanted}
-    able = [node for node in wanted if before[node.path].state == State.ABSENT]
+    able = [node for node in wanted if before[node.path].state == StepState.ABSENT]
     if dry_run or not able:
         return list(before.values())
     failed = dict(make_all(config, able).failed)
     after = {}
     for node in able:
         seen = _look(config, node, majors)
-        if seen.state == State.PRESENT:
-            after[node.path] = _with_state(seen, State.MADE)
+        if seen.state == StepState.PRESENT:
+            after[node.path] = _with_state(seen, StepState.MADE)
         else:
             why = failed.get(seen.path, seen.reason or "it is not there")
-            after[node.path] = _with_state(seen, State.FAILED, why)
+            after[node.path] = _with_state(seen, StepState.FAILED, why)
     return [after.get(path, step) for path, step in before.items()]
 
 
@@ -193,26 +195,26 @@ def _with_state(step: Step, state: str, reason: str = "") -> Step:
 
 
 def _look(config: Config, node: Wanted, majors: dict[str, int]) -> Step:
-    """What there is of a node."""
+    """Return the present state of a node."""
     host = _host(config, node.path)
     major = next((majors[driver] for driver in node.drivers if driver in majors), None)
     numbers = "" if major is None else f"{major}:{node.minor}"
     if major is None:
         why = f"{config.proc}/devices lists no {node.drivers[0]}: its kernel module is not loaded"
-        return Step("node", host, numbers, State.UNAVAILABLE, why)
+        return Step("node", host, numbers, StepState.UNAVAILABLE, why)
     seen = look_at_node(config, node.path, {major}, node.minor, node.drivers[0])
     if isinstance(seen, Node):
-        return Step("node", host, numbers, State.PRESENT)
+        return Step("node", host, numbers, StepState.PRESENT)
     if os.path.lexists(host):
-        return Step("node", host, numbers, State.FAILED, seen)
+        return Step("node", host, numbers, StepState.FAILED, seen)
     module = MODULES.get(node.path)
-    # The driver's own major is there without this module, and the node would be dead.
+    # The driver's major exists without this module, but the node would not work.
     if module is not None and not is_loaded(config, module):
         why = f"the kernel module {module} is not loaded"
-        return Step("node", host, numbers, State.UNAVAILABLE, why)
+        return Step("node", host, numbers, StepState.UNAVAILABLE, why)
     if is_forbidden(config):
-        return Step("node", host, numbers, State.FORBIDDEN, "ModifyDeviceFiles: 0")
-    return Step("node", host, numbers, State.ABSENT)
+        return Step("node", host, numbers, StepState.FORBIDDEN, "ModifyDeviceFiles: 0")
+    return Step("node", host, numbers, StepState.ABSENT)
 
 
 def _host(config: Config, path: str) -> str:
@@ -222,54 +224,58 @@ def _host(config: Config, path: str) -> str:
 # Links
 
 
-def _link(config: Config, wish: Wish, wanted: Iterable[Wanted]) -> list[Step]:
-    dev = wish.link_dev or config.dev
+def _link(config: Config, options: CreateOptions, wanted: Iterable[Wanted]) -> list[Step]:
+    dev = options.link_dev or config.dev
     steps = []
-    for device, host in _devices(config, wish, wanted):
+    for device, host in _devices(config, options, wanted):
         name = f"{device.major}:{device.minor}"
         path = os.path.join(dev, "char", name)
         if is_linked(dev, device):
-            steps.append(Step("link", path, name, State.PRESENT))
-        elif wish.dry_run:
-            steps.append(Step("link", path, name, State.ABSENT))
+            steps.append(Step("link", path, name, StepState.PRESENT))
+        elif options.dry_run:
+            steps.append(Step("link", path, name, StepState.ABSENT))
         else:
-            hosts = {device.path: host} if wish.link_dev else None
+            hosts = {device.path: host} if options.link_dev else None
             done = link_nodes(dev, [device], hosts)
             failed = dict(done.failed).get(name, "")
-            state = State.FAILED if failed else State.MADE if done.made else State.PRESENT
+            state = (
+                StepState.FAILED if failed else StepState.MADE if done.made else StepState.PRESENT
+            )
             steps.append(Step("link", path, name, state, failed))
     return steps
 
 
-def _devices(config: Config, wish: Wish, wanted: Iterable[Wanted]) -> Iterator[tuple[Device, str]]:
-    """The devices that are to have links, each with its node on the host."""
+def _devices(
+    config: Config, options: CreateOptions, wanted: Iterable[Wanted]
+) -> Iterator[tuple[Device, str]]:
+    """Yield the devices to link, each with its node on the host."""
     paths = [node.path for node in wanted]
-    if not wish.control_only:
+    if not options.control_only:
         paths += _others(config)
     majors = {number for name, number in read_majors(config).items() if name.startswith("nvidia")}
-    absent = {node.path: node for node in wanted} if wish.dry_run and wish.nodes else {}
+    absent = {node.path: node for node in wanted} if options.dry_run and options.nodes else {}
     known = read_majors(config)
     for path in dict.fromkeys(paths):
         seen = look_at_node(config, path, majors, None, "nvidia")
         if isinstance(seen, Node):
             yield Device(path, seen.major, seen.minor), seen.host
-        elif path in absent and _look(config, absent[path], known).state == State.ABSENT:
+        elif path in absent and _look(config, absent[path], known).state == StepState.ABSENT:
             node = absent[path]
             major = next(known[driver] for driver in node.drivers if driver in known)
             yield Device(path, major, node.minor), _host(config, path)
 
 
-_BESIDE: Final = ("nvidia-caps", "nvidia-caps-imex-channels")
+_DIRECTORIES: Final = ("nvidia-caps", "nvidia-caps-imex-channels")
 
 
 def _others(config: Config) -> list[str]:
-    """Nodes of the driver that are there, whoever made them."""
-    found = [f"/dev/{name}" for name in sorted(read_names(config.dev) or ()) if _is_ours(name)]
-    for directory in _BESIDE:
+    """Return the driver's nodes that exist, whatever program made them."""
+    found = [f"/dev/{name}" for name in sorted(read_names(config.dev) or ()) if _is_nvidia(name)]
+    for directory in _DIRECTORIES:
         names = read_names(f"{config.dev}/{directory}") or ()
         found += [f"/dev/{directory}/{name}" for name in sorted(names)]
     return found
 
 
-def _is_ours(name: str) -> bool:
-    return name.startswith("nvidia") and name not in _BESIDE
+def _is_nvidia(name: str) -> bool:
+    return name.startswith("nvidia") and name not in _DIRECTORIES

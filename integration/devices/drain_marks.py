@@ -1,16 +1,14 @@
-"""The marks of what is out of service, written and removed.
+"""Write and remove the marks of devices that are out of service.
 
 Rules
-- A mark is replaced as a whole. Commands that write marks at once take turns by a lock, so that
-  neither loses what the other has written. Who only reads needs no lock.
-- Who takes something out of service that is so already keeps since when it is, and why, unless he
-  says why.
-- A reset has a lock of its own, which it holds until it ends, however it ends. While another
-  process has it, its mark stays.
-- A reset has the node agent close NVML while it holds that lock, and no longer: a command that was
-  killed leaves a mark that says so, and the next one that has the lock takes that back.
-- Locks are in the state directory. That of the marks goes with the last of them: where everything
-  is in service, there is nothing to look into.
+- A mark is replaced as a whole. Commands that write marks take turns by a lock, so that neither
+  loses the other's changes. Reading needs no lock.
+- Draining a drained device again keeps its time, and its reason unless a new one is given.
+- A reset holds a lock of its own until it ends, even by a crash. While another process holds it,
+  that process's mark stays.
+- A reset asks the node agent to close NVML only while it holds that lock. A command that was killed
+  leaves its request in the mark; the next command with the lock withdraws it.
+- The locks are in the state directory. The directory of the marks is removed with the last mark.
 
 Source: flock(2).
 """
@@ -29,27 +27,26 @@ from typing import Final
 from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
 from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
-from integration.files import remove_file, replace_file, sweep
-from integration.nvml.lock import locked
+from integration.files import flock_within, remove_file, replace_file, sweep
 from shim.causes.agent import is_locked
 
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"
-_GLANCE: Final = 0.5  # seconds: who only looks whether the lock is held has it for a moment
+_GLANCE: Final = 0.5  # seconds: a check whether the lock is held takes it for a moment
 
 
 def put(config: Config, drain: Drain) -> Drain:
     """Take something out of service.
 
     Args:
-        drain: the mark. Where there is one already, that one's time counts, and its reason if this
-            has none; and the agent lets go if either says so.
+        drain: the mark. An existing mark keeps its time, and its reason if this one has none; the
+            agent closes NVML if either asks for it.
 
     Returns:
-        The mark as it is now.
+        The new mark.
 
     Raises:
-        MarkUnwritten: it cannot be written; what was there is untouched.
+        MarkUnwritten: it cannot be written; an existing mark is unchanged.
     """
     with _writing(config, drain.device):
         before = find(config, drain.device)
@@ -68,7 +65,7 @@ def _united(before: Drain, drain: Drain, config: Config) -> Drain:
     return replace(
         drain,
         bus_id=drain.bus_id or before.bus_id,
-        # What a person has said is not forgotten for a reset.
+        # A reset does not replace a person's reason.
         reason=(before.reason if drain.reset and of_person else "")
         or drain.reason
         or before.reason,
@@ -76,17 +73,17 @@ def _united(before: Drain, drain: Drain, config: Config) -> Drain:
         lets_go=drain.lets_go or lets_go,
         for_reset=for_reset and not drain.lets_go,
         reset=drain.reset or under_way,
-        # It is no less out of service by a person's word because it is reset.
+        # A device that a person has drained stays drained after the reset.
         stays=bool(drain.reset and of_person) or bool(under_way),
     )
 
 
 def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> None:
-    """Write down how far the reset of a GPU is.
+    """Record the progress of a GPU's reset.
 
     Args:
         device: as :class:`~hooks.node.drained.Drain` has it.
-        how_far: for people.
+        how_far: the step, for messages.
         closed: whether the node agent has to keep NVML closed at this step.
 
     Raises:
@@ -108,10 +105,10 @@ def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> 
 
 
 def finish(config: Config, device: str) -> bool:
-    """Return a GPU to service that was reset, unless a person had taken it out of service.
+    """Return a GPU to service after its reset, unless a person had drained it.
 
     Returns:
-        Whether it is in service.
+        Whether it is in service now.
 
     Raises:
         MarkUnwritten: the mark cannot be removed.
@@ -126,7 +123,7 @@ def finish(config: Config, device: str) -> bool:
 
 
 def find(config: Config, device: str) -> Drain | None:
-    """The mark of something; None if it is in service.
+    """Return the mark of a device; None if it is in service.
 
     Args:
         device: as :class:`~hooks.node.drained.Drain` has it.
@@ -138,11 +135,11 @@ def take(config: Config, device: str) -> Drain:
     """Return something to service.
 
     Returns:
-        The mark that was there.
+        The removed mark.
 
     Raises:
-        NotDrained: there is none.
-        ResetRunning: it is being reset this moment.
+        NotDrained: there is no mark.
+        ResetRunning: it is being reset.
         MarkUnwritten: it cannot be removed.
     """
     with _writing(config, device):
@@ -156,8 +153,8 @@ def take(config: Config, device: str) -> Drain:
         if mark.reset and is_resetting(config):
             raise ResetRunning(
                 f"to return {device} to service",
-                found=f"it is being reset this moment ({mark.reset})",
-                do="wait until that `nvshim reset` has ended, or interrupt it",
+                found=f"it is being reset ({mark.reset})",
+                do="wait until that `nvshim reset` ends, or interrupt it",
             )
         _remove(config, device)
         return mark
@@ -174,19 +171,19 @@ def _remove(config: Config, device: str) -> None:
 
 @contextmanager
 def resetting(config: Config) -> Iterator[None]:
-    """Be the one on this node who resets a GPU, as long as this lasts.
+    """Hold the lock of resets: one reset at a time on a node.
 
     Raises:
-        ResetRunning: another process is.
-        MarkUnwritten: there is no place for the lock.
+        ResetRunning: another process holds it.
+        MarkUnwritten: the lock file cannot be created.
     """
     asked = "to reset a GPU"
     with _open(config, _RESET, asked) as fd:
-        if not locked(fd, fcntl.LOCK_EX, _GLANCE):
+        if not flock_within(fd, fcntl.LOCK_EX, _GLANCE):
             raise ResetRunning(
                 asked,
-                found="another `nvshim reset` is under way on this node",
-                do="wait until it has ended; `nvshim list` shows how far it is",
+                found="another `nvshim reset` is running on this node",
+                do="wait until it ends; `nvshim list` shows its progress",
             )
         for mark in read_drains(config):
             if mark.for_reset:
@@ -195,7 +192,7 @@ def resetting(config: Config) -> Iterator[None]:
 
 
 def is_resetting(config: Config) -> bool:
-    """Whether a process of this node resets a GPU now."""
+    """Return whether a process of this node is resetting a GPU."""
     return is_locked(os.path.join(config.state, _RESET))
 
 
@@ -232,7 +229,7 @@ def _open(config: Config, name: str, asked: str) -> Iterator[int]:
 
 
 def unwritten(config: Config, asked: str, error: OSError) -> MarkUnwritten:
-    """The error that something cannot be written where marks are, or their locks."""
+    """Return the error for a mark or lock that cannot be written."""
     return MarkUnwritten(
         asked,
         found=f"{error.filename or config.drained}: {error.strerror}",

@@ -1,4 +1,4 @@
-"""What can go wrong while nodes and links are made: E253x."""
+"""Errors of making device nodes and links: E253x."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from integration.errors import IntegrationError
 
 
 class DevicesError(IntegrationError):
-    """Base of what :mod:`integration.devices` raises."""
+    """Base of the errors of making device nodes."""
 
 
 class DevicesNotMade(DevicesError, code="NVSHIM-E2536", status=Status.FAILED_PRECONDITION):
-    """Some module, node or link could not be loaded or made; the others are.
+    """A module, node or link could not be loaded or made; the others were.
 
     Raised by :func:`integration.devices.creating.refuse_failures`.
     """

@@ -1,13 +1,13 @@
-"""Which device nodes NVIDIA's driver has on this node, by what procfs says.
+"""The device nodes that NVIDIA's driver has according to procfs.
 
-Neither NVML nor the driver's files are asked: nodes are needed before either works.
+It uses neither NVML nor the driver's files, which do not work without nodes.
 
 - Control nodes: nvidiactl, nvidia-modeset, nvidia-uvm, nvidia-uvm-tools.
-- One for each GPU, except one that the driver was told to exclude.
-- One for each capability that there is (of MIG's configuration, monitor, instances; of the
-  fabric), with the mode that the kernel module asks for.
+- One for each GPU, except GPUs that the driver is configured to exclude.
+- One for each existing capability (MIG's configuration, monitor and instances; the fabric), with
+  the mode that the kernel module wants.
 
-IMEX channels are not among them: which ones a node has is for the IMEX service to say.
+IMEX channels are not included: the IMEX service makes them.
 
 Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; kernel-open/nvidia/nv-procfs.c
 and nv-caps.c of NVIDIA's open kernel modules.
@@ -40,18 +40,18 @@ MODULES: Final = {
     UVM_TOOLS.path: "nvidia-uvm",
     MODESET.path: "nvidia-modeset",
 }
-"""The kernel module that has to be loaded for a control node to be of use."""
+"""The kernel module without which a control node does not work."""
 
 
 def expected_nodes(config: Config, *, control_only: bool = False) -> list[Wanted]:
-    """The nodes that there should be.
+    """Return the nodes that should exist.
 
     Args:
         config: where procfs is.
-        control_only: only those that belong to no GPU and to no capability.
+        control_only: leave out nodes of GPUs and capabilities.
 
     Returns:
-        The nodes, whether or not they are there.
+        The nodes, whether or not they exist.
     """
     parameters = parse_parameters(read_text(f"{config.proc}/driver/nvidia/params") or "")
     owner = node_owner(parameters)
@@ -68,7 +68,7 @@ def expected_nodes(config: Config, *, control_only: bool = False) -> list[Wanted
 
 
 def is_forbidden(config: Config) -> bool:
-    """Whether the kernel module's parameters say that its nodes are the administrator's to make."""
+    """Return whether the kernel module keeps others from making its nodes (ModifyDeviceFiles)."""
     text = read_text(f"{config.proc}/driver/nvidia/params") or ""
     return not may_make_nodes(parse_parameters(text))
 

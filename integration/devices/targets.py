@@ -1,4 +1,4 @@
-"""What a person means who takes something out of service: GPUs, MIG devices, or the driver."""
+"""The devices that a drain or reset command names: GPUs, MIG devices, or the driver."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from integration.devices.drain_errors import NotDrained, TargetUnknown
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is taken out of service."""
+    """A device to drain or reset, or the driver."""
 
-    device: str  # what its mark is called
-    name: str  # what people call it ("GPU 3", "MIG device 3:0", "the driver")
-    gpu: Gpu | None = None  # the GPU that it is, or is a part of; None for the driver
-    mig: MigDevice | None = None  # the MIG device that it is; None for a GPU, and for the driver
+    device: str  # the name of its mark
+    name: str  # for messages ("GPU 3", "MIG device 3:0", "the driver")
+    gpu: Gpu | None = None  # the GPU, or the MIG device's GPU; None for the driver
+    mig: MigDevice | None = None  # None for a GPU and the driver
 
     @property
     def words(self) -> str:
-        """How a command names it."""
+        """Its name on a command line."""
         if self.gpu is None:
             return "--driver"
         return str(self.gpu.index) if self.mig is None else f"{self.mig.gpu}:{self.mig.index}"
@@ -38,14 +38,13 @@ THE_DRIVER = Target(DRIVER, "the driver")
 
 
 def targets_of(names: Iterable[str], inventory: Inventory) -> tuple[Target, ...]:
-    """The devices that are named, each once.
+    """Return the named devices, each once.
 
     Args:
-        names: as containers write them: indices, UUIDs or their beginnings, PCI addresses; "all"
-            for every GPU.
+        names: indices, UUIDs or prefixes of them, PCI addresses; "all" for every GPU.
 
     Raises:
-        TargetUnknown: a name is that of no device, or of several.
+        TargetUnknown: a name matches no device, or several.
     """
     found: dict[str, Target] = {}
     for name in names:
@@ -72,7 +71,7 @@ def _named(name: str, inventory: Inventory) -> list[Target]:
             if mig.gpu in gpus
         ]
         if len(found) != 1:
-            what = f"is the beginning of {len(found)} UUIDs" if found else "is not on this node"
+            what = f"matches {len(found)} UUIDs" if found else "is not on this node"
             raise _unknown(str(each), what)
         targets += found
     return targets
@@ -89,15 +88,15 @@ def _unknown(name: str, found: str) -> TargetUnknown:
 def drained_of(
     names: Sequence[str], inventory: Inventory | None, config: Config
 ) -> tuple[Drain, ...]:
-    """The marks that are named, also of devices that the node does not have any more.
+    """Return the named marks, including those of devices that the node no longer has.
 
     Args:
         names: as for :func:`targets_of`; "all" for every device that is out of service.
-        inventory: what the node has; None if that is not known.
+        inventory: of the node; None if it is unknown.
 
     Raises:
-        NotDrained: what is named is in service.
-        TargetUnknown: a name is that of nothing.
+        NotDrained: a named device is in service.
+        TargetUnknown: a name matches nothing.
     """
     marks = {each.device: each for each in read_drains(config) if each.device != DRIVER}
     found: dict[str, Drain] = {}
@@ -109,7 +108,7 @@ def drained_of(
             if low == "all" or each.device.lower().startswith(low) or each.bus_id.lower() == low
         ]
         if len(by_name) > 1 and low != "all":
-            raise _unknown(name, f"is that of {len(by_name)} devices that are out of service")
+            raise _unknown(name, f"matches {len(by_name)} devices that are out of service")
         if not by_name and inventory is not None:
             meant = targets_of([name], inventory)
             by_name = [mark for each in meant for mark in marks.values() if _marks(mark, each)]

@@ -38,9 +38,9 @@ from hooks.node.inventory import Inventory
 from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import ResetFailed, ResetUnproven, StillHeld
 from integration.devices.targets import Target
-from integration.nvml.inventory import ask
-from integration.nvml.lock import alone, give_up
+from integration.nvml.lock import break_lock, exclusive
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
+from integration.nvml.query import probe
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Reset:
                 run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET, lock=lock)
             except SmiFailed as error:
                 if isinstance(error.__cause__, subprocess.TimeoutExpired):
-                    give_up(self._config.state)  # nvidia-smi may hang, and holds the lock
+                    break_lock(self._config.state)  # nvidia-smi may hang, and holds the lock
                 asked = f"to reset {self._target.name}"
                 raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
         return True
@@ -148,7 +148,7 @@ class Reset:
         """Keep all our processes from opening NVML."""
         with ExitStack() as stack:
             try:
-                lock = stack.enter_context(alone(self._config.state, _TO_CLOSE))
+                lock = stack.enter_context(exclusive(self._config.state, _TO_CLOSE))
             except OSError as error:
                 raise marks.unwritten(self._config, "to reset a GPU", error) from error
             if lock is None:
@@ -180,7 +180,7 @@ class Reset:
     def _what_is_wrong(self) -> str:
         config = self._config
         try:
-            report = ask(engine.probe_command(config), config.nvml_timeout, state=config.state)
+            report = probe(config)
             inventory = engine.take_inventory(config, report)
         except NvshimError as error:
             return str(error)

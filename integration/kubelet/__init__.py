@@ -1,1 +1,1 @@
-"""The kubelet's sockets on this node: registering plugins with it, and its pod-resources API."""
+"""The kubelet on this node: register plugins, serve at sockets, and ask the pod-resources API."""

@@ -1,7 +1,7 @@
-"""A gRPC server at a unix socket of its own, in the agent's event loop.
+"""A gRPC server at its own unix socket, in the agent's event loop.
 
-The socket is made aside and moved into place (:mod:`integration.kubelet.sockets`), so a kubelet
-that watches the directory sees it when it listens, and not before.
+The socket is made under a temporary name and moved into place (:mod:`integration.kubelet.sockets`),
+so a kubelet that watches the directory sees it only when the server listens.
 
 Source: grpc.aio; unix(7).
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import grpc.aio  # type: ignore[import-untyped] # the same
 
 from integration.agent_errors import PluginSocketUnusable
 from integration.kubelet import sockets
@@ -26,7 +26,7 @@ from integration.kubelet.sockets import Identity
 CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 """gRPC's own values by the numbers of :class:`api.errors.Status`."""
 
-# Seconds that calls under way have when the server ends.
+# Seconds that running calls have when the server stops.
 _TO_END: Final = 1.0
 
 
@@ -40,21 +40,21 @@ class SocketServer:
     def __init__(self, path: str) -> None:
         self.path = path
         self.identity: Identity | None = None
-        """Which socket is ours; None before it is there."""
+        """The identity of our socket; None before it exists."""
         self._server: Any = None
 
     async def listen(self, services: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begin to serve.
+        """Start to serve.
 
         Args:
-            services: the methods' handlers by their names, of each service by its full name.
+            services: by the full name of each service, its handlers by method.
 
         Raises:
-            OtherPlugin: somebody else serves the socket.
-            PluginSocketUnusable: there can be none.
+            OtherPlugin: another program serves the socket.
+            PluginSocketUnusable: the socket cannot be made.
         """
         sockets.refuse_served(self.path)
-        aside = sockets.temporary_path(self.path)
+        temporary = sockets.temporary_path(self.path)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(
             tuple(
@@ -63,26 +63,26 @@ class SocketServer:
             )
         )
         try:
-            server.add_insecure_port(f"unix:{aside}")
-            with anyio.CancelScope(shield=True):  # gRPC does not bear to be cancelled there
+            server.add_insecure_port(f"unix:{temporary}")
+            with anyio.CancelScope(shield=True):  # gRPC breaks if it is cancelled there
                 await server.start()
             await anyio.lowlevel.checkpoint()
-            self.identity = sockets.put_in_place(aside, self.path)
+            self.identity = sockets.put_in_place(temporary, self.path)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await server.stop(0)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(aside)
-            if isinstance(error, RuntimeError):  # gRPC's word for what bind(2) said
+                os.unlink(temporary)
+            if isinstance(error, RuntimeError):  # how gRPC reports an error of bind(2)
                 raise PluginSocketUnusable(
-                    f"the socket {self.path}", found=str(error), do="see who may write there"
+                    f"the socket {self.path}", found=str(error), do="check who may write there"
                 ) from error
             raise
         self._server = server
 
     async def crash(self) -> None:
-        """Wait until the server has ended without being told to."""
-        # To cancel that call would cancel every other wait for the server's end.
+        """Wait until the server ends without :meth:`end`."""
+        # Cancelling that call would cancel every other wait for the server's end.
         await asyncio.shield(asyncio.ensure_future(self._server.wait_for_termination()))
 
     def withdraw(self) -> None:
@@ -91,7 +91,7 @@ class SocketServer:
             sockets.remove(self.path, self.identity)
 
     async def end(self, to_end: float = _TO_END) -> None:
-        """Withdraw, and end once the calls under way have.
+        """Remove the socket, and stop once running calls have ended.
 
         Args:
             to_end: seconds that they have.
@@ -104,11 +104,11 @@ class SocketServer:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the kubelet, which goes by the path, would find this server."""
+        """Whether the socket's path leads to this server."""
         return self.identity is not None and sockets.identity_of(self.path) == self.identity
 
 
 def serialize(message: Any) -> bytes:
-    """A message of protobuf as bytes."""
+    """Serialize a protobuf message."""
     data: bytes = message.SerializeToString()
     return data

@@ -1,12 +1,11 @@
-"""What the kubelet says that it has given to whom: its pod-resources API, on a unix socket.
+"""Ask the kubelet which devices its containers have (the pod-resources API, on a unix socket).
 
 Rules
-- It is asked, and not believed to be there: a node need not have one. Without an answer in time
-  nothing is concluded from it.
-- The whole agent has one connection, and keeps it: to make one takes longer than the answer does.
-  A kubelet that begins makes its socket anew, so by that it is known to be another.
-- A connection that has failed is made anew, once for each question: gRPC would wait before it tries
-  again, and the kubelet may have begun meanwhile. One that is slow is kept.
+- A node need not have a kubelet. No answer in time means unknown, not "no devices".
+- The agent keeps one connection, since connecting takes longer than the answer. A kubelet that
+  starts makes a new socket, so a new socket means a new connection.
+- A connection that failed is replaced once for each question: gRPC would wait before it connects
+  again, and the kubelet may have started meanwhile. A slow connection is kept.
 
 Source: Kubernetes, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1.
 """
@@ -29,27 +28,27 @@ _ATTEMPTS: Final = 2
 
 
 class PodResources:
-    """Who asks. For one event loop."""
+    """The client. For one event loop."""
 
     def __init__(self) -> None:
         self._lister: Lister | None = None
-        self._leads_to: object = None
+        self._connected_to: object = None
 
     async def allocated(self, path: str, timeout: float = _TIMEOUT) -> Allocated | None:
-        """What the kubelet has given to the containers that it knows.
+        """Return the devices that device plugins gave to containers.
 
         Args:
-            path: of its socket; "" for none.
+            path: the socket's; "" for none.
             timeout: seconds that it may take.
 
         Returns:
-            It; None if there is no kubelet that answers in time.
+            None if no kubelet answers in time.
         """
         listed = await self._list(path, timeout)
         return None if listed is None else listed.allocated
 
     async def claims(self, path: str, timeout: float = _TIMEOUT) -> tuple[Claimed, ...] | None:
-        """What containers have by resource claims; the rest as :meth:`allocated` has it."""
+        """Return the devices of resource claims, as :meth:`allocated` does for device plugins."""
         listed = await self._list(path, timeout)
         return None if listed is None else listed.claims
 
@@ -67,21 +66,21 @@ class PodResources:
         return None
 
     async def aclose(self) -> None:
-        """Close the connection; the next question has a new one."""
+        """Close the connection; the next question opens a new one."""
         lister, self._lister = self._lister, None
         if lister is not None:
             await lister.close()
 
     async def _to(self, path: str, which: object) -> Lister:
-        """The connection to the socket that is there now."""
-        before, leads_to = self._lister, (path, which)
-        if before is not None and not before.is_lost and self._leads_to == leads_to:
+        """Return a connection to the present socket."""
+        before, connected_to = self._lister, (path, which)
+        if before is not None and not before.is_lost and self._connected_to == connected_to:
             return before
-        # gRPC: a node without a kubelet does not pay for it.
+        # A node without a kubelet need not import gRPC.
         from integration.kubelet.pod_resources_client import Lister  # noqa: PLC0415
 
         lister = self._lister = Lister(path)
-        self._leads_to = leads_to
+        self._connected_to = connected_to
         if before is not None:
             await before.close()
         return lister

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import grpc.aio  # type: ignore[import-untyped] # the same
 
 from api.proto import podresources_pb2 as pb
 from integration.grpc_anyio import answer_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LIST: Final = "/v1.PodResourcesLister/List"
 _LONGEST: Final = 64 << 20
-# It stands for itself: it waits for nothing that an earlier one has found.
+# Share no subchannel: a new connection must not wait for the backoff of an earlier one.
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", _LONGEST),
     ("grpc.use_local_subchannel_pool", 1),
@@ -26,20 +26,20 @@ _LOST: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
 
 
 class Listed(NamedTuple):
-    """What the kubelet says of containers that it knows."""
+    """The kubelet's answer."""
 
-    allocated: Allocated  # what device plugins have given them
-    claims: tuple[Claimed, ...]  # what they have by resource claims
+    allocated: Allocated  # devices from device plugins
+    claims: tuple[Claimed, ...]  # devices from resource claims
 
 
 class Lister:
-    """One connection. To be closed.
+    """One connection; close it after use.
 
     Args:
-        path: of the socket.
+        path: the socket's.
 
     Attributes:
-        is_lost: whether it leads nowhere any more.
+        is_lost: whether it is broken or closed.
     """
 
     def __init__(self, path: str) -> None:
@@ -52,7 +52,7 @@ class Lister:
         )
 
     async def ask(self, timeout: float) -> Listed | None:
-        """What the kubelet says, if it answers.
+        """Return the kubelet's answer; None if there is none.
 
         Args:
             timeout: seconds that it may take.
@@ -65,7 +65,7 @@ class Lister:
             return None
 
     async def close(self) -> None:
-        """Close it; who still asks by it hears that it is lost."""
+        """Close it; calls in progress fail."""
         self.is_lost = True
         with anyio.CancelScope(shield=True):
             await self._channel.close()

@@ -1,14 +1,14 @@
-"""The kubelet's side of things: its socket, registering with it, and hearing that it is back.
+"""Register device plugins with the kubelet.
 
 Rules
-- A kubelet that begins removes every socket of its directory, and then makes its own: so a socket
-  of the kubelet's that is another than before means that everybody is to register anew.
-- It calls a plugin back before it answers, which it may try for ten seconds.
-- One that restarts asks for the devices of the pods that run before it admits new ones, and kills
-  those whose plugin it does not know by then: half a second is late. So the socket of one that does
-  not listen yet is tried again within hundredths of a second, each time anew: gRPC would wait.
-- Which kubelet was reached is told by its socket, as it was before and after: a plugin that waited
-  for the old one must not be registered with the new one by chance, and then once more.
+- A kubelet that starts removes every socket in its directory, and then makes its own. So a new
+  kubelet socket means that every plugin has to register again.
+- The kubelet calls the plugin back before it answers, and may try that for ten seconds.
+- A kubelet that restarts asks for the devices of running pods before it admits new ones, and kills
+  pods whose plugin has not registered by then: half a second is late. So connecting is tried again
+  every few hundredths of a second, each time on a new channel, since gRPC would wait.
+- The socket's identity before and after connecting shows which kubelet was reached: a plugin that
+  waited for the old one must not register with the new one by chance, and then a second time.
 
 Source: kubelet pkg/kubelet/cm/devicemanager/plugin/v1beta1.
 """
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import grpc.aio  # type: ignore[import-untyped] # the same
 
 from api.proto import deviceplugin_pb2 as pb
 from integration.agent_errors import KubeletRefused, KubeletUnreachable
@@ -32,7 +32,7 @@ _TO_ANSWER: Final = 15.0
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.2
 
-# Each attempt stands for itself: none waits for what an earlier one has found.
+# Share no subchannel: an attempt must not wait for the backoff of an earlier one.
 _OPTIONS: Final = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
 _NO_ANSWER: Final = frozenset(
     {
@@ -44,16 +44,16 @@ _NO_ANSWER: Final = frozenset(
 
 
 async def register(kubelet: str, which: object, endpoint: str, resource: str) -> None:
-    """Tell a kubelet of a plugin.
+    """Register a plugin with a kubelet.
 
     Args:
         kubelet: the path of its socket.
-        which: that socket's identity. No other one is told anything.
+        which: that socket's identity; no other kubelet is called.
         endpoint: the name of the plugin's socket, in the same directory.
 
     Raises:
-        KubeletRefused: the kubelet says no, and why.
-        KubeletUnreachable: there is none that answers.
+        KubeletRefused: the kubelet refuses.
+        KubeletUnreachable: no kubelet answers.
     """
     asked = f"to register {resource} with the kubelet at {kubelet}"
     request = pb.RegisterRequest(
@@ -68,8 +68,8 @@ async def register(kubelet: str, which: object, endpoint: str, resource: str) ->
     except TimeoutError as error:
         raise KubeletUnreachable(
             asked,
-            found=f"nobody has answered for {_TO_DIAL:g} s",
-            do="see whether the kubelet runs; it is tried again",
+            found=f"no answer within {_TO_DIAL:g} s",
+            do="check that the kubelet runs; the agent retries",
         ) from error
     async with channel:
         call: Any = channel.unary_unary(
@@ -82,16 +82,16 @@ async def register(kubelet: str, which: object, endpoint: str, resource: str) ->
         except grpc.aio.AioRpcError as error:
             found = error.details() or error.code().name
             if error.code() in _NO_ANSWER:
-                raise KubeletUnreachable(asked, found=found, do="it is tried again") from error
+                raise KubeletUnreachable(asked, found=found, do="the agent retries") from error
             raise KubeletRefused(
                 asked,
                 found=f"the kubelet says: {found}",
-                do="see whether this kubelet takes device plugins; it is tried again",
+                do="check that this kubelet accepts device plugins; the agent retries",
             ) from error
 
 
 async def _dial(kubelet: str, which: object) -> Any:
-    """A connection to a kubelet. Waits for one."""
+    """Return a connection to the kubelet; wait until it accepts one."""
     pause = _FIRST_PAUSE
     while True:
         channel = grpc.aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS)
@@ -108,7 +108,7 @@ async def _dial(kubelet: str, which: object) -> Any:
 
 
 async def _connects(channel: Any) -> bool:
-    """Whether a channel comes to be connected at the first attempt."""
+    """Return whether a channel connects at the first attempt."""
     state = channel.get_state(try_to_connect=True)
     while state in {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}:
         await channel.wait_for_state_change(state)

@@ -1,12 +1,12 @@
-"""The sockets of plugins, beside the kubelet's: whose one is, and putting one in place.
+"""The sockets of plugins in the kubelet's directory: put them in place, identify and remove them.
 
 Rules
-- A socket is made under another name and moved into place, so that it is there with its mode and
-  its listener, or not at all. gRPC itself would remove whatever is at a path that it is told to
-  listen at, and whatever is there when it ends; here neither is anybody else's.
-- A socket is known by its file, not by its path: as long as somebody listens at it, the file's
-  number is no other's. So nothing is removed but what is ours.
-- Whether somebody serves a socket is seen by connecting: that of a program that died refuses.
+- A socket is made under another name and moved into place, so that it appears with its mode and its
+  listener. gRPC itself would remove any file at the path that it listens at, and the file there
+  when it ends, even if another program had made them.
+- The file's device and inode identify a socket: no other file has them while it is listened at. So
+  only our own sockets are removed.
+- Connecting shows whether a program serves a socket: that of a dead program refuses.
 
 Source: unix(7); grpc doc/naming.md.
 """
@@ -34,12 +34,12 @@ _numbers: Final[Iterator[int]] = itertools.count()
 
 
 def socket_name(resource: str) -> str:
-    """What the socket of a resource is called, as NVIDIA's plugin does: "nvidia-gpu.sock"."""
+    """Return a resource's socket name, the same as NVIDIA's plugin uses: "nvidia-gpu.sock"."""
     return f"{_PREFIX}{resource.rpartition('/')[2]}{_SUFFIX}"
 
 
 def identity_of(path: str) -> Identity | None:
-    """Which socket is at a path; None if none is."""
+    """Return the identity of the socket at a path; None if there is none."""
     try:
         seen = os.lstat(path)
     except OSError:
@@ -48,11 +48,11 @@ def identity_of(path: str) -> Identity | None:
 
 
 def is_served(path: str) -> bool:
-    """Whether somebody listens at a socket."""
+    """Return whether a program listens at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
-        except BlockingIOError:  # it has more to do than it can
+        except BlockingIOError:  # its backlog is full
             return True
         except OSError:
             return False
@@ -60,7 +60,7 @@ def is_served(path: str) -> bool:
 
 
 def others(directory: str, ours: Collection[Identity]) -> list[str]:
-    """The sockets of device plugins of NVIDIA's that somebody else serves, by name."""
+    """Return the sockets of NVIDIA device plugins that another program serves, sorted."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -75,32 +75,32 @@ def others(directory: str, ours: Collection[Identity]) -> list[str]:
 
 
 def temporary_path(path: str) -> str:
-    """Where the socket of a path is to be made first.
+    """Return the temporary path at which to make a socket.
 
     Raises:
         PluginSocketUnusable: no socket can be made there.
     """
     directory = os.path.dirname(path)
-    aside = os.path.join(directory, f".{os.getpid()}.{next(_numbers)}{_SUFFIX}")
+    temporary = os.path.join(directory, f".{os.getpid()}.{next(_numbers)}{_SUFFIX}")
     found = ""
     if not os.path.isdir(directory):
-        found = "its directory is not there"
+        found = "its directory does not exist"
     elif not os.access(directory, os.W_OK | os.X_OK):
-        found = "its directory cannot be written to"
-    elif max(len(os.fsencode(each)) for each in (path, aside)) > LONGEST:
-        found = f"its path is longer than the {LONGEST} bytes that a socket's may have"
+        found = "its directory is not writable"
+    elif max(len(os.fsencode(each)) for each in (path, temporary)) > LONGEST:
+        found = f"its path is longer than the {LONGEST} bytes that a socket's path may have"
     if found:
         raise PluginSocketUnusable(
-            f"the socket {path}", found=found, do="see --kubelet-socket and kubelet-root"
+            f"the socket {path}", found=found, do="check --kubelet-socket and kubelet-root"
         )
-    return aside
+    return temporary
 
 
 def refuse_served(path: str) -> None:
-    """See that nobody serves a socket that is to be ours.
+    """Raise an error if another program serves a socket.
 
     Raises:
-        OtherPlugin: somebody does.
+        OtherPlugin: it does.
     """
     if is_served(path):
         raise OtherPlugin(
@@ -108,39 +108,39 @@ def refuse_served(path: str) -> None:
         )
 
 
-def put_in_place(aside: str, path: str) -> Identity:
-    """Move a socket to where the kubelet looks for it, in place of a dead predecessor's.
+def put_in_place(temporary: str, path: str) -> Identity:
+    """Move a socket to the path that the kubelet uses, over the socket of a dead program.
 
     Args:
-        aside: where it was made, and is listened at.
+        temporary: where it was made, and a server listens.
 
     Raises:
-        OtherPlugin: somebody serves a socket there.
-        PluginSocketUnusable: it cannot be done.
+        OtherPlugin: another program serves a socket there.
+        PluginSocketUnusable: it cannot be moved.
     """
     try:
         refuse_served(path)
-        seen = _closed(aside)
-        os.rename(aside, path)
+        seen = _close_to_others(temporary)
+        os.rename(temporary, path)
     except OSError as error:
         raise PluginSocketUnusable(
             f"the socket {path}",
             found=error.strerror or errno.errorcode.get(error.errno or 0, ""),
-            do="see who may write there",
+            do="check who may write there",
         ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+            os.unlink(temporary)
     return seen.st_dev, seen.st_ino
 
 
-def _closed(path: str) -> os.stat_result:
-    """Give a socket its mode; what it is. Nothing that a link leads to is given one."""
+def _close_to_others(path: str) -> os.stat_result:
+    """Set a socket's mode, following no link; return its status."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         seen = os.fstat(fd)
         if not stat.S_ISSOCK(seen.st_mode):
-            raise FileExistsError(errno.EEXIST, "somebody has put something else there", path)
+            raise FileExistsError(errno.EEXIST, "another program has replaced it", path)
         os.chmod(f"/proc/self/fd/{fd}", _MODE)
     finally:
         os.close(fd)
@@ -148,19 +148,22 @@ def _closed(path: str) -> os.stat_result:
 
 
 def remove(path: str, identity: Identity) -> None:
-    """Remove a socket, if it is still the one that we put there."""
+    """Remove a socket if it is still ours."""
     if identity_of(path) == identity:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def socket_identity(path: str) -> tuple[int, int, int] | None:
-    """Which socket is at a path: one that was made anew is another; None if none is there."""
+    """Return the identity of the socket at a path, which changes when it is made again.
+
+    None if there is no socket.
+    """
     try:
         seen = os.stat(path)
     except OSError:
         return None
     if not stat.S_ISSOCK(seen.st_mode):
         return None
-    # The number of a file that is gone may be that of the next.
+    # A new file may have the inode of a removed one.
     return seen.st_dev, seen.st_ino, seen.st_ctime_ns

@@ -1,4 +1,4 @@
-"""What the kubelet says it has allocated, as values."""
+"""The devices that a kubelet has allocated, as values."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 Allocated = Mapping[tuple[str, str], Mapping[str, tuple[tuple[str, str], ...]]]
-"""What the kubelet has given: by the pod's namespace and name, and the container's name, resources
-and their device ids. A pod without containers is known as well."""
+"""By the pod's namespace and name, and by the container's name: resources and device ids. Pods
+without containers are included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A device that a container has by a resource claim, as the kubelet says."""
+    """A container's devices from a resource claim."""
 
-    namespace: str  # of the claim
-    name: str  # likewise
+    namespace: str  # the claim's
+    name: str  # the claim's
     driver: str
     cdi_names: tuple[str, ...]
     container: tuple[str, str, str]  # the pod's namespace and name, and the container's name

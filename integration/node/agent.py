@@ -46,7 +46,7 @@ from hooks.node.inventory import RETRY_AFTER
 from integration.agent_errors import AgentStateUnusable
 from integration.agent_status import status_path
 from integration.detached import run_detached
-from integration.devices.creating import State, Wish, create
+from integration.devices.creating import CreateOptions, StepState, create
 from integration.files import read_file, replace_file
 from integration.install_places import CURRENT
 from integration.node.changes import announced
@@ -55,8 +55,8 @@ from integration.node.refresh import SpecText, keep_spec, look
 from integration.node.service import SERVICES, Context, first_error, supervise
 from integration.node.state.topic import Watched, version_of, wait_any
 from integration.node.values.service_name import ServiceName
-from integration.nvml.children import forking
-from integration.nvml.inventory import STOP
+from integration.nvml.process import Stop, fork_server
+from integration.nvml.query import STOP
 from integration.nvml.snapshot import NodeSnapshot
 from integration.signal_receiver import open_signal_receiver
 from integration.tree import own_tree
@@ -112,7 +112,7 @@ async def _serve(
     node, in_effect = NodeSnapshot(), _is_in_effect()
     with (
         NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced,
-        forking(),
+        fork_server(),
     ):  # fmt: skip
         if not (is_ours := lock.take()) and (once or not _may_wait(options)):
             raise lock.held()
@@ -292,7 +292,7 @@ async def _start_services(tasks: anyio.abc.TaskGroup, context: Context) -> None:
 
 async def _detached(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
     """Look in a thread of its own. When this is cancelled, the look asks NVML nothing more."""
-    stop, done = threading.Event(), threading.Event()
+    stop, done = Stop(), threading.Event()
 
     def run() -> NodeSnapshot:
         STOP.set(stop)
@@ -322,8 +322,8 @@ def _look(config: Config, *, changed: bool, ask_nvml: bool) -> NodeSnapshot:
     """Make the device nodes and links that the configuration asks for, then look at the node."""
     if driver_of(read_drains(config)):
         return look(config)
-    steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
-    faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
+    steps = create(config, CreateOptions(nodes=config.make_nodes, links=config.char_links))
+    faults = [f"{step.path}: {step.reason}" for step in steps if step.state == StepState.FAILED]
     node = look(config, changed=changed, ask_nvml=ask_nvml)
     return replace(node, faults=(*node.faults, *faults))
 

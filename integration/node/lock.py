@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final, Self
 from integration.agent_errors import AgentRunning, AgentStateUnusable
 from integration.agent_status import PODS, pod_path
 from integration.detached import run_detached
+from integration.files import flock_within
 from integration.node.private_file import keep_private
-from integration.nvml.lock import locked
 from shim.causes.agent import LOCK, is_locked
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class NodeLock:
 
     def take(self) -> bool:
         """Take it if it is free, and return whether it was."""
-        if is_taken := locked(self._fd, fcntl.LOCK_EX, _TO_CHECK):
+        if is_taken := flock_within(self._fd, fcntl.LOCK_EX, _TO_CHECK):
             self._own()
         return is_taken
 
@@ -132,7 +132,7 @@ class NodeLock:
         path = pod_path(self._config, uid)
         while uid and self._pod is None:
             fd = _opened(path)
-            locked(fd, fcntl.LOCK_EX, _TO_CHECK)
+            flock_within(fd, fcntl.LOCK_EX, _TO_CHECK)
             if _is_at(fd, path):
                 self._pod = path, keep_private(fd)
             else:  # another agent removed the file before it was locked

@@ -86,7 +86,7 @@ def look(config: Config, *, changed: bool = False, ask_nvml: bool = False) -> No
         if why := driver_of(read_drains(config)):
             # Asking NVML, or making a device node, would load the driver again.
             return NodeSnapshot(load_inventory(config), (f"the driver is out of service {why}",))
-        inventory = inventory_of(config, confirmed=changed, anew=ask_nvml)
+        inventory = inventory_of(config, confirmed=changed, fresh=ask_nvml)
     except NvshimError as error:
         return NodeSnapshot(faults=(str(error),))
     unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []

@@ -1,8 +1,8 @@
-"""Running the driver's nvidia-smi, for what NVML has no function for.
+"""Run the driver's nvidia-smi, for what NVML has no function for.
 
-A driver root that is a system of its own, as in a driver container, is the program's root. While
-it runs NVML is open, and so the lock of that is shared; or had alone, by whoever needs NVML closed
-(:mod:`integration.nvml.lock`).
+If the driver root is a whole system, as in a driver container, it is the program's root directory.
+nvidia-smi opens NVML, so it inherits the lock of NVML (:mod:`integration.nvml.lock`): a shared one,
+or the caller's exclusive one.
 
 Source: nvidia-smi(1).
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from api.errors import one_line
 from integration.driver_launch import launch_line, where_programs_run
 from integration.driver_programs import run_for
-from integration.nvml.lock import NONE, opening
+from integration.nvml.lock import NONE, shared
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -31,11 +31,11 @@ _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class SmiFailed(Exception):
-    """nvidia-smi did not do what it was to do; its caller says what that was.
+    """nvidia-smi failed; the caller knows what it was for.
 
     Attributes:
-        found: what has happened.
-        do: what a person can do about it; "" if nvidia-smi itself has said more.
+        found: what happened.
+        do: the remedy; "" if nvidia-smi's own output has it.
     """
 
     def __init__(self, found: str, do: str = "") -> None:
@@ -53,20 +53,22 @@ def run_nvidia_smi(
     ends_with_us: bool = False,
     lock: int = NONE,
 ) -> str:
-    """Run it, until it has ended.
+    """Run nvidia-smi and wait for it.
 
     Args:
-        driver: whose it is.
+        driver: the driver that it belongs to.
+        config: where the lock of NVML and the device nodes are.
+        arguments: its command line.
         timeout: seconds after which it is killed.
-        ends_with_us: whether it is killed, too, once we are no more: what it would do then is no
-            longer wanted. A reset goes on, as a GPU is better reset than half reset.
-        lock: a descriptor of the lock of NVML that the caller has, which it inherits.
+        ends_with_us: kill it when this process ends, since its result is not needed then. A reset
+            goes on: a GPU that was reset is better than one that was half reset.
+        lock: a descriptor of the lock of NVML that the caller holds, for it to inherit.
 
     Returns:
-        What it said, in one line.
+        Its output, in one line.
 
     Raises:
-        SmiFailed: it is not there, does not end, or ends with another status than 0.
+        SmiFailed: it does not exist, does not end, or ends with a status other than 0.
     """
     program = next((file.source for file in driver.files if file.row == _PROGRAM), "")
     if not program:
@@ -83,7 +85,7 @@ def run_nvidia_smi(
             dev=config.dev, ends_with=os.getpid() if ends_with_us else 0,
         )  # fmt: skip
     try:
-        with nullcontext(lock) if lock != NONE else opening(config.state, timeout) as held:
+        with nullcontext(lock) if lock != NONE else shared(config.state, timeout) as held:
             if held is None:
                 raise SmiFailed(
                     f"{_PROGRAM} would have to wait: a GPU is being reset, or its MIG mode switched"
@@ -98,7 +100,7 @@ def run_nvidia_smi(
             "see the kernel's log, and reboot the node",
         ) from error
     except OSError as error:
-        raise SmiFailed(f"{program}: {error.strerror}", "see that it can be executed") from error
+        raise SmiFailed(f"{program}: {error.strerror}", "check that it can be executed") from error
     said = one_line(done.stdout.decode(errors="replace")) or "nothing"
     if done.returncode:
         raise SmiFailed(f"{_PROGRAM} ended with status {done.returncode} and said: {said}")

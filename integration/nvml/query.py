@@ -1,36 +1,112 @@
-"""Asking NVML one question in a child of its own, since it may hang (:mod:`.query_child`)."""
+"""Ask NVML one question, in a child that lives as long as the question.
+
+The answer is written to a file in memory, since a pipe would have to be read meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from hooks import engine
-from integration.nvml.inventory import ask
+from hooks.node.driver import find_driver
+from hooks.node.fingerprint import Fingerprint
+from hooks.node.nvml import library_path
+from integration.nvml.child import QUERY
+from integration.nvml.process import TO_DIE, NvmlClosed, Stop, child_command, start
 
 if TYPE_CHECKING:
     from hooks.config import Config
 
-_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "query_child.py")
-_PLACE: Final = 3  # of the program in the command that asks for the inventory
-_TO_END: Final = 1.0
+__all__ = ["STOP", "Stopped", "ask", "ask_nvml", "probe"]
+
+# Seconds for a child to start and end, besides the time that NVML may take.
+_MORE: Final = 1.0
+
+
+class Stopped(Exception):
+    """The caller does not want the answer any longer."""
+
+
+STOP: Final[ContextVar[Stop | None]] = ContextVar("STOP", default=None)
+"""In a thread whose questions may become needless: once the flag is set, they are given up."""
 
 
 def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
-    """What NVML answers to one question.
+    """Ask NVML one of the questions of :mod:`integration.nvml.child_query`.
 
     Args:
-        config: where the driver is, and how long it may take.
+        config: where the driver is, and how long NVML may take.
         question: "links", "mode", "parts" or "persistence".
+        arguments: those of the question.
 
     Returns:
-        What the child printed; None if it did not end in time, or NVML was not to be opened.
+        What the child printed; None if it did not end in time, or NVML has to stay closed.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    command = list(engine.probe_command(config))
-    command[_PLACE] = _PROGRAM
-    seconds = config.nvml_timeout + _TO_END
-    return ask([*command, question, *arguments], seconds, state=config.state)
+    library = library_path(find_driver(Fingerprint(config.host_root), config))
+    seconds = config.nvml_timeout
+    command = child_command(QUERY, library, question, *arguments, seconds=seconds)
+    return ask(command, seconds + _MORE, state=config.state)
+
+
+def probe(config: Config, *, more: float = 0.0) -> bytes | None:
+    """Ask NVML for the inventory.
+
+    Args:
+        config: where the driver is, and how long NVML may take.
+        more: seconds that the caller waits besides.
+
+    Returns:
+        What :mod:`hooks.node.nvml_probe` printed; None as for :func:`ask_nvml`.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    return ask(engine.probe_command(config), config.nvml_timeout + more, state=config.state)
+
+
+def ask(command: Sequence[str], seconds: float, *, state: str) -> bytes | None:
+    """Run a program that opens NVML, and that may hang in the kernel.
+
+    Args:
+        command: the argument list. It gets no environment and no stdin.
+        seconds: how long it may take. It is killed then, and left alone if it does not die.
+        state: the directory ``state`` of the configuration.
+
+    Returns:
+        What it wrote to stdout; None if it could not be started or did not end in time, or if
+        NVML had to stay closed for as long.
+
+    Raises:
+        Stopped: the caller does not want the answer any longer (:data:`STOP`).
+    """
+    stop = STOP.get()
+    with open(os.memfd_create("answer"), "w+b") as answer:
+        try:
+            process = start(
+                command, stdin=subprocess.DEVNULL, stdout=answer.fileno(), state=state,
+                patience=seconds,
+            )  # fmt: skip
+        except (NvmlClosed, OSError):
+            return None
+        try:
+            has_ended = process.wait(seconds, stop)
+        except BaseException:  # as by Ctrl-C, of which the child hears nothing
+            process.kill()
+            raise
+        if not has_ended:
+            process.kill()
+            process.wait(TO_DIE)
+            if stop is not None and stop.is_set:
+                raise Stopped
+            return None
+        answer.seek(0)
+        return answer.read()

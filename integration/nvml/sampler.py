@@ -1,18 +1,18 @@
-"""Asking NVML what the GPUs are like, for all who want to know.
+"""Samples of the GPUs for all callers.
 
 Rules
-- The child begins with the first question and is ended when nobody has asked for a good minute:
-  between scrapes of a minute or less it stays, and on a node that nobody looks at there is none.
-- One question at a time. Who asks meanwhile gets the same answer.
-- Each of the many questions to NVML has to be answered in time, of however many GPUs, or it is a
-  failure, and the child is ended. After a failure NVML is left alone for a while, twice as long
-  each time, and the failure stands for an answer.
-- No GPU takes the others with it. One that does not answer while others do, and one on which NVML
-  crashes, which is found by asking one after the other, is told as lost, and left alone for a
-  minute, or for as long as the driver holds a child that asked it. What crashes or hangs on all of
-  them is NVML.
-- When the driver or the GPUs change, the child is ended at once, in the middle of an answer if it
-  must be, and the next question goes to a new one.
+- The child starts with the first question and is ended after :data:`_IDLE` seconds without one:
+  with a scrape every minute it stays, and a node without scrapes has none.
+- One question at a time. Callers that ask meanwhile share its answer.
+- NVML has to answer each of its many calls in time, however many GPUs there are; otherwise the
+  sample is a failure, and the child is ended. After a failure NVML is not asked for a while, twice
+  as long each time, and the failure is the answer.
+- No GPU takes the others with it. A GPU that does not answer while others do, or on which NVML
+  crashes (found by asking one GPU after the other), is reported as lost. It is not asked for a
+  minute, or for as long as the driver holds a child that asked it. If NVML crashes or hangs on all
+  of them, the sample is a failure.
+- When the driver or the GPUs change, the child is ended at once, even in the middle of an answer,
+  and the next question goes to a new child.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from hooks.config import Config
-from integration.agent_errors import ChildFailed
 from integration.backoff import Backoff
-from integration.nvml.monitor_child import SAMPLES
-from integration.nvml.monitor_children import (
+from integration.nvml.child import SAMPLES
+from integration.nvml.errors import ChildFailed
+from integration.nvml.session import (
     CRASHED,
     Child,
     Children,
@@ -44,20 +44,23 @@ if TYPE_CHECKING:
 
 _IDLE: Final = 75.0
 _LONGEST_PAUSE: Final = 60.0
-_TO_BEGIN: Final = 5.0
-# Of the time that an answer may take, how much one GPU may.
+_TO_START: Final = 5.0
+# One GPU may take this part of the time for an answer.
 _OF_ONE: Final = 0.6
 # Seconds until a GPU that was given up is asked again.
 _GIVEN_UP: Final = 60.0
-# So many times of what one question may take, all of them may take.
+# All calls together may take so many times the time of one.
 _ALL: Final = 12
 
 
 class NvmlSampler:
-    """Who asks. See :class:`~integration.nvml.values.Sampler`.
+    """Keeps the child, and asks it. See :class:`~integration.nvml.values.Sampler`.
 
     Args:
-        to_answer: seconds that NVML may take to begin, and then for each of its answers.
+        look: returns what the agent knows of the node.
+        children: starts and ends the child.
+        to_answer: seconds that NVML may take to start, and then for each of its answers.
+        post: is called with each sample.
         idle: seconds without a question after which the child is ended.
     """
 
@@ -82,13 +85,13 @@ class NvmlSampler:
         self._given_up: dict[int, str] = {}
         self._leave_until = -math.inf
         self._asks: int | None = None
-        self._over = False
+        self._has_stopped = False
 
     async def sample(self, *, max_age: float) -> Sample:
-        """What the GPUs are like now, or were ``max_age`` seconds ago at most."""
+        """Return a sample that is at most ``max_age`` seconds old."""
         last, at = self._last, now()
-        if self._over:
-            return _failed("nobody asks NVML")
+        if self._has_stopped:
+            return _failed("the sampler does not run")
         if last is not None and identity_of(self._look()) == self._asked_of:
             stands = at < self._retry if last.failure else at - last.when <= max_age
             if stands:
@@ -96,22 +99,22 @@ class NvmlSampler:
         self._is_asked = True
         self._wake.set()
         await self._answered.wait()
-        return self._last or _failed("nobody asks NVML")
+        return self._last or _failed("the sampler does not run")
 
     def look_again(self) -> None:
-        """The node may have changed: if so, nobody keeps what it had."""
-        if identity_of(self._look()) != self._asked_of:  # a child may be about to be ready
+        """End the child if the driver or the GPUs have changed."""
+        if identity_of(self._look()) != self._asked_of:  # a child may be starting
             self._asking.cancel()
             self._wake.set()
 
     async def serve(self) -> None:
-        """Ask as long as somebody wants to know, until cancelled."""
+        """Answer questions until cancelled."""
         try:
             while True:
                 with anyio.move_on_after(self._idle if self._child else math.inf):
                     await self._wake.wait()
                 self._wake = anyio.Event()
-                if not self._is_asked:  # nobody has, for long enough; or the node has changed
+                if not self._is_asked:  # it was idle, or the node has changed
                     await self._end()
                     continue
                 sample = _failed("the driver or the GPUs have changed")
@@ -119,15 +122,15 @@ class NvmlSampler:
                     sample = await self._ask()
                 if self._asking.cancelled_caught:
                     await self._end()
-                self._tell(sample)
+                self._answer_all(sample)
                 self._post(sample)
         finally:
-            self._over = True
-            self._tell(_failed("the agent has stopped to ask NVML"))
+            self._has_stopped = True
+            self._answer_all(_failed("the sampler has stopped"))
             await self._end()
 
-    def _tell(self, sample: Sample) -> None:
-        """Give all who wait the same answer."""
+    def _answer_all(self, sample: Sample) -> None:
+        """Give all callers that wait the same answer."""
         if sample.failure:
             self._retry = now() + self._backoff.pause()
         else:
@@ -148,17 +151,17 @@ class NvmlSampler:
         if now() > self._leave_until and not self._children.abandoned:
             self._given_up = {}
         try:
-            said = await self._said(library, seen)
+            answer = await self._ask_child(library, seen)
         except ChildFailed as error:
             await self._end()
             return _failed(error.found or "NVML failed")
-        if said["hanging"]:
-            self._give_up({int(index): why for index, why in said["hanging"].items()})
+        if answer["hanging"]:
+            self._give_up({int(index): why for index, why in answer["hanging"].items()})
             await self._end()  # it still waits for them
-        return _sample_of(said)
+        return _sample_of(answer)
 
-    async def _said(self, library: str, seen: NodeSnapshot) -> dict[str, Any]:
-        """What is said of all GPUs; of those that were given up, why.
+    async def _ask_child(self, library: str, seen: NodeSnapshot) -> dict[str, Any]:
+        """Return the child's answer, with the reason for each GPU that was given up.
 
         Raises:
             ChildFailed: NVML hangs or crashes, and that is not one GPU's doing.
@@ -181,7 +184,7 @@ class NvmlSampler:
         raise whole
 
     def _blame(self, why: str) -> bool:
-        """Give up the GPU that was asked last; whether there is one that was not yet."""
+        """Give up the GPU that was asked last; return False if it was given up before."""
         if self._asks is None or self._asks in self._given_up:
             return False
         self._give_up({self._asks: why})
@@ -192,18 +195,18 @@ class NvmlSampler:
         self._leave_until = now() + _GIVEN_UP
 
     async def _answer(self, library: str, seen: NodeSnapshot, *, alone: bool) -> dict[str, Any]:
-        """What a child says once it has asked NVML everything.
+        """Return a child's answer to one question.
 
         Args:
             alone: whether GPUs are asked one after the other.
 
         Raises:
-            ChildFailed: NVML hangs or crashes. There is no child if it did so at its begin.
+            ChildFailed: NVML hangs or crashes. There is no child if that happened as it started.
         """
         if self._child is None:
             child = self._children.start(SAMPLES, library)
             try:
-                await child.word(self._to_answer + _TO_BEGIN)  # that it is ready
+                await child.answer(self._to_answer + _TO_START)  # that it is ready
             except BaseException:
                 await self._children.end(child)
                 raise
@@ -217,11 +220,11 @@ class NvmlSampler:
         )  # fmt: skip
         latest = now() + _ALL * self._to_answer
         while True:
-            word = await self._child.word(self._to_answer)
-            if "asks" in word:
-                self._asks = word["asks"]
-            elif "beat" not in word:
-                return word
+            line = await self._child.answer(self._to_answer)
+            if "asks" in line:
+                self._asks = line["asks"]
+            elif "beat" not in line:
+                return line
             if now() > latest:
                 found = f"no whole answer within {_ALL * self._to_answer:g} s"
                 raise ChildFailed("samples of NVML", found=found)
@@ -236,10 +239,12 @@ class NvmlSampler:
 async def sampling(
     look: Callable[[], NodeSnapshot], say: Callable[..., None], config: Config
 ) -> AsyncIterator[NvmlSampler]:
-    """Sample in a program that is not the agent.
+    """Sample in a program other than the agent.
 
     Args:
-        config: where the lock of NVML is, and how long that may take to answer.
+        look: returns the node.
+        say: logs a line.
+        config: where the lock of NVML is, and how long NVML may take.
     """
     sampler = NvmlSampler(look, Children(say, config.state), to_answer=config.nvml_timeout)
     async with anyio.create_task_group() as tasks:
@@ -248,18 +253,18 @@ async def sampling(
         tasks.cancel_scope.cancel()
 
 
-def _sample_of(said: dict[str, Any]) -> Sample:
-    """The sample that a child's answer is."""
+def _sample_of(answer: dict[str, Any]) -> Sample:
+    """Make a sample of a child's answer."""
     return Sample(
         now(),
-        driver=said["driver"],
+        driver=answer["driver"],
         gpus=tuple(
             GpuSample(**gpu | {"mig": tuple(DeviceSample(**part) for part in gpu.get("mig", ()))})
-            for gpu in said["gpus"]
+            for gpu in answer["gpus"]
         ),
-        processes=tuple(ProcessUse(*each) for each in said["processes"]),
-        notes=tuple(said["notes"]),
-        uncounted=tuple(said["uncounted"]),
+        processes=tuple(ProcessUse(*each) for each in answer["processes"]),
+        notes=tuple(answer["notes"]),
+        uncounted=tuple(answer["uncounted"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the agent last saw of this node."""
+"""The node as the agent last saw it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """What the node was like at one look."""
+    """The node at one time."""
 
-    inventory: Inventory | None = None  # what the node has; None if that could not be told
-    faults: tuple[str, ...] = ()  # what is wrong, a line each
+    inventory: Inventory | None = None  # None if it could not be read
+    faults: tuple[str, ...] = ()  # a line each
     spec: str = ""  # the path of the CDI spec; "" if there is none
     written: bool = False  # whether the spec was written or removed this time
 
     @property
     def driver(self) -> str:
-        """Its version; "" if there is none."""
+        """The driver's version; "" without a driver."""
         return "" if self.inventory is None else self.inventory.driver.version
 
     @property
@@ -39,7 +39,7 @@ class NodeSnapshot:
 
     @property
     def drained(self) -> dict[str, str]:
-        """Since when and why each GPU and MIG device that is out of service is so, by UUID."""
+        """Since when and why GPUs and MIG devices are out of service, by UUID."""
         inventory = self.inventory
         if inventory is None:
             return {}
@@ -48,7 +48,7 @@ class NodeSnapshot:
         return {name: why for name, each in devices if (why := each.drained or whole)}
 
     def as_document(self) -> dict[str, Any]:
-        """For the agent's status file and its log."""
+        """Return the document for the agent's status file and log."""
         return {
             "driver": self.driver,
             "gpus": list(self.gpus),

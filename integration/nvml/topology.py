@@ -1,16 +1,14 @@
-"""How near the GPUs of a node are to each other: what is between them, and how many NVLinks.
+"""The topology of a node's GPUs: what connects each two, and by how many NVLinks.
 
 Rules
-- What is between two GPUs is in sysfs, in the path of each below its PCI root: a bridge that both
-  are below is a switch, and no common bridge but one root is a host bridge. NVML's word comes
-  before it: only NVML knows of two GPUs on one board, and what a hypervisor has told.
-- NVLinks are told by NVML alone: which link of a GPU leads where. Between two GPUs there are those
-  that lead from one to the other, and as many as both have to the same switches (NVIDIA's plugin
-  does not count those).
-- NVML is asked in a child that lives for one question, as for the inventory. Without an answer
-  there is what sysfs says, and NVML is asked again later.
-- It is found once for all parts of the agent, and again when there are other GPUs. Until NVML has
-  answered there is what sysfs says.
+- sysfs has the path of each GPU below its PCI root: a common bridge is a switch, and a common root
+  without a common bridge is a host bridge. NVML's answer overrides it, since only NVML knows two
+  GPUs on one board, and what a hypervisor reports.
+- Only NVML knows NVLinks, and where each link of a GPU leads. Two GPUs have the links from one to
+  the other, and as many as both have to the same switches (NVIDIA's plugin does not count those).
+- Without an answer of NVML the topology is that of sysfs, and NVML is asked again later.
+- The services of the agent share one topology, which is read again when the GPUs change. Until NVML
+  has answered it is that of sysfs.
 
 Source: go-gpuallocator internal/links, gpuallocator/besteffort_policy.go; nvml.h,
 nvmlGpuTopologyLevel_t; the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
@@ -42,10 +40,10 @@ _RETRY_AFTER: Final = 60.0
 
 
 class Between(IntEnum):
-    """What is between two GPUs; the number is what that is worth."""
+    """What connects two GPUs; a higher number is a better connection."""
 
     SYSTEM = 10  # the interconnect of two sockets
-    NODE = 20  # that of the host bridges of one socket
+    NODE = 20  # the interconnect of the host bridges of one socket
     HOST_BRIDGE = 30
     SWITCHES = 40
     SWITCH = 50
@@ -65,17 +63,17 @@ _OF_NVML: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What NVML said; GPUs are called by their PCI addresses."""
+    """NVML's answer, by the PCI addresses of GPUs."""
 
-    # of each GPU, to where how many of its NVLinks lead
+    # how many NVLinks of each GPU lead to each place
     gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    hubs: frozenset[str] = frozenset()  # of these places, those that are switches
-    # what is between two GPUs, the smaller address first
+    hubs: frozenset[str] = frozenset()  # the places that are switches
+    # what connects two GPUs, the smaller address first
     between: Mapping[tuple[str, str], Between] = field(default_factory=dict)
-    failure: str = ""  # why there is nothing else in it; "" if NVML answered
+    failure: str = ""  # why the rest is empty; "" if NVML answered
 
     def count(self, one: str, other: str) -> int:
-        """How many NVLinks there are between two GPUs."""
+        """Return how many NVLinks connect two GPUs."""
         ours, theirs = self.gpus.get(one, {}), self.gpus.get(other, {})
         direct = max(ours.get(other, 0), theirs.get(one, 0))
         common = self.hubs.intersection(ours, theirs)
@@ -85,38 +83,38 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How near the GPUs of a node are to each other, by UUID."""
+    """What connects the GPUs of a node, by UUID."""
 
-    # what is between two GPUs; each pair once, in order of their UUIDs
+    # what connects two GPUs; each pair once, in the order of their UUIDs
     nearness: Mapping[tuple[str, str], Between] = field(default_factory=dict)
-    # how many NVLinks are between them, likewise; none is left out
+    # how many NVLinks connect them, in the same order; pairs without any are left out
     nvlinks: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    failure: str = ""  # why NVML's word is not in it; "" if it is
+    failure: str = ""  # why NVML's answer is missing; "" if it is not
 
     def score(self, one: str, other: str) -> int:
-        """What it is worth to have two GPUs together; 0 if nothing is known of them."""
+        """Return how well two GPUs are connected; 0 if that is unknown."""
         pair = (one, other) if one < other else (other, one)
         return self.nearness.get(pair, 0) + _OF_A_LINK * self.nvlinks.get(pair, 0)
 
 
 class Topologies:
-    """Finds the topology, and keeps it until there are other GPUs. For several threads.
+    """Reads the topology, and keeps it until the GPUs change. For several threads.
 
     Args:
         config: where sysfs and the driver are.
-        ask_nvml: answers as the probe does; by default it is run. None for no answer.
+        ask_nvml: returns the child's answer, or None; by default it runs the child.
     """
 
     def __init__(self, config: Config, ask_nvml: Callable[[], bytes | None] | None = None) -> None:
         self._config = config
         self._ask = ask_nvml or self._run
         self._asking = threading.Lock()
-        # What it is of, and what is known of that.
+        # The GPUs, and their topology.
         self._known: tuple[object, Topology] = (None, Topology())
         self._found = 0.0
 
     def find(self, inventory: Inventory) -> Topology:
-        """The topology of the node's GPUs. It may take as long as NVML may (in a thread, then)."""
+        """Return the topology. It may take as long as NVML: call it in a thread."""
         with self._asking:
             key, (known_key, known) = _key_of(inventory), self._known
             is_doubtful = known.failure and time.monotonic() - self._found > _RETRY_AFTER
@@ -127,7 +125,7 @@ class Topologies:
         return known
 
     def at_once(self, inventory: Inventory) -> Topology:
-        """What is known of it now, without asking NVML."""
+        """Return what is known now, without asking NVML."""
         key, known = self._known
         if _key_of(inventory) != key:
             links = Links(failure="NVML has not answered yet")
@@ -135,7 +133,7 @@ class Topologies:
         return known
 
     def _links(self, gpus: Sequence[Gpu]) -> Links:
-        if len(gpus) < 2:  # noqa: PLR2004 - there is nothing between one and nobody
+        if len(gpus) < 2:  # noqa: PLR2004 - a link needs two
             return Links()
         answer = self._ask()
         if answer is None:
@@ -150,13 +148,13 @@ class Topologies:
 
 
 def _key_of(inventory: Inventory) -> object:
-    """When this is another, there are other GPUs."""
+    """Return a value that changes with the GPUs."""
     gpus = tuple((gpu.uuid, gpu.bus_id, gpu.lost) for gpu in inventory.gpus)
     return inventory.driver.version, gpus
 
 
 def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:
-    """The topology, of sysfs and what NVML said."""
+    """Combine sysfs and NVML's answer."""
     there = [gpu for gpu in gpus if gpu.uuid]
     numa = numa_nodes(config, there)
     paths = {gpu.bus_id: _path(config, gpu.bus_id) for gpu in there}
@@ -177,7 +175,7 @@ def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:
 
 
 def numa_nodes(config: Config, gpus: Iterable[Gpu]) -> dict[str, int]:
-    """The NUMA node of each GPU, by PCI address; what the machine does not say is left out."""
+    """Return the NUMA node of each GPU, by PCI address; GPUs without one are left out."""
     found: dict[str, int] = {}
     for gpu in gpus:
         text = read_text(f"{config.sys}/bus/pci/devices/{gpu.bus_id}/numa_node") or ""
@@ -187,13 +185,13 @@ def numa_nodes(config: Config, gpus: Iterable[Gpu]) -> dict[str, int]:
 
 
 def pci_root(config: Config, bus_id: str) -> str:
-    """The PCI root of a device ("pci0000:00"); "" if the machine does not say."""
+    """Return the PCI root of a device ("pci0000:00"); "" if sysfs does not have it."""
     path = _path(config, bus_id)
     return path[0] if path else ""
 
 
 def _path(config: Config, bus_id: str) -> tuple[str, ...]:
-    """The PCI root of a device, the bridges to it, and itself; nothing if it is not there."""
+    """Return the PCI root of a device, the bridges to it, and itself; () without the device."""
     real = os.path.realpath(f"{config.sys}/bus/pci/devices/{bus_id}")
     words = real.split("/")
     roots = [number for number, word in enumerate(words) if word.startswith("pci")]
@@ -203,10 +201,13 @@ def _path(config: Config, bus_id: str) -> tuple[str, ...]:
 def between(
     one: Sequence[str], other: Sequence[str], one_numa: int | None, other_numa: int | None
 ) -> Between:
-    """What is between two devices by their paths.
+    """Return what connects two devices.
 
-    A path is the PCI root, the bridges to a device, and itself; empty if that is not known. So is
-    None for a NUMA node.
+    Args:
+        one: its path: the PCI root, the bridges, and the device; empty if unknown.
+        other: the other's.
+        one_numa: its NUMA node; None if unknown.
+        other_numa: the other's.
     """
     common = 0
     while common < min(len(one), len(other)) and one[common] == other[common]:
@@ -215,7 +216,7 @@ def between(
         return Between.NODE if one_numa == other_numa else Between.SYSTEM
     if common == 1:
         return Between.HOST_BRIDGE
-    # Each is below a port of the switch that both are below: further ones are further switches.
+    # Each is below a port of the common switch; more bridges are more switches.
     further = max(len(one), len(other)) - common - 1
     return Between.SWITCH if further <= 1 else Between.SWITCHES
 
@@ -224,10 +225,10 @@ def between(
 
 
 def parse_links(answer: bytes) -> Links:
-    """The meaning of what the child printed (:mod:`integration.nvml.query_child`)."""
+    """Parse the child's answer to "links" (:mod:`integration.nvml.child_query`)."""
     try:
         report = json.loads(answer)
-    except ValueError:  # it printed nothing, or was ended in the middle
+    except ValueError:  # it printed nothing, or was killed
         return Links(failure="NVML crashed, or took longer than nvml-timeout")
     if "error" in report:
         return Links(failure=one_line(report["error"]))
@@ -239,7 +240,7 @@ def parse_links(answer: bytes) -> Links:
         for remote, kind in entry["links"]:
             place = _address(remote)
             to[place] = to.get(place, 0) + 1
-            # Of what kind it is not every driver says; what is no GPU of ours is a switch then.
+            # Not every driver reports the type; then a place that is not a GPU here is a switch.
             if kind == _SWITCH or (kind is None and place not in addresses):
                 hubs.add(place)
     levels = {
@@ -254,6 +255,6 @@ _SWITCH: Final = 2  # nvmlIntNvLinkDeviceType_t
 
 
 def _address(text: str) -> str:
-    """NVML writes the domain with eight digits ("00000000:07:00.0"), sysfs with four or more."""
+    """Return an address as sysfs writes it: the domain with four digits or more, NVML has eight."""
     domain, _, rest = text.lower().partition(":")
     return f"{int(domain, 16):0{_DOMAIN_DIGITS}x}:{rest}"

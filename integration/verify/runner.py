@@ -72,7 +72,7 @@ def verify(
     """
     started = time.monotonic()
     program = find_program()
-    inventory = inventory_of(config, anew=True)
+    inventory = inventory_of(config, fresh=True)
     with (
         Interrupts() as interrupts,
         _directory(config) as directory,

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.nvml.lock import opening
+from integration.nvml.lock import shared
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.api_server import ApiServer
 from tests.harness.exposition import read_told
@@ -347,7 +347,7 @@ def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path
 
 
 def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
-    with opening(place.node.state, 0) as lock:
+    with shared(place.node.state, 0) as lock:
         assert lock is not None
         reset = place.spawn("reset", "1", patience="0.05")
         _, err = reset.communicate(timeout=60)
@@ -366,7 +366,7 @@ def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
 @pytest.mark.serial
 def test_who_comes_between_the_wait_and_the_reset_is_not_waited_for_once_more(place: Place) -> None:
     with ExitStack() as stack:
-        with opening(place.node.state, 0) as lock:
+        with shared(place.node.state, 0) as lock:
             assert lock is not None
             reset = place.spawn("reset", "1", "--wait=3s", patience="20")
             eventually(lambda: place.mark(1), "the reset waits for the lock")

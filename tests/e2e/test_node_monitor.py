@@ -23,10 +23,10 @@ from integration.node.service import Context
 from integration.node.services.monitor import events
 from integration.node.services.monitor import service as component
 from integration.node.services.monitor.events import Watch
-from integration.nvml import monitor_children as children_
 from integration.nvml import sampler as sampling
-from integration.nvml.monitor_children import Children, library_of
+from integration.nvml import session
 from integration.nvml.sampler import NvmlSampler
+from integration.nvml.session import Children, library_of
 from integration.nvml.snapshot import NodeSnapshot
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
@@ -55,7 +55,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
 @pytest.fixture(autouse=True)
 def _not_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is killed has time to end on a busy machine, too."""
-    monkeypatch.setattr(children_, "_TO_DIE", 10.0 * PATIENCE)
+    monkeypatch.setattr(session, "TO_DIE", 10.0 * PATIENCE)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def children_of(pid: int) -> list[int]:
             words = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        is_forked = b"/nvml/server.py" in words and int(parent) != pid
-        if (b"/nvml/monitor_child.py" in words or is_forked) and is_alive(entry):
+        is_forked = b"/nvml/fork_server.py" in words and int(parent) != pid
+        if (b"/nvml/child.py" in words or is_forked) and is_alive(entry):
             found.append(entry)
     return found
 
@@ -221,14 +221,14 @@ async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedN
                 await anyio.sleep(0.05)
         assert [gpu.temperature_celsius for gpu in found.gpus] == [None, None]
         assert found.gpus[0].power_watts == 40
-        assert len([note for note in found.notes if "does not tell of" in note]) == 2
+        assert len([note for note in found.notes if "does not list" in note]) == 2
 
 
 @pytest.mark.usefixtures("soon")
 async def test_a_driver_that_hangs_is_left_and_found_again(
     gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((events, "_TO_BEGIN"), (events, "_LATE"), (sampling, "_TO_BEGIN")):
+    for module, name in ((events, "_TO_BEGIN"), (events, "_LATE"), (sampling, "_TO_START")):
         monkeypatch.setattr(module, name, 3.0 * PATIENCE)
     said: list[str] = []
     it = Monitored(gpus, "")
@@ -420,7 +420,7 @@ async def test_gpus_without_events_are_told_of_once_and_asked_all_the_same(
 async def test_a_child_that_no_signal_reaches_is_left_alone(
     gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children_, "_TO_DIE", 0.1)
+    monkeypatch.setattr(session, "TO_DIE", 0.1)
     freezer = Path("/sys/fs/cgroup/freezer")
     if not (freezer / "tasks").exists():
         pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")

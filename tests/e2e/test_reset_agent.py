@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.nvml.lock import is_alone
+from integration.nvml.lock import is_exclusive
 from tests.e2e.test_drain_agent import GPU, Place, place_at
 from tests.harness.gpu_agent import GpuAgent, gpu_agent
 from tests.harness.kubelet_plugins import KubeletPlugins
@@ -107,7 +107,7 @@ def test_a_reset_that_was_killed_as_it_had_nvml_closed_is_gone_on_with(
     reset.kill()
     reset.communicate(timeout=60)
     place.go_on()
-    eventually(lambda: not is_alone(place.node.state), "its nvidia-smi has ended")
+    eventually(lambda: not is_exclusive(place.node.state), "its nvidia-smi has ended")
     place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
     assert kubelet.wait_for(GPU, 2) == set(place.uuids)
@@ -126,7 +126,7 @@ def test_a_reset_whose_nvidia_smi_cannot_be_ended_keeps_nvml_from_nobody(place: 
     with open(f"{place.node.state}/left-behind", encoding="ascii") as file:
         left = int(file.read())
     try:
-        assert not is_alone(place.node.state)
+        assert not is_exclusive(place.node.state)
         rows = place.call("list", "-o", "json").items
         assert [bool(row["out_of_service"]) for row in rows] == [False, True]
     finally:

@@ -10,7 +10,7 @@ import click
 from integration.cli.nvidia_ctk.global_flags import GlobalFlags
 from integration.compat.errors import FlagWithoutMeaning
 from integration.compat.gocli import GoGroup
-from integration.devices.creating import State, Step, Wish, create, refuse_failures
+from integration.devices.creating import CreateOptions, Step, StepState, create, refuse_failures
 
 
 def _refuse(flag: str, found: str, do: str) -> None:
@@ -24,7 +24,7 @@ def command() -> None:
 
 def _log_steps(global_flags: GlobalFlags, steps: list[Step]) -> None:
     for step in steps:
-        if step.state in {State.MADE, State.ABSENT}:
+        if step.state in {StepState.MADE, StepState.ABSENT}:
             global_flags.stderr.info(f"Creating {step.kind} {step.path}")
         elif step.reason:
             global_flags.stderr.warning(f"{step.path}: {step.reason}")
@@ -48,7 +48,7 @@ def create_device_nodes(
     modules: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Create NVIDIA device nodes."""
-    request = Wish(
+    request = CreateOptions(
         modules=modules, nodes=control_devices, links=False, control_only=True, dry_run=dry_run
     )
     if not control_devices:
@@ -102,9 +102,9 @@ def create_dev_char_symlinks(
     dry_run = flags["dry_run"]
     steps = []
     if flags["modules"] or flags["nodes"]:
-        first = Wish(modules=flags["modules"], nodes=flags["nodes"], links=False,
+        first = CreateOptions(modules=flags["modules"], nodes=flags["nodes"], links=False,
                      control_only=True, dry_run=dry_run)  # fmt: skip
         steps += create(node, first)
     link_dev = os.path.dirname(place) if place else ""
-    steps += create(node, Wish(nodes=False, link_dev=link_dev, dry_run=dry_run))
+    steps += create(node, CreateOptions(nodes=False, link_dev=link_dev, dry_run=dry_run))
     _log_steps(global_flags, steps)

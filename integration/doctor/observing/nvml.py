@@ -12,11 +12,10 @@ from hooks.errors import InventoryError
 from hooks.node.driver import find_driver
 from hooks.node.fingerprint import Fingerprint
 from hooks.node.gpus import find_gpus, look_at_nodes
-from hooks.node.nvml import parse_report, probe_command
+from hooks.node.nvml import parse_report
 from integration.doctor.facts import Nvml
 from integration.doctor.places import Places
-from integration.nvml.inventory import ask
-from integration.nvml.query import ask_nvml
+from integration.nvml.query import ask_nvml, probe
 
 _PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
 # Added to the child's own limit: the kernel kills the child then, and that takes a moment.
@@ -30,9 +29,8 @@ def look_at_nvml(places: Places) -> Nvml | None:
         driver = find_driver(Fingerprint(config.host_root), config)
     except InventoryError:
         return None
-    command = probe_command(config, driver)
     started = time.monotonic()
-    answer = ask(command, config.nvml_timeout + _MORE, state=config.state)
+    answer = probe(config, more=_MORE)
     seconds = round(time.monotonic() - started, 2)
     uuids: tuple[str, ...] = ()
     lost: list[str] = []

@@ -144,7 +144,7 @@ def test_a_container_has_the_mig_device_that_was_made_for_its_claim(
             answer = driver.prepare(("default", uid, "claim"))[uid]
             assert not answer.error
             # The simulated NVML of a container knows no instances but the scenario's.
-            made = inventory_of(load_config(node.config_path), anew=True).mig_devices[-1]
+            made = inventory_of(load_config(node.config_path), fresh=True).mig_devices[-1]
             assert made.profile == "3g.20gb"
             pod = pods.run(handler="nvidia")
             names = [name for device in answer.devices for name in device.cdi_device_ids]

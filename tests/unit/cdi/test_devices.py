@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from integration import exits
-from integration.devices.creating import State, Wish, create, refuse_failures, run_command
+from integration.devices.creating import (
+    CreateOptions,
+    StepState,
+    create,
+    refuse_failures,
+    run_command,
+)
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import expected_nodes
 from tests.unit.cdi.conftest import Nvshim
@@ -46,37 +52,37 @@ def numbers(node: Node, name: str) -> tuple[int, int, int, int]:
 
 
 def test_every_node_of_the_driver_is_made_once_with_its_mode_and_link(loaded: Node) -> None:
-    steps = create(loaded.config, Wish())
+    steps = create(loaded.config, CreateOptions())
     names = {*CONTROL, "nvidia0", "nvidia1", "nvidia-cap1", "nvidia-cap21"}
-    assert states(steps, "node") == dict.fromkeys(names, State.MADE)
+    assert states(steps, "node") == dict.fromkeys(names, StepState.MADE)
     assert numbers(loaded, "nvidiactl") == (NVIDIA, 255, 0o660, 44)
     assert numbers(loaded, "nvidia1") == (NVIDIA, 1, 0o660, 44)
     assert numbers(loaded, "nvidia-uvm-tools") == (UVM, 1, 0o660, 44)
     assert numbers(loaded, "nvidia-caps/nvidia-cap1") == (CAPS, 1, 0o400, 0)
     assert numbers(loaded, "nvidia-caps/nvidia-cap21") == (CAPS, 21, 0o444, 0)
     links = states(steps, "link")
-    assert set(links.values()) == {State.MADE}
+    assert set(links.values()) == {StepState.MADE}
     assert len(links) == len(names)
     assert os.readlink(loaded.dev / f"char/{NVIDIA}:255") == "../nvidiactl"
     assert os.readlink(loaded.dev / f"char/{CAPS}:21") == "../nvidia-caps/nvidia-cap21"
-    again = create(loaded.config, Wish())
-    assert {step.state for step in again} == {State.PRESENT}
+    again = create(loaded.config, CreateOptions())
+    assert {step.state for step in again} == {StepState.PRESENT}
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(loaded: Node) -> None:
     before = sorted(os.listdir(loaded.dev))
-    dry = create(loaded.config, Wish(dry_run=True))
+    dry = create(loaded.config, CreateOptions(dry_run=True))
     assert sorted(os.listdir(loaded.dev)) == before
-    made = create(loaded.config, Wish())
+    made = create(loaded.config, CreateOptions())
     assert {(step.kind, step.path, step.numbers) for step in dry} == {
         (step.kind, step.path, step.numbers) for step in made
     }
-    assert {step.state for step in dry} == {State.ABSENT}
+    assert {step.state for step in dry} == {StepState.ABSENT}
 
 
 def test_control_nodes_alone(loaded: Node) -> None:
-    steps = create(loaded.config, Wish(control_only=True, links=False))
-    assert states(steps, "node") == dict.fromkeys(CONTROL, State.MADE)
+    steps = create(loaded.config, CreateOptions(control_only=True, links=False))
+    assert states(steps, "node") == dict.fromkeys(CONTROL, StepState.MADE)
     assert not (loaded.dev / "nvidia0").exists()
     assert not (loaded.dev / "char").exists()
 
@@ -84,7 +90,7 @@ def test_control_nodes_alone(loaded: Node) -> None:
 def test_links_of_whatever_nodes_of_the_driver_there_are(node: Node) -> None:
     node.add_node("nvidia-caps/nvidia-cap9", CAPS, 9)
     node.add_node("nvidia-nothing-of-the-driver", 7, 7)
-    steps = create(node.config, Wish(nodes=False))
+    steps = create(node.config, CreateOptions(nodes=False))
     assert set(states(steps, "link")) == {
         *(f"{NVIDIA}:{minor}" for minor in (0, 1, 254, 255)), f"{UVM}:0", f"{UVM}:1", f"{CAPS}:9",
     }  # fmt: skip
@@ -93,15 +99,15 @@ def test_links_of_whatever_nodes_of_the_driver_there_are(node: Node) -> None:
 def test_links_may_be_in_the_dev_of_another_root(loaded: Node) -> None:
     other = loaded.base / "host-dev"
     other.mkdir()
-    create(loaded.config, Wish(link_dev=str(other)))
+    create(loaded.config, CreateOptions(link_dev=str(other)))
     assert os.readlink(other / f"char/{NVIDIA}:0") == f"{loaded.dev}/nvidia0"
 
 
 def test_what_is_wrong_is_told_and_left(loaded: Node) -> None:
     loaded.add_node("nvidia0", NVIDIA, 9)
     (loaded.dev / "nvidia1").write_text("a file")
-    steps = create(loaded.config, Wish(links=False))
-    reasons = {os.path.basename(s.path): s.reason for s in steps if s.state == State.FAILED}
+    steps = create(loaded.config, CreateOptions(links=False))
+    reasons = {os.path.basename(s.path): s.reason for s in steps if s.state == StepState.FAILED}
     assert reasons == {
         "nvidia0": f"{loaded.dev}/nvidia0 is device 195:9, not 195:0",
         "nvidia1": f"{loaded.dev}/nvidia1 is no character device",
@@ -115,8 +121,8 @@ def test_without_a_module_its_nodes_are_unavailable(loaded: Node) -> None:
     (loaded.sys / "module/nvidia_modeset").rmdir()
     text = (loaded.proc / "devices").read_text()
     (loaded.proc / "devices").write_text(text.replace(f"{UVM} nvidia-uvm\n", ""))
-    steps = create(loaded.config, Wish(links=False))
-    unavailable = [s.path for s in steps if s.state == State.UNAVAILABLE]
+    steps = create(loaded.config, CreateOptions(links=False))
+    unavailable = [s.path for s in steps if s.state == StepState.UNAVAILABLE]
     assert [os.path.basename(path) for path in unavailable] == [
         "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools",
     ]  # fmt: skip
@@ -125,13 +131,13 @@ def test_without_a_module_its_nodes_are_unavailable(loaded: Node) -> None:
     for name in ("nvidiactl", "nvidia0", "nvidia1"):
         (loaded.dev / name).unlink()
     with pytest.raises(DevicesNotMade, match="lists no nvidia"):
-        refuse_failures(create(loaded.config, Wish(links=False)))
+        refuse_failures(create(loaded.config, CreateOptions(links=False)))
 
 
 def test_the_modules_parameters_may_forbid_it(loaded: Node) -> None:
     loaded.write(loaded.proc / "driver/nvidia/params", "ModifyDeviceFiles: 0\n")
-    steps = create(loaded.config, Wish(links=False))
-    assert {step.state for step in steps} == {State.FORBIDDEN}
+    steps = create(loaded.config, CreateOptions(links=False))
+    assert {step.state for step in steps} == {StepState.FORBIDDEN}
     assert not (loaded.dev / "nvidiactl").exists()
 
 
@@ -161,20 +167,20 @@ def test_without_the_drivers_own_module_nothing_is_made_and_without_others_the_r
 
     failing = "nvidia"
     with pytest.raises(ModulesNotLoaded, match=r"nvidia.*no such device"):
-        create(loaded.config, Wish(modules=True), run)
+        create(loaded.config, CreateOptions(modules=True), run)
     assert asked == ["nvidia"]
     assert not (loaded.dev / "nvidiactl").exists()
     failing = "nvidia-uvm"
-    steps = create(loaded.config, Wish(modules=True, links=False), run)
+    steps = create(loaded.config, CreateOptions(modules=True, links=False), run)
     assert states(steps, "module") == {
-        "nvidia": State.MADE, "nvidia-uvm": State.FAILED, "nvidia-modeset": State.MADE,
+        "nvidia": StepState.MADE, "nvidia-uvm": StepState.FAILED, "nvidia-modeset": StepState.MADE,
     }  # fmt: skip
     made = states(steps, "node")
-    assert (made["nvidia0"], made["nvidia-uvm"]) == (State.MADE, State.UNAVAILABLE)
+    assert (made["nvidia0"], made["nvidia-uvm"]) == (StepState.MADE, StepState.UNAVAILABLE)
     with pytest.raises(DevicesNotMade, match="nvidia-uvm: no such device"):
         refuse_failures(steps)
-    dry = create(loaded.config, Wish(modules=True, dry_run=True), run)
-    assert states(dry, "module")["nvidia"] == State.PRESENT
+    dry = create(loaded.config, CreateOptions(modules=True, dry_run=True), run)
+    assert states(dry, "module")["nvidia"] == StepState.PRESENT
 
 
 def test_a_command_that_fails_says_why() -> None:

@@ -70,12 +70,12 @@ def _fifo_for_file(path: Path) -> None:
     [
         (lambda path: (path / "lib/a/b.py").write_text("import os\n"), "lib/a/b.py is changed"),
         (lambda path: (path / "lib/a/b.py").unlink(), "lib/a/b.py is missing"),
-        (lambda path: (path / "lib/more").write_text(""), "lib/more is not of it"),
+        (lambda path: (path / "lib/more").write_text(""), "lib/more is not part of it"),
         (lambda path: (path / "bin/nvshim").chmod(0o644), "bin/nvshim is changed"),
         (lambda path: (path / "lib/a/b.py").chmod(0o755), "lib/a/b.py is changed"),
         (_relink, "lib/a/link is changed"),
         (_file_for_link, "lib/a/link is changed"),
-        (lambda path: os.mkfifo(path / "lib/fifo"), "lib/fifo is not of it"),
+        (lambda path: os.mkfifo(path / "lib/fifo"), "lib/fifo is not part of it"),
         (_fifo_for_file, "lib/a/b.py is changed"),  # and it is not opened
     ],
     ids=["text", "missing", "more", "no mode", "mode", "link", "no link", "fifo", "no file"],
@@ -91,7 +91,7 @@ def test_of_much_damage_the_beginning_is_named(tree: Tree) -> None:
     for number in range(9):
         with open(os.path.join(tree.path, f"more{number}"), "w", encoding="ascii"):
             pass
-    with pytest.raises(TreeDamaged, match=r"more4 is not of it and 4 more\."):
+    with pytest.raises(TreeDamaged, match=r"more4 is not part of it and 4 more\."):
         verify(tree.path)
 
 
@@ -117,7 +117,7 @@ def test_where_no_manifest_is_there_is_no_tree(tmp_path: Path) -> None:
         ({"files": {"a": "sha256:0"}}, "a is 'sha256:0'"),
         ({"files": {"a": 5}}, ""),
         ({"files": []}, ""),
-        ({"programs": ["no/such"]}, "a program that is no file"),
+        ({"programs": ["no/such"]}, "a program that is not among the files"),
         ({"programs": 7}, ""),
     ],
 )

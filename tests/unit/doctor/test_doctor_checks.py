@@ -17,7 +17,7 @@ from integration.doctor.examination import Examination, choose, examine, judge
 from integration.doctor.facts import Node, Unseen
 from integration.doctor.findings import TABLE, Finding, Severity
 from integration.doctor.observing import GROUPS
-from integration.nvml import inventory
+from integration.nvml import query
 from tests.harness.waiting import eventually
 from tests.unit.doctor.breaks import (
     ELSEWHERE_ONLY,
@@ -301,12 +301,12 @@ def test_user_namespaces_need_runcs_type_where_containerd_asks_no_other(
 def test_gpu_that_nvml_cannot_open_by_a_wrong_node_needs_no_reset(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(*args: Any, **more: Any) -> bytes:
-        answer = json.loads(inventory.ask(*args, **more) or b"")
+    def probe(*args: Any, **more: Any) -> bytes:
+        answer = json.loads(query.probe(*args, **more) or b"")
         answer["gpus"][0]["lost"] = "GPU is lost"
         return json.dumps(answer).encode()
 
-    monkeypatch.setattr("integration.doctor.observing.nvml.ask", ask)
+    monkeypatch.setattr("integration.doctor.observing.nvml.probe", probe)
     (lost,) = found(tree, "D005")
     assert lost.remedy.startswith("reset the GPU")
     tree.remove("/dev/nvidia0")

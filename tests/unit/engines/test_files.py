@@ -119,7 +119,7 @@ def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(
     link = tmp_path / "config.toml"
     link.symlink_to(precious)
     os.lchown(link, 12345, 12345)
-    with pytest.raises(WriteFailed, match="is of user 12345"):
+    with pytest.raises(WriteFailed, match="belongs to user 12345"):
         apply(change(FileChange(str(link), b"old", b"new")))
     assert precious.read_text() == "old"
 

@@ -110,7 +110,7 @@ def test_what_an_archive_has_besides_its_list_is_found(
 ) -> None:
     archive = _archive(tree, tmp_path / "a.tar", _member(f"{TOP}/lib/api/more.py", size=3))
     copying.unpack(archive, target)
-    with pytest.raises(SourceBroken, match=r"more\.py is not of it"):
+    with pytest.raises(SourceBroken, match=r"more\.py is not part of it"):
         copying.verify_copy(tree, target, tree.name)
 
 

@@ -99,7 +99,7 @@ def test_nobody_leads_root_astray_in_a_directory_of_everybody(what: str, tmp_pat
         precious.write_text("old")
     strangers = path.parent if what == "directory" else path
     os.lchown(strangers, 12345, 12345)
-    with pytest.raises(PermissionError, match="is of user 12345"):
+    with pytest.raises(PermissionError, match="belongs to user 12345"):
         replace_file(str(path), b"new")
     assert not precious.exists() if what == "link to nothing" else precious.read_text() == "old"
     assert os.listdir(everybodys) == [strangers.name]

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from integration.nvml.inventory import ask
+from integration.nvml.query import ask
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -169,13 +169,13 @@ def test_an_answer_that_is_none_is_silence(
     cluster: Cluster, client: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "answer", lambda _: (200, ["a list"]))
-    with pytest.raises(ApiServerSilent, match="no object"):
+    with pytest.raises(ApiServerSilent, match="not an object"):
         client.call("GET", SLICES)
     monkeypatch.setattr(cluster, "answer", lambda _: (200, iter(["no change"])))
     with pytest.raises(ApiServerSilent):
         client.watch(SLICES, "1", {}).next()
     monkeypatch.setattr(cluster, "answer", lambda _: (503, ["no message"]))
-    with pytest.raises(ApiServerRefused, match="no reason is given"):
+    with pytest.raises(ApiServerRefused, match="no reason given"):
         client.call("GET", SLICES)
 
 
@@ -283,8 +283,8 @@ def test_another_authority_is_trusted_from_then_on(client: ApiServer, cluster: C
 def test_a_refusal_says_what_helps_and_when_to_ask_again(
     client: ApiServer, cluster: Cluster
 ) -> None:
-    for code, words in ((401, "token or certificate"), (403, "ClusterRole"), (429, "asked again"),
-                        (502, "asked again")):  # fmt: skip
+    for code, words in ((401, "token or certificate"), (403, "ClusterRole"), (429, "agent retries"),
+                        (502, "agent retries")):  # fmt: skip
         cluster.refuse = lambda *_, code=code: code
         with pytest.raises(ApiServerRefused, match=words):
             client.call("GET", SLICES)
@@ -356,8 +356,8 @@ def test_a_kubeconfig_may_have_a_token_and_the_name_of_a_certificate(
         ("https://one:port", {}, {}, "Port could not be cast"),
         ("https://one", {"insecure-skip-tls-verify": True}, {}, "insecure-skip-tls-verify"),
         ("https://one", {"proxy-url": "http://two"}, {}, "proxy-url of its cluster"),
-        ("https://one", {}, {"exec": {"command": "aws"}}, "exec of its user is not obeyed"),
-        ("https://one", {}, {"client-key-data": "?"}, "lacks or has wrong"),
+        ("https://one", {}, {"exec": {"command": "aws"}}, "exec of its user is not supported"),
+        ("https://one", {}, {"client-key-data": "?"}, "missing or wrong"),
         ("https://one", {"certificate-authority": "none"}, {}, "No such file"),
     ],
     ids=lambda each: str(each)[:30],

@@ -58,11 +58,11 @@ def test_a_policy_is_told_from_a_server_that_finds_something_wrong(each: dict[st
         (404, "/apis/resource.k8s.io", "kubectl api-versions"),
         (404, "/api/v1/namespaces/gone/events", "that it exists"),
         (401, "/api/v1/nodes/one", "token or certificate"),
-        (409, "/api/v1/nodes/one", "tried again"),
-        (410, "/apis/resource.k8s.io/v1/resourceslices", "tried again"),
+        (409, "/api/v1/nodes/one", "reads it again and retries"),
+        (410, "/apis/resource.k8s.io/v1/resourceslices", "reads it again and retries"),
         (422, "/apis/resource.k8s.io/v1/resourceslices", "what refuses it"),
-        (429, "/api/v1/nodes/one", "asked again"),
-        (503, "/api/v1/nodes/one", "asked again"),
+        (429, "/api/v1/nodes/one", "the agent retries"),
+        (503, "/api/v1/nodes/one", "the agent retries"),
     ],
 )
 def test_what_helps_goes_by_what_was_asked(code: int, path: str, words: str) -> None:

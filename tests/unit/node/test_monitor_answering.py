@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from integration.nvml.child_samples import Asker
 from integration.nvml.sampler import _sample_of
-from integration.nvml.sampler_child import Asker
 from integration.nvml.values import COMPUTE, GRAPHICS, DeviceSample, GpuSample, ProcessUse
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ def test_more_processes_than_anybody_has_are_cut_off() -> None:
 def test_gpus_that_are_none_of_ours() -> None:
     found = sample(3, {0: ONE, 7: "GPU-other"})
     assert [gpu.uuid for gpu in found.gpus] == [ONE]
-    assert sum("none of this node's" in note for note in found.notes) == 2
-    assert "NVML does not tell of GPU-other" in found.notes
+    assert sum("not in the node's inventory" in note for note in found.notes) == 2
+    assert "NVML does not list GPU-other" in found.notes
     assert found.uncounted == ()  # one of the others may be it
     assert sample(1, KNOWN).uncounted == (TWO,)
 

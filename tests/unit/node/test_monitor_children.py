@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from integration.agent_errors import ChildFailed
-from integration.nvml import monitor_children as room
-from integration.nvml.monitor_children import Child, Children
+from integration.nvml import session as room
+from integration.nvml.errors import ChildFailed
+from integration.nvml.process import _started
+from integration.nvml.session import Child, Children
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -24,25 +26,26 @@ def child_of(process: subprocess.Popen[bytes]) -> Child:
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin as to, process.stdout as from_:
-        return Child("samples", process, os.dup(to.fileno()), os.dup(from_.fileno()))
+        ends = os.dup(to.fileno()), os.dup(from_.fileno())
+        return Child("samples", _started(process), *ends)
 
 
 async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(room, "_MOST_ABANDONED", 1)
-    monkeypatch.setattr(room, "_TO_DIE", 0.01)
+    monkeypatch.setattr(room, "TO_DIE", 0.01)
     children = Children(lambda *_, **__: None, "/nowhere")
     process = running("import time; time.sleep(60)")
-    kill = process.kill
-    monkeypatch.setattr(process, "kill", lambda: None)  # as if no signal reached it
+    child = child_of(process)
+    monkeypatch.setattr(child.process, "kill", lambda: None)  # as if no signal reached it
     try:
-        await children.end(child_of(process))
+        await children.end(child)
         with pytest.raises(ChildFailed, match="holds 1 processes"):
             children.start("samples", "/nowhere/libnvidia-ml.so.1")
     finally:
-        kill()
-        process.wait()
+        process.kill()
+        await until(lambda: not children.abandoned, "it has ended")
     monkeypatch.undo()
     child = children.start("samples", "/nowhere/libnvidia-ml.so.1")  # it has ended by itself
     await children.end(child)
@@ -53,10 +56,10 @@ async def test_how_one_ended_is_told_though_it_lets_go_of_its_pipes_before() -> 
     child = child_of(process)
     try:
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
-            await child.word(20)
+            await child.answer(20)
         child.ask({})
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
-            await child.word(20)
+            await child.answer(20)
     finally:
         child.close()
         process.kill()

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import load_config
-from integration.agent_errors import ChildFailed
-from integration.nvml import children as nvml_children
-from integration.nvml import monitor_children as children_
-from integration.nvml.children import forking, start
+from integration.nvml import process, session
+from integration.nvml.errors import ChildFailed
 from integration.nvml.inventory import inventory_of
-from integration.nvml.lock import NONE, alone
-from integration.nvml.monitor_children import Children
+from integration.nvml.lock import exclusive
+from integration.nvml.process import fork_server, start
 from integration.nvml.query import ask_nvml
+from integration.nvml.session import Children
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.processes import family
@@ -41,7 +40,7 @@ _PIDS: Final = Path("/sys/fs/cgroup/pids")
 @pytest.fixture(autouse=True)
 def _not_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is killed has time to end on a busy machine, too."""
-    monkeypatch.setattr(children_, "_TO_DIE", 10.0 * PATIENCE)
+    monkeypatch.setattr(session, "TO_DIE", 10.0 * PATIENCE)
 
 
 @pytest.fixture
@@ -66,7 +65,9 @@ def servers() -> list[int]:
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and any(word.endswith(b"/nvml/server.py") for word in words):
+            if parent == os.getpid() and any(
+                word.endswith(b"/nvml/fork_server.py") for word in words
+            ):
                 found.append(pid)
     return found
 
@@ -80,13 +81,13 @@ def samples_of(config: Config) -> tuple[Children, str]:
 
 def test_what_is_forked_answers_as_what_is_started(config: Config) -> None:
     def answers() -> list[object]:
-        found = inventory_of(config, anew=True)
+        found = inventory_of(config, fresh=True)
         told = [ask_nvml(config, question) for question in ("links", "parts", "persistence")]
         return [found.gpus, found.nvml_failure, *told]
 
     started = answers()
     assert None not in started
-    with forking():
+    with fork_server():
         assert servers() == []
         assert answers() == started
         (server,) = servers()
@@ -98,7 +99,7 @@ def test_what_is_forked_answers_as_what_is_started(config: Config) -> None:
 
 
 def test_what_hangs_is_killed_and_the_next_is_answered(config: Config) -> None:
-    with forking():
+    with fork_server():
         fault(config, "nvmlInit=hang")
         assert not ask_nvml(replace(config, nvml_timeout=0.3), "persistence")
         (server,) = servers()
@@ -110,31 +111,31 @@ def test_what_hangs_is_killed_and_the_next_is_answered(config: Config) -> None:
 
 async def test_how_one_has_ended_is_told(config: Config) -> None:
     children, library = samples_of(config)
-    with forking():
+    with fork_server():
         fault(config, "nvmlInit=crash")
         child = children.start("samples", library)
         with pytest.raises(ChildFailed, match="NVML crashed: SIGSEGV"):
-            await child.word(20)
+            await child.answer(20)
         await children.end(child)
         assert children.abandoned == 0
 
 
 async def test_it_has_two_pipes_and_the_lock_until_it_ends(config: Config) -> None:
     children, library = samples_of(config)
-    with forking():
+    with fork_server():
         child = children.start("samples", library)
-        await child.word(20)
+        await child.answer(20)
         pid = child.process.pid
         opened = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
         assert not any(target.startswith("socket:") for target in opened)
         assert sum(target.startswith("pipe:") for target in opened) == 2
         assert sum(target.endswith("/nvml.lock") for target in opened) == 1
         assert os.getsid(pid) == pid
-        with alone(config.state, 0) as lock:
+        with exclusive(config.state, 0) as lock:
             assert lock is None
         await children.end(child)
         assert child.process.poll() is not None
-        with alone(config.state, 0) as lock:
+        with exclusive(config.state, 0) as lock:
             assert lock is not None
 
 
@@ -145,9 +146,9 @@ async def test_a_server_that_cannot_fork_keeps_what_it_has_forked(config: Config
     cgroup = _PIDS / f"nvshim-fork-{os.getpid()}"
     cgroup.mkdir()
     try:
-        with forking():
+        with fork_server():
             child = children.start("samples", library)
-            await child.word(20)
+            await child.answer(20)
             (server,) = servers()
             (cgroup / "cgroup.procs").write_text(str(server))
             (cgroup / "pids.max").write_text("1")
@@ -165,11 +166,11 @@ async def test_a_server_that_does_not_answer_is_ended_and_that_is_said(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children, library = samples_of(config)
-    with forking():
+    with fork_server():
         assert ask_nvml(config, "persistence")
         (server,) = servers()
         os.kill(server, signal.SIGSTOP)
-        monkeypatch.setattr(nvml_children, "_TO_FORK", 0.1)
+        monkeypatch.setattr(process, "_TO_FORK", 0.1)
         with pytest.raises(ChildFailed, match="can be started: timed out"):
             children.start("samples", library)
         assert servers() == []
@@ -179,13 +180,13 @@ async def test_a_server_that_is_killed_takes_its_own_along_and_another_begins(
     config: Config,
 ) -> None:
     children, library = samples_of(config)
-    with forking():
+    with fork_server():
         child = children.start("samples", library)
-        await child.word(20)
+        await child.answer(20)
         (server,) = servers()
         os.kill(server, signal.SIGKILL)
         with pytest.raises(ChildFailed, match="NVML crashed: SIGKILL"):
-            await child.word(20)
+            await child.answer(20)
         await until(lambda: not os.path.exists(f"/proc/{child.process.pid}"), "it ends with it")
         await children.end(child)
         assert ask_nvml(config, "persistence") is not None
@@ -193,7 +194,13 @@ async def test_a_server_that_is_killed_takes_its_own_along_and_another_begins(
 
 
 def test_a_program_that_it_does_not_know_cannot_be_started() -> None:
-    with forking(), open(os.devnull, "wb") as output:
+    with fork_server(), open(os.devnull, "wb") as output:
         words = (sys.executable, "-I", "-S", "/nowhere/program.py")
         with pytest.raises(FileNotFoundError, match=r"/nowhere/program\.py"):
-            start(words, stdin=subprocess.DEVNULL, stdout=output.fileno(), lock=NONE)
+            start(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output.fileno(),
+                state="/nowhere",
+                patience=0,
+            )

@@ -15,7 +15,7 @@ from integration.drain.serving import _TO_LET_GO
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.monitor import nvml_pause
-from integration.nvml.lock import alone, is_alone
+from integration.nvml.lock import exclusive, is_exclusive
 from shim import syscalls
 from tests.harness.waiting import until
 
@@ -65,7 +65,7 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
 
     context = Context(config, Options("", 1), say)
     state = context.state
-    with marks.resetting(config), alone(config.state, 0):
+    with marks.resetting(config), exclusive(config.state, 0):
         marks.put(config, Drain("GPU-1", reset="waits"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(nvml_pause.follow, context)
@@ -74,7 +74,7 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
             monkeypatch.setattr(nvml_pause, "LONGEST", 0.0)
             await until(lambda: not state.nvml_pause.value)
             # Whoever opens NVML now does not wait for it, either.
-            assert not is_alone(config.state)
+            assert not is_exclusive(config.state)
             assert "error a reset does not end, NVML is opened in spite of it" in said
             tasks.cancel_scope.cancel()
 

@@ -91,7 +91,7 @@ def test_only_sockets_of_nvidias_plugins_that_are_served_are_others(tmp_path: Pa
 
 def test_where_no_socket_can_be_is_said(tmp_path: Path) -> None:
     for path, why in (
-        (tmp_path / "absent" / "nvidia-gpu.sock", "not there"),
+        (tmp_path / "absent" / "nvidia-gpu.sock", "does not exist"),
         (tmp_path / f"nvidia-{'x' * 100}.sock", "longer than"),
     ):
         with pytest.raises(PluginSocketUnusable, match=why):

@@ -133,12 +133,12 @@ async def test_an_event_that_is_refused_keeps_no_other_from_being_made(tmp_path:
 @pytest.mark.parametrize(
     ("no", "told", "others"),
     [
-        (denied(), "See the ValidatingAdmissionPolicy no-slices", ["a", "z"]),
-        (denied_by_webhook(), "See the admission webhook slices.example.com", ["a", "z"]),
-        (webhook_failed(), "See the webhook slices.example.com", ["a", "z"]),
-        (refusal(404, 'namespaces "ending" not found'), "See that it exists", ["a", "z"]),
-        (refusal(429), "See how the API server is", ["a"]),
-        (refusal(503), "See how the API server is", ["a"]),
+        (denied(), "Check the ValidatingAdmissionPolicy no-slices", ["a", "z"]),
+        (denied_by_webhook(), "Check the admission webhook slices.example.com", ["a", "z"]),
+        (webhook_failed(), "Check the webhook slices.example.com", ["a", "z"]),
+        (refusal(404, 'namespaces "ending" not found'), "Check that it exists", ["a", "z"]),
+        (refusal(429), "Check the API server; the agent retries", ["a"]),
+        (refusal(503), "Check the API server; the agent retries", ["a"]),
     ],
 )
 async def test_who_refuses_an_event_is_named_and_a_server_that_is_busy_is_left_alone(

@@ -40,7 +40,7 @@ def test_nvidia_smi_makes_a_device_where_it_is_told_to(node: SimulatedNode, smi:
 
     device = next(
         each
-        for each in inventory_of(load_config(node.config_path), anew=True).mig_devices
+        for each in inventory_of(load_config(node.config_path), fresh=True).mig_devices
         if each.profile == "3g.40gb"
     )
     assert device.caps == (access_minor(1, 1), access_minor(1, 1, 0))
@@ -111,7 +111,7 @@ def test_mig_mode_is_switched_by_an_idle_gpu_alone(node: SimulatedNode, smi: Smi
     assert mode(node, smi) == "Enabled, Enabled"
     assert smi(node, "mig", "-i", "0", "-cgi", "19:2", "-C").returncode == 0
     assert devices(node, smi) == ["1g.10gb", "1g.10gb"]
-    inventory = inventory_of(load_config(node.config_path), anew=True)
+    inventory = inventory_of(load_config(node.config_path), fresh=True)
     assert [gpu.mig for gpu in inventory.gpus] == [True, True]
     assert "In use by another client" in smi(node, "-i", pci, "-mig", "0").stdout
     assert mode(node, smi) == "Enabled, Disabled"

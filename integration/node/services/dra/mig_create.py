@@ -45,11 +45,11 @@ from integration.agent_errors import (
     MigDeviceNotUndone,
     MigModeNotSwitched,
 )
-from integration.devices.creating import Wish, create
+from integration.devices.creating import CreateOptions, create
 from integration.node.services.dra.mig_layout import Part, Parts, overlaps, parse_name, parse_parts
 from integration.node.state.claims_file import known_of, read_record, write_record
 from integration.nvml.inventory import inventory_of
-from integration.nvml.lock import alone
+from integration.nvml.lock import exclusive
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.nvml.query import ask_nvml
 from integration.timeouts import PATIENCE
@@ -161,7 +161,7 @@ class Modes:
         arguments = ("-i", gpu.bus_id, "-mig", str(int(on)))
         with ExitStack() as stack:
             try:
-                lock = stack.enter_context(alone(self._config.state, _TO_CLOSE))
+                lock = stack.enter_context(exclusive(self._config.state, _TO_CLOSE))
             except OSError as error:
                 raise SmiFailed(f"{error.filename}: {error.strerror}") from error
             if lock is None:
@@ -290,7 +290,7 @@ class Making:
             else device
             for device in claim.devices
         )
-        create(self._config, Wish())  # as a driver may leave it to others
+        create(self._config, CreateOptions())  # as a driver may leave it to others
         return replace(claim, devices=devices)
 
     def _made(
@@ -334,7 +334,7 @@ class Making:
         Raises:
             NvshimError: there is no driver.
         """
-        return inventory_of(self._config, anew=True)
+        return inventory_of(self._config, fresh=True)
 
     # Undoing
 

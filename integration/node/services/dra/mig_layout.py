@@ -248,7 +248,7 @@ def _quantity_of(name: str, value: int) -> str:
 
 
 def parse_parts(answer: bytes | None) -> Parts:
-    """The meaning of what the child printed (:mod:`integration.nvml.query_child`).
+    """The meaning of what the child printed (:mod:`integration.nvml.child_query`).
 
     Args:
         answer: all of its stdout; of a foreign library, so nothing of it is believed unchecked.

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from integration.agent_errors import ChildFailed
 from integration.backoff import Backoff
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.service_name import ServiceName
-from integration.nvml.monitor_child import EVENTS
-from integration.nvml.monitor_children import Child, Children, identity_of, library_of, uuids_of
+from integration.nvml.child import EVENTS
+from integration.nvml.errors import ChildFailed
+from integration.nvml.session import Child, Children, identity_of, library_of, uuids_of
 from integration.nvml.values import GpuEvent, now
 from integration.watcher import first_of
 
@@ -151,7 +151,7 @@ class Watch:
         begun, count = time.monotonic(), 0
         child.ask({"gpus": uuids_of(seen), "beat": self._beat})
         while not (self._state.unwatched.value and time.monotonic() - begun > self._retry):
-            word = await child.word(patience)
+            word = await child.answer(patience)
             patience = self._beat + self._to_answer + _LATE
             if "lost" in word:
                 self._said_lost = now()

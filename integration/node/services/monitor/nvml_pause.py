@@ -30,7 +30,7 @@ from hooks.node.drained import Drain, read_drains
 from integration.devices.drain_marks import is_resetting
 from integration.files import read_some
 from integration.node.values.service_name import ServiceName
-from integration.nvml.lock import give_up, is_alone
+from integration.nvml.lock import break_lock, is_exclusive
 from integration.timeouts import PATIENCE
 from integration.watcher import ANY, Interest, Watcher
 
@@ -92,7 +92,7 @@ class _Resets:
         """Return why NVML is closed for a reset; "" without a reset, or if it takes too long."""
         config, now = self._context.config, time.monotonic()
         mark = next((each for each in drains if each.lets_go and each.for_reset), None)
-        if mark is None or not (is_resetting(config) or is_alone(config.state)):
+        if mark is None or not (is_resetting(config) or is_exclusive(config.state)):
             self._since, self._is_over = None, False
             return ""
         self._since = now if self._since is None else self._since
@@ -104,7 +104,7 @@ class _Resets:
                 "error", "a reset does not end, NVML is opened in spite of it",
                 device=mark.device, reset=mark.reset,
             )  # fmt: skip
-            give_up(config.state)
+            break_lock(config.state)
         return ""
 
 

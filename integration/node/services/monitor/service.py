@@ -30,8 +30,8 @@ from integration.node.services.monitor.processes import Processes
 from integration.node.state.store import State, Unsampled
 from integration.node.state.topic import call_on_change
 from integration.node.values.service_name import ServiceName
-from integration.nvml.monitor_children import Children, library_of
 from integration.nvml.sampler import NvmlSampler
+from integration.nvml.session import Children, library_of
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, Sample
 

@@ -49,7 +49,7 @@ class Place:
         self.looking = Looking(context, self.faults.__setitem__)
 
     async def look(self, **more: Any) -> dict[str, Device] | None:
-        found = await self.looking.look(inventory_of(self.config, anew=True), {}, **more)
+        found = await self.looking.look(inventory_of(self.config, fresh=True), {}, **more)
         return None if found is None else dict(found.devices)
 
 
@@ -87,7 +87,7 @@ async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
     node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(node, dra_mig=True)
-    there = inventory_of(place.config, anew=True)
+    there = inventory_of(place.config, fresh=True)
     write(node, "nvml-faults", "nvmlDeviceGetCount=error:999")
     found = await place.looking.look(there, {})
     assert found is not None

@@ -93,8 +93,8 @@ async def test_a_mistake_of_ours_is_told_as_one(
           for code in (400, 403, 404, 409, 410, 422, 500)),
         (webhook_failed(), "webhook slices.example.com"),
         (refusal(422, "not by this proxy"), "what refuses it"),
-        (refusal(503, "apiserver not ready", retry_after=1), "how the API server is"),
-        (refusal(429, "Too many requests", retry_after=1), "how the API server is"),
+        (refusal(503, "apiserver not ready", retry_after=1), "the API server; the agent retries"),
+        (refusal(429, "Too many requests", retry_after=1), "the API server; the agent retries"),
     ],
 )  # fmt: skip
 async def test_a_denial_is_named_and_teaches_nothing_of_the_server(

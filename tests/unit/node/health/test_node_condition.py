@@ -62,11 +62,15 @@ class Denying(ApiServer):
 @pytest.mark.parametrize(
     ("no", "name", "told"),
     [
-        (denied(), "one", "See the ValidatingAdmissionPolicy no-slices; it is tried again"),
-        (denied_by_webhook(403), "one", "See the admission webhook slices.example.com"),
-        (webhook_failed(), "one", "See the webhook slices.example.com"),
-        (refusal(409, "the object has been modified"), "one", "it is read and tried again"),
-        (refusal(429), "one", "See how the API server is"),
+        (denied(), "one", "Check the ValidatingAdmissionPolicy no-slices; the agent retries"),
+        (denied_by_webhook(403), "one", "Check the admission webhook slices.example.com"),
+        (webhook_failed(), "one", "Check the webhook slices.example.com"),
+        (
+            refusal(409, "the object has been modified"),
+            "one",
+            "the agent reads it again and retries",
+        ),
+        (refusal(429), "one", "Check the API server; the agent retries"),
         (None, "another", "Give --node-name as"),
     ],
 )

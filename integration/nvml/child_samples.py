@@ -1,36 +1,37 @@
-"""Answering what the GPUs are like, in the child.
+"""Samples of the GPUs, in the child.
 
-It says ``{"ready": DRIVER}`` once NVML is up. Then it answers each line that it reads, and ends
-when there are no more::
+The child says ``{"ready": DRIVER}`` once NVML is initialised. Then it answers each line that it
+reads, and ends after the last::
 
     {"gpus": {INDEX: UUID, …}, "given_up": {INDEX: WHY, …}, "alone": BOOLEAN, "patience": SECONDS}
 
-"gpus" are the node's as the inventory has them. The answer is what a
-:class:`~integration.nvml.values.Sample` is made of, by the names and in the units that it
-has, and "hanging". Before that it says ``{"beat": 1}`` now and then, as long as one question after
-the other is answered: so a driver that is slow is told from one that hangs.
+"gpus" are the node's according to the inventory. The answer has the names and units of a
+:class:`~integration.nvml.values.Sample`, and "hanging". Before it, the child says ``{"beat": 1}``
+now and then, as long as NVML answers one call after the other: so the agent can tell a slow driver
+from one that hangs.
 
-No GPU takes the others with it. One that does not answer while others do is told as lost after
-``patience``, and is "hanging": then this process is of no use any more. Where NVML crashes, GPUs
-are asked alone, one after the other, and ``{"asks": INDEX}`` is said before each, so that the agent
-knows which it was. What was given up is told as lost for that reason, and not asked.
+No GPU takes the others with it. A GPU that does not answer within ``patience``, while others do, is
+reported as lost, and is "hanging": the child is useless then. If NVML crashes, the agent has the
+GPUs asked alone, one after the other; the child says ``{"asks": INDEX}`` before each, so that the
+agent knows which GPU it was. GPUs in "given_up" are reported as lost for that reason, and not
+asked.
 
-GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of some
-hundred questions. NVML takes no notice of a GPU that comes back, so after one was lost it is begun
-anew. Whether one is lost is decided by the rules that the engine goes by
-(:mod:`hooks.node.nvml_probe`).
+The GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of
+about a hundred calls. NVML does not notice a GPU that comes back, so after one was lost it is
+initialised again. :mod:`hooks.node.nvml_probe` decides whether a GPU is lost, as it does for the
+inventory.
 
-NVML is not believed everything
-- A number that cannot be true (more than a hundred percent, more memory used than there is) is
-  taken for not said. That it was said is a note of the sample.
-- A GPU that the inventory does not have is not believed in; one that it has and NVML does not tell
-  of is noted. Without an inventory any GPU is believed in.
-- A process counts if it has a number. 0 is what NVML says of those that it may not name (they are
-  in another pid namespace); what they use is in the GPU's own numbers only.
-- In MIG mode NVML tells a GPU's processes with the instances that each is in, if it is asked of the
-  GPU by somebody who may know them all; otherwise each MIG device is asked for its own.
-- A process that NVML lists, and gives no utilisation of, has used nothing, if it tells of
-  utilisation at all; in MIG mode it does not.
+Not every answer of NVML is believed
+- A number that cannot be true (more than a hundred percent, more memory in use than there is)
+  counts as no answer, and becomes a note of the sample.
+- A GPU that the inventory does not have is left out, with a note; so is one of the inventory that
+  NVML does not list. Without an inventory any GPU is believed.
+- A process counts if it has a pid. NVML gives 0 for processes in another pid namespace; what they
+  use is in the GPU's own numbers only.
+- In MIG mode NVML gives a GPU's processes with their instances if the caller may see them all;
+  otherwise each MIG device is asked for its own.
+- A process without utilisation has used nothing, if NVML reports utilisation at all; in MIG mode it
+  does not.
 
 Source: the NVML API, "Device Queries"; nvmlProcessInfo_t, nvmlProcessUtilizationSample_t,
 NVML_VALUE_NOT_AVAILABLE; NVIDIA's MIG user guide, "Monitoring MIG Devices".
@@ -61,8 +62,8 @@ _RECOVERY_ACTION = 230
 
 _MEMORY = ("memory_total_bytes", "memory_used_bytes")
 
-# What is asked of a GPU: the parts of the answer by their names in GpuSample, the question with its
-# arguments, and how the parts are read of the answer.
+# NVML's calls: the fields of GpuSample that an answer fills, the call with its arguments, and how
+# to read the fields from the answer.
 _QUESTIONS: tuple[tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]], ...] = (
     (("gpu_percent", "memory_percent"), ("nvmlDeviceGetUtilizationRates",),
      lambda rates: (rates.gpu, rates.memory)),
@@ -85,7 +86,7 @@ _QUESTIONS: tuple[tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]],
 _MOST_MEMORY = 1 << 45
 _HIGHEST_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
 
-# Beyond these a number cannot be true.
+# A number outside these bounds cannot be true.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory_total_bytes": (1, _MOST_MEMORY),
     "memory_used_bytes": (0, _MOST_MEMORY),
@@ -111,7 +112,7 @@ _LISTS = (
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
 )
 
-# GPUs, MIG devices of one and processes of one that are told of, and lines of what went wrong.
+# At most so many GPUs, MIG devices of a GPU, processes of a GPU, and notes.
 _MOST_GPUS = 256
 _MOST_DEVICES = 64
 _MOST = 4096
@@ -120,17 +121,16 @@ _NOTES = 64
 _AT_ONCE = 16  # GPUs
 _BEAT = 0.2
 
-# A process's use is of this period at most, in microseconds.
+# The period of a process's utilisation, in microseconds.
 _PERIOD = 2_000_000
 
 
-def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
-    """Answer until nobody asks any more.
+def run(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
+    """Answer until stdin is closed.
 
     Raises:
         NVMLError: NVML does not answer at all.
     """
-    nvml.nvmlInit()
     say({"ready": text_of(nvml.nvmlSystemGetDriverVersion())})
     asker: Asker | None = None
     for line in sys.stdin:
@@ -150,14 +150,14 @@ def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
 
 
 class Asker:
-    """Who asks NVML once.
+    """Asks NVML once.
 
     Args:
-        known: the UUIDs of the node's GPUs by their indices; empty if that is not known.
-        given_up: why some are not asked, by their indices.
+        known: the UUIDs of the node's GPUs by index; empty if they are unknown.
+        given_up: why some GPUs are not asked, by index.
 
     Attributes:
-        has_lost: whether a GPU was found lost that was not given up.
+        has_lost: whether a GPU is lost that was not given up.
     """
 
     def __init__(self, nvml: Any, known: Mapping[int, str], given_up: Mapping[int, str]) -> None:
@@ -170,14 +170,14 @@ class Asker:
         ]
 
     def all(self, patience: float, beat: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """What is to be said of all GPUs, which are asked at the same time.
+        """Ask all GPUs at the same time; return the answer.
 
         Args:
-            patience: seconds after which those that do not answer are given up, if others do.
-            beat: called now and then while questions are answered.
+            patience: seconds after which GPUs that do not answer are given up, if others do.
+            beat: called now and then while NVML answers.
         """
         gpus, failed = self._gpus, list[Exception]()
-        workers = _begin([gpu for gpu in gpus if not gpu.done], failed)
+        workers = _start([gpu for gpu in gpus if not gpu.done], failed)
         answered, since = 0, time.monotonic()
         while busy := [worker for worker in workers if worker.is_alive()]:
             busy[0].join(_BEAT)
@@ -185,26 +185,26 @@ class Asker:
             if answered != before:
                 since = time.monotonic()
                 beat()
-            elif time.monotonic() - since > patience and any(gpu.told_of_itself for gpu in gpus):
+            elif time.monotonic() - since > patience and any(gpu.has_answered for gpu in gpus):
                 break
         if failed:
             raise failed[0]
-        return self._said()
+        return self._answer()
 
     def each(self, asks: Callable[[int], None]) -> dict[str, Any]:
-        """What is to be said of all GPUs, which are asked one after the other.
+        """Ask the GPUs one after the other; return the answer.
 
         Args:
-            asks: called with the index of each that is, before.
+            asks: called with the index of each GPU before it is asked.
         """
         for gpu in self._gpus:
             if not gpu.done:
                 asks(gpu.index)
                 gpu.ask()
-        return self._said()
+        return self._answer()
 
-    def _said(self) -> dict[str, Any]:
-        told: dict[str, dict[str, Any]] = {}
+    def _answer(self) -> dict[str, Any]:
+        samples: dict[str, dict[str, Any]] = {}
         processes: list[list[Any]] = []
         hanging: dict[int, str] = {}
         notes, own = list[str](), list[str]()
@@ -214,32 +214,32 @@ class Asker:
                 gpu.give_up()
                 hanging[gpu.index] = gpu.lost
             self.has_lost |= bool(gpu.lost) and gpu.index not in self._given_up
-            if not gpu.uuid or gpu.uuid in told or (names and gpu.uuid not in names):
+            if not gpu.uuid or gpu.uuid in samples or (names and gpu.uuid not in names):
                 which = gpu.uuid or f"its GPU {gpu.index}"
-                why = gpu.lost or "it is none of this node's"
-                notes.append(f"NVML tells of {which}: {why}")
+                why = gpu.lost or "it is not in the node's inventory"
+                notes.append(f"NVML lists {which}: {why}")
                 continue
-            told[gpu.uuid] = gpu.sample
+            samples[gpu.uuid] = gpu.sample
             processes += gpu.processes
             notes += gpu.doubts
             own += gpu.asker.notes
-        missing = sorted(names - told.keys())
-        notes += [f"NVML does not tell of {uuid}" for uuid in missing]
+        missing = sorted(names - samples.keys())
+        notes += [f"NVML does not list {uuid}" for uuid in missing]
         return {
             "driver": text_of(self._nvml.nvmlSystemGetDriverVersion()),
-            "gpus": [*told.values()],
+            "gpus": [*samples.values()],
             "processes": processes,
             "notes": [*dict.fromkeys(map(one_line, (*notes, *own)))][:_NOTES],
-            "uncounted": missing if len(told) == len(self._gpus) else [],
+            "uncounted": missing if len(samples) == len(self._gpus) else [],
             "hanging": hanging,
         }
 
 
-def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
-    """Ask several GPUs at the same time.
+def _start(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
+    """Start threads that ask the GPUs.
 
     Args:
-        failed: takes what went wrong otherwise than NVML has a word for.
+        failed: takes exceptions that are not errors of NVML.
     """
     left = iter(gpus)
 
@@ -247,7 +247,7 @@ def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
         try:
             for gpu in left:
                 gpu.ask()
-        except Exception as error:  # noqa: BLE001 - it is raised where all are waited for
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it
             failed.append(error)
 
     workers = [threading.Thread(target=work, daemon=True) for _ in range(min(len(gpus), _AT_ONCE))]
@@ -257,36 +257,36 @@ def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
 
 
 class _Gpu:
-    """One GPU, and what it says.
+    """One GPU, and its answers.
 
     Attributes:
-        uuid: its own word; while it has none, the inventory's.
+        uuid: as NVML gives it; until then, the inventory's.
         lost: why it does not answer; "" if it does.
-        processes: what each process uses of it or its MIG devices, as
-            :class:`~integration.nvml.values.ProcessUse` has it.
-        doubts: what it says and cannot be, a line each.
-        asker: who asks it.
-        done: whether it is not to be asked any more.
-        told_of_itself: whether it has answered everything.
+        processes: what each process uses of it or its MIG devices, in the order of
+            :class:`~integration.nvml.values.ProcessUse`.
+        doubts: answers that cannot be true, a line each.
+        asker: makes the calls.
+        done: whether it has been asked, or is not asked.
+        has_answered: whether it has answered everything.
     """
 
     def __init__(self, nvml: Any, index: int, uuid: str, given_up: str) -> None:
         self._nvml, self.index = nvml, index
         self.uuid, self.lost = uuid, one_line(given_up)
-        self._told: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         self._missing: dict[str, str] = {}
         self.processes: list[list[Any]] = []
         self.doubts: list[str] = []
         self.asker = GpuAsker(nvml, index)
         self.done = bool(given_up)
-        self.told_of_itself = False
+        self.has_answered = False
 
     @property
     def sample(self) -> dict[str, Any]:
-        """What is said of it, by the names of GpuSample."""
+        """Its answers, by the names of GpuSample."""
         if self.lost:
             return {"uuid": self.uuid, "lost": self.lost}
-        return {"uuid": self.uuid, "missing": self._missing, **self._told}
+        return {"uuid": self.uuid, "missing": self._missing, **self._values}
 
     def ask(self) -> None:
         """Ask it everything."""
@@ -299,11 +299,11 @@ class _Gpu:
             self._name(opened)
             self.lost = one_line(str(error))
         else:
-            self.told_of_itself = True
+            self.has_answered = True
         self.done = True
 
     def give_up(self) -> None:
-        """Take it for lost while it does not answer."""
+        """Take a GPU that does not answer for lost."""
         self.lost = "it does not answer, and others do"
         self.processes, self.doubts = [], []
 
@@ -311,7 +311,7 @@ class _Gpu:
         self.uuid = _uuid(opened.get("uuid") or self.uuid)
 
     def _ask_all(self, handle: Any) -> None:
-        """Ask everything of a GPU that is there.
+        """Ask everything of an open GPU.
 
         Raises:
             GpuLost: it is lost.
@@ -329,16 +329,16 @@ class _Gpu:
         self._put(("recovery_action",), None if fields is None else [_value_of(fields[0])])
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
-        self._told["mig"] = [told for told, _, _ in devices]
+        self._values["mig"] = [sample for sample, _, _ in devices]
         self.processes = self._processes(handle, devices)
 
     def _put(self, names: tuple[str, ...], values: Any) -> None:
-        self._told |= self._checked(names, values)
+        self._values |= self._checked(names, values)
         if values is None and self.asker.why:
             self._missing.update(dict.fromkeys(names, self.asker.why))
 
     def _checked(self, names: tuple[str, ...], values: Any) -> dict[str, Any]:
-        """Numbers by their names; None for one that was not said, or cannot be true."""
+        """Return the values by name; None for one that is missing, or cannot be true."""
         found = dict(zip(names, values or [None] * len(names), strict=True))
         for name, value in found.items():
             least, most = _BOUNDS[name]
@@ -355,7 +355,7 @@ class _Gpu:
         self.doubts.append(f"{self.uuid}: {line}")
 
     def _memory(self, handle: Any) -> list[int] | None:
-        """All of it, and what is in use; the newer question leaves out what the driver keeps."""
+        """Return total and used bytes; the newer call leaves out what the driver reserves."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         memory = None
         if version is not None:
@@ -365,17 +365,17 @@ class _Gpu:
         return None if memory is None else [memory.total, memory.used]
 
     def _mig(self, handle: Any) -> list[tuple[dict[str, Any], Any, tuple[Any, Any]]]:
-        """What is said of each MIG device, its handle, and its instances."""
+        """Return the sample, the handle and the instances of each MIG device."""
         devices = []
         count = self.asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         for index in range(min(count, _MOST_DEVICES)):
             device = self.asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-            if device is None:  # a place for a device that was not made
+            if device is None:  # no device was created at this index
                 continue
             uuid = self.asker.ask("nvmlDeviceGetUUID", device)
             if uuid is None:
                 continue
-            told = {
+            sample = {
                 "uuid": _uuid(text_of(uuid)),
                 **self._checked(_MEMORY, self._memory(device)),
             }
@@ -383,13 +383,13 @@ class _Gpu:
                 self.asker.ask("nvmlDeviceGetGpuInstanceId", device),
                 self.asker.ask("nvmlDeviceGetComputeInstanceId", device),
             )
-            devices.append((told, device, instances))
+            devices.append((sample, device, instances))
         return devices
 
     def _processes(
         self, handle: Any, devices: list[tuple[dict[str, Any], Any, tuple[Any, Any]]]
     ) -> list[list[Any]]:
-        of_instances = {pair: told["uuid"] for told, _, pair in devices if None not in pair}
+        of_instances = {pair: sample["uuid"] for sample, _, pair in devices if None not in pair}
         found: dict[tuple[Any, ...], list[Any]] = {}
         listed = []
         for kind, name in _LISTS:
@@ -410,7 +410,7 @@ class _Gpu:
                 getattr(process, "computeInstanceId", None),
             )
             key = (pid, of_instances.get(pair, self.uuid), kind)
-            if key not in found or found[key][3] is None:  # a client of MPS may be told of twice
+            if key not in found or found[key][3] is None:  # NVML may list a client of MPS twice
                 if memory is not None and memory > _MOST_MEMORY:
                     memory = None
                 percents = [None] * 4 if use is None else use.get(pid, [0] * 4)
@@ -418,7 +418,7 @@ class _Gpu:
         return [*found.values()]
 
     def _list(self, name: str, handle: Any) -> Any:
-        """A list of processes, by the newest question that the driver understands."""
+        """Return a list of processes, by the newest call that the driver has."""
         for version in ("_v3", "_v2"):
             found = self.asker.ask(name + version, handle)
             if found is not None:
@@ -426,12 +426,12 @@ class _Gpu:
         return None
 
     def _use(self, handle: Any) -> dict[int, list[int | None]] | None:
-        """What each process has used of late, in percent; None if that is not said."""
+        """Return the recent use of each process in percent; None if NVML does not report it."""
         nvml, since = self._nvml, int(time.time() * 1e6) - _PERIOD
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except nvml.NVMLError as error:
-            # Success, if pynvml has found none to begin with.
+            # pynvml raises Success if the driver has no samples at first.
             return {} if error.value in {0, _NOT_FOUND} else None
         finally:
             self.asker.answered += 1
@@ -449,11 +449,11 @@ class _Gpu:
 
 
 def _uuid(text: str) -> str:
-    """A UUID as the inventory has it, whatever case NVML writes it in."""
+    """Return a UUID in the inventory's case, whatever case NVML writes it in."""
     kind, dash, rest = text.partition("-")
     return one_line(kind + dash + rest.lower())
 
 
 def _value_of(field: Any) -> int | None:
-    """The value of a field, an unsigned number; None if the driver does not have it."""
+    """Return a field's value, an unsigned number; None if the driver does not have it."""
     return int(field.value.uiVal) if field.nvmlReturn == 0 else None

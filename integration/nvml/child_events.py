@@ -1,23 +1,24 @@
-"""Waiting for NVML's events, and seeing that the GPUs still answer, in the child.
+"""NVML's events, and whether each GPU still answers, in the child.
 
-It reads a line, ``{"gpus": {INDEX: UUID, …}, "beat": SECONDS}``: which the node's GPUs are by the
-inventory, and for how long it may be silent. Then it says, a line each:
+The child reads one line, ``{"gpus": {INDEX: UUID, …}, "beat": SECONDS}``: the node's GPUs according
+to the inventory, and how long the child may be silent. Then it says, a line each:
 
-- ``{"lost": {UUID: WHY, …}}`` at first, and whenever that has changed: those that do not answer;
-- ``{"mig": {UUID: BOOLEAN, …}}`` once: whether those that can have MIG mode have it. Nobody can
-  switch it as long as the child runs;
-- ``{"unwatched": {UUID: WHY, …}}`` likewise: those whose events cannot be had. A GPU is watched
-  once NVML has been waited for, and that worked;
-- ``{"event": {…}}``, with what NVML knows of a :class:`~integration.nvml.values.GpuEvent`;
-- ``{"beat": 1}`` if it was silent for a while, so that silence is told from a driver that hangs.
+- ``{"lost": {UUID: WHY, …}}``: the GPUs that do not answer; at first, and after each change;
+- ``{"mig": {UUID: BOOLEAN, …}}``: whether MIG mode is on, for the GPUs that have it; once, since it
+  cannot be switched while the child runs;
+- ``{"unwatched": {UUID: WHY, …}}``: the GPUs without events; at first, and after each change. A GPU
+  counts as watched after the first wait that worked;
+- ``{"event": {…}}``, with those fields of :class:`~integration.nvml.values.GpuEvent` that NVML
+  knows;
+- ``{"beat": 1}`` after a silence, so that the agent can tell silence from a driver that hangs.
 
 Rules
-- Every half second each GPU is asked for its temperature: a GPU that is lost need not have an
-  event, and some GPUs have no events at all. One that says that it is lost stays so for this child,
-  since NVML takes no notice of one that comes back.
-- A GPU that is lost makes the wait for all of them fail. So all others are registered anew then; a
-  wait that goes on failing ends the child.
-- A driver that has no wait for events has no events: that is said once, and the child goes on.
+- Every half second the child asks each GPU for its temperature: a lost GPU need not cause an event,
+  and some GPUs have no events at all. A GPU that was lost stays lost for this child, because NVML
+  does not notice when one comes back.
+- A lost GPU makes the wait for all of them fail. So the child registers the others again; if the
+  wait goes on failing, the child ends.
+- A driver without a wait for events has no events. The child reports that once, and goes on.
 
 Source: the NVML API, "Event Handling Methods".
 """
@@ -41,34 +42,33 @@ if TYPE_CHECKING:
 _TIMEOUT = 10
 _MISSING = frozenset({3, 13})  # not supported, function not found
 
-_FAILURES = 3  # one after the other
+_FAILURES = 3  # in a row
 _PAUSE = 0.1
 _PULSE = 0.5
 _TEMPERATURE = 0
 _MIG = 1
 _MOST_GPUS = 256
-_NO_XIDS = "it tells of no Xid"
-_UNTOLD = "NVML does not tell of it"
+_NO_XIDS = "it reports no Xids"
+_UNKNOWN = "NVML does not list it"
 
 _KINDS = {2: "ecc-double", 8: "xid"}
 _HIGHEST_XID = 100_000
 _NO_INSTANCE = 0xFFFFFFFF
 
 
-def watch(nvml: Any, say: Callable[[dict[str, Any]], None]) -> NoReturn:
-    """Say what happens, until it cannot be known any more.
+def run(nvml: Any, say: Callable[[dict[str, Any]], None]) -> NoReturn:
+    """Report events until NVML fails for good.
 
     Raises:
-        NVMLError: the wait cannot go on.
+        NVMLError: the wait fails again and again.
     """
-    asked = json.loads(sys.stdin.readline())
-    known = {int(index): uuid for index, uuid in asked["gpus"].items()}
-    nvml.nvmlInit()
-    watcher = _Watcher(nvml, say, asked["beat"], known)
+    request = json.loads(sys.stdin.readline())
+    known = {int(index): uuid for index, uuid in request["gpus"].items()}
+    watcher = _Watcher(nvml, say, request["beat"], known)
     failures = 0
     while True:
         watcher.register()
-        watcher.say_modes()
+        watcher.report_modes()
         try:
             while True:
                 watcher.wait()
@@ -81,14 +81,14 @@ def watch(nvml: Any, say: Callable[[dict[str, Any]], None]) -> NoReturn:
 
 
 class _Gpu:
-    """One of them.
+    """A GPU.
 
     Attributes:
-        index: its number.
-        uuid: its own word; until there is one, the inventory's.
-        handle: None if there is none.
-        lost: why it is not there any more; "" if it is.
-        failed: why its events cannot be had; "" if they can.
+        index: NVML's number of it.
+        uuid: as NVML gives it; until then, the inventory's.
+        handle: NVML's; None until the GPU was opened.
+        lost: why it does not answer; "" if it does.
+        failed: why it has no events; "" if it has.
     """
 
     def __init__(self, index: int, uuid: str) -> None:
@@ -98,7 +98,7 @@ class _Gpu:
 
 
 class _Watcher:
-    """Who waits.
+    """Waits for events.
 
     Args:
         beat: seconds of silence at most.
@@ -116,29 +116,29 @@ class _Watcher:
         self._say_line = say
         self._gpus: list[_Gpu] = []
         self._events: Any = None
-        self._unheard = ""  # why no events can be had
-        self._tried = False  # the wait, since they were registered
-        self._modes_said = False
-        self._said: dict[str, Any] = {}
+        self._no_events = ""  # why no GPU has events
+        self._has_waited = False  # since the GPUs were registered
+        self._modes_reported = False
+        self._reported: dict[str, Any] = {}
         self._spoke = self._pulsed = time.monotonic()
 
     def register(self) -> None:
-        """Ask for the events of every GPU that is there.
+        """Register for the events of every GPU that answers.
 
         Raises:
-            NVMLError: there is no set of events, or GPUs cannot be counted.
+            NVMLError: the event set cannot be created, or the GPUs cannot be counted.
         """
         nvml, before = self._nvml, self._gpus
         if self._events is not None:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlEventSetFree(self._events)
             self._events = None
-        self._tried = False
-        if not self._unheard:
+        self._has_waited = False
+        if not self._no_events:
             try:
                 self._events = nvml.nvmlEventSetCreate()
             except nvml.NVMLError as error:
-                self._cannot_hear(error)
+                self._give_up_events(error)
         count = min(nvml.nvmlDeviceGetCount(), _MOST_GPUS)
         self._gpus = [_Gpu(index, self._known.get(index, "")) for index in range(count)]
         if len(before) == len(self._gpus):
@@ -151,13 +151,13 @@ class _Watcher:
                 except nvml.NVMLError as error:
                     gpu.failed = str(error)
                     self._lose(gpu, error)
-        self._say_lost()
+        self._report_lost()
 
-    def say_modes(self) -> None:
-        """Say which GPUs are in MIG mode, the first time."""
-        if self._modes_said:
+    def report_modes(self) -> None:
+        """Report which GPUs are in MIG mode, the first time."""
+        if self._modes_reported:
             return
-        self._modes_said = True
+        self._modes_reported = True
         modes: dict[str, bool] = {}
         for gpu in self._gpus:
             if gpu.handle is not None and not gpu.lost:
@@ -182,19 +182,19 @@ class _Watcher:
         nvml.nvmlDeviceRegisterEvents(gpu.handle, kinds, self._events)
 
     def wait(self) -> None:
-        """Wait for one event, for as long as the GPUs need not be asked.
+        """Wait for one event, or until it is time to ask the GPUs.
 
         Raises:
             NVMLError: the wait failed.
         """
         seconds = min(_PULSE, self._beat)
-        if self._hears:
-            # That it can be waited at all is seen before anybody is told so.
-            self._wait(seconds if self._tried else 0.0)
+        if self._has_events:
+            # The first wait returns at once: it shows whether waiting works.
+            self._wait(seconds if self._has_waited else 0.0)
         else:
             time.sleep(seconds)
-        self._tried = True
-        self._say_watching()
+        self._has_waited = True
+        self._report_unwatched()
         now = time.monotonic()
         if now - self._pulsed >= _PULSE:
             self._pulsed = now
@@ -203,22 +203,22 @@ class _Watcher:
             self._say({"beat": 1})
 
     @property
-    def _hears(self) -> bool:
+    def _has_events(self) -> bool:
         return self._events is not None and any(map(self._is_watched, self._gpus))
 
     def _is_watched(self, gpu: _Gpu) -> bool:
-        return not (gpu.lost or gpu.failed or self._unheard)
+        return not (gpu.lost or gpu.failed or self._no_events)
 
     def _wait(self, seconds: float) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             event = self._nvml.nvmlEventSetWait(self._events, int(seconds * 1000))
         except self._nvml.NVMLError as error:
             if error.value != _TIMEOUT:
-                self._cannot_hear(error)
+                self._give_up_events(error)
                 return
-            # One that does not wait must not turn in circles.
-            time.sleep(max(0.0, seconds / 2 - (time.monotonic() - begun)))
+            # A wait that returns at once must not become a busy loop.
+            time.sleep(max(0.0, seconds / 2 - (time.monotonic() - started)))
             return
         kind = _KINDS.get(event.eventType)
         if kind is None or (kind == "xid" and event.eventData > _HIGHEST_XID):
@@ -236,18 +236,18 @@ class _Watcher:
             }
         )
 
-    def _cannot_hear(self, error: Any) -> None:
+    def _give_up_events(self, error: Any) -> None:
         """Go on without events if the driver has none.
 
         Raises:
-            NVMLError: it has, and they failed.
+            NVMLError: the driver has events, and they failed.
         """
         if error.value not in _MISSING:
             raise error
-        self._unheard = str(error)
+        self._no_events = str(error)
 
     def _ask_all(self) -> None:
-        """See that every GPU still answers; if one is lost, the others are registered anew."""
+        """Check that every GPU still answers; if one is lost, register the others again."""
         lost = False
         for gpu in self._gpus:
             if gpu.handle is not None and not gpu.lost:
@@ -256,7 +256,7 @@ class _Watcher:
             self.register()
 
     def _answers(self, gpu: _Gpu) -> bool:
-        """Whether a GPU is still there."""
+        """Return whether a GPU still answers."""
         try:
             self._nvml.nvmlDeviceGetTemperature(gpu.handle, _TEMPERATURE)
         except self._nvml.NVMLError as error:
@@ -264,31 +264,29 @@ class _Watcher:
         return not gpu.lost
 
     def _lose(self, gpu: _Gpu, error: Any) -> None:
-        """Say that a GPU is lost, if that is what an error means; others may be slow to answer."""
+        """Report a GPU as lost if an error means that; the next GPUs may be slow to answer."""
         if error.value in LOST:
             gpu.lost = str(error)
-            self._say_lost()
+            self._report_lost()
 
-    # What is said
+    def _report_lost(self) -> None:
+        self._report_change("lost", {gpu.uuid: gpu.lost for gpu in self._gpus if gpu.lost})
 
-    def _say_lost(self) -> None:
-        self._say_once("lost", {gpu.uuid: gpu.lost for gpu in self._gpus if gpu.lost})
-
-    def _say_watching(self) -> None:
-        why = dict.fromkeys(self._known.values(), _UNTOLD)
+    def _report_unwatched(self) -> None:
+        why = dict.fromkeys(self._known.values(), _UNKNOWN)
         for gpu in self._gpus:
             if self._is_watched(gpu):
                 why.pop(gpu.uuid, None)
             else:
-                why[gpu.uuid] = gpu.lost or gpu.failed or self._unheard
-        self._say_once("unwatched", why)
+                why[gpu.uuid] = gpu.lost or gpu.failed or self._no_events
+        self._report_change("unwatched", why)
 
-    def _say_once(self, name: str, why: Mapping[str, str]) -> None:
-        """Say something of the node's own GPUs, unless that was said before."""
+    def _report_change(self, name: str, why: Mapping[str, str]) -> None:
+        """Report something about the node's own GPUs if it has changed."""
         own = frozenset(self._known.values())
         line = {uuid: one_line(text) for uuid, text in why.items() if uuid in own}
-        if self._said.get(name) != line:
-            self._said[name] = line
+        if self._reported.get(name) != line:
+            self._reported[name] = line
             self._say({name: line})
 
     def _say(self, line: dict[str, Any]) -> None:
@@ -297,9 +295,9 @@ class _Watcher:
 
 
 def _address(handle: Any) -> int:
-    """A handle is a pointer, and NVML gives the same for the same GPU.
+    """Return a GPU's identity: a handle is a pointer, and NVML gives the same for the same GPU.
 
-    The UUID of a GPU that has fallen off the bus cannot be asked for any more.
+    A GPU that has fallen off the bus does not tell its UUID.
     """
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
