@@ -136,5 +136,5 @@ def test_what_nobody_has_any_more_is_free_again(place: Place) -> None:
     place.have(other)
     assert os.path.exists(place.spec(runs))
     assert os.path.exists(place.spec(stays))
-    (line,) = place.agent.said("took back a claim that is no more")
+    (line,) = place.agent.said("unprepared a stale claim")
     assert (line["claim"], line["devices"]) == ("default/gone", [place.gpus[0]])

@@ -177,7 +177,7 @@ def test_who_looks_after_devices_keeps_nobody_from_them(place: Together) -> None
     admin = place.put("admin", *place.allocated("admin", devices))
     error = place.refusal(admin)
     assert "NVSHIM-E2773" in error
-    assert "it is made for who has it, and nobody has" in error
+    assert "admin access needs an existing MIG device; none exists" in error
     owner = place.claim("owner", part)
     place.have(owner)
     answer = place.answer(admin)

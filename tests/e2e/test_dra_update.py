@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from integration.node.options import DRA_DRIVER
-from integration.node.services.dra.server import places_of
+from integration.node.services.dra.server import socket_paths
 from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra import fresh as place
 from tests.harness.claim_storm import Storm
@@ -42,7 +42,7 @@ def endpoints(place: Place) -> list[str]:
 
 def endpoint(place: Place, pod: str) -> str:
     """The socket of a pod's instance."""
-    return os.path.basename(places_of(place.root, DRA_DRIVER, pod).endpoint)
+    return os.path.basename(socket_paths(place.root, DRA_DRIVER, pod).endpoint)
 
 
 def is_known(place: Place, pod: str) -> bool:
@@ -197,7 +197,7 @@ def test_what_a_killed_instance_has_left_of_sockets_is_removed(place: Place) -> 
         eventually(lambda: endpoints(place) == [endpoint(place, NEW)], "the first is deregistered")
         eventually(lambda: len(os.listdir(directory)) == 2, "the sockets of the first are gone")
         assert sorted(os.listdir(registry)) == [
-            os.path.basename(places_of(place.root, DRA_DRIVER, NEW).registration),
+            os.path.basename(socket_paths(place.root, DRA_DRIVER, NEW).registration),
             os.path.basename(stranger),
         ]
         place.kubelet.restart()

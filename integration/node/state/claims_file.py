@@ -1,18 +1,21 @@
-"""What was prepared for which claim, and made for it, on disk: it outlives the agent, as pods do.
+"""The checkpoint of resource claims, ``STATE/dra.json``. It outlives the agent, as pods do.
 
 Rules
-- A record, as ``STATE/dra.json``, is replaced in one step at each change, and is of one boot: after
-  another the kubelet prepares anew what is still wanted. The agent's lock of the node is its lock,
-  too. In an update the next agent reads it once it has that lock, and may be older or newer: what a
-  newer one has added is passed over, and a format that is not known counts as damage.
-- Where ``dra.json`` is missing, damaged or of another boot, the kubelet's own record of claims says
+- One write replaces the file in one step. A file counts for the boot that wrote it: after a reboot
+  the kubelet prepares again what pods still need. The agent's lock of the node is the file's lock.
+- During an update the next agent reads the file once it has that lock. It may be older or newer, so
+  unknown keys are skipped, and an unknown format counts as damage.
+- A claim in the phase PREPARING has the key ``phase``, and ``previous`` if it had other devices
+  before. A claim without ``phase`` is PREPARED. So a file of prepared claims is the same as that of
+  agents without phases; those agents take every claim of the file for prepared.
+- If ``dra.json`` is missing, damaged or of another boot, the kubelet's own record of claims says
   what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server how they share
-  it. Who is in neither has nothing.
-- It is not written through to the disk, since a machine that stops ends its boot. Where the disk is
-  full, what is left of it when a claim is taken back is written over it: else the pods would not
-  end that have to go for the disk's sake.
-- The device plugin reads it as well, also in an agent without ``--dra``: pods run on with what a
-  claim gave them.
+  it. A claim in neither has nothing.
+- The file is not synced to disk, since a machine that stops ends its boot. On a full disk a shorter
+  file is written over the old one: unpreparing must work, or the pods that fill the disk could not
+  end.
+- The device plugin reads the file as well, also in an agent without ``--dra``: pods keep running
+  with the devices of their claims.
 
 Source: kubelet pkg/kubelet/cm/dra/state (DRACheckpoint, checkpoint.dra.kubelet.k8s.io/v1).
 """
@@ -32,7 +35,14 @@ from hooks.node.kubelet import read_checkpoint, read_claims
 from integration.agent_errors import DraStateUnwritten
 from integration.files import read_file, replace_file, sweep
 from integration.json_documents import parse_json
-from integration.node.values.claims import Claim, ClaimDevice, Sharing, gpu_of, uuid_of
+from integration.node.values.claims import (
+    Claim,
+    ClaimDevice,
+    ClaimPhase,
+    Sharing,
+    gpu_of,
+    uuid_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,12 +50,12 @@ if TYPE_CHECKING:
     from hooks.config import Config
 
 __all__ = [
-    "UUIDS", "drivers", "held", "is_written", "known_of", "load", "plugin_gave", "read_record",
-    "recorded", "save", "save_drivers", "write_record",
+    "UUIDS", "drivers", "held", "is_written", "known_fields", "load", "plugin_allocated",
+    "read_record", "recorded", "save", "save_drivers", "write_record",
 ]  # fmt: skip
 
 UUIDS: Final = ("GPU-", "MIG-")
-"""How the UUIDs of devices begin."""
+"""Prefixes of device UUIDs."""
 
 _FILE: Final = "dra.json"
 _DRIVERS: Final = "dra-drivers.json"
@@ -56,37 +66,37 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def load(config: Config, driver: str) -> dict[str, Claim]:
-    """What is prepared, by the claims' UIDs."""
+    """Return the claims of the checkpoint, or of the kubelet's record, by their UIDs."""
     sweep(os.path.join(config.state, _FILE))
-    kept = _read(config)
-    if kept is None:
-        kept = list(_of_kubelet(read_claims(config).content, driver))
-    return {claim.uid: claim for claim in kept}
+    claims = _read(config)
+    if claims is None:
+        claims = list(_from_kubelet(read_claims(config).content, driver))
+    return {claim.uid: claim for claim in claims}
 
 
 def is_written(config: Config) -> bool:
-    """Whether an agent has written down what is prepared, in this boot."""
+    """Return whether there is a usable checkpoint of this boot."""
     return _read(config) is not None
 
 
 def recorded(config: Config, driver: str) -> frozenset[str]:
-    """The UIDs of our claims in the kubelet's own record."""
-    return frozenset(claim.uid for claim in _of_kubelet(read_claims(config).content, driver))
+    """Return the UIDs of the driver's claims in the kubelet's own record."""
+    return frozenset(claim.uid for claim in _from_kubelet(read_claims(config).content, driver))
 
 
 def save(config: Config, claims: Iterable[Claim]) -> None:
-    """Write down what is prepared.
+    """Write the checkpoint.
 
     Raises:
-        DraStateUnwritten: it cannot be done. What was written before is there still.
+        DraStateUnwritten: writing failed. The file is as before.
     """
-    texts = [*map(_text, claims)]
+    texts = [_text(claim, claim.phase, claim.previous) for claim in claims]
     if texts or os.path.lexists(os.path.join(config.state, _FILE)):
         write_record(config, _FILE, "claims", f"[{', '.join(texts)}]")
 
 
 def drivers(config: Config) -> tuple[str, ...]:
-    """The names by which agents of this boot have published slices."""
+    """Return the driver names under which agents of this boot published slices."""
     try:
         names = read_record(config, _DRIVERS)["names"]
         return tuple(str(each) for each in names)
@@ -95,37 +105,38 @@ def drivers(config: Config) -> tuple[str, ...]:
 
 
 def save_drivers(config: Config, names: Iterable[str]) -> None:
-    """Write down by which names slices are published.
+    """Write the driver names under which slices are published.
 
     Raises:
-        DraStateUnwritten: it cannot be done. What was written before is there still.
+        DraStateUnwritten: writing failed. The file is as before.
     """
     write_record(config, _DRIVERS, "names", json.dumps(list(names)))
 
 
 def read_record(config: Config, file: str) -> dict[str, Any]:
-    """What is written down in a file of this boot, and of our format.
+    """Return the content of a file of this boot and of our format.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: there is none, or it does not count.
+        ValueError: it is missing, of another format or of another boot.
     """
     document: Any = parse_json(read_file(os.path.join(config.state, file)) or b"")
     if not isinstance(document, dict) or (document.get("format"), document.get("boot")) != (
         _FORMAT, _boot(config),
     ):  # fmt: skip
-        raise ValueError("it is of another format, or of another boot")
+        raise ValueError("another format, or another boot")
     return document
 
 
 def write_record(config: Config, file: str, key: str, value: str) -> None:
-    """Write something down in a file, for this boot.
+    """Write a file of this boot and of our format.
 
     Args:
-        value: as JSON.
+        key: the only key beside those of every file.
+        value: its value, as JSON.
 
     Raises:
-        DraStateUnwritten: it cannot be done. What was written before is there still.
+        DraStateUnwritten: writing failed. The file is as before.
     """
     path = os.path.join(config.state, file)
     head = json.dumps({"format": _FORMAT, "boot": _boot(config)}).removesuffix("}")
@@ -141,15 +152,25 @@ def write_record(config: Config, file: str, key: str, value: str) -> None:
 
 
 @lru_cache(_MOST_TEXTS)
-def _text(claim: Claim) -> str:
-    """A claim as JSON. All are written for each that changes, and the others are as they were."""
-    return json.dumps(asdict(claim))
+def _text(claim: Claim, phase: ClaimPhase, previous: tuple[ClaimDevice, ...]) -> str:
+    """Return a claim as JSON.
+
+    Each change writes all claims, of which the others are in the cache. Equal claims may be in
+    different phases, so those are arguments of their own.
+    """
+    content = asdict(claim)
+    del content["phase"], content["previous"]
+    if phase is not ClaimPhase.PREPARED:
+        content["phase"] = phase
+    if previous:
+        content["previous"] = [asdict(each) for each in previous]
+    return json.dumps(content)
 
 
 def _write_over(path: str, content: bytes) -> bool:
-    """Write a file where it is, which needs no space; whether it is no longer than before.
+    """Write into the existing file, which needs no space; return whether the content fits.
 
-    Who is killed meanwhile leaves a damaged file, for which the kubelet's record stands in.
+    If the agent is killed in the middle, the file is damaged and the kubelet's record replaces it.
     """
     with open(path, "r+b") as file:
         room = os.fstat(file.fileno()).st_size - len(content)
@@ -160,9 +181,9 @@ def _write_over(path: str, content: bytes) -> bool:
 
 
 def held(config: Config) -> tuple[ClaimDevice, ...]:
-    """The devices that claims have for themselves, as an agent has written it down."""
+    """Return the devices in the checkpoint, except those with admin access."""
     return tuple(
-        device for claim in _read(config) or () for device in claim.devices if not device.admin
+        device for claim in _read(config) or () for device in claim.held if not device.admin
     )
 
 
@@ -171,7 +192,7 @@ def _boot(config: Config) -> str:
 
 
 def _read(config: Config) -> list[Claim] | None:
-    """What the file says; None if it does not count."""
+    """Return the claims of the file; None if it does not count."""
     try:
         return [
             Claim(
@@ -179,6 +200,8 @@ def _read(config: Config) -> list[Claim] | None:
                 str(each["namespace"]),
                 str(each["name"]),
                 tuple(map(_device, each["devices"])),
+                _phase(each.get("phase")),
+                tuple(map(_device, each.get("previous", ()))),
             )
             for each in read_record(config, _FILE)["claims"]
         ]
@@ -186,29 +209,34 @@ def _read(config: Config) -> list[Claim] | None:
         return None
 
 
-def _device(told: dict[str, Any]) -> ClaimDevice:
-    """A device as it was written down, by this agent, an older one or a newer one."""
-    sharing = Sharing(**known_of(Sharing, told.get("sharing", {})))
-    return ClaimDevice(**{**known_of(ClaimDevice, told), "sharing": sharing})
+def _phase(word: object) -> ClaimPhase:
+    """Return the phase of a claim; PREPARED if it is missing or only a newer agent knows it."""
+    return ClaimPhase.PREPARING if word == ClaimPhase.PREPARING else ClaimPhase.PREPARED
 
 
-def known_of(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """What was written down of a dataclass, without what only a newer agent knows."""
+def _device(entry: dict[str, Any]) -> ClaimDevice:
+    """Return a device as this agent, an older one or a newer one wrote it."""
+    sharing = Sharing(**known_fields(Sharing, entry.get("sharing", {})))
+    return ClaimDevice(**{**known_fields(ClaimDevice, entry), "sharing": sharing})
+
+
+def known_fields(kind: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the values for a dataclass, without those that only a newer agent knows."""
     names = {each.name for each in fields(kind)}
-    return {name: value for name, value in told.items() if name in names}
+    return {name: value for name, value in entry.items() if name in names}
 
 
-def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
-    """Our claims in the kubelet's record; none if it is not as a kubelet writes it.
+def _from_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
+    """Yield the driver's claims in the kubelet's record; none if its format is unknown.
 
-    It does not say of which GPU a MIG device is that was there, nor who only looks after a device.
+    The record lacks the GPU of a MIG device that the driver did not create, and admin access.
     """
     try:
         data: Any = parse_json(parse_json(content or b"{}").get("Data") or "{}")
         for each in data.get("ClaimInfoStateList") or ():
-            given = (each.get("DriverState") or {}).get(driver) or {}
-            # A kubelet that has asked twice has noted the answer twice.
-            unique = {str(one): one for one in given.get("Devices") or ()}.values()
+            prepared = (each.get("DriverState") or {}).get(driver) or {}
+            # A kubelet that called twice recorded the answer twice.
+            unique = {str(one): one for one in prepared.get("Devices") or ()}.values()
             devices = tuple(
                 ClaimDevice(
                     str((one.get("RequestNames") or [""])[0]),
@@ -228,10 +256,10 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
         return
 
 
-def plugin_gave(config: Config) -> dict[str, str]:
-    """Who has been given what by a device plugin, by the device's UUID.
+def plugin_allocated(config: Config) -> dict[str, str]:
+    """Return which pod a device plugin's device belongs to, by the device's UUID.
 
-    Nothing if the device manager's checkpoint is not as a kubelet writes it.
+    Empty if the format of the device manager's checkpoint is unknown.
     """
     try:
         content = read_checkpoint(config).content

@@ -1,10 +1,10 @@
-"""Claims and what they have, and how the API calls devices and writes quantities.
+"""Resource claims and their devices; device names and quantities as the API writes them.
 
-Other parts of the agent go by it, too.
+Every service of the agent may use these values.
 
-A device is called by its UUID, in lower case. A MIG device that is made for claims has none until
-then: it is called by where on its GPU it is, ``GPU-UUID-mig-PROFILE-ID-START``, and its name stands
-for its UUID.
+A device's name is its UUID, in lower case. A MIG device that the driver creates for a claim has no
+UUID before that: its name says where on its GPU it will be (``GPU-UUID-mig-PROFILE-ID-START``), and
+the name stands in for the UUID.
 
 Source: Kubernetes, apimachinery/pkg/api/resource, Quantity.
 """
@@ -13,53 +13,61 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 __all__ = [
-    "ALL", "GPU", "INTERVALS", "MEBI", "MIG", "PART", "Claim", "ClaimDevice", "Health",
-    "Reference", "Sharing", "gpu_of", "name_of", "parse_quantity", "quantity", "uuid_of",
+    "ALL", "GPU", "INTERVALS", "MEBI", "MIG", "PART", "Claim", "ClaimDevice", "ClaimPhase",
+    "Health", "Reference", "Sharing", "gpu_of", "name_of", "parse_quantity", "quantity", "uuid_of",
 ]  # fmt: skip
 
 
 GPU: Final = "gpu"
 MIG: Final = "mig"
-"""The kinds of devices, as their attribute ``type`` has them."""
+"""The values of a device's attribute ``type``."""
 
 INTERVALS: Final = ("Default", "Short", "Medium", "Long")
-"""Time slices, by the driver's numbers."""
+"""Time slices; the index is the driver's number."""
 
 ALL: Final = 100
 """Percent."""
 
 
+class ClaimPhase(StrEnum):
+    """How far the driver is with a claim; the words are those of the checkpoint."""
+
+    PREPARING = "preparing"  # its devices are reserved; the kubelet has no answer yet
+    PREPARED = "prepared"
+
+
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the containers of a claim share a device, as its configuration asks."""
+    """How the containers of a claim share a device, as its configuration says."""
 
-    time_slice: str = ""  # of integration.node.services.dra.claims.INTERVALS; "" if it does not say
-    daemon: str = ""  # what its MPS control daemon is called; "" for none
-    threads: int = ALL  # percent of the threads that a client of MPS may have
-    memory: int = 0  # MiB that a client of MPS may have of the device; 0 for no limit
-    multi_user: bool = False  # whether clients of several users may work at the same time
+    time_slice: str = ""  # one of INTERVALS; "" if the configuration names none
+    daemon: str = ""  # the name of its MPS control daemon; "" for none
+    threads: int = ALL  # percent of the threads that an MPS client may use
+    memory: int = 0  # MiB of the device that an MPS client may use; 0 for no limit
+    multi_user: bool = False  # whether clients of several users may run at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimDevice:
-    """A device that a claim has."""
+    """A device of a claim."""
 
-    request: str  # of the claim that asked for it, without the subrequest
-    pool: str  # of the device
+    request: str  # the request of the claim that asked for it, without the subrequest
+    pool: str
     device: str  # its name
-    uuid: str  # likewise
+    uuid: str  # its UUID, or its name before it is created
     gpu: str  # UUID of the GPU that it is, or is a part of
-    # whether the claim may only look after it (``adminAccess``): others may have it too
+    # whether the claim has admin access (``adminAccess``): other claims may have the device too
     admin: bool = False
-    sharing: Sharing = Sharing()  # what its configuration asks for
-    share: str = ""  # the id of the share of it that the claim has; "" if it has all of it
-    memory: int = 0  # MiB of the share; 0 if it does not say
-    shares: int = 0  # how many of the device's the share is; 0 if it does not say
+    sharing: Sharing = Sharing()
+    share: str = ""  # the id of the claim's share of the device; "" for the whole device
+    memory: int = 0  # MiB of the share; 0 if the allocation does not say
+    shares: int = 0  # how many of the device's shares; 0 if the allocation does not say
 
 
 class Reference(NamedTuple):
@@ -75,17 +83,42 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim that was prepared."""
+    """A claim for which devices are reserved or prepared.
+
+    Claims are equal if they have the same devices, whatever their phases.
+    """
 
     uid: str
     namespace: str
     name: str
     devices: tuple[ClaimDevice, ...]
+    phase: ClaimPhase = field(default=ClaimPhase.PREPARED, compare=False)
+    # what it had prepared before the transaction that is now in progress
+    previous: tuple[ClaimDevice, ...] = field(default=(), compare=False)
 
     @property
     def reference(self) -> Reference:
-        """It, as the kubelet names it."""
+        """The claim as the kubelet names it."""
         return Reference(self.namespace, self.uid, self.name)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the last transaction on it is complete."""
+        return self.phase is ClaimPhase.PREPARED
+
+    @property
+    def before(self) -> Claim | None:
+        """The claim as it was before the transaction in progress; None if it had no devices."""
+        if self.is_prepared:
+            return self
+        if not self.previous:
+            return None
+        return replace(self, devices=self.previous, phase=ClaimPhase.PREPARED, previous=())
+
+    @property
+    def held(self) -> tuple[ClaimDevice, ...]:
+        """All devices that no other claim may get now."""
+        return (*self.devices, *(each for each in self.previous if each not in self.devices))
 
     def __str__(self) -> str:
         return str(self.reference)
@@ -93,7 +126,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is thought of a device."""
+    """The health of a device, as the kubelet gets it."""
 
     pool: str
     name: str
@@ -102,25 +135,25 @@ class Health:
 
 
 PART: Final = re.compile(r"gpu-([0-9a-f-]{36})-mig-(?:[a-z0-9-]+-)?(\d+)-(\d+)", re.ASCII)
-"""The name of a MIG device that is made for claims: its GPU's UUID, its profile's number, and the
-first of its memory slices."""
+"""The name of a MIG device that the driver creates: its GPU's UUID, its profile's number, and its
+first memory slice."""
 
 _OTHER: Final = re.compile(r"[^a-z0-9-]+")
 
 
 def name_of(uuid: str) -> str:
-    """What a device of a UUID is called; "MIG-GPU-…/1/0", as older drivers say it, too."""
+    """Return the name of a device; older drivers write UUIDs such as "MIG-GPU-…/1/0"."""
     return _OTHER.sub("-", uuid.lower())
 
 
 def gpu_of(name: str) -> str:
-    """The UUID of the GPU of a device that is made for claims, by its name; "" if it is none."""
+    """Return the GPU's UUID from the name of a device that the driver creates; "" for others."""
     found = PART.fullmatch(name)
     return f"GPU-{found[1]}" if found else ""
 
 
 def uuid_of(name: str) -> str:
-    """The UUID of the device of a name, or what stands for it."""
+    """Return the UUID of a device from its name, or what stands in for the UUID."""
     if PART.fullmatch(name):
         return name
     kind, _, rest = name.partition("-")
@@ -141,7 +174,7 @@ _DECIMAL: Final = {
 
 
 def parse_quantity(value: object) -> int | None:
-    """A quantity as a whole number, rounded up; None if it is none, or is negative."""
+    """Return a quantity as a whole number, rounded up; None if it is invalid or negative."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     found = _FORM.fullmatch(str(value))
@@ -153,7 +186,7 @@ def parse_quantity(value: object) -> int | None:
 
 
 def quantity(size: int) -> str:
-    """Bytes as the API server writes them itself, so that what it keeps is what was sent."""
+    """Return bytes as the API server writes them, so that it stores exactly what it gets."""
     for unit, suffix in ((1 << 40, "Ti"), (1 << 30, "Gi"), (MEBI, "Mi")):
         if size % unit == 0:
             return f"{size // unit}{suffix}"

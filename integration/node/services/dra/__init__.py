@@ -2,26 +2,29 @@
 
 ::
 
-    the look, health ──▶ devices ──▶ ResourceSlices in the API server
-    kubelet ──▶ claims ──▶ state on disk, a claim's CDI spec ──▶ CDI names
+    inventory, health ──▶ devices ──▶ ResourceSlices in the API server
+    kubelet ──▶ claims ──▶ checkpoint, a claim's CDI spec ──▶ CDI names
 
-A walk through the room, from the kubelet's call to the container's device:
+How a claim gets its devices, from the kubelet's call to the container:
 
-1. :mod:`.component` is all that is loaded without ``--dra``; :mod:`.values` has what others read.
-2. :mod:`.serving` has the sockets, also of the two instances of an update; :mod:`.answering`
-   answers calls, or passes them on to the instance at work.
-3. :mod:`.driving` is the driver: it holds what claims have, and does one thing after the other.
-4. :mod:`.reading` gets a claim from the API server; :mod:`.claims` says what it has been given, and
-   whether it can have that; :mod:`.sharing` how it shares it.
-5. :mod:`.on_demand` has MIG devices be made for it, by :mod:`.cutting`.
-6. :mod:`.applying` has time slices and MPS daemons be as it asks.
-7. :mod:`.state` writes down what is prepared; the device plugin reads that, since a device that a
-   claim has is not its to give; :mod:`.recalling` stands in for it where it is lost. :mod:`.cdi`
-   writes the spec that runtimes read.
-8. :mod:`.looking` knows what the node has: :mod:`.parts` is NVML's word on MIG, :mod:`.devices`
-   what is told of each device.
-9. :mod:`.slices` makes ResourceSlices of that, and :mod:`.publishing` keeps them in the API server;
-   :mod:`.former` deletes those that were published by another driver name.
+1. :mod:`.service` is all that loads without ``--dra``. The values that other services read are in
+   :mod:`integration.node.values.claims`.
+2. :mod:`.server` owns the sockets, also those of two instances during an update; :mod:`.rpc`
+   answers calls, or relays them to the active instance.
+3. :mod:`.transaction` prepares and unprepares claims: the whole life of a claim is there.
+   :mod:`.claim_table` has all claims and their checkpoint.
+4. :mod:`.claim_reader` reads a claim from the API server; :mod:`.claims` reads its allocation and
+   checks that it may have its devices; :mod:`.sharing` decides how claims share a device;
+   :mod:`.plugin_devices` knows what the device plugins gave away.
+5. :mod:`.dynamic_mig` creates MIG devices for it, by :mod:`.mig_create`.
+6. :mod:`.sharing_setup` sets time slices and asks for MPS daemons.
+7. :mod:`.claim_specs` keeps the CDI specs that runtimes read; :mod:`.cdi` writes one.
+8. :mod:`.recovery` replaces a lost checkpoint; :mod:`.stale_claims` unprepares claims that nobody
+   has.
+9. :mod:`.driver` puts these together. :mod:`.discovery` finds the node's devices:
+   :mod:`.mig_layout` parses NVML's answer about MIG, :mod:`.devices` describes each device.
+10. :mod:`.slices` makes ResourceSlices of them, and :mod:`.publishing` keeps those in the API
+    server; :mod:`.former_driver` deletes those of an earlier driver name.
 
-Pure are claims, devices, parts, sharing, slices and values.
+Pure are claims, devices, mig_layout, sharing and slices.
 """

@@ -1,19 +1,19 @@
-"""The CDI specs of claims: one file each, which any runtime reads.
+"""The CDI spec of a claim: one file for each claim, which any runtime reads.
 
 ``DIRECTORY/k8s.DRIVER-claim_UID.json``, of the kind ``k8s.DRIVER/claim``, has a device ``UID-NAME``
 for each device of the claim, or ``UID-NAME-SHARE`` for a share of one. The edits are those of the
 device plugin's specs (:mod:`hooks.cdi.generating`): the driver's files, the device's nodes, and
-``NVIDIA_VISIBLE_DEVICES=void``, by which an image that wants all GPUs gets no other. A device that
-is shared has, besides, what its containers need for that (:func:`.sharing.edits_of`).
+``NVIDIA_VISIBLE_DEVICES=void``, so that an image that asks for all GPUs gets no other. A shared
+device has further edits (:func:`.sharing.edits_of`).
 
 Rules
-- A file is there before the kubelet is told its names. Runtimes read it again for a name that they
-  do not know, and each claim has names of its own.
-- It stays when the agent ends: containers are started again by it, which nobody asks for anew. If
-  it goes all the same, or what is on the node changes, it is made anew.
-- A file of ours whose claim is not prepared is what an agent has left that was killed. It goes.
-- A pod waits for its claim's file. So what all of them have is made once for the node, and they
-  have no line for each value.
+- The file exists before the kubelet gets its CDI names. Runtimes read the directory again for an
+  unknown name, and every claim has names of its own.
+- The file stays when the agent ends, since restarted containers need it. If somebody removes it, or
+  the node's devices change, it is generated again.
+- A file of a claim that is not in the checkpoint is a leftover of an agent that was killed.
+- A pod waits for its claim's file. So the common edits are generated once for the node, and the
+  JSON has no line breaks.
 
 Source: CDI specification; containerd, pkg/cdi (by its library's cache).
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from integration.node.services.dra.devices import Device
     from integration.node.values.claims import Claim, ClaimDevice
 
-__all__ = ["Template", "generate", "keep", "name_of", "path_of", "remove", "sweep"]
+__all__ = ["SpecTemplate", "generate", "keep", "name_of", "path_of", "remove", "sweep"]
 
 _CLASS: Final = "claim"
 _SUFFIX: Final = ".json"
@@ -53,31 +53,31 @@ _COMMON: Final = ("annotations", "containerEdits")
 
 
 def name_of(driver: str, uid: str, device: ClaimDevice) -> str:
-    """The full CDI name of a device of a claim."""
+    """Return the full CDI name of a device of a claim."""
     return f"{_vendor(driver)}/{_CLASS}={_name_of(uid, device)}"
 
 
 def path_of(config: Config, driver: str, uid: str) -> str:
-    """Where the spec of a claim is."""
+    """Return the path of a claim's spec."""
     return os.path.join(config.cdi_spec_dirs[-1], f"{_vendor(driver)}-{_CLASS}_{uid}{_SUFFIX}")
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """What the specs of claims are made of."""
+class SpecTemplate:
+    """What the specs of all claims have in common."""
 
-    spec: SpecFile  # without devices and their common edits
-    devices: Mapping[str, SpecDevice]  # by UUID, each as its own edits are
-    common: Mapping[str, Any]  # what comes with any device, as it is written down
-    version: str  # of the CDI specification that all of it needs
+    spec: SpecFile  # without devices and common edits
+    devices: Mapping[str, SpecDevice]  # by UUID, each with its own edits
+    common: Mapping[str, Any]  # the edits that every device needs, as JSON
+    version: str  # the minimum version of the CDI specification
 
 
 def generate(
     driver: str, devices: Iterable[Device], inventory: Inventory, config: Config
-) -> Template | None:
-    """What the specs of claims for devices are made of; None if there is nothing to be had."""
+) -> SpecTemplate | None:
+    """Return the template for specs of these devices; None if no spec can be generated."""
     uuids = tuple(device.uuid for device in devices if device.can_be_given)
-    wish = generating.SpecOptions(
+    request = generating.SpecOptions(
         vendor=_vendor(driver),
         class_=_CLASS,
         strategies=("uuid",),
@@ -89,11 +89,11 @@ def generate(
     if not uuids:
         return None
     try:
-        every = generating.generate(wish, inventory, config)
+        every = generating.generate(request, inventory, config)
     except (CdiNotGenerated, InventoryError, RequestError):
         return None
     tree = schema.to_tree(every)
-    return Template(
+    return SpecTemplate(
         replace(every, devices=(), edits=Edits()),
         {device.name: device for device in every.devices},
         {key: tree[key] for key in _COMMON if key in tree},
@@ -102,22 +102,22 @@ def generate(
 
 
 def keep(
-    config: Config, driver: str, claim: Claim, template: Template | None, mps_root: str = ""
+    config: Config, driver: str, claim: Claim, template: SpecTemplate | None, mps_root: str = ""
 ) -> bool:
-    """Have the spec of a claim be there, as it should be.
+    """Write the spec of a claim, unless the file is up to date.
 
     Args:
-        template: what :func:`generate` has made; None for nothing.
-        mps_root: the host's directory of MPS; "" if it is not known yet.
+        template: the result of :func:`generate`.
+        mps_root: the host's directory of MPS; "" if unknown.
 
     Returns:
-        Whether it had to be written.
+        Whether it was written.
 
     Raises:
-        ClaimedDeviceMissing: a device of it cannot be given now.
-        MpsNotReady: where its daemon is, is not known now.
-        CdiSpecUnwritten: it cannot be written.
-        DraStateUnwritten: what is in its place cannot be read.
+        ClaimedDeviceMissing: the driver does not have one of the devices now.
+        MpsNotReady: a daemon is needed, and ``mps_root`` is unknown.
+        CdiSpecUnwritten: the file cannot be written.
+        DraStateUnwritten: the existing file cannot be read.
     """
     by_uuid = template.devices if template is not None else {}
     gone = next((each for each in claim.devices if each.uuid not in by_uuid), None)
@@ -139,7 +139,7 @@ def keep(
         edits = _united(by_uuid[each.uuid].edits, edits_of(each, mps_root))
         devices[name] = replace(by_uuid[each.uuid], name=name, edits=edits)
     tree = schema.to_tree(replace(template.spec, devices=tuple(devices.values())))
-    # Names that begin with a digit, as a UID may, are younger than others.
+    # A name may start with a digit, as UIDs do, only in newer versions.
     version = max(schema.minimum_version(tree), template.version, key=number_of)
     text = f"{json.dumps({**tree, 'cdiVersion': version, **template.common})}\n"
     path = path_of(config, driver, claim.uid)
@@ -148,15 +148,15 @@ def keep(
             return False
     except OSError as error:
         raise DraStateUnwritten(f"to keep {path}", found=error.strerror or str(error)) from error
-    write(path, text, durable=False)  # after a boot nothing is prepared
+    write(path, text, durable=False)  # a reboot ends all claims
     return True
 
 
 def remove(config: Config, driver: str, uid: str) -> None:
-    """Remove the spec of a claim, if it is there.
+    """Remove the spec of a claim, if there is one.
 
     Raises:
-        DraStateUnwritten: it cannot be removed.
+        DraStateUnwritten: removing failed.
     """
     path = path_of(config, driver, uid)
     try:
@@ -167,17 +167,17 @@ def remove(config: Config, driver: str, uid: str) -> None:
 
 
 def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
-    """Remove the specs of all claims but these, and what was not put in place of any.
+    """Remove all specs except those of these claims, and the leftovers of writes.
 
     Raises:
-        DraStateUnwritten: one of them cannot be removed.
+        DraStateUnwritten: a spec cannot be removed.
     """
     directory = config.cdi_spec_dirs[-1]
     start = f"{_vendor(driver)}-{_CLASS}_"
     try:
         names = os.listdir(directory)
     except OSError:
-        return  # there are none
+        return  # the directory does not exist
     for name in names:
         if name.startswith(start) and name.endswith(_SUFFIX):
             uid = name.removeprefix(start).removesuffix(_SUFFIX)

@@ -1,30 +1,30 @@
-"""What a claim has been given and asks for, and whether it can have it here. Pure.
+"""Reading a claim's allocation and configuration, and checking that it may have its devices. Pure.
 
 ============================================  =============  ====================================
 apiVersion of an opaque configuration         kind           for
 ============================================  =============  ====================================
-resource.nvidia.com/v1beta1                   GpuConfig      whole GPUs, as NVIDIA's driver has it
-resource.nvidia.com/v1beta1                   MigDevice-     MIG devices, likewise
+resource.nvidia.com/v1beta1                   GpuConfig      whole GPUs, as in NVIDIA's driver
+resource.nvidia.com/v1beta1                   MigDevice-     MIG devices, as in NVIDIA's driver
                                               Config
-gpu.containerd-shim-nvidia/v1beta1            DeviceSharing  either; the same in fewer words
+gpu.containerd-shim-nvidia/v1beta1            DeviceSharing  both; the same in fewer words
 ============================================  =============  ====================================
 
 Rules
-- The scheduler has chosen; the claim's ``status.allocation`` says what. Results of other drivers
-  are theirs.
-- The claim has to be the one that the kubelet means: its UID decides, not its name.
-- A device that another claim has, or is a part of what it has, is not given again: the scheduler's
-  races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
-  nothing from others. Of shares of one device, their sum counts (:mod:`.sharing`); what is made for
-  a claim has none.
-- What a person has taken out of service is not given. Who has it, keeps it.
-- A configuration of another driver is none of ours. One that is not of a driver is an error. All
-  that is ours is read strictly, also what is not used: a key that is not known is an error, for it
-  would be a setting that is lost. VfioDeviceConfig is refused: no GPU goes to a virtual machine.
-- For a device, of the configurations that name its request the last one counts; what a claim says
-  comes after what its class says. One that names no requests is for all devices of its kind; one
-  that names a request for devices of another kind is an error.
-- 0 percent of the threads stands for the daemon's default, which is all: it takes no 0 itself.
+- The scheduler chooses devices; the claim's ``status.allocation`` has them. The driver ignores the
+  results of other drivers.
+- The UID of the claim must be the kubelet's, since another claim may have the name by now.
+- A device goes to one claim only, and so does a part of it: races of the scheduler do allocate
+  twice. Claims with ``adminAccess`` only monitor a device, and take nothing from others. Shares of
+  a device are limited by their sum (:mod:`.sharing`). A MIG device that the driver creates has no
+  shares.
+- A device that is out of service goes to no new claim. Claims keep the devices that they have.
+- Configurations of other drivers are ignored; one without a driver is an error. The driver's own
+  configurations are read strictly, even if no device uses them: an unknown key would be a setting
+  that is lost. VfioDeviceConfig is refused: this driver passes no GPU to a virtual machine.
+- The last configuration that names a device's request counts; those of the claim come after those
+  of its class. One that names no request applies to all devices of its kind; one that names a
+  request of devices of another kind is an error.
+- 0 percent of the threads means the daemon's default, which is 100: the daemon accepts no 0.
 
 Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin;
 kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
@@ -32,6 +32,7 @@ kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,11 +47,13 @@ from integration.agent_errors import (
 from integration.node.services.dra.sharing import (
     MPS,
     OURS,
+    AllocatedDevice,
     Configuration,
-    Result,
-    Wish,
+    SharingRequest,
     configured,
     consumed,
+    refuse_conflicts,
+    refuse_overfull,
 )
 from integration.node.values.claims import (
     ALL,
@@ -65,7 +68,7 @@ from integration.node.values.claims import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     _Reader = Callable[[object, str], Any]
 
@@ -73,7 +76,7 @@ if TYPE_CHECKING:
     from integration.node.services.dra.devices import Device
     from integration.node.values.claims import Reference
 
-__all__ = ["read_all", "read_claim", "refuse_drained", "refuse_taken"]
+__all__ = ["allocated_devices", "read_all", "read_claim", "refuse_taken", "refuse_unavailable"]
 
 
 def read_claim(
@@ -81,16 +84,26 @@ def read_claim(
     reference: Reference,
     driver: str,
     pool: str,
-    devices: Mapping[str, Device],
+    devices: Mapping[str, Device] | None,
 ) -> Claim:
-    """What a claim is to have of us.
+    """Return the claim with the devices of this driver that were allocated to it.
+
+    Args:
+        found: the ResourceClaim.
+        devices: of the node, by their names; None while they are unknown.
 
     Raises:
         ResourceClaimUnusable: it is another claim, or has no allocation.
         ClaimedDeviceMissing: this node does not have one of its devices.
-        ClaimConfigUnknown: it is configured in a way that we do not know, or that cannot be.
+        ClaimConfigUnknown: a configuration is unknown or impossible.
     """
     asked = f"the {reference}"
+    if devices is None:
+        raise ClaimedDeviceMissing(
+            f"the devices of {asked}",
+            found="NVML has not said yet what the node has",
+            do="see `nvidia-smi` on the node; it is tried again",
+        )
     uid = (found.get("metadata") or {}).get("uid")
     if uid != reference.uid:
         raise ResourceClaimUnusable(
@@ -104,13 +117,20 @@ def read_claim(
     allocated = []
     for each in results:
         device = _device(each, pool, devices, asked)
-        allocated.append(Result(str(each.get("request")), device, devices[device.device]))
+        allocated.append(AllocatedDevice(str(each.get("request")), device, devices[device.device]))
     return Claim(
         reference.uid,
         reference.namespace,
         reference.name,
         configured(reference.uid, allocated, configurations, asked),
     )
+
+
+def allocated_devices(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of all devices that were allocated to a claim, also of other drivers."""
+    allocation = ((document.get("status") or {}).get("allocation") or {}).get("devices") or {}
+    for each in allocation.get("results") or ():
+        yield str(each.get("device"))
 
 
 def _device(
@@ -146,12 +166,34 @@ def _device(
     )
 
 
-def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
-    """See that nothing of what a claim is to have is out of service.
+def refuse_unavailable(
+    claim: Claim,
+    claims: Collection[Claim],
+    drains: Iterable[Drain],
+    plugin_gave: Mapping[str, str],
+    devices: Mapping[str, Device],
+) -> None:
+    """Check that a claim may have its devices.
+
+    Args:
+        claims: all claims of the node.
+        drains: what is out of service.
+        plugin_gave: who has a device of a device plugin, by the device's UUID.
+        devices: of the node, by their names.
 
     Raises:
-        DeviceDrained: something is.
+        DeviceDrained: a device is out of service.
+        DeviceTaken: another claim or pod has a device, or too little of it is left.
+        SharingConflict: another claim shares a device in another way.
     """
+    held = [replace(each, devices=each.held) if each.previous else each for each in claims]
+    _refuse_drained(claim, drains)
+    refuse_taken(claim, held, plugin_gave)
+    refuse_overfull(claim, held, devices)
+    refuse_conflicts(claim, held)
+
+
+def _refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
     marks = {drain.device: drain for drain in drains}
     for device in claim.devices:
         drain = marks.get(device.uuid) or marks.get(device.gpu) or marks.get(DRIVER)
@@ -166,13 +208,13 @@ def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
 def refuse_taken(
     claim: Claim, others: Iterable[Claim], plugin_gave: Mapping[str, str] | None = None
 ) -> None:
-    """See that nobody else has what a claim is to have.
+    """Check that no other claim or pod has a device of a claim, or a part of it.
 
     Args:
-        plugin_gave: who has been given what by a device plugin, by the device's UUID.
+        plugin_gave: who has a device of a device plugin, by the device's UUID.
 
     Raises:
-        DeviceTaken: somebody has.
+        DeviceTaken: another one has it.
     """
     taken = [
         (device.uuid, device.gpu, str(other), bool(device.share))
@@ -198,19 +240,19 @@ _FROM_CLASS: Final = "FromClass"
 
 
 class _Wrong(Exception):
-    """What is wrong with a configuration, in words."""
+    """A configuration is wrong; the message says why."""
 
 
 def read_all(
     entries: Iterable[Mapping[str, Any]], driver: str, asked: str
 ) -> tuple[Configuration, ...]:
-    """The configurations that are ours, those of the class first.
+    """Return the configurations for this driver, those of the class first.
 
     Args:
-        entries: of the claim's allocation.
+        entries: the configurations in the claim's allocation.
 
     Raises:
-        ClaimConfigUnknown: one of them means nothing to us, or cannot be.
+        ClaimConfigUnknown: one of them is unknown or impossible.
     """
     found = []
     for each in sorted(entries, key=lambda each: each.get("source") != _FROM_CLASS):
@@ -223,7 +265,7 @@ def read_all(
         if opaque.get("driver") != driver:
             continue
         try:
-            kind, devices, wish = _read(opaque.get("parameters"))
+            kind, devices, request = _read(opaque.get("parameters"))
         except _Wrong as error:
             raise ClaimConfigUnknown(
                 f"a configuration of {asked}",
@@ -231,14 +273,14 @@ def read_all(
                 do=f"change or remove it in {where}",
             ) from error
         requests = frozenset(map(str, each.get("requests") or ()))
-        found.append(Configuration(kind, devices, requests, wish))
+        found.append(Configuration(kind, devices, requests, request))
     return tuple(found)
 
 
-# -- how they are read ---------------------------------------------------------------------------
+# -- reading configurations ----------------------------------------------------------------------
 
 
-def _read(parameters: object) -> tuple[str, frozenset[str], Wish]:
+def _read(parameters: object) -> tuple[str, frozenset[str], SharingRequest]:
     tree = _object(parameters, "parameters")
     kind, version = str(tree.get("kind")), str(tree.get("apiVersion"))
     if kind == "VfioDeviceConfig":
@@ -253,7 +295,7 @@ def _read(parameters: object) -> tuple[str, frozenset[str], Wish]:
 
 
 def _fields(value: object, at: str, known: Mapping[str, tuple[_Reader, Any]]) -> list[Any]:
-    """The fields of an object: of each how it is read, and what it is if it is not there."""
+    """Return the fields of an object; ``known`` has a reader and a default for each."""
     tree = _object(value, at)
     for key in tree:
         if key not in known:
@@ -264,17 +306,17 @@ def _fields(value: object, at: str, known: Mapping[str, tuple[_Reader, Any]]) ->
     ]
 
 
-def _gpu_config(tree: object, at: str) -> Wish:
-    wish: Wish
-    (wish,) = _fields(tree, at, {"sharing": (_sharing, Wish())})
-    return wish
+def _gpu_config(tree: object, at: str) -> SharingRequest:
+    request: SharingRequest
+    (request,) = _fields(tree, at, {"sharing": (_sharing, SharingRequest())})
+    return request
 
 
-def _mig_config(tree: object, at: str) -> Wish:
-    wish = _gpu_config(tree, at)
-    if wish.sharing.time_slice:
+def _mig_config(tree: object, at: str) -> SharingRequest:
+    request = _gpu_config(tree, at)
+    if request.sharing.time_slice:
         raise _Wrong(f"{at}.sharing.strategy is TimeSlicing, which a MIG device cannot have")
-    return wish
+    return request
 
 
 def _sharing(tree: object, at: str) -> Any:
@@ -284,9 +326,11 @@ def _sharing(tree: object, at: str) -> Any:
     known: dict[str, tuple[_Reader, Any]] = {"strategy": (lambda *_: None, None)}
     if strategy == "MPS":
         mps = partial(_mps, words=_NVIDIAS)
-        return _fields(tree, at, {**known, "mpsConfig": (mps, Wish(Sharing(daemon=MPS)))})[1]
+        return _fields(
+            tree, at, {**known, "mpsConfig": (mps, SharingRequest(Sharing(daemon=MPS)))}
+        )[1]
     _, interval = _fields(tree, at, {**known, "timeSlicingConfig": (_slicing, INTERVALS[0])})
-    return Wish(Sharing(interval))
+    return SharingRequest(Sharing(interval))
 
 
 def _slicing(tree: object, at: str) -> str:
@@ -294,20 +338,20 @@ def _slicing(tree: object, at: str) -> str:
     return str(interval)
 
 
-def _device_sharing(tree: object, at: str) -> Wish:
+def _device_sharing(tree: object, at: str) -> SharingRequest:
     mps_reader = partial(_mps, words=_WORDS)
     mps, interval = _fields(tree, at, {"mps": (mps_reader, None), "timeSlice": (_interval, "")})
     if mps and interval:
         raise _Wrong(f"{at} has timeSlice and mps, of which one excludes the other")
-    return mps or Wish(Sharing(interval))
+    return mps or SharingRequest(Sharing(interval))
 
 
-def _mps(tree: object, at: str, words: Sequence[str]) -> Wish:
+def _mps(tree: object, at: str, words: Sequence[str]) -> SharingRequest:
     readers: Sequence[tuple[_Reader, Any]]
     readers = ((_percent, ALL), (_mebibytes, 0), (_limits, {}), (_flag, False))
     found = dict(zip(words, readers, strict=True))
     threads, memory, memory_of, multi_user = _fields(tree, at, found)
-    return Wish(Sharing("", MPS, threads or ALL, memory, multi_user), memory_of)
+    return SharingRequest(Sharing("", MPS, threads or ALL, memory, multi_user), memory_of)
 
 
 def _percent(value: object, at: str) -> int:
@@ -350,9 +394,11 @@ _NVIDIAS: Final = (
     "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit",
     "defaultPerDevicePinnedMemoryLimit", "multiUser",
 )  # fmt: skip
-_READERS: Final[Mapping[tuple[str, str], tuple[frozenset[str], Callable[[object, str], Wish]]]] = {
+_READERS: Final[
+    Mapping[tuple[str, str], tuple[frozenset[str], Callable[[object, str], SharingRequest]]]
+] = {
     (_NVIDIA, "GpuConfig"): (frozenset({GPU}), _gpu_config),
     (_NVIDIA, "MigDeviceConfig"): (frozenset({MIG}), _mig_config),
     (OURS, "DeviceSharing"): (frozenset({GPU, MIG}), _device_sharing),
 }
-"""Who reads a configuration, and for which devices it is, by its version and kind."""
+"""The devices that a configuration is for and its reader, by its version and kind."""

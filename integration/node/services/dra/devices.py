@@ -1,54 +1,54 @@
-"""The node's devices as the scheduler is told of them. Pure.
+"""The node's devices as the driver publishes them for the scheduler. Pure.
 
 ====================================  ========================================================
-attribute                             what
+attribute                             meaning
 ====================================  ========================================================
 gpu.nvidia.com/type                   ``gpu`` or ``mig``
 gpu.nvidia.com/uuid, productName,     of the device; ``brand``, ``architecture`` and
-brand, architecture                   ``cudaComputeCapability`` if NVML has told them
-gpu.nvidia.com/cudaComputeCapability  versions, as semantic versioning writes them: driver
+brand, architecture                   ``cudaComputeCapability`` if NVML knows them
+gpu.nvidia.com/cudaComputeCapability  semantic versions: driver
 driverVersion, cudaDriverVersion      580.65.06 is 580.65.6
 gpu.nvidia.com/parentUUID, profile    of a MIG device
 resource.kubernetes.io/pciBusID,      of the GPU; ``numaNode`` is standard from Kubernetes 1.37
 pcieRoot, numaNode
-gpu.nvidia.com/addressingMode         how a GPU sees the host's memory, if NVML has told
+gpu.nvidia.com/addressingMode         how a GPU accesses host memory, if NVML knows
 index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN have them
 nvlinkPeers                           the indices of the GPUs to which a GPU has NVLinks ("0,1,3")
 nvlinkGroup                           the same number for all GPUs that NVLinks connect
 health                                ``healthy``, ``suspect``, ``unhealthy`` or ``recovering``
 ====================================  ========================================================
 
-The first ones have the names and types of NVIDIA's driver, with its domain whatever ours is called,
-so that a selector such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` means the same. The
-last are ours, in the domain of our driver. The capacity is ``gpu.nvidia.com/memory``, and of MIG
-devices what :data:`~integration.node.services.dra.mig_layout.CAPACITIES` lists and
-``memorySliceN``, which are NVIDIA's names too.
+The first ones have the names, types and domain of NVIDIA's driver, whatever this driver is called,
+so that selectors such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` work with both. The
+last five are in the domain of this driver. The capacity is ``gpu.nvidia.com/memory``. MIG devices
+have those that :data:`~integration.node.services.dra.mig_layout.CAPACITIES` lists and
+``memorySliceN``, which are NVIDIA's names, too.
 
 Rules
-- A device is called by its UUID, so that no other has its name when one is gone.
-- A GPU in MIG mode is not published, only its MIG devices: those that are there, and with
-  ``--dra-mig`` those that could be made of what is left (:mod:`.parts`). One whose mode is switched
-  for claims is published, and what it could be cut into, whichever its mode is just now.
-- One that is made for a claim has the same name, attributes and capacity before, meanwhile and
-  after. It has no UUID until then; its name stands for it.
-- A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
-  of peers that is longer than an attribute may be is left out.
-- What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
-- One that a device plugin has given is left out, and comes back by itself.
+- A device's name is its UUID, so that names are never reused.
+- A GPU in MIG mode is not published, only its MIG devices: those that exist, and with ``--dra-mig``
+  those that the driver can create (:mod:`.mig_layout`). A GPU whose mode the driver switches is
+  published with all its parts, whichever mode it is in.
+- A MIG device that the driver creates has the same name, attributes and capacity before, during and
+  after its existence. Its name stands in for the missing UUID.
+- A device that reaches the API's limit of attributes and capacities has no ``memorySliceN``. A list
+  of peers that is too long for an attribute is left out.
+- Devices without a UUID, with an ambiguous one, or excluded by the configuration are not published.
+- A device that a device plugin gave to a pod is left out until the pod ends.
 
-A device that no new pod should get has taints, which go by themselves, or is left out:
+A device that no new pod should get has taints for as long as that lasts, or is left out:
 
 =================================  ================  ===========================================
-taint                              value             of a device
+taint                              value             of a device that
 =================================  ================  ===========================================
-DRIVER/unhealthy                   ``xid-79``, or    that is not healthy, until it has proven that
-                                   the reason        it is (see device_health.device_state)
-DRIVER/lost                        ``no-answer``     that does not answer, or has no node
-DRIVER/out-of-service              since when, why   that a person has taken out of service
+DRIVER/unhealthy                   ``xid-79``, or    is unhealthy, until it has proven that it is
+                                   the reason        healthy (see device_health.device_state)
+DRIVER/lost                        ``no-answer``     does not answer, or has no device node
+DRIVER/out-of-service              since when, why   an administrator took out of service
 =================================  ================  ===========================================
 
-Their effect is NoSchedule. Pods that have the device are evicted (NoExecute) only where a setting
-says so. A device that is suspect has none: an attribute says it, and it is still given.
+Their effect is NoSchedule, or NoExecute, which evicts pods, if a setting says so. A suspect device
+has no taint, only the attribute: claims may still get it.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
 publishes; Kubernetes, resource.k8s.io/v1, DeviceTaint.
@@ -82,21 +82,21 @@ if TYPE_CHECKING:
     from integration.node.device_health.device_state import Condition
 
 __all__ = [
-    "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "Taint", "devices_of",
+    "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "GpuLocation", "Taint", "devices_of",
     "publishable",
 ]  # fmt: skip
 
 NVIDIA: Final = "gpu.nvidia.com"
-"""The domain of the attributes that NVIDIA's driver has, and that driver's name."""
+"""The domain of the attributes of NVIDIA's driver, and that driver's name."""
 
 SLICE: Final = f"{NVIDIA}/memorySlice"
-"""How the names begin of the capacity that says where a MIG device is."""
+"""Prefix of the capacities that say where on its GPU a MIG device is."""
 
 MOST_FACTS: Final = 32
-"""Attributes and capacities that a device may have."""
+"""The maximum number of attributes and capacities of a device."""
 
 EFFECTS: Final[Mapping[str, str]] = {"taint": "NoSchedule", "evict": "NoExecute", "omit": ""}
-"""The effect of taints by what a setting says of devices that are not well; "" for no taints."""
+"""The effect of taints, by the setting ``--dra-unhealthy``; "" for no taints."""
 
 _LONGEST_VALUE: Final = 63
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
@@ -114,7 +114,7 @@ _BRANDS: Final = {
     "nvidiavpc": "NvidiaVPC", "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS",
     "nvidiavgaming": "NvidiaCloudGaming", "unknown": "Unknown",
 }  # fmt: skip
-# By the compute capability from which on a GPU is of it; the last that fits counts.
+# By the lowest compute capability of each; the last match counts.
 _ARCHITECTURES: Final = (
     ((3, 0), "Kepler"), ((5, 0), "Maxwell"), ((6, 0), "Pascal"), ((7, 0), "Volta"),
     ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
@@ -123,21 +123,21 @@ _ARCHITECTURES: Final = (
 
 
 class Taint(NamedTuple):
-    """A taint, as the API has it."""
+    """A taint, as in the API."""
 
     key: str
     value: str
-    effect: str  # of EFFECTS
+    effect: str  # a value of EFFECTS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuLocation:
     """Where a GPU is in the machine."""
 
-    numa: int | None = None  # its NUMA node; None if the machine does not say
-    root: str = ""  # its PCI root ("pci0000:00"); "" likewise
-    peers: tuple[int, ...] = ()  # the indices of the GPUs to which it has NVLinks
-    # the least index of those that NVLinks connect it with, directly or not, and its own
+    numa: int | None = None  # its NUMA node; None if unknown
+    root: str = ""  # its PCI root ("pci0000:00"); "" if unknown
+    peers: tuple[int, ...] = ()  # the indices of the GPUs that it has NVLinks to
+    # the lowest index in the group of GPUs that NVLinks connect, its own included
     group: int | None = None
 
 
@@ -145,29 +145,29 @@ class Place:
 class Device:
     """A GPU or a MIG device that claims may have."""
 
-    name: str  # as the API calls it
-    uuid: str  # of the device; its name if it has yet to be made
+    name: str  # in the API
+    uuid: str  # its UUID; its name before it is created
     gpu: str  # UUID of the GPU that it is, or is a part of
-    # by their full names, as the API has them
+    # by their full names, as in the API
     attributes: Mapping[str, Mapping[str, str | int]] = field(hash=False)
     capacity: Mapping[str, str] = field(hash=False)  # quantities, by their full names
-    lost: bool = False  # whether it does not answer, or has no node
+    lost: bool = False  # whether it does not answer, or has no device node
     drained: str = ""  # since when and why it is out of service; "" if it is in service
-    part: Part | None = None  # where it is, or would be, on its GPU, if it is made for claims
-    # what it takes of its GPU, likewise, or as a whole GPU that could be cut instead
+    part: Part | None = None  # its place on the GPU, if the driver creates it
+    # what it consumes of its GPU, if the driver creates it or may cut the GPU instead
     counters: Counters | None = field(default=None, hash=False)
-    shares: int = 0  # how many claims may have a part of it; 0 if one has all of it
-    taints: tuple[Taint, ...] = ()  # why no new pod is to get it
+    shares: int = 0  # how many claims may share it; 0 if one claim has all of it
+    taints: tuple[Taint, ...] = ()  # why no new pod should get it
 
     @property
     def can_be_given(self) -> bool:
-        """Whether a claim may get it, if nobody has it."""
+        """Whether a claim may get it while it is free."""
         return not self.lost and not self.drained
 
 
 def devices_of(
     inventory: Inventory,
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, GpuLocation] | None = None,
     parts: Parts | None = None,
     made: Mapping[Part, str] | None = None,
     *,
@@ -175,13 +175,14 @@ def devices_of(
     switches: bool = False,
     switched: Collection[str] = (),
 ) -> tuple[Device, ...]:
-    """The devices that claims may have, GPUs first.
+    """Return the devices that claims may have, GPUs first.
 
     Args:
-        places: of the GPUs, by PCI address, as far as they are known.
-        made: what was made for claims, or is being made: its UUID, "" if it has none yet.
-        switches: whether MIG mode may be switched for that.
-        switched: UUIDs of the GPUs that are in MIG mode for claims.
+        places: the known locations of GPUs, by PCI address.
+        made: UUIDs of the parts that were created for claims; "" while one is being created.
+        on_demand: whether the driver creates MIG devices.
+        switches: whether it may switch MIG mode for that.
+        switched: UUIDs of the GPUs that it switched to MIG mode.
     """
     node = _Node(
         inventory, places or {}, parts or Parts(), made or {}, on_demand, switches,
@@ -194,10 +195,10 @@ def devices_of(
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What is known of the node, as :func:`devices_of` has it."""
+    """The arguments of :func:`devices_of`."""
 
     inventory: Inventory
-    places: Mapping[str, Place]
+    places: Mapping[str, GpuLocation]
     parts: Parts
     made: Mapping[Part, str]
     on_demand: bool
@@ -205,12 +206,12 @@ class _Node:
     switched: frozenset[str]
 
     def gpus(self) -> Iterator[Device]:
-        """The GPUs that are whole, or may be."""
+        """Yield the GPUs that claims may have as a whole."""
         for gpu in self.inventory.gpus:
             is_either = self._is_either(gpu)
             if gpu.excluded or (gpu.mig and not is_either):
                 continue
-            place = self.places.get(gpu.bus_id, Place())
+            place = self.places.get(gpu.bus_id, GpuLocation())
             attributes = {
                 f"{NVIDIA}/type": _text("gpu"),
                 f"{NVIDIA}/uuid": _text(gpu.uuid),
@@ -229,7 +230,7 @@ class _Node:
             )  # fmt: skip
 
     def there(self) -> Iterator[Device]:
-        """The MIG devices that are there and were not made for claims."""
+        """Yield the MIG devices that exist and were not created for claims."""
         ours = {(part.gpu, part.profile, part.start) for part in self.made}
         by_index = {gpu.index: gpu for gpu in self.inventory.gpus}
         for mig in self.inventory.mig_devices:
@@ -238,13 +239,13 @@ class _Node:
                 continue
             instance = self.parts.instance(mig.uuid)
             if instance is None and (self.on_demand or self.made):
-                continue  # it may be one that is just being made, or undone
+                continue  # the driver may be creating or deleting it
             if instance and (gpu.uuid, instance.profile, instance.start) in ours:
                 continue
             attributes = {f"{NVIDIA}/uuid": _text(mig.uuid), **self._of_part(mig.profile, gpu)}
             capacity = _capacity(self.parts.figures.get(mig.uuid, ()))
             slices = range(instance.start, instance.start + instance.size) if instance else range(0)
-            # Health is an attribute, too.
+            # Less, not at most: health will be one more attribute.
             if len(attributes) + len(capacity) + len(slices) < MOST_FACTS:
                 capacity |= {f"{SLICE}{n}": "1" for n in slices}
             yield Device(
@@ -253,7 +254,7 @@ class _Node:
             )  # fmt: skip
 
     def possible(self) -> Iterator[Device]:
-        """The MIG devices that were made for claims, or could be."""
+        """Yield the MIG devices that the driver created, or can create."""
         by_name = {part.name: uuid for part, uuid in self.made.items()}
         there = {mig.uuid: mig for mig in self.inventory.mig_devices}
         for gpu in self.inventory.gpus:
@@ -267,16 +268,16 @@ class _Node:
                     yield Device(
                         name, uuid, gpu.uuid, self._of_part(profile.name, gpu),
                         _capacity(profile.figures), self._is_lost(gpu),
-                        # A person takes out of service what is there by its own UUID.
+                        # An administrator drains an existing device by its own UUID.
                         self._drained(there.get(uuid, gpu)), part, counters,
                     )  # fmt: skip
 
     def _is_either(self, gpu: Gpu) -> bool:
-        """Whether claims may have a GPU as a whole or in parts."""
+        """Return whether claims may have a GPU either as a whole or in parts."""
         cut = self.parts.gpus.get(gpu.uuid, GpuParts())
         ours = {(part.profile, part.start) for part in self.made if part.gpu == gpu.uuid}
         if any((each.profile, each.start) not in ours for each in cut.instances):
-            return False  # a person has cut it
+            return False  # an administrator created instances
         if gpu.uuid in self.switched:
             return bool(cut.profiles)
         return self.switches and not gpu.mig and can_switch(gpu.compute_capability, cut)
@@ -288,7 +289,7 @@ class _Node:
         return device.drained or self.inventory.drained
 
     def _of_part(self, profile: str, gpu: Gpu) -> dict[str, Mapping[str, str | int]]:
-        """What a MIG device has, be it there or not."""
+        """Return the attributes of a MIG device, whether it exists or not."""
         return {
             f"{NVIDIA}/type": _text("mig"),
             f"{NVIDIA}/parentUUID": _text(gpu.uuid),
@@ -297,8 +298,8 @@ class _Node:
         }
 
     def _common(self, gpu: Gpu) -> dict[str, Mapping[str, str | int]]:
-        """What a MIG device has of its GPU."""
-        place = self.places.get(gpu.bus_id, Place())
+        """Return the attributes of the GPU, which its MIG devices have, too."""
+        place = self.places.get(gpu.bus_id, GpuLocation())
         texts = {
             f"{NVIDIA}/brand": _BRANDS.get(gpu.brand, ""),
             f"{NVIDIA}/architecture": _architecture(gpu.compute_capability),
@@ -310,14 +311,14 @@ class _Node:
             "cudaDriverVersion": self.inventory.cuda_version,
             "driverVersion": self.inventory.driver.version,
         }
-        told = {name: semantic_version(text) for name, text in versions.items()}
+        parsed = {name: semantic_version(text) for name, text in versions.items()}
         return {
             f"{NVIDIA}/productName": _text(gpu.model),
             f"{_STANDARD}/pciBusID": _text(gpu.bus_id),
             "index": {"int": gpu.index},
             "minor": {"int": gpu.minor},
             **{name: _text(text) for name, text in texts.items() if text},
-            **{f"{NVIDIA}/{name}": {"version": each} for name, each in told.items() if each},
+            **{f"{NVIDIA}/{name}": {"version": each} for name, each in parsed.items() if each},
             **({} if place.numa is None else {f"{_STANDARD}/numaNode": {"int": place.numa}}),
         }
 
@@ -330,11 +331,11 @@ def _taints_of(
     lost: bool = False,
     drained: str = "",
 ) -> tuple[Taint, ...]:
-    """Why a device is to be given to no new pod.
+    """Return why no new pod should get a device.
 
     Args:
-        conditions: what is thought of it, and of its GPU.
-        lost: whether it does not answer, or has no node.
+        conditions: the health of the device and of its GPU.
+        lost: whether it does not answer, or has no device node.
         drained: since when and why it is out of service; "" if it is in service.
     """
     bad = next((each for each in conditions if not each.state.is_given), None)
@@ -349,7 +350,7 @@ def _taints_of(
 
 
 def _value(text: str) -> str:
-    """A text as the value of a label may be."""
+    """Return a text as a valid label value."""
     return _UNFIT.sub("-", text)[:_LONGEST_VALUE].strip("-._")
 
 
@@ -360,12 +361,12 @@ def publishable(
     driver: str = "",
     effect: str = "",
 ) -> tuple[Device, ...]:
-    """What of the devices is published, with what is thought of each.
+    """Return the devices to publish, with their health and taints.
 
     Args:
-        health: by UUID; what is not in it is healthy.
-        plugin_gave: UUIDs that a device plugin has given to a pod.
-        effect: of the taints of what is not to be given; "" to leave it out.
+        health: by UUID; a device that it lacks is healthy.
+        plugin_gave: UUIDs of the devices that device plugins gave to pods.
+        effect: of the taints of unusable devices; "" to leave those devices out.
     """
     found = []
     for device in devices:
@@ -385,7 +386,7 @@ def _capacity(figures: Iterable[int]) -> dict[str, str]:
 
 
 def semantic_version(text: str) -> str:
-    """A version as semantic versioning writes it ("580.65.06" → "580.65.6"); "" if it is none."""
+    """Return a semantic version ("580.65.06" → "580.65.6"); "" if the text is not a version."""
     words = text.split(".")
     if not all(word.isascii() and word.isdecimal() for word in words) or len(words) > _WORDS:
         return ""

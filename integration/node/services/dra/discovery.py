@@ -1,9 +1,9 @@
-"""What the node has for claims, as it is now: the look's inventory, and what NVML says besides.
+"""Discovering the devices that claims may have: from the inventory, and from NVML.
 
 Rules
-- NVML is asked in a child that lives for one question, and only if the GPUs or their MIG devices
-  may be others. Without an answer what was known of the same GPUs is known still.
-- Nobody asks NVML while it is to be let go of. One that fails is asked again after a while.
+- A child process asks NVML one question and ends. It asks only if the GPUs or their MIG devices may
+  have changed. If NVML does not answer, the last answer about the same GPUs counts.
+- Nothing asks NVML while it is paused. After a failure the next question waits a while.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+
 from api.errors import NvshimError
 from integration.detached import run_detached
 from integration.node.services.dra import cdi
-from integration.node.services.dra.devices import Place, devices_of
+from integration.node.services.dra.devices import GpuLocation, devices_of
 from integration.node.services.dra.mig_layout import Parts, parse_parts
 from integration.node.services.dra.sharing import with_shares
 from integration.nvml.query import ask_nvml
@@ -31,51 +33,81 @@ if TYPE_CHECKING:
     from integration.node.services.dra.devices import Device
     from integration.node.services.dra.mig_layout import Part
 
-__all__ = ["Found", "Looking"]
+__all__ = ["DeviceDiscovery", "NodeDevices"]
 
 _RETRY_AFTER: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What claims may have."""
+class NodeDevices:
+    """The devices that claims may have."""
 
     devices: Mapping[str, Device]  # by their names
-    # what the CDI specs of those that are there are made of; None for nothing
-    specs: cdi.Template | None
-    parts: Parts  # what NVML says of GPUs in MIG mode
+    specs: cdi.SpecTemplate | None  # for the CDI specs of existing devices; None without such
+    parts: Parts  # NVML's answer about GPUs in MIG mode
 
 
-class Looking:
-    """Looks, and keeps what NVML has said."""
+class DeviceDiscovery:
+    """Discovers devices, and keeps the last result and NVML's last answer.
+
+    Attributes:
+        latest: the last result; None before the first.
+        known: set once the first result with a usable device is there.
+    """
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context
         self._fault = fault
+        self.latest: NodeDevices | None = None
+        self.known = anyio.Event()
         self._parts = Parts()
         self._newest: Inventory | None = None
         self._seen: Any = None
         self._cut: Any = None
         self._failed = -math.inf
 
-    async def look(
+    @property
+    def devices(self) -> Mapping[str, Device] | None:
+        """The devices by their names; None before the first result."""
+        return None if self.latest is None else self.latest.devices
+
+    @property
+    def template(self) -> cdi.SpecTemplate | None:
+        """The template for CDI specs; None if no device exists."""
+        return None if self.latest is None else self.latest.specs
+
+    async def discover(
         self,
         inventory: Inventory | None,
         made: Mapping[Part, str],
         newest: Inventory | None = None,
         switched: frozenset[str] = frozenset(),
-    ) -> Found | None:
-        """What the node has.
+    ) -> NodeDevices | None:
+        """Discover the devices of the node.
 
         Args:
-            inventory: what the look has found.
-            made: what was made for claims, or is being made: its UUID, "" if it has none yet.
-            switched: UUIDs of the GPUs that are in MIG mode for claims.
-            newest: what the node has by now, since something was made or undone: NVML is asked.
+            inventory: the agent's last inventory.
+            made: UUIDs of the MIG devices that the driver created; "" while one is being created.
+            switched: UUIDs of the GPUs that the driver switched to MIG mode.
+            newest: a newer inventory, after MIG devices were created or deleted; NVML is asked.
 
         Returns:
-            None if nothing may be others than before, or that is not known.
+            None if nothing has changed, or nothing is known.
         """
+        found = await self._discover(inventory, made, newest, switched)
+        if found is not None:
+            self.latest = found
+            if found.specs is not None:
+                self.known.set()
+        return found
+
+    async def _discover(
+        self,
+        inventory: Inventory | None,
+        made: Mapping[Part, str],
+        newest: Inventory | None,
+        switched: frozenset[str],
+    ) -> NodeDevices | None:
         self._newest, anew = newest or self._newest, newest is not None
         inventory = self._later(inventory, made)
         if inventory is not None and inventory.nvml_failure:
@@ -86,7 +118,7 @@ class Looking:
             return None
         if inventory is None:
             self._seen = seen
-            return Found({}, None, Parts())
+            return NodeDevices({}, None, Parts())
         config, options = self._context.config, self._context.options
         if is_due:
             await self._ask(inventory)
@@ -98,7 +130,7 @@ class Looking:
         peers = _peers(inventory, topology.nvlinks)
         numa = numa_nodes(config, inventory.gpus)
         places = {
-            gpu.bus_id: Place(
+            gpu.bus_id: GpuLocation(
                 numa.get(gpu.bus_id), pci_root(config, gpu.bus_id),
                 peers.get(gpu.uuid, ()), _group(gpu.uuid, inventory, peers),
             )
@@ -115,12 +147,12 @@ class Looking:
         specs = cdi.generate(
             options.dra_driver, (each for each in found if each.uuid in there), inventory, config
         )
-        return Found({device.name: device for device in found}, specs, self._parts)
+        return NodeDevices({device.name: device for device in found}, specs, self._parts)
 
     def _later(self, inventory: Inventory | None, made: Mapping[Part, str]) -> Inventory | None:
-        """What is true of what the look has found, and what was found for us.
+        """Return the inventory to use: the agent's, or the newer one of this driver.
 
-        A look that had begun before something was made may end after that, without it.
+        An inventory that started before a MIG device was created may end later, without it.
         """
         newest = self._newest
         if inventory is None or newest is None:
@@ -135,14 +167,14 @@ class Looking:
         return inventory
 
     def _is_due(self, inventory: Inventory, *, anew: bool) -> bool:
-        """Whether NVML is to be asked now."""
+        """Return whether to ask NVML now."""
         if self._context.state.nvml_pause.value:
             return False
         is_soon = time.monotonic() - self._failed < _RETRY_AFTER
         return anew or (_cut(inventory) != self._cut and not is_soon)
 
     async def _ask(self, inventory: Inventory) -> None:
-        """Know what NVML says of the GPUs, if it answers."""
+        """Ask NVML how GPUs are cut, and keep the answer if there is one."""
         parts = await run_detached(self._ask_nvml)
         is_same = self._cut is not None and _cut(inventory)[0] == self._cut[0]
         if not parts.failure or not is_same:
@@ -161,7 +193,7 @@ class Looking:
 
 
 def _cut(inventory: Inventory) -> tuple[Any, Any]:
-    """When this is another, NVML may have other things to say."""
+    """Return what NVML's answer depends on."""
     gpus = tuple((gpu.uuid, gpu.mig, gpu.lost) for gpu in inventory.gpus)
     return (inventory.driver.version, gpus), tuple(mig.uuid for mig in inventory.mig_devices)
 
@@ -169,7 +201,7 @@ def _cut(inventory: Inventory) -> tuple[Any, Any]:
 def _peers(
     inventory: Inventory, nvlinks: Mapping[tuple[str, str], int]
 ) -> dict[str, tuple[int, ...]]:
-    """The indices of the GPUs to which each has NVLinks, by its UUID."""
+    """Return the indices of the GPUs that each GPU has NVLinks to, by its UUID."""
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     found: dict[str, set[int]] = {}
     for one, other in nvlinks:
@@ -180,7 +212,7 @@ def _peers(
 
 
 def _group(uuid: str, inventory: Inventory, peers: Mapping[str, tuple[int, ...]]) -> int | None:
-    """The least index of the GPUs that NVLinks connect a GPU with, and its own; None for none."""
+    """Return the lowest index in a GPU's NVLink group, its own included; None without NVLinks."""
     if uuid not in peers:
         return None
     uuids = {gpu.index: gpu.uuid for gpu in inventory.gpus}

@@ -1,24 +1,24 @@
-"""MIG devices that are made for claims: one after the other on each GPU, and what is left over.
+"""Dynamic MIG: creating and deleting MIG devices for claims, and switching MIG mode.
 
 Rules
-- To make one takes seconds, and the whole limit if nvidia-smi hangs. Claims for other GPUs do not
-  wait for it.
-- What was made stays the claim's until it is undone. A claim that ends waits for that, and the
-  kubelet asks again.
-- What was made for a claim that is not prepared is undone as soon as that can be: an agent was
-  killed, or something failed afterwards.
-- MIG mode of a GPU that can be had whole, too, is switched on for the first device that is made,
-  and off after the last; for a claim of the whole GPU, before that is given at the latest. That it
-  cannot be switched off keeps no claim from ending.
-- An agent that ends does not wait for nvidia-smi or NVML, which may hang: what they were about is
-  found by the next one, as if it had been killed.
-- A claim that an agent before this one has only begun is forgotten: nobody was told of it. Which
-  those are NVML says, so it is found out once that has answered.
+- Creating a device takes seconds, and up to the time limit if nvidia-smi hangs. So the caller holds
+  the GPU (:class:`.claim_table.ClaimLocks`), and claims of other GPUs do not wait.
+- A device belongs to its claim until it is deleted. Unpreparing a claim waits for that; if deleting
+  fails, the kubelet calls again.
+- Devices that no claim of the table has are deleted as soon as possible: the agent was killed, or a
+  later step failed.
+- If a GPU may be used whole or in parts, its MIG mode is switched on for the first device, and off
+  after the last one, or for a claim of the whole GPU at the latest. A mode that cannot be switched
+  off keeps no claim from ending.
+- An agent that ends does not wait for nvidia-smi or NVML, which may hang. The next agent finds what
+  they did, as after a kill.
+- A claim of an earlier agent whose devices were not all created is dropped: the kubelet got no
+  answer for it. This needs NVML's first answer.
 """
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,107 +28,128 @@ import anyio.to_thread
 from api.errors import NvshimError
 from integration.agent_errors import ClaimedDeviceMissing
 from integration.detached import run_detached
-from integration.node.services.dra.mig_create import Making, Modes, is_unmade
+from integration.node.services.dra.mig_create import MigCreator, MigModes, is_unmade
 from integration.node.services.dra.mig_layout import parse_name
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import uuid_of
 from integration.node.values.service_name import ServiceName
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
     from integration.node.service import Context
+    from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
     from integration.node.services.dra.devices import Device
+    from integration.node.services.dra.mig_create import MigNote
     from integration.node.services.dra.mig_layout import Parts
-    from integration.node.values.claims import Claim
+    from integration.node.state.topic import version_of, wait_any
+from integration.node.values.claims import Claim
 
-__all__ = ["OnDemand"]
+__all__ = ["DynamicMig"]
 
-_TRY_AGAIN: Final = 30.0
+_RETRY_AFTER: Final = 30.0
 
 
-class OnDemand:
-    """Has devices made and undone.
+class DynamicMig:
+    """Creates and deletes MIG devices.
 
     Args:
-        look: has it known what the node has by now; an inventory, if NVML is to be asked, too.
+        discover: discovers the node's devices again; with an inventory it asks NVML, too.
+        fault: reports a fault of a part of the driver, or clears it.
     """
 
     def __init__(
         self,
         context: Context,
-        claims: Callable[[], Mapping[str, Claim]],
-        look: Callable[[Inventory | None], Awaitable[Any]],
+        table: ClaimTable,
+        locks: ClaimLocks,
+        discover: Callable[[Inventory | None], Awaitable[Any]],
         fault: Callable[[str, str], None],
     ) -> None:
         self._state = context.state
-        self._claims = claims
-        self._look = look
+        self._table = table
+        self._locks = locks
+        self._discover = discover
         self._fault = fault
-        self.making = Making(context.config)
-        self.modes = Modes(context.config)
+        self.creator = MigCreator(context.config)
+        self.modes = MigModes(context.config)
         self._closing: set[str] = set()
-        self._locks: dict[str, anyio.Lock] = {}
+        # UIDs of claims of an earlier agent whose devices NVML has not confirmed yet.
         self._unsettled: set[str] = set()
+        self._settled = anyio.Event()
 
-    async def begin(self) -> None:
-        """Know what an agent before this one has made."""
-        await anyio.to_thread.run_sync(self.making.load)
+    async def load(self) -> None:
+        """Read what an earlier agent created."""
+        await anyio.to_thread.run_sync(self.creator.load)
         await anyio.to_thread.run_sync(self.modes.load)
         self._unsettled = {
             claim.uid
-            for claim in self._claims().values()
+            for claim in self._table.claims.values()
             if any(parse_name(device.device) for device in claim.devices)
         }
 
-    def settle(self, parts: Parts) -> list[tuple[Claim, Claim | None]]:
-        """What becomes of the claims of an agent before this one, once NVML has answered.
+    async def settle(self, parts: Parts) -> bool:
+        """Decide about the claims of an earlier agent, once NVML has answered.
+
+        They get the UUIDs of their devices. A claim whose devices were not all created gets those
+        that it had before, or is dropped.
 
         Returns:
-            Claims, each with what it is from now on; None if it is to be forgotten.
+            Whether there were such claims.
         """
-        if parts.failure or not parts.gpus:
-            return []
-        old = [claim for uid, claim in self._claims().items() if uid in self._unsettled]
+        if parts.failure or not parts.gpus or self._settled.is_set():
+            return False
+        old = [claim for uid, claim in self._table.claims.items() if uid in self._unsettled]
         self._unsettled = set()
-        return [(claim, self.making.settled(claim, parts)) for claim in old]
+        await self._table.settle([(claim, self._settled_claim(claim, parts)) for claim in old])
+        self._settled.set()
+        return bool(old)
 
-    def gpus_for(self, found: Mapping[str, Any]) -> set[str]:
-        """The UUIDs of the GPUs that are cut, or are to be whole again, for a claim."""
-        allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
-        names = [str(each.get("device")) for each in allocation.get("results") or ()]
+    def _settled_claim(self, claim: Claim, parts: Parts) -> Claim | None:
+        settled = self.creator.settled(claim, parts)
+        return claim.before if settled is None and claim.previous else settled
+
+    async def wait_settled(self, uid: str) -> None:
+        """Wait until NVML has confirmed the devices of a claim of an earlier agent."""
+        if uid in self._unsettled:
+            await self._settled.wait()
+
+    def gpus_for(self, names: Iterable[str]) -> set[str]:
+        """Return the UUIDs of the GPUs to hold for a claim of these devices.
+
+        They are the GPUs on which MIG devices are created, or whose MIG mode is switched off.
+        """
+        names = tuple(names)
         parts = (parse_name(name) for name in names)
-        return {part.gpu for part in parts if part is not None} | self._cut_now(names)
+        return {part.gpu for part in parts if part is not None} | self._whole_in_mig_mode(names)
+
+    def gpus_of(self, uid: str) -> set[str]:
+        """Return the UUIDs of the GPUs on which devices were created for a claim."""
+        return self.creator.gpus_of(uid)
 
     def is_ready(self, claim: Claim) -> bool:
-        """Whether nothing is to be made, or switched, for a claim."""
-        whole = self._cut_now(each.device for each in claim.devices if not each.admin)
+        """Return whether nothing has to be created or switched for a claim."""
+        whole = self._whole_in_mig_mode(each.device for each in claim.devices if not each.admin)
         return not whole and not any(map(is_unmade, claim.devices))
 
-    def _cut_now(self, names: Iterable[str]) -> set[str]:
-        """Which of these devices are GPUs that are in MIG mode for claims, by UUID."""
+    def _whole_in_mig_mode(self, names: Iterable[str]) -> set[str]:
+        """Return the UUIDs of whole GPUs among these that the driver switched to MIG mode."""
         return {uuid for uuid in map(uuid_of, names) if uuid in self.modes.switched}
 
-    @asynccontextmanager
-    async def alone(self, gpus: Iterable[str]) -> AsyncIterator[None]:
-        """Have nobody else make or undo anything on these GPUs."""
-        async with AsyncExitStack() as stack:
-            for gpu in sorted(gpus):
-                await stack.enter_async_context(self._locks.setdefault(gpu, anyio.Lock()))
-            yield
-
-    async def make(self, claim: Claim, devices: Mapping[str, Device]) -> Claim:
-        """Make what a claim is to have, and look at the node with it.
+    async def create(self, claim: Claim, devices: Mapping[str, Device]) -> Claim:
+        """Create the MIG devices of a claim, and discover them.
 
         Returns:
-            The claim with the UUIDs of what was made.
+            The claim with the UUIDs of the new devices.
 
         Raises:
-            NvshimError: it cannot be made; what was made of it is undone soon.
+            NvshimError: a device cannot be created; :meth:`tidy` deletes those that were.
         """
-        for uuid in self._cut_now(each.device for each in claim.devices if not each.admin):
+        for uuid in self._whole_in_mig_mode(
+            each.device for each in claim.devices if not each.admin
+        ):
             await self._switch_off(uuid)
         inventory = self._state.node.value.inventory
         parts = {name: each.part for name, each in devices.items() if each.part is not None}
@@ -144,86 +165,89 @@ class OnDemand:
             for gpu in inventory.gpus:
                 if gpu.uuid in cut and not gpu.mig:
                     await self._switch(gpu, partial(self.modes.on, gpu, inventory, str(claim)))
-            make = partial(self.making.make, claim, parts, inventory)
-            claim = await run_detached(make)
-            await self._look_anew()
+            create = partial(self.creator.create, claim, parts, inventory)
+            claim = await run_detached(create)
+            await self._rediscover()
         return claim
 
-    async def undo(self, claim: str) -> None:
-        """Undo what was made for a claim, by its UID; nothing if nothing was.
+    async def delete(self, uid: str) -> None:
+        """Delete the MIG devices that were created for a claim, by its UID.
 
         Raises:
-            NvshimError: it cannot be undone now.
+            NvshimError: they cannot be deleted now.
         """
-        if not self.making.gpus_of(claim):
+        await self._delete(self.creator.notes_of(uid))
+
+    async def _delete(self, notes: Collection[MigNote]) -> None:
+        if not notes:
             return
-        undo = partial(self.making.undo, claim, self._state.node.value.inventory)
-        undone = await run_detached(undo)
-        if undone:
-            # Before it is forgotten: NVML is to be known to have it no more.
-            await self._look_anew()
-            await anyio.to_thread.run_sync(self.making.forget, undone)
-            await self._look(None)
-            with suppress(NvshimError):  # it is tried again, and said
-                for gpu in self._idle().intersection(each.part.gpu for each in undone):
+        delete = partial(self.creator.delete, notes, self._state.node.value.inventory)
+        deleted = await run_detached(delete)
+        if deleted:
+            # First, while the notes exist: else the devices would look like an administrator's.
+            await self._rediscover()
+            await anyio.to_thread.run_sync(self.creator.forget, deleted)
+            await self._discover(None)
+            with suppress(NvshimError):  # tidy tries again, and reports it
+                for gpu in self._idle().intersection(each.part.gpu for each in deleted):
                     await self._switch_off(gpu)
 
     def _idle(self) -> frozenset[str]:
-        """The UUIDs of the GPUs that are in MIG mode for claims that are no more."""
-        return self.modes.switched - self.making.gpus()
+        """Return the UUIDs of GPUs that the driver switched to MIG mode and no claim uses."""
+        return self.modes.switched - self.creator.gpus()
 
     async def _switch_off(self, uuid: str) -> None:
-        """Have a GPU be whole again."""
+        """Switch MIG mode of a GPU off."""
         inventory = self._state.node.value.inventory
         for gpu in () if inventory is None else inventory.gpus:
             if inventory is not None and gpu.uuid == uuid and not gpu.lost:
                 await self._switch(gpu, partial(self.modes.off, gpu, inventory))
-                await self._look_anew()  # before it is forgotten, as what was made
+                await self._rediscover()  # while the note exists, as in delete
                 await anyio.to_thread.run_sync(self.modes.forget, uuid)
-                await self._look(None)
+                await self._discover(None)
 
     async def _switch(self, gpu: Gpu, do: Callable[[], None]) -> None:
-        """Switch MIG mode of a GPU, while nobody watches GPUs through NVML."""
+        """Switch MIG mode of a GPU, while the agent has NVML closed."""
         self._closing.add(gpu.uuid)
-        self._tell_closing()
+        self._publish_closing()
         try:
             await run_detached(do)
         finally:
             self._closing.discard(gpu.uuid)
-            self._tell_closing()
+            self._publish_closing()
 
-    def _tell_closing(self) -> None:
+    def _publish_closing(self) -> None:
         gpus = ", ".join(sorted(self._closing))
         self._state.nvml_closed.publisher(ServiceName.DRA).publish(
             gpus and f"MIG mode of {gpus} is switched"
         )
 
-    async def _look_anew(self) -> None:
-        await self._look(await run_detached(self.making.newest))
+    async def _rediscover(self) -> None:
+        await self._discover(await run_detached(self.creator.newest))
         self._state.look_requested.send()
 
     async def tidy(self) -> None:
-        """Undo what was made or switched for claims that are not prepared, until cancelled."""
+        """Delete devices and reset modes that no claim needs, until cancelled."""
         while True:
             version = version_of(self._state.node, self._state.claimed_devices)
-            wrong = ""
-            for claim in self.making.orphans(self._claims()):
-                async with self.alone(self.making.gpus_of(claim)):
-                    if claim in self._claims():
+            failed = ""
+            for note in self.creator.orphans(self._table.claims):
+                async with self._locks.hold(note.part.gpu):
+                    if note not in self.creator.orphans(self._table.claims):
                         continue
                     try:
-                        await self.undo(claim)
+                        await self._delete([note])
                     except NvshimError as error:
-                        wrong = str(error)
+                        failed = str(error)
             for gpu in self._idle():
-                async with self.alone({gpu}):
+                async with self._locks.hold(gpu):
                     if gpu not in self._idle():
                         continue
                     try:
                         await self._switch_off(gpu)
                     except NvshimError as error:
-                        wrong = str(error)
-            self._fault("mig", wrong)
+                        failed = str(error)
+            self._fault("mig", failed)
             await wait_any(
-                self._state.node, self._state.claimed_devices, since=version, timeout=_TRY_AGAIN
+                self._state.node, self._state.claimed_devices, since=version, timeout=_RETRY_AFTER
             )

@@ -1,13 +1,13 @@
-"""The slices that an agent of this node published by another driver name.
+"""Deleting the slices that an agent of this node published under another driver name.
 
 Rules
 - The kubelet deletes them 30 seconds after the driver of that name has gone. Until then the
-  scheduler knows each GPU twice, so they are deleted before ours are written.
-- Names are written down before anything is published, for this boot: a kubelet that starts deletes
-  every slice of its node.
-- Somebody else's driver may have the name by now. Its slices have no device with the attributes
-  that only ours have, and stay; so does an empty slice, which offers nothing.
-- What the agent may not delete (an admission policy that names drivers) is left to the kubelet.
+  scheduler would see each GPU twice, so they are deleted before new slices are written.
+- Driver names are recorded before anything is published, for this boot: a kubelet that starts
+  deletes all slices of its node.
+- Another vendor's driver may use the name by now. Its slices lack the attributes that only this
+  driver publishes, and stay; so does an empty slice, which offers nothing.
+- If the agent may not delete a slice (an admission policy that names drivers), the kubelet does.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection).
 """
@@ -36,10 +36,10 @@ _NOT_FOUND: Final = 404
 
 
 class FormerSlices:
-    """Deletes them.
+    """Deletes the slices of earlier driver names.
 
     Args:
-        driver: the name that the driver has now.
+        driver: the present name of the driver.
         node: the Node's name.
     """
 
@@ -50,21 +50,21 @@ class FormerSlices:
         self._node = node
         self._names: tuple[str, ...] = ()
 
-    async def begin(self) -> None:
-        """Read by which names agents have published, and write down the present one."""
+    async def start(self) -> None:
+        """Read under which names agents published, and record the present one."""
         known = await anyio.to_thread.run_sync(state.drivers, self._context.config)
         self._names = tuple(name for name in known if name != self._driver)
         await self._save((*self._names, self._driver))
 
     async def remove(self, path: str) -> None:
-        """Delete them; nothing if there are none.
+        """Delete the slices, if there are any.
 
         Args:
-            path: where the API server has slices.
+            path: the API path of ResourceSlices.
 
         Raises:
             ApiServerSilent: the server does not answer.
-            ApiServerRefused: it is busy, or fails.
+            ApiServerRefused: the server is busy or has failed.
         """
         for name in self._names:
             try:
@@ -79,7 +79,7 @@ class FormerSlices:
             await self._save((*self._names, self._driver))
 
     async def _remove(self, path: str, driver: str) -> int:
-        """Delete what was published by a name; returns how many slices."""
+        """Delete the slices of a driver name; return how many."""
         query = {"fieldSelector": f"spec.driver={driver},spec.nodeName={self._node}"}
         found = await run_detached(partial(self._api.call, "GET", path, query=query))
         items = found.get("items")
@@ -99,5 +99,5 @@ class FormerSlices:
     async def _save(self, names: tuple[str, ...]) -> None:
         try:
             await anyio.to_thread.run_sync(state.save_drivers, self._context.config, names)
-        except DraStateUnwritten as error:  # the kubelet deletes what nobody knows of
+        except DraStateUnwritten as error:  # then the kubelet deletes the slices
             self._context.say("warning", str(error))

@@ -1,28 +1,28 @@
-"""MIG devices that are made for claims, and the MIG mode that they need. Acts; for a thread.
+"""Creating and deleting MIG devices by nvidia-smi, and switching MIG mode. Blocks; for a thread.
 
 ::
 
-    note in STATE/dra-mig-mode.json ─▶ nvidia-smi -mig 1 ─▶ NVML: it is on ─▶ … claims …
-    note in STATE/dra-mig.json ─▶ nvidia-smi mig -cgi -C ─▶ NVML has it ─▶ its UUID is noted, too
-    NVML has it ─▶ nvidia-smi mig -dci ─▶ nvidia-smi mig -dgi ─▶ the note is removed
-    no MIG device is left ─▶ nvidia-smi -mig 0 ─▶ NVML: it is off ─▶ the note is removed
+    note in STATE/dra-mig-mode.json ─▶ nvidia-smi -mig 1 ─▶ NVML: mode is on ─▶ … claims …
+    note in STATE/dra-mig.json ─▶ nvidia-smi mig -cgi -C ─▶ NVML has it ─▶ its UUID in the note
+    NVML has it ─▶ nvidia-smi mig -dci ─▶ nvidia-smi mig -dgi ─▶ remove the note
+    no MIG device is left ─▶ nvidia-smi -mig 0 ─▶ NVML: mode is off ─▶ remove the note
 
 Rules
-- What is to be made or switched is written down before: for which claim, and where on which GPU. So
-  whoever comes after an agent that was killed finds what it has done, and goes on from there or
-  undoes it. At one place of a GPU there is one GPU instance at most, so nothing is made twice.
-- NVML says what there is, before and after; what nvidia-smi prints is for people. It ends with 0
-  also where it has switched nothing, as for a GPU that is in use. It ends with the agent.
-- Nothing is made where another claim's is, or where one is still to be undone.
-- What could not be made is undone at once, or later (:meth:`Making.orphans`).
-- Neither instances nor modes that can be switched so outlive a boot, and neither do the notes. On a
-  GPU that does not answer nothing can be undone: its reset does that, or we do once it answers.
-- Only the mode of a GPU that we have switched on is switched off: one that a person has set stays.
-  A GPU that a person has cut meanwhile is that person's: its mode stays, and the note goes.
-- Nobody of us has NVML open while a mode is switched (:mod:`integration.nvml.lock`): that has every
-  GPU open. A shim that begins a container may, for a moment, once after each change of the driver:
-  it does not take the lock, for no container is to wait for a switch. The switch fails then, the
-  claim is refused, and the kubelet asks again.
+- A note is written before anything is created or switched: for which claim, and where on which GPU.
+  An agent that follows one that was killed goes on from there, or deletes it. A place of a GPU has
+  at most one GPU instance, so no device is created twice.
+- NVML's answer counts, before and after; nvidia-smi prints for humans. It also exits with 0 if it
+  has switched nothing, as for a GPU in use. It ends with the agent.
+- Nothing is created where another claim has a device, or where one has to be deleted first.
+- A device whose creation failed is deleted at once or later (:meth:`MigCreator.orphans`).
+- A reboot removes instances, switched modes and notes. On a GPU that does not answer nothing can be
+  deleted: its reset does that, or the driver does once the GPU answers.
+- Only a mode that the driver switched on is switched off; a mode that an administrator set stays.
+  If an administrator created instances meanwhile, the GPU keeps its mode and the note is removed.
+- The agent has NVML closed while a mode is switched (:mod:`integration.nvml.lock`), since NVML
+  opens every GPU. A shim that starts a container may have NVML open for a moment after a driver
+  change. It does not take the lock, so that containers start without waiting. The switch fails
+  then, the claim is refused, and the kubelet calls again.
 
 Source: NVIDIA's MIG user guide; nvidia-smi(1), nvidia-smi mig -h; kubernetes-sigs/
 dra-driver-nvidia-gpu, nvlib.go (when it switches).
@@ -47,7 +47,7 @@ from integration.agent_errors import (
 )
 from integration.devices.creating import CreateOptions, create
 from integration.node.services.dra.mig_layout import Part, Parts, overlaps, parse_name, parse_parts
-from integration.node.state.claims_file import known_of, read_record, write_record
+from integration.node.state.claims_file import known_fields, read_record, write_record
 from integration.nvml.inventory import inventory_of
 from integration.nvml.lock import exclusive
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
@@ -55,18 +55,18 @@ from integration.nvml.query import ask_nvml
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Mapping
+    from collections.abc import Collection, Mapping
 
     from hooks.config import Config
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
     from integration.node.values.claims import Claim, ClaimDevice
 
-__all__ = ["Making", "Modes", "ask_parts", "is_unmade"]
+__all__ = ["MigCreator", "MigModes", "ask_parts", "is_unmade"]
 
 _MODES: Final = "dra-mig-mode.json"
 _MADE: Final = "dra-mig.json"
-# Seconds, together less than a kubelet waits for all of a claim (45).
+# Seconds; in sum below the 45 s that a kubelet waits for an answer.
 _TO_CLOSE: Final = 5.0 * PATIENCE
 _TO_SWITCH: Final = 12.0 * PATIENCE
 _TO_ACT: Final = 12.0 * PATIENCE
@@ -75,10 +75,10 @@ _UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def ask_parts(config: Config) -> Parts:
-    """What NVML says now of all that GPUs are cut into.
+    """Ask NVML for the MIG instances of all GPUs.
 
     Raises:
-        SmiFailed: it does not say.
+        SmiFailed: NVML has no answer.
     """
     try:
         parts = parse_parts(ask_nvml(config, "parts"))
@@ -89,41 +89,41 @@ def ask_parts(config: Config) -> Parts:
     return parts
 
 
-class Modes:
-    """Switches. Two threads may, for different GPUs."""
+class MigModes:
+    """Switches MIG mode. Threads may use it at the same time, for different GPUs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.switched: frozenset[str] = frozenset()
-        """The UUIDs of the GPUs whose mode was switched on for claims."""
+        """UUIDs of the GPUs whose mode the driver switched on."""
         self._one_writes = threading.Lock()
 
     def load(self) -> None:
-        """Know what an agent before this one has switched on, in this boot."""
+        """Read which modes an earlier agent of this boot switched on."""
         try:
             self.switched = frozenset(map(str, read_record(self._config, _MODES)["gpus"]))
         except _UNREAD:
             self.switched = frozenset()
 
     def on(self, gpu: Gpu, inventory: Inventory, whom: str) -> None:
-        """Have a GPU be in MIG mode.
+        """Switch MIG mode of a GPU on.
 
         Args:
-            whom: for whom, for messages.
+            whom: the claim, for messages.
 
         Raises:
-            MigModeNotSwitched: it cannot be; its mode is as before then, or is set back later.
-            DraStateUnwritten: it cannot be written down.
+            MigModeNotSwitched: switching failed; the mode is as before, or is reset later.
+            DraStateUnwritten: the note cannot be written.
         """
         is_ours = False
         try:
             if self._is_on(gpu):
-                return  # by us before, or by a person just now
+                return  # an earlier claim, or an administrator, switched it on
             self._note(gpu.uuid, on=True)
             is_ours = True
             self._switch(gpu, inventory, on=True)
         except SmiFailed as error:
-            with suppress(MigModeNotSwitched):  # what is pending would come with a reset
+            with suppress(MigModeNotSwitched):  # a pending mode would be set by the next reset
                 if is_ours:
                     self.off(gpu, inventory)
                     self.forget(gpu.uuid)
@@ -132,15 +132,15 @@ class Modes:
             ) from error
 
     def off(self, gpu: Gpu, inventory: Inventory) -> None:
-        """Have a GPU be whole again, of which claims have nothing any more; then it is forgotten.
+        """Switch MIG mode of a GPU off, unless an administrator created instances.
 
         Raises:
-            MigModeNotSwitched: it cannot be; it is to be tried again.
+            MigModeNotSwitched: switching failed; the caller tries again.
         """
         try:
             there = ask_parts(self._config).gpus.get(gpu.uuid)
             if there is None:
-                raise SmiFailed("NVML does not tell of it")  # noqa: TRY301 - as what else fails
+                raise SmiFailed("NVML does not tell of it")  # noqa: TRY301 - handled as the other failures
             if not there.instances:
                 self._switch(gpu, inventory, on=False)
         except SmiFailed as error:
@@ -150,10 +150,10 @@ class Modes:
             ) from error  # fmt: skip
 
     def forget(self, uuid: str) -> None:
-        """Forget a GPU that is whole, or a person's.
+        """Remove the note of a GPU whose mode is off, or is an administrator's.
 
         Raises:
-            DraStateUnwritten: it cannot be written down.
+            DraStateUnwritten: writing failed.
         """
         self._note(uuid, on=False)
 
@@ -185,34 +185,37 @@ class Modes:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What is made, or to be made, for a claim."""
+class MigNote:
+    """A MIG device that is, or will be, created for a claim."""
 
     claim: str  # the claim's UID
-    title: str  # the claim, for people
+    title: str  # the claim, for messages
     part: Part  # where on which GPU
-    uuid: str = ""  # of the device; "" until it is known
+    uuid: str = ""  # of the device; "" before it exists
 
 
 def is_unmade(device: ClaimDevice) -> bool:
-    """Whether a device of a claim has yet to be made: its name stands for its UUID."""
+    """Return whether a device of a claim has not been created: its name stands in for its UUID."""
     return device.uuid == device.device
 
 
-class Making:
-    """Makes and undoes. Two threads may, for different GPUs."""
+class MigCreator:
+    """Creates and deletes. Threads may use it at the same time, for different GPUs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._notes: dict[str, Note] = {}
+        self._notes: dict[str, MigNote] = {}
         self._one_writes = threading.Lock()
 
     def load(self) -> None:
-        """Know what an agent before this one has made, in this boot."""
+        """Read what an earlier agent of this boot created."""
         try:
             notes = [
-                Note(
-                    each["claim"], each["title"], Part(**known_of(Part, each["part"])), each["uuid"]
+                MigNote(
+                    each["claim"],
+                    each["title"],
+                    Part(**known_fields(Part, each["part"])),
+                    each["uuid"],
                 )
                 for each in read_record(self._config, _MADE)["made"]
             ]
@@ -221,30 +224,39 @@ class Making:
             self._notes = {}
 
     @property
-    def made(self) -> dict[Part, str]:
-        """What was made, or is being made: its UUID, "" until that is known."""
+    def created(self) -> dict[Part, str]:
+        """The UUID of each device that was, or is being, created; "" before it is known."""
         return {note.part: note.uuid for note in self._notes.values()}
 
     def gpus(self) -> set[str]:
-        """The UUIDs of the GPUs on which something was made, or is being made."""
+        """Return the UUIDs of the GPUs that have created devices."""
         return {note.part.gpu for note in self._notes.values()}
 
     def gpus_of(self, claim: str) -> set[str]:
-        """The UUIDs of the GPUs on which something was made for a claim, by its UID."""
-        return {note.part.gpu for note in self._notes.values() if note.claim == claim}
+        """Return the UUIDs of the GPUs on which devices were created for a claim, by its UID."""
+        return {note.part.gpu for note in self.notes_of(claim)}
 
-    def orphans(self, claims: Container[str]) -> set[str]:
-        """The UIDs of claims that are not prepared, and for which something was made."""
-        return {note.claim for note in self._notes.values() if note.claim not in claims}
+    def notes_of(self, claim: str) -> tuple[MigNote, ...]:
+        """Return the notes of the devices that were created for a claim, by its UID."""
+        return tuple(note for note in self._notes.values() if note.claim == claim)
+
+    def orphans(self, claims: Mapping[str, Claim]) -> tuple[MigNote, ...]:
+        """Return the notes of devices that no claim has; the claims are by their UIDs."""
+        return tuple(
+            note
+            for note in self._notes.values()
+            if note.claim not in claims
+            or not any(note.part.is_called(each.device) for each in claims[note.claim].held)
+        )
 
     def settled(self, claim: Claim, parts: Parts) -> Claim | None:
-        """A claim of an agent before this one, with the UUIDs of what was made for it.
+        """Return a claim of an earlier agent with the UUIDs of its created devices.
 
         Args:
-            claim: as that agent, or the kubelet, has noted it.
+            claim: as that agent, or the kubelet, recorded it.
 
         Returns:
-            None if something of it was not made yet: then nobody was told of the claim.
+            None if a device was not created: then the kubelet got no answer.
         """
         devices = []
         for device in claim.devices:
@@ -257,56 +269,58 @@ class Making:
             devices.append(replace(device, uuid=uuid))
         return replace(claim, devices=tuple(devices))
 
-    def _adopted(self, claim: Claim, device: ClaimDevice, parts: Parts) -> Note | None:
-        """What is at the place of a device whose note is lost."""
+    def _adopted(self, claim: Claim, device: ClaimDevice, parts: Parts) -> MigNote | None:
+        """Return a new note for an existing device whose note is lost."""
         part = parts.named(device.device)
         uuid = parts.device_at(part) if part is not None else ""
         if part is None or not uuid:
             return None
-        note = Note(claim.uid, str(claim), part, uuid)
+        note = MigNote(claim.uid, str(claim), part, uuid)
         self._note(note)
         return note
 
-    # Making
+    # Creating
 
-    def make(self, claim: Claim, parts: Mapping[str, Part], inventory: Inventory) -> Claim:
-        """Make what a claim is to have.
+    def create(self, claim: Claim, parts: Mapping[str, Part], inventory: Inventory) -> Claim:
+        """Create the MIG devices of a claim that do not exist.
 
         Args:
-            parts: where each of the devices that are made for claims is, by their names.
+            parts: where each device that the driver can create is, by its name.
 
         Returns:
-            The claim with the devices' UUIDs. Nodes of all of them are there.
+            The claim with the devices' UUIDs. Their device nodes exist.
 
         Raises:
-            ClaimedDeviceMissing: somebody is to look after a device that is not there.
-            DeviceTaken: another claim's device is in its place.
-            MigDeviceNotMade: it cannot be made.
-            DraStateUnwritten: it cannot be written down.
+            ClaimedDeviceMissing: the claim has admin access to a device that does not exist.
+            DeviceTaken: another claim has a device at that place.
+            MigDeviceNotMade: creating failed.
+            DraStateUnwritten: the note cannot be written.
         """
         devices = tuple(
-            self._made(claim, device, parts[device.device], inventory)
+            self._created(claim, device, parts[device.device], inventory)
             if is_unmade(device)
             else device
             for device in claim.devices
         )
-        create(self._config, CreateOptions())  # as a driver may leave it to others
+        create(self._config, CreateOptions())  # drivers may leave device nodes to others
         return replace(claim, devices=devices)
 
-    def _made(
+    def _created(
         self, claim: Claim, device: ClaimDevice, part: Part, inventory: Inventory
     ) -> ClaimDevice:
         asked = f"the device {device.device} of {claim}"
         if device.admin:
             raise ClaimedDeviceMissing(
-                asked, found="it is made for who has it, and nobody has", do="wait for its claim"
+                asked,
+                found="admin access needs an existing MIG device; none exists",
+                do="wait for the claim that uses it",
             )
         self._refuse_taken(claim, part, asked)
         gpu = _gpu(inventory, part)
         if gpu is None:
             raise MigDeviceNotMade(f"to make {asked}", found=f"{part.gpu} is not there")
         is_known = part.name in self._notes
-        self._note(Note(claim.uid, str(claim), part))
+        self._note(MigNote(claim.uid, str(claim), part))
         where = ["mig", "-i", gpu.uuid]
         try:
             there = ask_parts(self._config) if is_known else Parts()
@@ -319,8 +333,10 @@ class Making:
         except SmiFailed as error:
             raise MigDeviceNotMade(f"to make {asked}", found=error.found, do=error.do) from error
         if not uuid:
-            raise MigDeviceNotMade(f"to make {asked}", found="nvidia-smi is content, NVML has none")
-        self._note(Note(claim.uid, str(claim), part, uuid))
+            raise MigDeviceNotMade(
+                f"to make {asked}", found="nvidia-smi succeeded, but NVML does not list the device"
+            )
+        self._note(MigNote(claim.uid, str(claim), part, uuid))
         return replace(device, uuid=uuid)
 
     def _refuse_taken(self, claim: Claim, part: Part, asked: str) -> None:
@@ -329,47 +345,45 @@ class Making:
                 raise DeviceTaken(asked, found=f"{note.title} has {note.part.name}")
 
     def newest(self) -> Inventory:
-        """What the node has now, with what was just made.
+        """Make a new inventory, which has the devices just created.
 
         Raises:
             NvshimError: there is no driver.
         """
         return inventory_of(self._config, fresh=True)
 
-    # Undoing
+    # Deleting
 
-    def undo(self, claim: str, inventory: Inventory | None) -> tuple[Note, ...]:
-        """Undo what was made for a claim; nothing if nothing was.
-
-        Args:
-            claim: its UID.
+    def delete(
+        self, notes: Collection[MigNote], inventory: Inventory | None
+    ) -> tuple[MigNote, ...]:
+        """Delete devices that were created for claims.
 
         Returns:
-            What is no more, to be forgotten.
+            The notes of the deleted devices, for :meth:`forget`.
 
         Raises:
-            MigDeviceNotUndone: it cannot be undone.
+            MigDeviceNotUndone: deleting failed.
         """
-        notes = tuple(each for each in self._notes.values() if each.claim == claim)
-        undone = []
+        deleted = []
         for note in notes:
             gpu = None if inventory is None else _gpu(inventory, note.part)
             is_out = bool(driver_of(read_drains(self._config)))
             if inventory is not None and gpu is not None and not gpu.lost and not is_out:
-                self._undo(note, gpu, inventory)
-                undone.append(note)
-        return tuple(undone)
+                self._delete(note, gpu, inventory)
+                deleted.append(note)
+        return tuple(deleted)
 
-    def forget(self, notes: Collection[Note]) -> None:
-        """Forget what is no more.
+    def forget(self, notes: Collection[MigNote]) -> None:
+        """Remove the notes of devices that do not exist any longer.
 
         Raises:
-            DraStateUnwritten: that cannot be written down.
+            DraStateUnwritten: writing failed.
         """
         with self._one_writes:
             self._write({name: each for name, each in self._notes.items() if each not in notes})
 
-    def _undo(self, note: Note, gpu: Gpu, inventory: Inventory) -> None:
+    def _delete(self, note: MigNote, gpu: Gpu, inventory: Inventory) -> None:
         try:
             there = ask_parts(self._config)
             instance = there.instance_at(note.part)
@@ -389,12 +403,12 @@ class Making:
     def _smi(self, inventory: Inventory, *arguments: str) -> None:
         run_nvidia_smi(inventory.driver, self._config, arguments, _TO_ACT, ends_with_us=True)
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: MigNote) -> None:
         with self._one_writes:
             self._write({**self._notes, note.part.name: note})
 
-    def _write(self, notes: dict[str, Note]) -> None:
-        """Write down what is made, and go by it then."""
+    def _write(self, notes: dict[str, MigNote]) -> None:
+        """Write the notes, then keep them in memory."""
         made = json.dumps([asdict(note) for note in notes.values()])
         write_record(self._config, _MADE, "made", made)
         self._notes = notes

@@ -1,20 +1,20 @@
-"""What GPUs are cut into, and could be: NVML's word, and what follows from it. Pure.
+"""MIG layout: how GPUs are cut, how they could be, and the counters that follow. Pure.
 
-A GPU has slices of memory, eight on all of today's. A GPU instance takes some that are side by
-side, by its profile, and begins where the profile may begin. A :class:`Part` is one such place: a
-MIG device that could be made there, with one compute instance that fills it.
+A GPU has memory slices, eight on all present models. A GPU instance uses adjacent slices; its
+profile says how many, and where it may start. A :class:`Part` is one such place: a MIG device that
+the driver can create there, with one compute instance that fills it.
 
 Rules
-- GPU instances that are there, and were not made for a claim, stay. What overlaps one of them
-  cannot be made, and what they have of a GPU's engines nobody else gets.
-- Parts that overlap exclude each other, by the slices that both need. Parts that need the same
-  engine, of which the GPU has one, exclude each other by that. The scheduler counts both:
-  of each GPU there is a set of counters, with what is left beside the instances that stay.
-- A GPU has of each thing what its largest part has, or as many parts of one profile as it can have.
-- A GPU whose MIG mode can be switched without a reset, as from Hopper on, can be had whole or in
-  parts: as a whole it takes all of its counters. One of Ampere is what its mode is.
-- A part has a name that says all of it: ``GPU-UUID-mig-PROFILE-ID-START``. NVIDIA's driver begins
-  with ``gpu-MINOR``; ours does not change when another GPU fails.
+- GPU instances that exist and were not created for a claim stay. No part may overlap them, and
+  their engines are not available to others.
+- Parts that overlap exclude each other by the slices that both need. Parts that need an engine of
+  which the GPU has only one exclude each other by that. The scheduler counts both: each GPU has a
+  counter set, with what the instances that stay leave over.
+- The total of a counter is that of the largest part, or of as many parts of a profile as fit.
+- A GPU whose MIG mode can be switched without a reset, from Hopper on, can be allocated whole or in
+  parts: as a whole it consumes all of its counters. A GPU of Ampere keeps its mode.
+- The name of a part says all of it: ``GPU-UUID-mig-PROFILE-ID-START``. NVIDIA's driver starts with
+  ``gpu-MINOR`` instead, which changes when another GPU fails.
 
 Source: NVIDIA's MIG user guide; kubernetes-sigs/dra-driver-nvidia-gpu, partitions.go (the names of
 counters); Kubernetes KEP-4815.
@@ -41,7 +41,7 @@ __all__ = [
 CAPACITIES: Final = (
     "memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines",
 )  # fmt: skip
-"""The names that NVIDIA's driver has for the figures of a MIG device, in the child's order."""
+"""NVIDIA's driver's names for the capacities of a MIG device, in the order of the NVML child."""
 
 _MOST_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 63
@@ -53,19 +53,19 @@ _PLAIN: Final = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A size that a GPU can be cut into."""
+    """A GPU instance profile."""
 
-    id: int  # the driver's number of it
+    id: int  # the driver's number
     name: str  # "1g.10gb"
-    most: int  # how many of it the GPU can have
-    # the memory slice at which it may begin, and how many it takes
+    most: int  # how many instances the GPU can have
+    # each first memory slice that it may have, with the number of slices
     places: tuple[tuple[int, int], ...]
-    figures: tuple[int, ...]  # what it has, in the order of CAPACITIES; memory in MiB
+    figures: tuple[int, ...]  # in the order of CAPACITIES; memory in MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A GPU instance that is there: its id, its profile's, and the memory slices that it takes."""
+    """An existing GPU instance: its id, its profile's id, and its memory slices."""
 
     id: int
     profile: int
@@ -75,44 +75,44 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GpuParts:
-    """What one GPU is cut into, and can be; nothing if it knows no MIG."""
+    """The profiles and instances of one GPU; empty if it does not support MIG."""
 
     profiles: tuple[Profile, ...] = ()
-    instances: tuple[Instance, ...] = ()  # none unless it is in MIG mode
-    mode: bool = True  # whether it is
+    instances: tuple[Instance, ...] = ()  # empty unless it is in MIG mode
+    mode: bool = True  # whether it is in MIG mode
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What NVML said."""
+    """NVML's answer about all GPUs."""
 
     gpus: Mapping[str, GpuParts] = field(default_factory=dict)  # by UUID
-    # how a GPU sees the host's memory ("HMM"), by UUID, if NVML has told
+    # how a GPU accesses host memory ("HMM"), by UUID, if known
     addressing: Mapping[str, str] = field(default_factory=dict)
-    # of each MIG device, by its UUID, as those of a Profile
+    # of each MIG device by its UUID, as in Profile
     figures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    # the GPU of each MIG device and the id of its GPU instance, by its UUID
+    # GPU and GPU instance id of each MIG device, by its UUID
     instance_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    failure: str = ""  # why there is nothing in it; "" if NVML answered
+    failure: str = ""  # why it is empty; "" if NVML answered
 
     def instance(self, uuid: str) -> Instance | None:
-        """The GPU instance that a MIG device is of."""
+        """Return the GPU instance of a MIG device."""
         gpu, number = self.instance_of.get(uuid, ("", -1))
         return next((each for each in self._of(gpu) if each.id == number), None)
 
     def instance_at(self, part: Part) -> Instance | None:
-        """The GPU instance that is just where a part is."""
+        """Return the GPU instance at the place of a part."""
         same = (part.profile, part.start)
         return next((i for i in self._of(part.gpu) if (i.profile, i.start) == same), None)
 
     def device_at(self, part: Part) -> str:
-        """The UUID of the MIG device that is just where a part is; "" if there is none."""
+        """Return the UUID of the MIG device at the place of a part; "" if there is none."""
         there = self.instance_at(part)
         wanted = there and (part.gpu, there.id)
         return next((uuid for uuid, its in self.instance_of.items() if its == wanted), "")
 
     def named(self, name: str) -> Part | None:
-        """The part of a name that a GPU instance is at; None if there is none."""
+        """Return the part with a name if a GPU instance exists there; else None."""
         part = parse_name(name)
         there = None if part is None else self.instance_at(part)
         if part is None or there is None:
@@ -126,17 +126,17 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A MIG device that could be made, or was made for a claim."""
+    """A place for a MIG device that the driver can create, or created for a claim."""
 
     gpu: str  # the GPU's UUID
-    profile: int  # the driver's number of its profile
+    profile: int  # the profile's number
     start: int  # the first of its memory slices
-    size: int  # how many it takes
-    shape: str = ""  # its profile's name; "" if only its name is known
+    size: int  # the number of memory slices
+    shape: str = ""  # the profile's name; "" if unknown
 
     @property
     def name(self) -> str:
-        """What the device is called; short enough for a label of DNS."""
+        """The device's name; it fits into a DNS label."""
         numbers = f"{self.profile}-{self.start}"
         # "1g.10gb+me" is "1g10gb-me".
         shape = _PLAIN.sub("-", self.shape.replace(".", ""))
@@ -144,35 +144,41 @@ class Part:
         is_fit = bool(shape) and len(name) <= _LONGEST_NAME
         return name if is_fit else f"{self.gpu.lower()}-mig-{numbers}"
 
+    def is_called(self, name: str) -> bool:
+        """Return whether a device's name says this place, with or without the profile's name."""
+        other = parse_name(name)
+        place = (self.gpu, self.profile, self.start)
+        return other is not None and (other.gpu, other.profile, other.start) == place
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a part takes of its GPU, as the scheduler counts it."""
+    """What a device consumes of its GPU's counters, for the scheduler."""
 
-    of: str  # the name of the set of counters
-    takes: Mapping[str, str]  # how much of each counter
-    left: Mapping[str, str]  # how much of each counter there is in all
+    of: str  # the name of the counter set
+    takes: Mapping[str, str]  # consumption by counter
+    left: Mapping[str, str]  # the total of each counter
 
 
 def parse_name(name: str) -> Part | None:
-    """The part of a name; its size is 0, as a name does not tell it. None if it is no part's."""
+    """Return the part with a name; its size is 0, since names lack it. None for other names."""
     found = PART.fullmatch(name)
     return found and Part(gpu_of(name), int(found[2]), int(found[3]), 0)
 
 
 def overlaps(one: Part | Instance, other: Part | Instance) -> bool:
-    """Whether two of one GPU need the same memory slice."""
+    """Return whether two parts of one GPU need the same memory slice."""
     return one.start < other.start + other.size and other.start < one.start + one.size
 
 
 def can_switch(compute_capability: str, cut: GpuParts) -> bool:
-    """Whether a GPU's MIG mode can be switched without a reset."""
+    """Return whether a GPU's MIG mode can be switched without a reset."""
     major = compute_capability.partition(".")[0]
     return bool(cut.profiles) and major.isdecimal() and int(major) >= _HOPPER
 
 
 def all_of(minor: int, cut: GpuParts) -> Counters:
-    """What a GPU takes of its counters as a whole."""
+    """Return the counters of a whole GPU, which consumes all of them."""
     there = _there(cut, _left(cut, ()))
     return Counters(_set_of(minor), there, there)
 
@@ -180,10 +186,10 @@ def all_of(minor: int, cut: GpuParts) -> Counters:
 def possible(
     gpu: str, minor: int, cut: GpuParts, made: Iterable[Part] = ()
 ) -> Iterator[tuple[Part, Profile, Counters]]:
-    """What could be made of a GPU beside what stays, each as if nothing else of it were made.
+    """Yield all MIG devices that fit next to the instances that stay.
 
     Args:
-        made: what of that was made for claims, or is being made.
+        made: the parts that were, or are being, created for claims; those do not stay.
     """
     ours = {(part.profile, part.start) for part in made if part.gpu == gpu}
     stay = [each for each in cut.instances if (each.profile, each.start) not in ours]
@@ -204,7 +210,7 @@ def _set_of(minor: int) -> str:
 
 
 def _there(cut: GpuParts, left: Iterable[int]) -> dict[str, str]:
-    """The counters of a GPU, with what is left of each."""
+    """Return the counters of a GPU with their totals."""
     slices = max((sum(place) for each in cut.profiles for place in each.places), default=0)
     return {**dict(_counted(left)), **_slices(0, slices)}
 
@@ -214,7 +220,7 @@ def _slices(start: int, size: int) -> dict[str, str]:
 
 
 def _left(cut: GpuParts, stay: Iterable[Instance]) -> tuple[int, ...]:
-    """The figures of a whole GPU less those of the instances that stay."""
+    """Return the figures of a GPU without those of the instances that stay."""
     of = {profile.id: profile for profile in cut.profiles}
     whole = [0] * len(CAPACITIES)
     for profile in cut.profiles:
@@ -228,14 +234,14 @@ def _left(cut: GpuParts, stay: Iterable[Instance]) -> tuple[int, ...]:
 
 
 def _counted(figures: Iterable[int]) -> Iterator[tuple[str, str]]:
-    """Counters are called as capacities, in the way of DNS; what is 0 is not counted."""
+    """Yield counters: capacities with names that fit into DNS labels, without zeros."""
     for name, value in zip(CAPACITIES, figures, strict=True):
         if value:
             yield _UPPER.sub("-", name).lower(), _quantity_of(name, value)
 
 
 def capacity_of(figures: Iterable[int]) -> dict[str, str]:
-    """The capacity of a MIG device, by the names of :data:`CAPACITIES`."""
+    """Return the capacity of a MIG device, by the names of :data:`CAPACITIES`."""
     pairs = zip(CAPACITIES, figures, strict=True)
     return {name: _quantity_of(name, value) for name, value in pairs}
 
@@ -248,17 +254,17 @@ def _quantity_of(name: str, value: int) -> str:
 
 
 def parse_parts(answer: bytes | None) -> Parts:
-    """The meaning of what the child printed (:mod:`integration.nvml.child_query`).
+    """Parse the output of the NVML child (:mod:`integration.nvml.child_query`).
 
     Args:
-        answer: all of its stdout; of a foreign library, so nothing of it is believed unchecked.
-            None if it did not end in time.
+        answer: its stdout, which may be wrong in any way since a foreign library produces it. None
+            if the child did not end in time.
     """
     if not answer or not answer.strip():
         return Parts(failure="NVML crashed, or took longer than nvml-timeout")
     try:
         if len(answer) > _MOST_BYTES:
-            raise ValueError("it is too long")  # noqa: TRY301 - as all else that is wrong with it
+            raise ValueError("it is too long")  # noqa: TRY301 - handled as other malformed answers
         report: Any = json.loads(answer)
         if isinstance(report.get("error"), str):
             return Parts(failure=one_line(report["error"]))
@@ -266,7 +272,7 @@ def parse_parts(answer: bytes | None) -> Parts:
         for each in report["gpus"]:
             uuid = _uuid(each["uuid"])
             profiles = tuple(map(_profile, each["profiles"]))
-            instances = tuple(Instance(*map(_number, told)) for told in each["instances"])
+            instances = tuple(Instance(*map(_number, entry)) for entry in each["instances"])
             gpus[uuid] = GpuParts(profiles, instances, each["mode"] is True)
             if each["addressing"] in _ADDRESSING:
                 addressing[uuid] = _ADDRESSING[each["addressing"]]
@@ -278,14 +284,14 @@ def parse_parts(answer: bytes | None) -> Parts:
     return Parts(gpus, addressing, figures, instance_of)
 
 
-def _profile(told: Any) -> Profile:
-    places = tuple((_number(start), _number(size)) for start, size in told["places"])
-    numbers = _number(told["id"]), _number(told["most"])
-    return Profile(numbers[0], str(told["name"]), numbers[1], places, _figures(told["figures"]))
+def _profile(entry: Any) -> Profile:
+    places = tuple((_number(start), _number(size)) for start, size in entry["places"])
+    numbers = _number(entry["id"]), _number(entry["most"])
+    return Profile(numbers[0], str(entry["name"]), numbers[1], places, _figures(entry["figures"]))
 
 
-def _figures(told: Any) -> tuple[int, ...]:
-    figures = tuple(map(_number, told))
+def _figures(entry: Any) -> tuple[int, ...]:
+    figures = tuple(map(_number, entry))
     if len(figures) != len(CAPACITIES):
         raise ValueError("other figures than were asked for")
     return figures
@@ -293,7 +299,7 @@ def _figures(told: Any) -> tuple[int, ...]:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return value
 
 

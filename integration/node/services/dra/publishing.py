@@ -1,30 +1,28 @@
-"""Keeping the node's ResourceSlices as they should be, whoever else changes them.
+"""Publishing the node's ResourceSlices, and keeping them as they should be.
 
 Rules
-- What is there is listed, and then watched: a kubelet that begins deletes every slice of its node,
-  and does so at about the time that it says that the driver is registered. So the watch decides
-  when to publish, and nothing else.
-- A watch that ends is resumed. If the server knows its version no more (410), or a write met
-  another one (409, 404), all is listed anew. A list or a Node that is not there is a fault.
-- Slices that the server takes for wrong (a 422 that names fields) are sent again after some
-  minutes, or when they are others. A denial by an admission policy or a webhook has any status,
-  also 422: it is retried as any refusal is.
-- Where somebody else changes what we publish each time, it is written a few times at once, so that
-  what a kubelet deletes is there again, and after that now and then.
-- What a server keeps of what it was sent may be less. That is noted of each slice.
-- Devices are published with taints if the server keeps them, and are left out if not. That is tried
-  before (``dryRun``): a device that lost its taint would be given in the meantime.
-- Devices that exclude each other by counters are published as the server takes them: in slices of
-  their own, beside the devices, or not at all, which is a fault. That is tried in turn, with each
-  version of the API; it is learned again with the version.
-- What a server keeps is learned from its answer to a write, or from a field that it takes for
-  wrong, and from nothing else.
-- The newest version of the API that the server has and we speak is spoken.
-- An answer that is not as an API server's is silence: it may come from a proxy. Each object is
-  checked where it arrives. An error of our own code is a fault of ours. Neither ends the driver,
-  which the kubelet goes on calling.
-- While it is not known what the node has, what was published stays.
-- They stay when the agent ends. Where it does not come back the kubelet deletes them.
+- The driver lists its slices, then watches them. A kubelet that starts deletes every slice of its
+  node, at about the time when it registers the driver. So the watch decides when to publish.
+- A watch that ends is resumed. If the server does not know the version any longer (410), or a write
+  met another one (409, 404), everything is listed again. A missing list or Node is a fault.
+- Slices that the server finds invalid (a 422 that names fields) are sent again after some minutes,
+  or when they change. An admission policy or a webhook may deny with any status, also 422: that is
+  retried like any refusal.
+- If another client keeps changing the slices, they are written a few times at once, so that those
+  which a kubelet deletes come back, and less often after that.
+- A server may store less than it was sent. The driver keeps what it stored of each slice.
+- Devices with taints are published if the server keeps taints, and left out if not. A dry run finds
+  that out first: a device that lost its taint could be allocated in the meantime.
+- Devices that exclude each other by counters are published as the server accepts them: in slices of
+  their own, next to the devices, or not at all, which is a fault. The driver tries this in turn for
+  each version of the API.
+- Only the answer to a write, or a field that the server finds invalid, tells what a server keeps.
+- The driver uses the newest version of the API that it and the server support.
+- An answer that no API server sends may come from a proxy, and counts as silence. Each object is
+  checked on arrival. A bug in this module is a fault. Neither ends the driver, since the kubelet
+  keeps calling it.
+- While the node's devices are unknown, the published slices stay.
+- They also stay when the agent ends. If it does not come back, the kubelet deletes them.
 
 Source: Kubernetes API concepts; kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection).
 """
@@ -79,34 +77,34 @@ _BAD_REQUEST, _NOT_FOUND, _CONFLICT, _GONE = 400, 404, 409, 410
 _LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
 _PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
-# Seconds after which slices that were taken for wrong are sent again.
+# Seconds until slices that the server found invalid are sent again.
 _WRONG_PAUSE: Final = 300.0
-# The same is written so often in so many seconds, and no more.
+# How often the same content may be written within a window of seconds.
 _WRITES: Final = 5
 _WINDOW: Final = 30.0
 _STRANGE: Final = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def claim_path(version: str, namespace: str, name: str) -> str:
-    """Where the API server has a claim."""
+    """Return the API path of a claim."""
     where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
     return f"{where}/resourceclaims/{quote(name, safe='')}"
 
 
 def class_path(version: str, name: str) -> str:
-    """Where the API server has a DeviceClass."""
+    """Return the API path of a DeviceClass."""
     return f"/apis/{GROUP}/{version}/deviceclasses/{quote(name, safe='')}"
 
 
 class _Uncounted(Exception):
-    """The server keeps no counters of what it was sent."""
+    """The server dropped the counters that it was sent."""
 
 
 class Publisher:
-    """Publishes what it is told to.
+    """Publishes the node's devices.
 
     Args:
-        before: called with the path of slices before any is written.
+        before: called with the API path of slices before any slice is written.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class Publisher:
         self._version = ""
         self._wanted: tuple[Device, ...] | None = None
         self._there: dict[str, dict[str, Any]] = {}
-        # No name comes twice. A slice may be gone before the answer to its write is heard.
+        # Names are never reused. A slice may be deleted before the answer to its write arrives.
         self._gone: set[str] = set()
         self._kept: dict[str, Any] = {}
         self._refused: tuple[tuple[Device, ...], float] = (), 0.0
@@ -140,30 +138,30 @@ class Publisher:
         self._wake = anyio.Event()
 
     def want(self, devices: tuple[Device, ...] | None) -> None:
-        """Say what is to be published from now on; None if that is not known."""
+        """Set the devices to publish; None while they are unknown."""
         if devices != self._wanted:
             self._wanted = devices
             self._news()
 
     async def version(self) -> str:
-        """The version of the API that is spoken.
+        """Return the version of the API to use.
 
         Raises:
             ApiServerSilent: the server does not answer.
-            ApiServerRefused: it says no; 404 if it has no such API at all.
+            ApiServerRefused: the server refuses; 404 if it does not have the API.
         """
         if not self._version:
             group = await self._call("GET", f"/apis/{GROUP}")
             with _understood("the versions of the API"):
                 has = {str(each["version"]) for each in group.get("versions") or ()}
-            spoken = [each for each in VERSIONS if each in has]
-            if not spoken:
+            usable = [each for each in VERSIONS if each in has]
+            if not usable:
                 raise ApiServerRefused(
                     f"to speak {GROUP} with the API server",
                     found=f"it has {', '.join(sorted(has)) or 'no version of it'}",
                     do=f"see that one of {', '.join(VERSIONS)} is served",
                 )
-            self._version = spoken[0]
+            self._version = usable[0]
             self._counting = Counting.APART
         return self._version
 
@@ -178,11 +176,11 @@ class Publisher:
                 pause = min(pause, _PAUSE) if self._there else pause
             except (ApiServerRefused, ApiServerSilent) as error:
                 self._fault("slices", str(error))
-                self._version, self._tainting = "", None  # it may be another server by then
+                self._version, self._tainting = "", None  # the next server may be another one
                 pause = backoff.pause(time.monotonic() - begun)
                 if isinstance(error, ApiServerRefused):
                     pause = max(pause, min(error.retry_after, _LONGEST_PAUSE))
-            except Exception as error:  # noqa: BLE001 - the kubelet calls on, whatever it is
+            except Exception as error:  # noqa: BLE001 - a bug here must not end the driver
                 found = f"{type(error).__name__}: {error}"
                 self._fault("slices", str(DraFailed("to publish the devices", found=found)))
                 self._say("error", "publishing failed", bug=describe_bug(error))
@@ -190,7 +188,7 @@ class Publisher:
             await anyio.sleep(pause)
 
     async def _keep(self) -> None:
-        """List, watch, and write whenever it is needed; until all has to be listed anew."""
+        """List, watch and write slices, until they have to be listed again."""
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
         if self._before is not None:
@@ -218,14 +216,14 @@ class Publisher:
             raise failed[0]
 
     async def _watch(self, path: str, since: str, query: dict[str, str]) -> None:
-        """Hear what becomes of our slices, for as long as the server knows from when on."""
-        begun = -math.inf
+        """Follow changes of the driver's slices, until the server cannot resume the watch."""
+        started = -math.inf
         while True:
-            # One that ends at once each time is not begun each moment.
-            await anyio.sleep(max(0.0, begun + _PAUSE - time.monotonic()))
-            begun = time.monotonic()
-            begin = partial(self._api.watch, path, since, query)
-            watch = await run_detached(begin, drop=lambda begun: begun.close())
+            # A pause, for servers that end each watch at once.
+            await anyio.sleep(max(0.0, started + _PAUSE - time.monotonic()))
+            started = time.monotonic()
+            start = partial(self._api.watch, path, since, query)
+            watch = await run_detached(start, drop=lambda watch: watch.close())
             try:
                 while (change := await _next(watch)) is not None:
                     kind, found = change
@@ -244,12 +242,14 @@ class Publisher:
         if kind == "DELETED":
             self._there.pop(name, None)
             self._gone.add(name)
-        elif known is None or _number(found) >= _number(known):  # what we wrote is told late
+        elif known is None or _number(found) >= _number(
+            known
+        ):  # not an older version than the last write
             self._there[name] = found
         self._news()
 
     async def _write(self, path: str) -> None:
-        """Make the writes that are needed, whenever there is a reason to look."""
+        """Publish whenever the wanted devices or the slices change."""
         while True:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
@@ -266,15 +266,15 @@ class Publisher:
             await wake.wait()
 
     def _refused_for(self, wanted: tuple[Device, ...]) -> float:
-        """Return the seconds for which the server need not be asked: it takes this for wrong."""
+        """Return the seconds until devices that the server found invalid are sent again."""
         refused, until = self._refused
         return max(0.0, until - time.monotonic()) if wanted == refused else 0.0
 
     async def _publish(self, path: str, wanted: tuple[Device, ...]) -> float | None:
-        """Make the writes that are needed.
+        """Publish the devices.
 
         Returns:
-            Seconds until they may be made; 0 if they were; None if they are others by now.
+            Seconds to wait before that; 0 if it is done; None if it must start over.
         """
         try:
             pause = await self._write_due(path, wanted)
@@ -298,20 +298,20 @@ class Publisher:
         return pause
 
     async def _write_due(self, path: str, wanted: tuple[Device, ...]) -> float:
-        """Make the writes that are needed; returns seconds until they may be made, or 0."""
-        told = wanted
+        """Write all slices that differ; return the seconds to wait before that, or 0."""
+        published = wanted
         if not await self._keeps_taints(path, wanted):
-            told = tuple(each for each in wanted if not each.taints)
+            published = tuple(each for each in wanted if not each.taints)
         there = self._there.values()
-        found = contents(told, self._owner.version, self._counting)
+        found = contents(published, self._owner.version, self._counting)
         lists = [with_times(content, there) for content in found]
         self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
         due = changes(there, lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
-            self._say("warning", "somebody else changes the node's slices", again_in=pause)
+            self._say("warning", "another client keeps changing the node's slices", again_in=pause)
             return pause
         if any(write.method == "POST" for write in due):
-            # Slices may be gone with their Node, of which there may be another.
+            # The slices may be gone because their Node was deleted and created again.
             self._owner = replace(self._owner, node_uid=await self._node_uid())
             due = changes(there, lists, self._owner, kept=self._kept)
         for write in due:
@@ -321,19 +321,19 @@ class Publisher:
         return 0.0
 
     def _count(self, counting: Counting, why: str) -> None:
-        """Have counters be elsewhere from now on."""
+        """Publish counters in another place from now on."""
         self._counting, self._uncounted = counting, why
         self._say("warning", "the API server takes no counters here", now=counting.value, why=why)
 
     def _left_out(self, wanted: Iterable[Device]) -> str:
-        """Return why devices that could be made for claims are not published; "" if they are."""
+        """Return why MIG devices to create are not published; "" if they are."""
         if self._counting is not Counting.NONE or all(each.part is None for each in wanted):
             return ""
         found = f"{self._uncounted} (it speaks {GROUP}/{self._owner.version})"
         return str(CountersMissing("to publish what GPUs can be cut into", found=found))
 
     def _pause(self, wanted: tuple[Device, ...]) -> float:
-        """Seconds until what was written before may be written again; 0 for now."""
+        """Return the seconds until the same content may be written again."""
         now = time.monotonic()
         if wanted != self._written:
             self._rewritten.clear()
@@ -344,19 +344,19 @@ class Publisher:
         return 0.0
 
     async def _keeps_taints(self, path: str, wanted: Iterable[Device]) -> bool:
-        """Whether the server keeps taints, if there are any. Nothing is made to find out."""
+        """Return whether the server keeps taints; a dry run finds out."""
         one = next((each for each in wanted if each.taints), None)
         if one is None:
             return True
         if self._tainting is None:
-            # Without counters no part is published, so the device that is tried is none.
+            # A server without counters would refuse a MIG device to create.
             whole = replace(one, counters=None, part=None)
             (create,) = changes((), contents((whole,), self._owner.version), self._owner)
             try:
                 found = await self._call("POST", path, create.body, {"dryRun": "All"})
             except ApiServerRefused as error:
                 if error.http == _BAD_REQUEST and error.denied_by:
-                    # A webhook that takes no dry run says nothing of taints.
+                    # A webhook that refuses dry runs does not tell whether the server keeps taints.
                     self._say("warning", "devices with taints are left out", why=str(error))
                     return False
                 if not error.is_about("taint"):
@@ -376,7 +376,7 @@ class Publisher:
             return str(node["metadata"]["uid"])
 
     async def _make(self, path: str, write: Write) -> None:
-        """Make a write, and note what the server has made of it."""
+        """Make a write, and keep what the server stored."""
         where = f"{path}/{quote(write.name, safe='')}" if write.name else path
         found = await self._call(write.method, where, write.body)
         if write.method == "DELETE":
@@ -404,7 +404,7 @@ class Publisher:
 
 
 async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
-    """The next change. Once this is cancelled the thread that reads hears it."""
+    """Return the next change; cancelling this also ends the thread that reads."""
     try:
         return await run_detached(watch.next)
     except BaseException:
@@ -414,7 +414,7 @@ async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
 
 @contextmanager
 def _understood(what: str) -> Iterator[None]:
-    """Read what the server has answered; ApiServerSilent if that is not as one answers."""
+    """Raise ApiServerSilent if the block fails on an answer that no API server sends."""
     try:
         yield
     except _STRANGE as error:
@@ -426,7 +426,7 @@ def _understood(what: str) -> Iterator[None]:
 
 
 def _name_of(found: dict[str, Any]) -> str:
-    """Return the name of a slice, after a check of all that is read of it later."""
+    """Return the name of a slice, after checking all fields that are read later."""
     metadata, spec = found["metadata"], found["spec"]
     pool = spec["pool"]
     if not all(isinstance(pool[key], int) for key in ("generation", "resourceSliceCount")):
@@ -439,12 +439,12 @@ def _name_of(found: dict[str, Any]) -> str:
 
 
 def _is_outdated(error: Exception) -> bool:
-    """Return whether what was known of the slices is out of date, and that is all."""
+    """Return whether an error only means that the slices must be listed again."""
     is_answer = isinstance(error, ApiServerRefused) and error.http in _LIST_AGAIN
     return is_answer and not getattr(error, "denied_by", "")
 
 
 def _number(found: dict[str, Any]) -> float:
-    """How late a version of an object is; the latest if the server counts in another way."""
+    """Return a resource version as a number; infinity if it is not one."""
     version = str(found["metadata"].get("resourceVersion"))
     return int(version) if version.isdecimal() else math.inf

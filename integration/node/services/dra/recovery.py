@@ -1,9 +1,9 @@
-"""Knowing again how claims share devices, where what was written down of it is lost.
+"""Recovering how claims share devices, if the checkpoint is lost.
 
-The kubelet's record, which stands in then, does not say it (:mod:`.state`); the API server does. It
-is waited for only if containers of a claim may be clients of an MPS control daemon: a daemon that
-no claim asks for ends, and they would go on without it. That is so where the claim's CDI spec,
-which its containers were made with, has a daemon's pipes, and those are a daemon's still.
+The kubelet's record of claims, which replaces the checkpoint, lacks this; the API server has it.
+The driver waits for the server only if containers of a claim may be clients of an MPS control
+daemon: a daemon that no claim needs is stopped, and they would lose it. This is so if the claim's
+CDI spec mounts the pipes of a daemon, and that daemon still exists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def has_daemon(config: Config, driver: str, claim: Claim) -> bool:
-    """Whether containers of a claim were made clients of a daemon that is there."""
+    """Return whether containers of a claim are clients of an MPS daemon that exists."""
     try:
         spec = parse_json(read_file(cdi.path_of(config, driver, claim.uid)) or b"")
         return any(
@@ -48,10 +48,10 @@ def has_daemon(config: Config, driver: str, claim: Claim) -> bool:
         return False
 
 
-def _says_nothing(error: NvshimError) -> bool:
-    """Whether an error is of the server, or of who asks it, and may be over soon."""
-    is_nobody = getattr(error, "http", 0) == _UNAUTHENTICATED
-    return is_away(error) or is_nobody or isinstance(error, KubeconfigUnusable)
+def _may_pass(error: NvshimError) -> bool:
+    """Return whether an error comes from the connection or the credentials, and may pass."""
+    is_unauthenticated = getattr(error, "http", 0) == _UNAUTHENTICATED
+    return is_away(error) or is_unauthenticated or isinstance(error, KubeconfigUnusable)
 
 
 async def recall(
@@ -60,16 +60,16 @@ async def recall(
     needs: Callable[[Claim], bool],
     fault: Callable[[str, str], None],
 ) -> dict[str, Claim]:
-    """Claims as the API server has them, as far as it says.
+    """Read from the API server how claims share their devices.
 
     Args:
-        claims: as the kubelet has noted them.
+        claims: as the kubelet recorded them.
         read: reads one from the server.
-        needs: whether the server is waited for to say it of this one.
-        fault: says what is waited for.
+        needs: whether to wait for the server until it answers about a claim.
+        fault: reports what this waits for.
 
     Returns:
-        Those that have the devices that they had, by their UIDs.
+        The claims that still have the same devices, by their UIDs.
     """
     found: dict[str, Claim] = {}
     needing = {claim.uid for claim in claims if needs(claim)}
@@ -80,9 +80,9 @@ async def recall(
             try:
                 now = await read(claim)
             except NvshimError as error:
-                away = error if _says_nothing(error) else None
+                away = error if _may_pass(error) else None
                 if away is None or claim.uid not in needing:
-                    break  # it is as the kubelet says
+                    break  # the kubelet's record counts
                 fault("claims", f"how {claim} shares its devices is not known: {error}")
                 await anyio.sleep(backoff.pause())
                 continue
@@ -90,6 +90,6 @@ async def recall(
                 break
             found[claim.uid] = now
         if away is not None and claim.uid not in needing:
-            break  # nor does it say it of others
+            break  # the server answers about no other claim, either
     fault("claims", "")
     return found

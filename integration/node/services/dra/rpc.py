@@ -1,20 +1,19 @@
-"""What the kubelet is answered: by the driver at work here, or by another that is.
+"""The driver's RPCs: answered by the active driver of this agent, or relayed to another instance.
 
 Rules
-- Of each claim that is asked about something is said, a refusal in the words of its error: the
-  kubelet puts it into an event of the pod.
-- The claims of one call are not done one after the other: the kubelet gives all of them 45 seconds.
-- What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
-  the answer is there. Nor is it given up because the agent ends, if it takes no longer than
-  :data:`TO_FINISH` seconds. After that the call has no answer, and whoever has passed it on makes
-  it again.
-- What takes nearly as long as the kubelet waits is answered with an error that says so, and goes
-  on: daemons, nvidia-smi on each of several GPUs, and NVML may all be slow for one claim.
-- A call that is passed on has a connection of its own, since another instance may be at work with
-  the next one. One that was not answered because that instance has ended is made again, to whoever
-  is at work then. Preparing a claim and taking it back bear that.
-- Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
-  that it has not heard of for thirty.
+- Every claim of a call gets an answer; an error has the text that the kubelet puts into an event of
+  the pod.
+- The claims of a call run at the same time: the kubelet gives all of them 45 seconds together.
+- Work on a claim goes on if the kubelet stops waiting. It calls again, and then the answer is
+  there. Work also goes on if the agent ends, for at most :data:`TO_FINISH` seconds. After that the
+  call has no answer, and the instance that relayed it calls again.
+- Work that takes nearly as long as the kubelet waits is answered with an error that says so, and
+  goes on: MPS daemons, nvidia-smi on several GPUs and NVML may all be slow for one claim.
+- A relayed call has its own connection, since another instance may be active for the next call. If
+  that instance ended before it answered, the call is made again to the next active one; preparing
+  and unpreparing may be repeated.
+- Health streams send all devices at each change, and every ten seconds: the kubelet drops a device
+  that was not reported for thirty.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra; grpc.aio.
 """
@@ -40,6 +39,7 @@ from api.proto import dra_pb2 as pb
 from integration.agent_errors import ClaimUnfinished, DraFailed
 from integration.grpc_anyio import answer_of
 from integration.kubelet.grpc_server import serialize
+from integration.node.services.dra import cdi
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import Reference
 from integration.timeouts import PATIENCE
@@ -51,69 +51,76 @@ if TYPE_CHECKING:
     from integration.node.service import Context
     from integration.node.values.claims import Claim, Health
 
-__all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "Refused", "Relay", "answer_of_claim"]
+__all__ = [
+    "TO_FINISH", "ActiveDriver", "ClaimApi", "DriverApi", "DriverEnded", "Relay", "RelayRefused",
+    "prepared_response",
+]  # fmt: skip
 
 TO_FINISH: Final = 5.0
-"""Seconds that what was begun may take after the driver was told to end."""
+"""Seconds that work on claims may take after the agent started to end."""
 
 _TO_ANSWER: Final = 40.0 * PATIENCE
-_TOLD_AGAIN: Final = 10.0
-_FORGOTTEN_AFTER: Final = 30
+_REPEAT_HEALTH: Final = 10.0
+_HEALTH_VALID: Final = 30
 _LONGEST_MESSAGE: Final = 1024
 
 
-class Answers(Protocol):
-    """What the kubelet is answered."""
+class ClaimApi(Protocol):
+    """Prepares and unprepares claims (:class:`.transaction.ClaimTransactions`)."""
 
     async def prepare(self, reference: Reference) -> Claim:
-        """Have a claim's devices be ready for its pods."""
+        """Make a claim's devices ready for its pods."""
 
     async def unprepare(self, reference: Reference) -> None:
-        """Take back what was prepared; nothing if nothing was."""
+        """Undo what was prepared; nothing if nothing was."""
+
+
+class DriverApi(Protocol):
+    """What the RPCs need of a driver (:class:`.driver.Driver`)."""
+
+    @property
+    def transactions(self) -> ClaimApi:
+        """The driver's claims."""
 
     def health(self) -> Iterable[Health]:
-        """What is thought of each device now."""
-
-    def cdi_names(self, claim: Claim) -> Iterable[str]:
-        """The CDI names of a claim's devices, in their order."""
+        """Return the health of each device."""
 
 
-class Ended(Exception):
-    """The driver has ended before something was done."""
+class DriverEnded(Exception):
+    """The driver ended before the work on a claim was complete."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """Something that is done for a claim."""
+    """Work on one claim."""
 
-    what: str  # "prepare" or "unprepare"
     reference: Reference
-    # what has come of it, and why nothing has; None while that is not known
-    found: tuple[Any, str] | None = None
+    # the claim and why there is none; None before the end
+    result: tuple[Claim | None, str] | None = None
     done: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def title(self) -> str:
-        """The claim, for people."""
+        """The claim, for messages."""
         return f"{self.reference.namespace}/{self.reference.name}"
 
 
-class Answering:
-    """Answers, as long as the driver is at work.
+class ActiveDriver:
+    """Answers RPCs while the driver of this agent is active.
 
     Args:
-        tasks: where what is begun goes on.
+        tasks: where the work on claims runs.
     """
 
-    def __init__(self, context: Context, answers: Answers, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, context: Context, driver: DriverApi, tasks: anyio.abc.TaskGroup) -> None:
         self._context = context
-        self._answers = answers
+        self._driver = driver
         self._tasks = tasks
         self._ended = anyio.Event()
         self._under_way: set[anyio.CancelScope] = set()
 
     def end(self) -> None:
-        """Have what is under way come to its end soon."""
+        """Give the work that is under way a deadline."""
         self._ended.set()
         for scope in self._under_way:
             scope.deadline = min(scope.deadline, anyio.current_time() + TO_FINISH)
@@ -121,52 +128,61 @@ class Answering:
     async def prepare(
         self, request: pb.NodePrepareResourcesRequest, *, knows_shares: bool
     ) -> pb.NodePrepareResourcesResponse:
-        """The answer to NodePrepareResources.
+        """Answer NodePrepareResources.
 
         Args:
             knows_shares: whether the version of the API has shares.
 
         Raises:
-            Ended: there is none.
+            DriverEnded: there is no answer.
         """
-        answer = pb.NodePrepareResourcesResponse()
-        for uid, (claim, error) in await self._all("prepare", request.claims):
-            said = pb.NodePrepareResourceResponse(error=error)
+        response = pb.NodePrepareResourcesResponse()
+        driver = self._context.options.dra_driver
+        prepare = self._driver.transactions.prepare
+        for uid, claim, error in await self._run_all("prepare", prepare, request.claims):
+            answer = pb.NodePrepareResourceResponse(error=error)
             if claim is not None:
-                names = self._answers.cdi_names(claim)
-                said = answer_of_claim(claim, names, knows_shares=knows_shares)
-            answer.claims[uid].CopyFrom(said)
-        return answer
+                answer = prepared_response(claim, driver, knows_shares=knows_shares)
+            response.claims[uid].CopyFrom(answer)
+        return response
 
     async def unprepare(
         self, request: pb.NodeUnprepareResourcesRequest
     ) -> pb.NodeUnprepareResourcesResponse:
-        """The answer to NodeUnprepareResources.
+        """Answer NodeUnprepareResources.
 
         Raises:
-            Ended: there is none.
+            DriverEnded: there is no answer.
         """
-        answer = pb.NodeUnprepareResourcesResponse()
-        for uid, (_, error) in await self._all("unprepare", request.claims):
-            answer.claims[uid].error = error
-        return answer
+        response = pb.NodeUnprepareResourcesResponse()
+        unprepare = self._driver.transactions.unprepare
+        for uid, _, error in await self._run_all("unprepare", unprepare, request.claims):
+            response.claims[uid].error = error
+        return response
 
     async def watch(self) -> AsyncGenerator[health_pb.NodeWatchResourcesResponse, None]:
-        """The messages of NodeWatchResources."""
-        state = self._context.state
+        """Yield the messages of NodeWatchResources."""
+        health = self._context.state.dra_health
         while not self._ended.is_set():
-            version = version_of(state.dra_health)
-            yield _told(self._answers.health())
-            change = partial(wait_any, state.dra_health, since=version, timeout=_TOLD_AGAIN)
+            version = version_of(health)
+            yield _health_response(self._driver.health())
+            change = partial(wait_any, health, since=version, timeout=_REPEAT_HEALTH)
             await first_of(change, self._ended.wait)
 
-    async def _all(
-        self, what: str, claims: Iterable[pb.Claim]
-    ) -> list[tuple[str, tuple[Any, str]]]:
-        """What has come of something for each claim, by its UID, and why nothing has."""
-        works = [_Work(what, Reference(each.namespace, each.uid, each.name)) for each in claims]
+    async def _run_all(
+        self,
+        verb: str,
+        run: Callable[[Reference], Awaitable[Claim | None]],
+        claims: Iterable[pb.Claim],
+    ) -> list[tuple[str, Claim | None, str]]:
+        """Work on the claims of a call; return each UID with the result and the error.
+
+        Args:
+            verb: for messages.
+        """
+        works = [_Work(Reference(each.namespace, each.uid, each.name)) for each in claims]
         for work in works:
-            self._tasks.start_soon(self._do, work)
+            self._tasks.start_soon(self._run, verb, run, work)
         with anyio.move_on_after(_TO_ANSWER):
             for work in works:
                 await work.done.wait()
@@ -174,41 +190,41 @@ class Answering:
         for work in works:
             if not work.done.is_set():
                 late = ClaimUnfinished(
-                    f"to {what} the claim {work.title}",
+                    f"to {verb} the claim {work.title}",
                     found=f"it has not ended after {_TO_ANSWER:g} s, and goes on",
                 )
                 self._context.say("warning", str(late))
-                work.found = None, one_line(str(late))
-            if work.found is None:
-                raise Ended
-            found.append((work.reference.uid, work.found))
+                work.result = None, one_line(str(late))
+            if work.result is None:
+                raise DriverEnded
+            found.append((work.reference.uid, *work.result))
         return found
 
-    async def _do(self, work: _Work) -> None:
-        """Do something, in a task of its own."""
+    async def _run(
+        self, verb: str, run: Callable[[Reference], Awaitable[Claim | None]], work: _Work
+    ) -> None:
         reference = work.reference
-        do: Callable[[Reference], Awaitable[Any]] = getattr(self._answers, work.what)
         try:
-            with self._goes_on():
-                work.found = await do(reference), ""
+            with self._survives_end():
+                work.result = await run(reference), ""
         except NvshimError as error:
-            work.found = None, one_line(str(error))
+            work.result = None, one_line(str(error))
             self._context.say("warning", str(error), claim=work.title)
-        except Exception as error:  # noqa: BLE001 - the server goes on, whatever it is
+        except Exception as error:  # noqa: BLE001 - a bug with one claim must not end the server
             failed = DraFailed(
-                f"to {work.what} the claim {work.title}", found=f"{type(error).__name__}: {error}"
+                f"to {verb} the claim {work.title}", found=f"{type(error).__name__}: {error}"
             )
-            work.found = None, one_line(str(failed))
+            work.result = None, one_line(str(failed))
             self._context.say("error", str(failed), trace=traceback.format_exc())
         else:
-            if work.found is not None:
-                self._context.say("info", f"{work.what}d", claim=work.title, uid=reference.uid)
+            if work.result is not None:
+                self._context.say("info", f"{verb}d", claim=work.title, uid=reference.uid)
         finally:
             work.done.set()
 
     @contextmanager
-    def _goes_on(self) -> Iterator[None]:
-        """Let something go on for a while if the driver ends."""
+    def _survives_end(self) -> Iterator[None]:
+        """Let work go on for some seconds after the driver ended."""
         deadline = anyio.current_time() + TO_FINISH if self._ended.is_set() else math.inf
         with anyio.CancelScope(deadline=deadline, shield=True) as scope:
             self._under_way.add(scope)
@@ -218,52 +234,53 @@ class Answering:
                 self._under_way.discard(scope)
 
 
-def _told(devices: Iterable[Health]) -> health_pb.NodeWatchResourcesResponse:
+def _health_response(devices: Iterable[Health]) -> health_pb.NodeWatchResourcesResponse:
     now = int(time.time())
-    told = health_pb.NodeWatchResourcesResponse()
+    response = health_pb.NodeWatchResourcesResponse()
     for each in devices:
-        told.devices.add(
+        response.devices.add(
             device=health_pb.DeviceIdentifier(pool_name=each.pool, device_name=each.name),
             health=health_pb.HEALTHY if each.is_healthy else health_pb.UNHEALTHY,
             last_updated_time=now,
-            health_check_timeout_seconds=_FORGOTTEN_AFTER,
+            health_check_timeout_seconds=_HEALTH_VALID,
             message=each.message[:_LONGEST_MESSAGE],
         )
-    return told
+    return response
 
 
-def answer_of_claim(
-    claim: Claim, cdi_names: Iterable[str], *, knows_shares: bool = True
+def prepared_response(
+    claim: Claim, driver: str, *, knows_shares: bool = True
 ) -> pb.NodePrepareResourceResponse:
-    """What the kubelet is told of a claim that was prepared.
+    """Return the kubelet's answer for a prepared claim.
 
     Args:
+        driver: the name of the driver.
         knows_shares: whether the version of the API has shares.
     """
-    answer = pb.NodePrepareResourceResponse()
-    for device, name in zip(claim.devices, cdi_names, strict=True):
-        answer.devices.add(
+    response = pb.NodePrepareResourceResponse()
+    for device in claim.devices:
+        response.devices.add(
             request_names=[device.request],
             pool_name=device.pool,
             device_name=device.device,
-            cdi_device_ids=[name],
+            cdi_device_ids=[cdi.name_of(driver, claim.uid, device)],
             share_id=device.share if device.share and knows_shares else None,
         )
-    return answer
+    return response
 
 
-# What a call ends with whose server has ended.
+# The status of a call whose server ended.
 _NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-# Channels that share connections share the pauses after failures too.
+# Channels that share a connection also share the pauses after its failures.
 _OWN: Final = (("grpc.use_local_subchannel_pool", 1),)
 
 
-class Refused(Exception):
-    """What the instance at work answers with no message.
+class RelayRefused(Exception):
+    """The active instance answered with an error.
 
     Attributes:
-        code: of gRPC.
-        details: in words.
+        code: the gRPC status.
+        details: its message.
     """
 
     def __init__(self, error: Any) -> None:
@@ -272,22 +289,27 @@ class Refused(Exception):
 
 
 class Relay:
-    """Leads to whoever is at work."""
+    """Calls the active instance.
+
+    Args:
+        path: the socket that the active instance serves.
+    """
 
     def __init__(self, path: str) -> None:
         self._target = f"unix:{path}"
 
     async def call(self, method: str, request: Any, kind: Any, timeout: float | None) -> Any:
-        """Pass a call on.
+        """Relay a call.
 
         Args:
-            timeout: seconds that it may take; None for any.
+            kind: the type of the response.
+            timeout: seconds; None for no limit.
 
         Returns:
-            The answer; None if nobody is at work now.
+            The response; None if no instance is active now.
 
         Raises:
-            Refused: there is none, and there will be none.
+            RelayRefused: the instance answered with an error.
         """
         async with grpc.aio.insecure_channel(self._target, options=_OWN) as channel:
             ask = channel.unary_unary(
@@ -297,14 +319,14 @@ class Relay:
                 return await answer_of(ask(request, timeout=timeout))
             except grpc.RpcError as error:
                 if error.code() not in _NO_ANSWER:
-                    raise Refused(error) from error
+                    raise RelayRefused(error) from error
                 return None
 
     async def stream(self, method: str, request: Any, kind: Any) -> AsyncGenerator[Any, None]:
-        """Pass on what is told, until whoever tells it has ended.
+        """Relay a stream, until the instance that sends it ends.
 
         Raises:
-            Refused: nothing is told, and nothing will be.
+            RelayRefused: the instance answered with an error.
         """
         async with grpc.aio.insecure_channel(self._target, options=_OWN) as channel:
             ask = channel.unary_stream(
@@ -315,4 +337,4 @@ class Relay:
                     yield message
             except grpc.RpcError as error:
                 if error.code() not in _NO_ANSWER:
-                    raise Refused(error) from error
+                    raise RelayRefused(error) from error

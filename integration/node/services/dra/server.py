@@ -1,30 +1,29 @@
-"""The driver's sockets: registration, preparing claims and taking them back, and health.
+"""The driver's sockets: registration, preparing and unpreparing claims, and health.
 
 ::
 
     KUBELET/plugins_registry/DRIVER[-POD]-reg.sock   GetInfo, NotifyRegistrationStatus
     KUBELET/plugins/DRIVER/dra[-POD].sock            NodePrepareResources, NodeUnprepareResources,
                                                      and NodeWatchResources
-    KUBELET/plugins/DRIVER/dra.sock                  likewise, of the driver at work
+    KUBELET/plugins/DRIVER/dra.sock                  the same, of the active instance
 
 Rules
-- The socket of the driver is there before that of its registration. A kubelet watches for the
-  latter; one that restarts looks for it, so there is nothing to be done then. When the agent ends,
-  calls under way are finished before the registration goes: the kubelet may hang up with it.
-- Sockets that are gone are made anew. A kubelet that is not there is waited for.
-- Each version is served in both forms that kubelets call, v1 first: they take the first they know.
+- The driver's socket exists before its registration socket, which the kubelet watches for, and
+  looks for after a restart. When the agent ends, calls under way finish before the registration
+  socket goes, since the kubelet may then close the connection.
+- Sockets that are removed are created again. A missing kubelet is waited for.
+- Each API is served in both versions that kubelets call, v1 first: they take the first they know.
 
-Rules of updates, in which two instances run for a while
-- An instance that runs in a pod has the pod's UID in the names of its sockets, so that it takes no
-  other's away. Where a path would be too long for a socket, a digest stands for the UID.
-- One of them is at work: it has the agent's lock of the node, and does all that the agent does
-  besides. It serves a socket without a UID as well, by which the other one passes calls on to it
-  (the kubelet calls the newer one that it is connected to). While none is at work, calls wait, for
-  as long as whoever has called does.
-- The other one is at work once it has the lock. Its sockets stay as they are: a kubelet hears of
-  nothing. A pod is ready when it serves; then its predecessor is told to end.
-- Sockets that nobody serves, which instances have left that were killed, are removed by the next at
-  work: a kubelet that begins would try each of them first.
+Rules of updates, during which two instances run
+- An instance in a pod has the pod's UID in the names of its sockets, so that they do not replace
+  those of the other. If a path would be too long for a socket, a digest replaces the UID.
+- The active instance has the agent's lock of the node, and does all that the agent does. It also
+  serves a socket without a UID. The other instance relays calls to that socket, since the kubelet
+  calls the newest instance that it is connected to. While none is active, calls wait.
+- The other instance becomes active once it has the lock. Its sockets stay, so the kubelet notices
+  nothing. Its pod is ready once it serves; then Kubernetes ends the older pod.
+- The next active instance removes sockets of instances that were killed: a kubelet that starts
+  would try each of them first.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin, pkg/kubelet/pluginmanager; its Go helper,
 kubeletplugin (RollingUpdate); DaemonSet, ``maxSurge``; unix(7).
@@ -54,7 +53,13 @@ from integration.agent_errors import PluginFailed, ServingError
 from integration.backoff import Backoff
 from integration.kubelet import sockets
 from integration.kubelet.grpc_server import SocketServer, serialize
-from integration.node.services.dra.rpc import TO_FINISH, Answering, Ended, Refused, Relay
+from integration.node.services.dra.rpc import (
+    TO_FINISH,
+    ActiveDriver,
+    DriverEnded,
+    Relay,
+    RelayRefused,
+)
 from integration.watcher import ANY, Watcher, first_of
 
 if TYPE_CHECKING:
@@ -64,9 +69,9 @@ if TYPE_CHECKING:
 
     from integration.node.lock import NodeLock
     from integration.node.service import Context
-    from integration.node.services.dra.rpc import Answers
+    from integration.node.services.dra.rpc import DriverApi
 
-__all__ = ["Places", "Serving", "places_of", "stand_by"]
+__all__ = ["DriverServer", "SocketPaths", "socket_paths", "stand_by"]
 
 _PACKAGES: Final = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
 _HEALTH: Final = ("v1", "v1alpha1")
@@ -77,9 +82,9 @@ VERSIONS: Final = (
 )
 
 _DIRECTORY_MODE: Final = 0o750
-# Seconds after which it is tried again to pass a call on.
-_AGAIN: Final = 0.2
-# Seconds that calls have whose socket is to be made anew.
+# Seconds until a call is relayed again.
+_RELAY_AGAIN: Final = 0.2
+# Seconds for calls under way when a socket has to be created again.
 _TO_END: Final = 1.0
 
 _DIGEST: Final = 12
@@ -87,18 +92,18 @@ _UID: Final = "(-[A-Za-z0-9-]{1,63})?"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The paths."""
+class SocketPaths:
+    """The paths of an instance's sockets."""
 
-    registry: str  # the directory in which the kubelet looks for instances
-    directory: str  # the driver's
+    registry: str  # the directory that the kubelet watches
+    directory: str  # of the driver
     driver: str
-    registration: str  # the socket by which the kubelet finds this instance
-    endpoint: str  # the socket at which it calls this instance
-    common: str  # the socket of whoever is at work
+    registration: str  # the registration socket of this instance
+    endpoint: str  # the socket at which the kubelet calls this instance
+    common: str  # the socket of the active instance
 
     def sweep(self) -> None:
-        """Remove the sockets that instances have left which were killed."""
+        """Remove the sockets of instances that were killed."""
         for path in self._others():
             seen = sockets.identity_of(path)
             if seen is not None and not sockets.is_served(path):
@@ -110,17 +115,18 @@ class Places:
             self.directory: re.compile(f"dra{_UID}[.]sock"),
         }
         for directory, pattern in names.items():
-            with suppress(OSError):  # it is not there
+            with suppress(OSError):  # the directory does not exist
                 for name in os.listdir(directory):
                     if pattern.fullmatch(name):
                         yield os.path.join(directory, name)
 
 
-def places_of(root: str, driver: str, pod: str) -> Places:
-    """Where the sockets of an instance are.
+def socket_paths(root: str, driver: str, pod: str) -> SocketPaths:
+    """Return where the sockets of an instance are.
 
     Args:
-        pod: the UID of the instance's; "" for the only one.
+        root: the kubelet's directory.
+        pod: the UID of the instance's pod; "" if it runs in none.
     """
     registry = os.path.join(root, "plugins_registry")
     directory = os.path.join(root, "plugins", driver)
@@ -132,14 +138,14 @@ def places_of(root: str, driver: str, pod: str) -> Places:
         )
         if all(len(os.fsencode(path)) <= sockets.LONGEST for path in paths):
             break
-    return Places(registry, directory, driver, *paths, os.path.join(directory, "dra.sock"))
+    return SocketPaths(registry, directory, driver, *paths, os.path.join(directory, "dra.sock"))
 
 
-class Serving:
+class DriverServer:
     """The driver's sockets.
 
     Args:
-        relay: leads to the driver that is at work; None if we are to be, or nobody is.
+        relay: calls the active instance; None if this one is, or becomes, active.
     """
 
     def __init__(self, context: Context, relay: Relay | None = None) -> None:
@@ -147,18 +153,18 @@ class Serving:
         self._context = context
         self._driver = options.dra_driver
         root = kubelet_root(context.config)
-        self._places = places_of(root, options.dra_driver, options.pod_uid)
+        self._paths = socket_paths(root, options.dra_driver, options.pod_uid)
         self._relay = relay
-        self._at_work: Answering | None = None
+        self._active: ActiveDriver | None = None
         self._changed = anyio.Event()
         self._ends = anyio.Event()
         self.in_place = anyio.Event()
-        """Set once the kubelet has found the sockets, or can."""
+        """Set once the kubelet can find the sockets."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        places = self._places
-        own = {places.endpoint: self._services(), places.registration: self._registration()}
+        paths = self._paths
+        own = {paths.endpoint: self._services(), paths.registration: self._registration()}
         try:
             await self._keep("kubelet", own, self._end)
         finally:
@@ -169,26 +175,26 @@ class Serving:
         self._wake()
 
     def succeed(self) -> None:
-        """Pass nothing on any more: who was at work has ended, and we will be."""
+        """Stop relaying: the other instance ended, and this one becomes active."""
         self._relay = None
 
-    async def work(self, answers: Answers) -> None:
-        """Be the driver at work, until cancelled."""
-        places = self._places
-        await anyio.to_thread.run_sync(places.sweep)
+    async def work(self, driver: DriverApi) -> None:
+        """Answer calls by a driver, as the active instance, until cancelled."""
+        paths = self._paths
+        await anyio.to_thread.run_sync(paths.sweep)
         async with anyio.create_task_group() as tasks:
-            at_work = self._at_work = Answering(self._context, answers, tasks)
+            active = self._active = ActiveDriver(self._context, driver, tasks)
             self._wake()
 
             def end() -> None:
-                self._at_work = None
-                at_work.end()
+                self._active = None
+                active.end()
                 self._wake()
 
             try:
-                if places.common == places.endpoint:
+                if paths.common == paths.endpoint:
                     await anyio.sleep_forever()
-                await self._keep("instances", {places.common: self._services()}, end)
+                await self._keep("instances", {paths.common: self._services()}, end)
             finally:
                 end()
 
@@ -199,30 +205,31 @@ class Serving:
     async def _keep(
         self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
     ) -> None:
-        """Serve at sockets, in this order, until cancelled.
+        """Serve sockets until cancelled; after a failure serve them again.
 
         Args:
-            whom: they are for.
-            end: called first then.
+            whom: who calls them, for messages.
+            doors: the services of each socket, by its path, in the order of creation.
+            end: called as soon as this is cancelled.
         """
         backoff = Backoff()
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 await self._serve(whom, doors, end)
             except (ServingError, OSError) as error:
                 self._fault(whom, str(error))
-                await anyio.sleep(backoff.pause(time.monotonic() - begun))
+                await anyio.sleep(backoff.pause(time.monotonic() - started))
 
     async def _serve(
         self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
     ) -> None:
-        """Serve until a socket is gone."""
-        registry, directory = self._places.registry, self._places.directory
+        """Serve until a socket is removed."""
+        registry, directory = self._paths.registry, self._paths.directory
         servers: list[SocketServer] = []
         to_end = _TO_END
         with Watcher(quiet=0) as watcher:
-            while not _is_there(registry):
+            while not _exists(registry):
                 await watcher.change({registry: ANY})
             os.makedirs(directory, mode=_DIRECTORY_MODE, exist_ok=True)
             try:
@@ -231,7 +238,7 @@ class Serving:
                     await servers[-1].listen(services)
                 self._fault(whom, "")
                 self._context.say("info", "serves", driver=self._driver, socket=next(iter(doors)))
-                if self._places.registration in doors:
+                if self._paths.registration in doors:
                     self.in_place.set()
 
                 async def is_gone() -> None:
@@ -256,14 +263,14 @@ class Serving:
     def _fault(self, concern: str, line: str) -> None:
         self._context.fault(f"dra {concern}", one_line(line), part="dra")
 
-    # What a kubelet calls
+    # RPCs
 
     def _registration(self) -> dict[str, Any]:
         async def info(_request: Any, _context: Any) -> registration.PluginInfo:
             return registration.PluginInfo(
                 type="DRAPlugin",
                 name=self._driver,
-                endpoint=self._places.endpoint,
+                endpoint=self._paths.endpoint,
                 supported_versions=VERSIONS,
             )
 
@@ -293,17 +300,26 @@ class Serving:
         }
 
     def _plugin(self, service: str) -> dict[str, Any]:
-        prepare = partial(Answering.prepare, knows_shares=service.startswith(f"{_PACKAGES[0]}."))
-        methods = (
-            (prepare, pb.NodePrepareResourcesRequest, pb.NodePrepareResourcesResponse),
-            (Answering.unprepare, pb.NodeUnprepareResourcesRequest,
-             pb.NodeUnprepareResourcesResponse),
-        )  # fmt: skip
-        handlers = {}
-        for do, request, kind in methods:
-            name = request.DESCRIPTOR.name.removesuffix("Request")
-            handlers[name] = _unary(partial(self._answer, do, f"/{service}/{name}", kind), request)
-        return handlers
+        knows_shares = service.startswith(f"{_PACKAGES[0]}.")
+
+        async def prepare(request: pb.NodePrepareResourcesRequest, call: Any) -> Any:
+            def answer(active: ActiveDriver) -> Awaitable[Any]:
+                return active.prepare(request, knows_shares=knows_shares)
+
+            method, kind = f"/{service}/NodePrepareResources", pb.NodePrepareResourcesResponse
+            return await self._answer(answer, method, kind, request, call)
+
+        async def unprepare(request: pb.NodeUnprepareResourcesRequest, call: Any) -> Any:
+            def answer(active: ActiveDriver) -> Awaitable[Any]:
+                return active.unprepare(request)
+
+            method, kind = f"/{service}/NodeUnprepareResources", pb.NodeUnprepareResourcesResponse
+            return await self._answer(answer, method, kind, request, call)
+
+        return {
+            "NodePrepareResources": _unary(prepare, pb.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": _unary(unprepare, pb.NodeUnprepareResourcesRequest),
+        }
 
     def _health(self, service: str) -> dict[str, Any]:
         name = "NodeWatchResources"
@@ -315,43 +331,50 @@ class Serving:
         return {name: handler}
 
     async def _answer(
-        self, do: Callable[..., Awaitable[Any]], method: str, kind: Any, request: Any, call: Any
+        self,
+        answer: Callable[[ActiveDriver], Awaitable[Any]],
+        method: str,
+        kind: Any,
+        request: Any,
+        call: Any,
     ) -> Any:
-        """The answer of the driver at work, whoever is that in the end.
+        """Return the answer of the active instance; wait until there is one.
 
         Args:
-            do: makes it, if that is us.
+            answer: makes it, if this instance is active.
+            method: its full name, for the relay.
+            kind: the type of the response.
         """
-        answer = None
-        while answer is None:
-            if (at_work := self._at_work) is not None:
-                with suppress(Ended):
-                    return await do(at_work, request)
+        response = None
+        while response is None:
+            if (active := self._active) is not None:
+                with suppress(DriverEnded):
+                    return await answer(active)
             elif (relay := self._relay) is not None:
                 try:
-                    answer = await relay.call(method, request, kind, call.time_remaining())
-                except Refused as error:
+                    response = await relay.call(method, request, kind, call.time_remaining())
+                except RelayRefused as error:
                     await call.abort(error.code, error.details)
-            if answer is None:
+            if response is None:
                 await self._await_next(call)
-        return answer
+        return response
 
     async def _await_next(self, call: Any) -> None:
-        """Wait a moment for another to be at work, unless nobody will be of whom we hear."""
+        """Wait a moment for another active instance; end the call if this one ends."""
         if self._ends.is_set():
             await call.abort(grpc.StatusCode.UNAVAILABLE, "the agent ends")
-        if self._at_work is None:
-            with anyio.move_on_after(_AGAIN):
+        if self._active is None:
+            with anyio.move_on_after(_RELAY_AGAIN):
                 await self._changed.wait()
 
     async def _watch(
         self, method: str, request: health_pb.NodeWatchResourcesRequest, call: Any
     ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
-        """What is told by the driver at work, whoever that is, for ever."""
+        """Stream health from the active instance, whichever that is."""
         kind = health_pb.NodeWatchResourcesResponse
         while True:
-            if (at_work := self._at_work) is not None:
-                async with aclosing(at_work.watch()) as messages:
+            if (active := self._active) is not None:
+                async with aclosing(active.watch()) as messages:
                     async for message in messages:
                         yield message
             elif (relay := self._relay) is not None:
@@ -359,12 +382,12 @@ class Serving:
                     async with aclosing(relay.stream(method, request, kind)) as messages:
                         async for message in messages:
                             yield message
-                except Refused as error:
+                except RelayRefused as error:
                     await call.abort(error.code, error.details)
             await self._await_next(call)
 
 
-def _is_there(directory: str) -> bool:
+def _exists(directory: str) -> bool:
     return os.path.isdir(directory)
 
 
@@ -375,25 +398,25 @@ def _unary(answer: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
 
 
 async def stand_by(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
-    """Serve by another agent until the node is ours.
+    """Relay calls to another instance until this one has the lock of the node.
 
     Args:
-        tasks: where the sockets are served, from now on.
+        tasks: where the sockets are served from now on.
 
     Returns:
-        What the parts are given then.
+        The context for the agent's services, with the server.
     """
     options = context.options
-    places = places_of(kubelet_root(context.config), options.dra_driver, options.pod_uid)
-    serving = Serving(context, Relay(places.common))
+    paths = socket_paths(kubelet_root(context.config), options.dra_driver, options.pod_uid)
+    server = DriverServer(context, Relay(paths.common))
 
     async def show() -> None:
-        await serving.in_place.wait()
+        await server.in_place.wait()
         lock.show_pod(options.pod_uid)
 
     context.say("info", "waits for the end of another agent", process=lock.holder)
-    tasks.start_soon(serving.run)
+    tasks.start_soon(server.run)
     tasks.start_soon(show)
     await lock.wait()
-    serving.succeed()
-    return replace(context, serving=serving)
+    server.succeed()
+    return replace(context, serving=server)

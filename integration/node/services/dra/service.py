@@ -1,4 +1,4 @@
-"""Dynamic resource allocation as a service: without ``--dra`` only this module is loaded."""
+"""The service for dynamic resource allocation; without ``--dra`` nothing else of it is loaded."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ async def run(context: Context) -> None:
     if not context.options.dra:
         await anyio.sleep_forever()
     # It loads gRPC and TLS.
-    from integration.node.services.dra.driver import drive  # noqa: PLC0415
+    from integration.node.services.dra.driver import run_driver  # noqa: PLC0415
 
-    await drive(context)
+    await run_driver(context)

@@ -1,32 +1,32 @@
-"""How claims share devices: by their configuration, or as each has a part of one. Pure.
+"""Sharing devices between claims: by configuration, or by shares of a device. Pure.
 
-Rules of what is configured
-- The devices that one configuration has MPS for are clients of one daemon, as NVIDIA's driver has
-  it: ``claims/UID-HASH``, of the claim's UID and of which devices these are.
-- A place among the devices of a claim is by the index of their GPUs, from 0.
-- A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon has one,
-  or whole GPUs.
-- Who only looks after a device (``adminAccess``) changes nothing of it.
-- Clients find their daemon by the claim's CDI spec. A container that has devices of two daemons is
-  a client of the last one alone.
+Rules of configured sharing
+- The devices of one MPS configuration are clients of one daemon, as in NVIDIA's driver. Its name is
+  ``claims/UID-HASH``: the claim's UID, and a hash of the devices.
+- A configuration may name a device of a claim by its place, from 0, in the order of GPU indices.
+- A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon serves
+  one MIG device, or whole GPUs.
+- Admin access (``adminAccess``) does not change how a device is shared.
+- Clients find their daemon by the claim's CDI spec. A container with devices of two daemons is a
+  client of the last one only.
 
 Rules of shares (consumable capacity)
-- A device has as many as the agent is told (``--dra-shares``), no more than ``[sharing]`` of the
-  configuration lets containers have it, for the shim would refuse those that come after. One that
-  one container may have is not shared.
-- What takes from counters is not shared, as MIG devices do that are made for claims: schedulers of
-  Kubernetes 1.34 to 1.36 give such a device to no second claim (kubernetes 134100, 140433), or
-  forget what its claims take of its GPU and give that to others, too (139034).
-- A claim that does not say how much it wants gets one share, and as much of the memory. Of all else
-  that a MIG device has it gets nothing for itself, or none would be left for the next claim.
-- An allocation without a share's id is the whole GPU: so it is where the API server does not know
-  of shares (its gate DRAConsumableCapacity is off), and drops what we say of them.
-- The scheduler counts, and we count memory and shares again.
-- Who shares a device shares it in the same way: by MPS or not, and with one time slice. A claim
-  that says nothing of time slices agrees with any.
-- Shares of a device have one daemon, whichever claims they are of (``shares/UUID``): a device has
-  one server at most. It has no limits; those of a share are variables of its containers. One
-  configuration has MPS for shares of one device.
+- ``--dra-shares`` says how many shares a device has, at most as many as ``[sharing]`` of the
+  configuration lets containers have it: the shim would refuse the others. A device that only one
+  container may have gets no shares.
+- A device that consumes counters gets no shares, which concerns MIG devices that the driver
+  creates: schedulers of Kubernetes 1.34 to 1.36 give such a device to no second claim (kubernetes
+  134100, 140433), or lose count of it and give its GPU to other claims, too (139034).
+- A claim that does not say how much it needs gets one share, and that share of the memory. It gets
+  none of a MIG device's other capacities, or nothing would be left for the next claim.
+- An allocation without a share's id is the whole GPU. API servers with the gate
+  DRAConsumableCapacity off drop what the driver publishes about shares.
+- The scheduler counts memory and shares, and the driver counts them again.
+- Claims share a device in the same way: with MPS or without, and with one time slice. A claim that
+  names no time slice agrees with any.
+- All shares of a device have one daemon (``shares/UUID``), whichever claims they belong to: a
+  device has one MPS server at most. The daemon has no limits; each share's limits are variables of
+  its containers. One configuration sets up MPS for the shares of one device only.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go; CDI specification; Kubernetes,
 resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075, KEP-4815.
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from integration.node.values.claims import Claim, ClaimDevice
 
 __all__ = [
-    "MPS", "OURS", "Configuration", "Result", "Wish", "configured", "consumed", "daemons_of",
-    "edits_of", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares",
+    "MPS", "OURS", "AllocatedDevice", "Configuration", "SharingRequest", "configured", "consumed",
+    "daemons_of", "edits_of", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares",
 ]  # fmt: skip
 
 _HASH: Final = 5
@@ -68,32 +68,31 @@ _OPTIONS: Final = ("nosuid", "nodev", "bind")
 
 
 MPS: Final = "mps"
-"""In the place of the name of a daemon."""
+"""Stands for the name of a daemon while that is unknown."""
 
 OURS: Final = f"{DRA_DRIVER}/v1beta1"
-"""The version of our own configurations."""
+"""The apiVersion of the driver's own configurations."""
 
 
-class Wish(NamedTuple):
-    """How devices are to be shared, before it is known which these are."""
+class SharingRequest(NamedTuple):
+    """How a configuration asks to share devices; which devices is not known yet."""
 
     sharing: Sharing = Sharing()  # with MPS the daemon is :data:`MPS`
-    # MiB that a client of MPS may have of one device, by its UUID or its place among those of the
-    # claim
+    # MiB that an MPS client may use of a device, by the device's UUID or place in the claim
     memory_of: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One entry that is ours."""
+    """A configuration for this driver."""
 
     kind: str  # "GpuConfig"
-    devices: frozenset[str]  # the kinds of devices that it is for
-    requests: frozenset[str]  # those that it is for; none for all
-    wish: Wish
+    devices: frozenset[str]  # the kinds of devices that it applies to
+    requests: frozenset[str]  # those that it applies to; empty for all
+    sharing: SharingRequest
 
 
-class Result(NamedTuple):
+class AllocatedDevice(NamedTuple):
     """A device that was allocated to a claim."""
 
     request: str  # the claim's, with its subrequest ("gpu/any")
@@ -102,14 +101,17 @@ class Result(NamedTuple):
 
 
 def configured(
-    uid: str, results: Sequence[Result], configurations: Sequence[Configuration], asked: str
+    uid: str,
+    results: Sequence[AllocatedDevice],
+    configurations: Sequence[Configuration],
+    asked: str,
 ) -> tuple[ClaimDevice, ...]:
-    """The devices of a claim, each with how it is shared.
+    """Return the devices of a claim, with their sharing.
 
     Raises:
-        ClaimConfigUnknown: what is asked for cannot be had of these devices.
+        ClaimConfigUnknown: a configuration is impossible for these devices.
     """
-    groups: dict[int, list[Result]] = {}
+    groups: dict[int, list[AllocatedDevice]] = {}
     for result in results:
         kind = GPU if result.known.uuid == result.known.gpu else MIG
         place = _chosen(configurations, result.request, kind, asked)
@@ -127,7 +129,7 @@ def configured(
 def _chosen(
     configurations: Sequence[Configuration], request: str, kind: str, asked: str
 ) -> int | None:
-    """Which configuration counts for a device: its place among all; None for none of them.
+    """Return the index of the configuration that counts for a device; None if none does.
 
     Args:
         request: of the device, with its subrequest ("gpu/any").
@@ -150,17 +152,17 @@ def _chosen(
 
 
 def _of_group(
-    uid: str, group: Sequence[Result], configuration: Configuration, asked: str
-) -> list[tuple[Result, Sharing]]:
-    wish, memory_of = configuration.wish
+    uid: str, group: Sequence[AllocatedDevice], configuration: Configuration, asked: str
+) -> list[tuple[AllocatedDevice, Sharing]]:
+    sharing, memory_of = configuration.sharing
     parts = [each.device.device for each in group if each.known.uuid != each.known.gpu]
-    if wish.time_slice and parts:
+    if sharing.time_slice and parts:
         raise _wrong(
             asked, f"{configuration.kind} asks for a time slice of {parts[0]}, a MIG device",
             "ask for it of whole GPUs only",
         )  # fmt: skip
-    if not wish.daemon:
-        return [(each, wish) for each in group]
+    if not sharing.daemon:
+        return [(each, sharing) for each in group]
     several = len({each.device.uuid for each in group}) > 1
     if parts and several:
         raise _wrong(
@@ -176,21 +178,21 @@ def _of_group(
             "configure each request by an entry of its own",
         )  # fmt: skip
     ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
-    limits = _limits([each.known.uuid for each in ordered], wish.memory, memory_of, asked)
+    limits = _limits([each.known.uuid for each in ordered], sharing.memory, memory_of, asked)
     # UUIDs of MIG devices of older drivers have slashes in them.
     of_shares = shares and f"{SHARES}/{shares[0].uuid.replace('/', '-')}"
     daemon = of_shares or _daemon(uid, ordered)
     found = []
     for each in ordered:
         sizes = filter(None, (limits[each.known.uuid], each.device.memory))
-        found.append((each, replace(wish, daemon=daemon, memory=min(sizes, default=0))))
+        found.append((each, replace(sharing, daemon=daemon, memory=min(sizes, default=0))))
     return found
 
 
 def _limits(
     uuids: Sequence[str], memory: int, memory_of: Mapping[str, int], asked: str
 ) -> dict[str, int]:
-    """MiB of each device; 0 for no limit."""
+    """Return the limit of each device in MiB; 0 for no limit."""
     limits = dict.fromkeys(uuids, memory)
     for key, size in memory_of.items():
         uuid = key
@@ -205,8 +207,8 @@ def _limits(
     return limits
 
 
-def _daemon(uid: str, group: Iterable[Result]) -> str:
-    # By name: a MIG device that has yet to be made has no UUID.
+def _daemon(uid: str, group: Iterable[AllocatedDevice]) -> str:
+    # By name: a MIG device that does not exist yet has no UUID.
     content = ",".join(sorted(each.device.device for each in group)).encode()
     return f"{CLAIMS}/{uid}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
 
@@ -216,7 +218,7 @@ def _wrong(asked: str, found: str, do: str) -> ClaimConfigUnknown:
 
 
 def daemons_of(claims: Iterable[Claim]) -> Mapping[str, ClaimDaemon]:
-    """The MPS control daemons that claims need, by what they are called."""
+    """Return the MPS control daemons that claims need, by their names."""
     found: dict[str, ClaimDaemon] = {}
     for claim in claims:
         for device in claim.devices:
@@ -230,7 +232,7 @@ def daemons_of(claims: Iterable[Claim]) -> Mapping[str, ClaimDaemon]:
 
 
 def edits_of(device: ClaimDevice, root: str) -> Edits:
-    """What containers get beside the device itself."""
+    """Return the CDI edits that sharing adds to those of the device."""
     how, env = device.sharing, []
     if device.share:
         env = [variable_of(Share(device.share, device.uuid, device.memory, device.shares))]
@@ -259,7 +261,7 @@ _SHARES: Final = f"{NVIDIA}/shares"
 def with_shares(
     devices: Iterable[Device], most: int, inventory: Inventory, config: Config
 ) -> tuple[Device, ...]:
-    """The node's devices, of which those that can have shares have them.
+    """Return the node's devices, with shares where they can have some.
 
     Args:
         most: shares of a device; 0 for none.
@@ -278,13 +280,13 @@ def with_shares(
 
 def _shared(device: Device, shares: int) -> Device:
     capacity = {**device.capacity, _SHARES: str(shares)}
-    if len(device.attributes) + len(capacity) >= MOST_FACTS:  # its health comes on top
+    if len(device.attributes) + len(capacity) >= MOST_FACTS:  # its health is one more
         capacity = {name: has for name, has in capacity.items() if not name.startswith(SLICE)}
     return replace(device, capacity=capacity, shares=shares)
 
 
 def policy_of(device: Device, name: str) -> dict[str, Any]:
-    """How much of a capacity a claim may ask for, as the API has it; nothing without shares."""
+    """Return the request policy of a capacity, as in the API; empty without shares."""
     if not device.shares:
         return {}
     if name == _SHARES:
@@ -299,10 +301,10 @@ def policy_of(device: Device, name: str) -> dict[str, Any]:
 
 
 def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
-    """What part of a device an allocation is.
+    """Return which share of a device an allocation is.
 
     Returns:
-        The share's id, "" for the whole device; its MiB and shares, 0 for what is not said.
+        The share's id, "" for the whole device; its MiB and shares, 0 if unknown.
     """
     share = str(result.get("shareID") or "")
     capacity = result.get("consumedCapacity")
@@ -313,13 +315,13 @@ def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str, Device]) -> None:
-    """See that claims have no more of a device than it has.
+    """Check that the shares of a device fit into it.
 
     Args:
         devices: of the node, by their names.
 
     Raises:
-        DeviceTaken: it would be more.
+        DeviceTaken: they do not.
     """
     theirs = [
         (each, str(other)) for other in others if other.uid != claim.uid for each in other.devices
@@ -334,7 +336,7 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
         memory = sum(each.memory for each, _ in parts)
         shares = sum(each.shares for each, _ in parts)
         if (total and memory > total) or (known.shares and shares > known.shares):
-            # Sorted: a refusal that is repeated is the same event of the pod.
+            # Sorted, so that a repeated refusal has the same text and is one event of the pod.
             names = ", ".join(sorted({who for _, who in parts if who != str(claim)}))
             raise DeviceTaken(
                 f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
@@ -344,10 +346,10 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
 
 
 def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
-    """See that claims that share a device share it in the same way.
+    """Check that claims that share a device share it in the same way.
 
     Raises:
-        SharingConflict: another one shares it in another way.
+        SharingConflict: another claim shares it in another way.
     """
     theirs = [(each, str(other)) for other in others for each in other.devices]
     theirs += [(each, str(claim)) for each in claim.devices]
@@ -360,12 +362,12 @@ def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
 
 
 def _shares(other: ClaimDevice, device: ClaimDevice) -> bool:
-    """Whether another one is a share of the same device."""
+    """Return whether another device of a claim is a share of the same device."""
     return bool(other.share) and not other.admin and other.uuid == device.uuid
 
 
 def _conflict(device: ClaimDevice, other: ClaimDevice) -> str:
-    """In which other way another claim shares a device; "" if it is the same."""
+    """Return how another claim shares a device differently; "" if it does not."""
     mine, its = device.sharing, other.sharing
     if bool(mine.daemon) != bool(its.daemon):
         return "by MPS" if its.daemon else "without MPS"

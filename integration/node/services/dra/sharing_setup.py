@@ -1,14 +1,14 @@
-"""Has the node be as claims ask: time slices of GPUs, and MPS control daemons.
+"""Setting up how claims share devices: time slices of GPUs, and MPS control daemons.
 
 Rules
-- The MPS service keeps the daemons; it reads ``claim_daemons`` in the state. A claim is
-  ready when its daemons serve its devices; what keeps them from it is the error.
-- A claim is over when the daemons that nobody else needs have ended: the compute modes of their
-  GPUs are set back by then. Clients of theirs are waited for, and named.
-- A time slice is of the GPU, whoever is on it. So it is set when a claim begins, and set back when
-  the last claim that has set it has ended. What cannot be set back is tried again with the next
-  claim: it harms nobody but by its length.
-- What an agent before this one has set is set still, since it is of the same boot.
+- The agent's MPS service runs the daemons (:mod:`integration.node.mps`); this module says which
+  ones claims need. A claim is ready once its daemons serve its devices. If one cannot, the error
+  says why.
+- Releasing a claim waits until the daemons that no other claim needs have ended, since only then
+  the compute modes of their GPUs are reset. Clients that keep a daemon alive are named.
+- A time slice applies to the whole GPU. It is set for the first claim and reset after the last one
+  that asks for it. A failed reset is retried with the next claim: it only changes the slice length.
+- Time slices that an earlier agent set for prepared claims are still set: both run in one boot.
 
 Source: nvidia-smi(1), "compute-policy".
 """
@@ -38,42 +38,47 @@ if TYPE_CHECKING:
     from integration.node.service import Context
     from integration.node.values.claims import Claim
 
-__all__ = ["Applying"]
+__all__ = ["SharingSetup"]
 
 _DEFAULT: Final = INTERVALS[0]
 
-# Together less than a kubelet waits for an answer, 45 s.
+# Seconds; in sum below the 45 s that a kubelet waits for an answer.
 _TO_SERVE: Final = 20.0 * PATIENCE
 _TO_END: Final = 15.0 * PATIENCE
 _TO_SET: Final = 10.0 * PATIENCE
 
 
-class Applying:
-    """Who does it; for several claims at once."""
+class SharingSetup:
+    """Sets up and releases sharing, for several claims at a time."""
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context
         self._state = context.state
         self._fault = fault
         self._claims: dict[str, Claim] = {}
-        # GPUs whose time slice is another than the default, by UUID.
+        # Time slices that differ from the default, by the GPU's UUID.
         self._slices: dict[str, str] = {}
         self._slicing = anyio.Lock()
 
     @property
     def mps_root(self) -> str:
-        """The host's directory of MPS; "" if it is not known yet."""
+        """The host's directory of MPS; "" if it is unknown so far."""
         settings = settings_of(self._context)
         return "" if settings is None else settings.mps_root
 
-    def begin(self, claims: Iterable[Claim]) -> None:
-        """Know what was applied by an agent before this one."""
+    def load(self, claims: Iterable[Claim]) -> None:
+        """Take over what an earlier agent set up."""
         self._claims = {claim.uid: claim for claim in claims}
-        self._slices = dict(_slices(self._claims.values()))
+        # An agent that was killed while it prepared a claim may not have set its slices.
+        before = (claim.before for claim in self._claims.values())
+        self._slices = _slices(claim for claim in before if claim is not None)
         self._post()
 
-    async def apply(self, claim: Claim) -> None:
-        """Have everything be as a claim asks.
+    async def apply(self, claim: Claim, before: Claim | None) -> None:
+        """Set time slices for a claim, and wait until its MPS daemons serve.
+
+        Args:
+            before: the claim as it was before; its other devices get the default time slice.
 
         Raises:
             TimeSliceFailed: a time slice cannot be set.
@@ -81,15 +86,17 @@ class Applying:
         """
         self._claims[claim.uid] = claim
         await self._set_slices(claim)
+        if before is not None and _slices([before]).keys() - _slices([claim]).keys():
+            await self._reset_slices()
         self._post()
         for name, daemon in daemons_of([claim]).items():
             await self._await_daemon(claim, name, tuple(daemon.limits))
 
     async def release(self, uid: str) -> None:
-        """Take back what a claim alone has asked for; nothing if it asked for nothing.
+        """Release what only this claim uses; nothing if it shares nothing.
 
         Raises:
-            MpsDaemonFailed: a daemon has not ended. Then the claim still has all it had.
+            MpsDaemonFailed: a daemon has not ended; the claim keeps all it had.
         """
         claim = self._claims.get(uid)
         try:
@@ -101,16 +108,19 @@ class Applying:
             raise
 
     async def put_back(self, uid: str, before: Claim | None) -> None:
-        """Have a claim what it had before, since what it asks for now cannot be had.
+        """Return a claim to what it had before a transaction that failed.
 
         Args:
             before: None if it had nothing.
         """
-        with suppress(MpsDaemonFailed):  # it goes by itself, with its clients
+        with suppress(MpsDaemonFailed):  # the daemon ends with its last client
             await self._replace(uid, before)
+        if before is not None:
+            with suppress(TimeSliceFailed):  # it only changes the slice length
+                await self._set_slices(before)
 
     async def _replace(self, uid: str, now: Claim | None) -> None:
-        """Have a claim ask for something else, or for nothing any more."""
+        """Replace what a claim asks for; None for nothing."""
         claim = self._claims.pop(uid, None)
         if now is not None:
             self._claims[uid] = now
@@ -119,7 +129,7 @@ class Applying:
         self._post()
         for name in daemons_of([claim]).keys() - daemons_of(self._claims.values()).keys():
             await self._await_end(claim, name)
-        await self._set_back()
+        await self._reset_slices()
 
     def _post(self) -> None:
         self._state.claim_daemons.publisher(ServiceName.DRA).publish(
@@ -129,9 +139,9 @@ class Applying:
     # MPS
 
     async def _await_daemon(self, claim: Claim, name: str, uuids: tuple[str, ...]) -> None:
-        state, why = self._state, ""
+        why = ""
         with anyio.move_on_after(_TO_SERVE):
-            async for daemons in state.mps_daemons.changes():
+            async for daemons in self._state.mps_daemons.changes():
                 why, known = unready(name, uuids, daemons), daemons.get(name)
                 if not why:
                     return
@@ -165,13 +175,13 @@ class Applying:
                 if self._slices.get(uuid, _DEFAULT) != interval:
                     await self._set(uuid, interval, str(claim))
 
-    async def _set_back(self) -> None:
+    async def _reset_slices(self) -> None:
         failed = ""
         async with self._slicing:
             wanted = _slices(self._claims.values())
             for uuid in [uuid for uuid in self._slices if uuid not in wanted]:
                 try:
-                    await self._set(uuid, _DEFAULT, "nobody")
+                    await self._set(uuid, _DEFAULT, "no claim")
                 except TimeSliceFailed as error:
                     failed = str(error)
         self._fault("time slices", failed)
@@ -195,7 +205,7 @@ class Applying:
 
 
 def _slices(claims: Iterable[Claim]) -> dict[str, str]:
-    """The time slices that claims ask for, but for the default, by the GPU's UUID."""
+    """Return the time slices that claims ask for, except the default, by the GPU's UUID."""
     return {
         device.gpu: device.sharing.time_slice
         for claim in claims

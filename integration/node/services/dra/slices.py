@@ -1,22 +1,21 @@
-"""ResourceSlices: what is published of the devices, and which writes bring that about. Pure.
+"""ResourceSlices: the content to publish, and the writes that publish it. Pure.
 
 Rules
-- The devices of a node are one pool, called as the node. It is one slice for each
-  :data:`MOST_DEVICES` devices, and one without devices if there is none: the driver is alive. A
-  slice whose devices have taints or counters may have half as many.
-- Devices that exclude each other take from a set of counters. Servers from 1.35 on have the sets in
-  slices without devices, 1.34 beside the devices that take from them. Where a server has no
-  counters, MIG devices that need them are not published, and whole GPUs are without them. Sets are
-  written first: a server that does not know them takes them silently, and keeps nothing.
-- Only the slices of a pool's highest generation count for the scheduler, if there are as many of
-  them as they say. So whatever is changed, all slices of the pool are written with the next
-  generation.
-- Nothing is written if what is there is what it should be. A server that keeps less than it was
-  sent (a field of a newer version) is told the same only once.
-- When a taint was added the server says, and it is to say the same for as long as the taint is
-  there. So what is written has the time that the server has.
-- A slice belongs to its Node, and goes with it.
-- Slices of other pools of ours on this node are obsolete.
+- The devices of a node are one pool, named after the node. It has one slice for each
+  :data:`MOST_DEVICES` devices; without devices it has one empty slice, which says that the driver
+  runs. The limit is half if devices have taints or counters.
+- Devices that exclude each other consume a shared set of counters. Servers from 1.35 on want the
+  sets in slices without devices; 1.34 wants them next to the devices. On servers without counters
+  MIG devices that need them are not published, and whole GPUs have none. Slices with sets are
+  written first: a server that does not know them drops them without an error.
+- The scheduler uses only the slices of a pool's highest generation, and only if all of them exist.
+  So each change writes all slices of the pool, with the next generation.
+- Nothing is written if the slices are as they should be. A server that drops a field of a newer
+  version gets the same content only once.
+- The server records when a taint was added, and that time must not change while the taint exists.
+  So writes repeat the server's time.
+- A slice is owned by its Node, and is deleted with it.
+- Slices of this driver's other pools on the node are obsolete.
 - In v1beta1 the attributes and capacity of a device are below ``basic``.
 
 Source: Kubernetes, resource.k8s.io/v1 ResourceSlice; dynamic-resource-allocation/resourceslice
@@ -43,7 +42,7 @@ __all__ = [
 
 GROUP: Final = "resource.k8s.io"
 VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
-"""Of the API, those that we speak, best first."""
+"""The versions of the API that the driver supports, newest first."""
 
 MOST_DEVICES: Final = 128
 _MOST_LARGE: Final = 64
@@ -51,11 +50,11 @@ _MOST_SETS: Final = 8
 _BASIC: Final = "v1beta1"
 _LARGE: Final = ("taints", "consumesCounters")
 _CONTENT: Final = ("devices", "sharedCounters")
-# In the driver's own domain, which has no name in a slice.
+# Attributes in the driver's own domain, which slices do not spell out.
 _OWN: Final = frozenset({"index", "minor", "health"})
 
 Content = dict[str, Any]
-"""What a slice has beside its head: ``devices``, ``sharedCounters``, or neither."""
+"""The variable part of a slice: ``devices``, ``sharedCounters``, or neither."""
 
 
 class Counting(Enum):
@@ -67,38 +66,38 @@ class Counting(Enum):
 
     @property
     def next(self) -> Counting:
-        """What is tried if this was refused."""
+        """What to try after the server refused this."""
         return {Counting.APART: Counting.BESIDE}.get(self, Counting.NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the slices are."""
+    """The driver and the Node that slices belong to."""
 
-    driver: str  # its name
-    node: str  # the Node's name, and so the pool's
+    driver: str  # the driver's name
+    node: str  # the name of the Node and of the pool
     node_uid: str  # the Node's UID
     version: str = VERSIONS[0]  # of the API
 
 
 class Write(NamedTuple):
-    """A call by which a slice is made, replaced or deleted, as it was seen."""
+    """A call that creates, replaces or deletes a slice."""
 
     method: str  # "POST", "PUT" or "DELETE"
     body: dict[str, Any]
-    name: str = ""  # of the slice; "" for one that is made
+    name: str = ""  # of the slice; "" for a new one
 
 
 def contents(
     devices: Iterable[Device], version: str, counting: Counting = Counting.NONE
 ) -> tuple[Content, ...]:
-    """What each slice has, as the API has it; one has nothing if there is nothing."""
+    """Return the content of each slice; without devices there is one empty slice."""
     if counting is Counting.NONE:
         devices = [replace(each, counters=None) for each in devices if each.part is None]
-    told = [
-        (device, _told(device, version)) for device in sorted(devices, key=lambda each: each.name)
+    entries = [
+        (device, _entry(device, version)) for device in sorted(devices, key=lambda each: each.name)
     ]
-    counted = {device.counters.of: device.counters for device, _ in told if device.counters}
+    counted = {device.counters.of: device.counters for device, _ in entries if device.counters}
     sets: list[dict[str, Any]] = [
         {"name": name, "counters": {key: {"value": has} for key, has in each.left.items()}}
         for name, each in sorted(counted.items())
@@ -106,32 +105,32 @@ def contents(
     found: list[Content] = []
     if counting is Counting.BESIDE:
         for each in sets:
-            its = [what for device, what in told if _is_of(device, each["name"])]
+            its = [what for device, what in entries if _uses(device, each["name"])]
             found.append({"devices": its, "sharedCounters": [each]})
-        told = [(device, what) for device, what in told if device.counters is None]
+        entries = [(device, what) for device, what in entries if device.counters is None]
     else:
-        found += [{"sharedCounters": some} for some in _in_turn(sets, _MOST_SETS)]
-    large = [what for _, what in told if _is_large(what, version)]
-    small = [what for _, what in told if not _is_large(what, version)]
-    found += [{"devices": some} for some in _in_turn(small, MOST_DEVICES)]
-    found += [{"devices": some} for some in _in_turn(large, _MOST_LARGE)]
+        found += [{"sharedCounters": some} for some in _batches(sets, _MOST_SETS)]
+    large = [what for _, what in entries if _is_large(what, version)]
+    small = [what for _, what in entries if not _is_large(what, version)]
+    found += [{"devices": some} for some in _batches(small, MOST_DEVICES)]
+    found += [{"devices": some} for some in _batches(large, _MOST_LARGE)]
     return tuple(found) or ({},)
 
 
-def _is_of(device: Device, name: str) -> bool:
+def _uses(device: Device, name: str) -> bool:
     return device.counters is not None and device.counters.of == name
 
 
-def _is_large(told: Mapping[str, Any], version: str) -> bool:
-    what = told["basic"] if version == _BASIC else told
+def _is_large(entry: Mapping[str, Any], version: str) -> bool:
+    what = entry["basic"] if version == _BASIC else entry
     return any(key in what for key in _LARGE)
 
 
-def _in_turn(listed: list[Any], most: int) -> Iterator[list[Any]]:
+def _batches(listed: list[Any], most: int) -> Iterator[list[Any]]:
     return (listed[start : start + most] for start in range(0, len(listed), most))
 
 
-def _told(device: Device, version: str) -> dict[str, Any]:
+def _entry(device: Device, version: str) -> dict[str, Any]:
     what: dict[str, Any] = {
         "attributes": {name: dict(value) for name, value in device.attributes.items()}
     }
@@ -151,21 +150,21 @@ def _told(device: Device, version: str) -> dict[str, Any]:
 
 
 def content_of(spec: Mapping[str, Any]) -> Content:
-    """What a slice has beside its head."""
+    """Return the variable part of a slice."""
     return {key: spec[key] for key in _CONTENT if spec.get(key)}
 
 
 def lost_counters(sent: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
-    """Whether a server has dropped counters of what it was sent, as one without them does."""
+    """Return whether the server dropped counters, as older servers do."""
     if "sharedCounters" in sent and "sharedCounters" not in has:
         return True
     key = "consumesCounters"
-    pairs = zip(_whats(sent), _whats(has), strict=False)
+    pairs = zip(_entries(sent), _entries(has), strict=False)
     return any(key in ours and key not in theirs for ours, theirs in pairs)
 
 
-def _whats(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a slice has of each device, whichever version of the API it is of."""
+def _entries(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Return the facts of each device in a slice of any version of the API."""
     return (device.get("basic", device) for device in content.get("devices") or ())
 
 
@@ -176,20 +175,18 @@ def changes(
     *,
     kept: Mapping[str, Any] | None = None,
 ) -> list[Write]:
-    """The writes after which what is published is what is wanted; none if it is already.
+    """Return the writes that turn the published slices into the wanted ones, in order.
 
     Args:
-        kept: what the server has made of a content, by :func:`key_of` that.
-
-    Returns:
-        The writes, in the order in which they are to be made.
+        there: the published slices.
+        kept: what the server stored of a content, by its :func:`key_of`.
     """
     slices = sorted(there, key=_name)
     ours = [each for each in slices if each["spec"]["pool"]["name"] == owner.node]
     obsolete = [each for each in slices if each not in ours]
     highest = max((each["spec"]["pool"]["generation"] for each in ours), default=0)
     pairs, unpaired, surplus = _paired(ours, wanted, kept or {})
-    is_whole = all(_says(each, highest, len(wanted), owner) for each in ours)
+    is_whole = all(_is_current(each, highest, len(wanted), owner) for each in ours)
     if not (unpaired or surplus) and is_whole:
         return [deletion(each) for each in obsolete]
     generation = highest + 1
@@ -207,14 +204,14 @@ def changes(
 
 
 def key_of(content: Content) -> str:
-    """What stands for a content in a table."""
+    """Return a key for a content, which is not hashable."""
     return repr(content)
 
 
 def _paired(
     ours: Iterable[Mapping[str, Any]], wanted: Sequence[Content], kept: Mapping[str, Any]
 ) -> tuple[list[tuple[Mapping[str, Any], Content]], list[Content], list[Mapping[str, Any]]]:
-    """Slices that have what is wanted, with it; what no slice has; and the other slices."""
+    """Return slices with the content that they have, content without a slice, and other slices."""
     unpaired, pairs, surplus = list(wanted), [], []
     for each in ours:
         has = content_of(each["spec"])
@@ -228,8 +225,8 @@ def _paired(
     return pairs, unpaired, surplus
 
 
-def _says(each: Mapping[str, Any], generation: int, count: int, owner: Owner) -> bool:
-    """Whether a slice says of its pool, and of its owner, what it should."""
+def _is_current(each: Mapping[str, Any], generation: int, count: int, owner: Owner) -> bool:
+    """Return whether pool and owner of a slice are as they should be."""
     pool = each["spec"]["pool"]
     owners = [one.get("uid") for one in each["metadata"].get("ownerReferences") or ()]
     return (
@@ -264,7 +261,7 @@ def _body(
             "driver": owner.driver,
             "nodeName": owner.node,
             "pool": {"name": owner.node, "generation": generation, "resourceSliceCount": count},
-            **content,  # an empty list would count as having devices
+            **content,  # without empty lists: the API takes those for devices
         },
     }
 
@@ -274,19 +271,19 @@ def _name(each: Mapping[str, Any]) -> str:
 
 
 def is_ours(each: Mapping[str, Any]) -> bool:
-    """Return whether a slice has devices as only this driver publishes them, by whatever name."""
-    return any((what.get("attributes") or {}).keys() >= _OWN for what in _whats(each["spec"]))
+    """Return whether a slice has devices as only this driver publishes them, under any name."""
+    return any((what.get("attributes") or {}).keys() >= _OWN for what in _entries(each["spec"]))
 
 
 def deletion(each: Mapping[str, Any]) -> Write:
-    """Return the call that deletes a slice, unless it has changed meanwhile."""
+    """Return the call that deletes a slice unless it changed meanwhile."""
     seen = each["metadata"]
     conditions = {key: seen[key] for key in ("uid", "resourceVersion") if key in seen}
     return Write("DELETE", {"preconditions": conditions}, _name(each))
 
 
 def with_times(content: dict[str, Any], there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a slice has, with the times that the server has of its devices' taints."""
+    """Return a content with the times at which the server recorded its taints."""
     times = {
         (device["name"], *_taint_of(taint)): taint["timeAdded"]
         for each in there

@@ -18,7 +18,7 @@ from integration.node.services.dra.publishing import Publisher
 from integration.node.services.dra.slices import MOST_DEVICES
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
-from tests.unit.node.dra.test_parts import published
+from tests.unit.node.dra.test_mig_layout import published
 from tests.unit.node.dra.test_slices import many
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ async def test_what_somebody_removes_each_time_is_not_written_for_ever(cluster: 
     async with publishing(cluster) as (publisher, faults):
         publisher.want(tuple(many(1)))
         await until(lambda: len(cluster.published()) == 1)
-        said = "said somebody else changes the node's slices"
+        said = "said another client keeps changing the node's slices"
         while said not in faults and len(cluster.writes) < 20:
             cluster.wipe()
             await until(lambda: cluster.slices() or said in faults)

@@ -22,7 +22,7 @@ from integration.node.services.dra import cdi
 from integration.node.services.dra.claims import refuse_taken
 from integration.node.services.dra.devices import Device, publishable
 from integration.node.services.dra.mig_layout import Counters, Part
-from integration.node.services.dra.rpc import answer_of_claim
+from integration.node.services.dra.rpc import prepared_response
 from integration.node.services.dra.sharing import (
     MOST,
     consumed,
@@ -235,10 +235,10 @@ def test_the_kubelets_record_tells_of_shares(tmp_path: Path) -> None:
 
 def test_only_the_first_version_of_the_kubelets_api_has_shares() -> None:
     claim = sharing(part())
-    assert answer_of_claim(claim, ["name"]).devices[0].share_id == ID
-    old = answer_of_claim(claim, ["name"], knows_shares=False)
+    assert prepared_response(claim, DRIVER).devices[0].share_id == ID
+    old = prepared_response(claim, DRIVER, knows_shares=False)
     assert not old.devices[0].HasField("share_id")
-    whole = answer_of_claim(having(GPU, GPU), ["name"])
+    whole = prepared_response(having(GPU, GPU), DRIVER)
     assert not whole.devices[0].HasField("share_id")
 
 

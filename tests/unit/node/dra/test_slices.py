@@ -17,7 +17,7 @@ from integration.node.device_health.device_state import Condition
 from integration.node.options import DRA_DRIVER
 from integration.node.services.dra.devices import (
     Device,
-    Place,
+    GpuLocation,
     devices_of,
     publishable,
     semantic_version,
@@ -58,7 +58,7 @@ NODE: Final = Inventory(
     sockets={},
     cuda_version="13.0",
 )  # fmt: skip
-DEVICES: Final = devices_of(NODE, {"0000:01:00.0": Place(1, "pci0000:00")})
+DEVICES: Final = devices_of(NODE, {"0000:01:00.0": GpuLocation(1, "pci0000:00")})
 
 
 def named(*uuids: str) -> set[str]:
@@ -189,7 +189,7 @@ def test_whatever_a_node_has_a_server_takes_its_slices(
         driver=cast("Any", SimpleNamespace(version=version)),
         gpus=tuple(replace(gpu, model=model, memory=memory) for gpu in NODE.gpus),
     )
-    found = publishable(devices_of(node, {"0000:00:00.0": Place(0, "pci0000:00")}), {})
+    found = publishable(devices_of(node, {"0000:00:00.0": GpuLocation(0, "pci0000:00")}), {})
     every = [replace(found[n % len(found)], name=f"{found[0].name[:50]}-{n}") for n in range(count)]
     made = bodies(changes((), contents(every, "v1"), replace(OWNER, driver=driver)))
     assert all(not faults(body["spec"]) for body in made)

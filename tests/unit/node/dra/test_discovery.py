@@ -9,7 +9,7 @@ import pytest
 from hooks.config import load_config
 from integration.node.options import Options
 from integration.node.service import Context
-from integration.node.services.dra.discovery import Looking
+from integration.node.services.dra.discovery import DeviceDiscovery
 from integration.node.state.store import State
 from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
@@ -46,10 +46,10 @@ class Place:
         self.config = load_config(node.config_path)
         options = Options("", 60, dra=True, dra_mig=dra_mig)
         context = Context(self.config, options, lambda *_, **__: None, self.state)
-        self.looking = Looking(context, self.faults.__setitem__)
+        self.looking = DeviceDiscovery(context, self.faults.__setitem__)
 
     async def look(self, **more: Any) -> dict[str, Device] | None:
-        found = await self.looking.look(inventory_of(self.config, fresh=True), {}, **more)
+        found = await self.looking.discover(inventory_of(self.config, fresh=True), {}, **more)
         return None if found is None else dict(found.devices)
 
 
@@ -89,11 +89,11 @@ async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
     place = Place(node, dra_mig=True)
     there = inventory_of(place.config, fresh=True)
     write(node, "nvml-faults", "nvmlDeviceGetCount=error:999")
-    found = await place.looking.look(there, {})
+    found = await place.looking.discover(there, {})
     assert found is not None
     assert not any(each.part for each in found.devices.values())
     assert "NVML tells nothing of MIG" in place.faults["parts"]
-    assert await place.looking.look(there, {}) is None, "it is not asked each time"
+    assert await place.looking.discover(there, {}) is None, "it is not asked each time"
     monkeypatch.setattr("integration.node.services.dra.discovery._RETRY_AFTER", -1.0)
     write(node, "nvml-faults", "")
     devices = await place.look()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +16,10 @@ import pytest
 from hooks.config import Config
 from integration.agent_errors import DraStateUnwritten
 from integration.node.services.dra import mig_create as cutting
-from integration.node.services.dra.mig_create import Making, Modes, Note
+from integration.node.services.dra.mig_create import MigCreator, MigModes, MigNote
 from integration.node.services.dra.mig_layout import Part
 from integration.node.state.claims_file import held, load, save, write_record
-from integration.node.values.claims import Claim, ClaimDevice
+from integration.node.values.claims import Claim, ClaimDevice, ClaimPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,17 +64,17 @@ def part_of(gpu: str) -> Part:
 
 def test_what_was_made_is_forgotten_on_a_full_disk(small: Path) -> None:
     config = config_of(small)
-    making = Making(config)
-    notes = [Note("uid", "claim a/b", part_of(gpu), "MIG-1") for gpu in "abc"]
+    making = MigCreator(config)
+    notes = [MigNote("uid", "claim a/b", part_of(gpu), "MIG-1") for gpu in "abc"]
     for note in notes:
         making._note(note)
     with suppress(OSError), open(small / "large", "wb", buffering=0) as file:
         while True:
             file.write(b"0" * 4096)
     making.forget(notes[1:])
-    again = Making(config)
+    again = MigCreator(config)
     again.load()
-    assert again.made == making.made == {notes[0].part: "MIG-1"}
+    assert again.created == making.created == {notes[0].part: "MIG-1"}
 
 
 def test_modes_of_two_gpus_that_are_switched_at_once_are_both_noted(
@@ -87,7 +88,7 @@ def test_modes_of_two_gpus_that_are_switched_at_once_are_both_noted(
         write_record(*what)
 
     monkeypatch.setattr(cutting, "write_record", write)
-    modes = Modes(config)
+    modes = MigModes(config)
     monkeypatch.setattr(modes, "_is_on", lambda _: False)
     monkeypatch.setattr(modes, "_switch", lambda *_, **__: None)
     threads = [
@@ -98,7 +99,7 @@ def test_modes_of_two_gpus_that_are_switched_at_once_are_both_noted(
         each.start()
     for each in threads:
         each.join()
-    again = Modes(config)
+    again = MigModes(config)
     again.load()
     assert again.switched == modes.switched == {"GPU-1", "GPU-2"}
 
@@ -126,15 +127,15 @@ def test_what_a_newer_agent_has_added_is_passed_over(tmp_path: Path) -> None:
 
 def test_what_a_newer_agent_has_added_to_what_was_made_is_passed_over(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    making = Making(config)
-    making._note(Note("uid", "claim a/b", part_of("a"), "MIG-1"))
+    making = MigCreator(config)
+    making._note(MigNote("uid", "claim a/b", part_of("a"), "MIG-1"))
     path = tmp_path / "state" / "dra-mig.json"
     document = json.loads(path.read_text())
     document["made"][0]["new"] = document["made"][0]["part"]["new"] = 1
     path.write_text(json.dumps({**document, "new": 1}))
-    again = Making(config)
+    again = MigCreator(config)
     again.load()
-    assert again.made == making.made
+    assert again.created == making.created
 
 
 def test_the_kubelets_record_says_of_which_gpu_a_part_is(tmp_path: Path) -> None:
@@ -168,3 +169,43 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path, text: st
     (tmp_path / "kubelet" / "dra_manager_state").write_text("[" * 100_000)
     assert load(config, "driver") == {}
     assert held(config) == ()
+
+
+def test_a_file_of_prepared_claims_is_that_of_agents_without_phases(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    save(config, CLAIMS[:1])
+    path = tmp_path / "state" / "dra.json"
+    document = json.loads(path.read_text())
+    assert document["format"] == 1
+    (claim,) = document["claims"]
+    assert claim.keys() == {"uid", "namespace", "name", "devices"}
+    (loaded,) = load(config, "driver").values()
+    assert loaded.is_prepared
+
+
+def test_a_claim_that_is_being_prepared_is_a_claim_for_agents_without_phases(
+    tmp_path: Path,
+) -> None:
+    config = config_of(tmp_path)
+    other = replace(DEVICE, device="gpu-1", uuid="GPU-1", gpu="GPU-1")
+    begun = replace(CLAIMS[0], phase=ClaimPhase.PREPARING, previous=(other,))
+    save(config, [CLAIMS[0]])
+    save(config, [begun])
+    path = tmp_path / "state" / "dra.json"
+    document = json.loads(path.read_text())
+    assert document["format"] == 1
+    (claim,) = document["claims"]
+    assert [each["uuid"] for each in claim["devices"]] == ["GPU-0"]
+    (loaded,) = load(config, "driver").values()
+    assert (loaded.phase, loaded.previous) == (ClaimPhase.PREPARING, (other,))
+    assert loaded.before == replace(CLAIMS[0], devices=(other,))
+    assert held(config) == (DEVICE, other)
+
+
+def test_a_phase_that_only_a_newer_agent_knows_is_passed_over(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    save(config, [replace(CLAIMS[0], phase=ClaimPhase.PREPARING)])
+    path = tmp_path / "state" / "dra.json"
+    path.write_text(path.read_text().replace('"preparing"', '"resting"'))
+    (loaded,) = load(config, "driver").values()
+    assert loaded.is_prepared

@@ -14,7 +14,7 @@ from integration.agent_errors import ClaimUnfinished, ResourceClaimUnusable
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.dra import rpc as answering
-from integration.node.services.dra.rpc import Answering, Ended
+from integration.node.services.dra.rpc import ActiveDriver, DriverEnded
 from integration.node.values.claims import Claim, Health
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Slow:
     def health(self) -> Iterable[Health]:
         return ()
 
-    def cdi_names(self, claim: Claim) -> Iterable[str]:
-        del claim
-        return ()
+    @property
+    def transactions(self) -> Slow:
+        return self
 
 
 def context() -> Context:
@@ -62,7 +62,7 @@ def context() -> Context:
 async def test_the_claims_of_one_call_do_not_wait_for_each_other() -> None:
     slow = Slow(len(CLAIMS))
     async with anyio.create_task_group() as tasks:
-        at_work = Answering(context(), slow, tasks)
+        at_work = ActiveDriver(context(), slow, tasks)
         answer = await at_work.prepare(
             pb.NodePrepareResourcesRequest(claims=CLAIMS), knows_shares=True
         )
@@ -88,7 +88,7 @@ async def test_what_takes_longer_than_a_kubelet_waits_is_said_and_goes_on(
         return (await at_work.prepare(request, knows_shares=True)).claims["uid-0"].error
 
     async with anyio.create_task_group() as tasks:
-        at_work = Answering(context(), slow, tasks)
+        at_work = ActiveDriver(context(), slow, tasks)
         with anyio.fail_after(10):
             late = await ask()
         assert late.startswith(ClaimUnfinished.code)
@@ -106,18 +106,18 @@ async def test_what_is_under_way_at_the_end_is_finished_or_has_no_answer(
     slow, found = Slow(100), list[object]()
     request = pb.NodePrepareResourcesRequest(claims=CLAIMS[:1])
 
-    async def ask(at_work: Answering) -> None:
+    async def ask(at_work: ActiveDriver) -> None:
         try:
             found.append((await at_work.prepare(request, knows_shares=True)).claims["uid-0"].error)
-        except (Ended, NvshimError) as error:
+        except (DriverEnded, NvshimError) as error:
             found.append(type(error))
 
     async with anyio.create_task_group() as calls, anyio.create_task_group() as tasks:
-        at_work = Answering(context(), slow, tasks)
+        at_work = ActiveDriver(context(), slow, tasks)
         calls.start_soon(ask, at_work)
         await anyio.wait_all_tasks_blocked()
         at_work.end()
         tasks.cancel_scope.cancel()
         if goes_on:
             slow.goes_on.set()
-    assert found == ([""] if goes_on else [Ended])
+    assert found == ([""] if goes_on else [DriverEnded])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hooks.node.inventory import Inventory
 from hooks.node.nvml import BRANDS
 from hooks.words import Node
-from integration.node.services.dra.devices import Device, Place, devices_of, publishable
+from integration.node.services.dra.devices import Device, GpuLocation, devices_of, publishable
 from integration.node.services.dra.mig_layout import (
     Counters,
     GpuParts,
@@ -253,7 +253,7 @@ MIG_CAPACITY: Final = {
 def test_all_that_nvidias_driver_tells_has_its_names_and_types() -> None:
     node, parts = node_of(*THERE)
     addressing = {gpu.uuid: "ATS" for gpu in node.gpus}
-    places = {gpu.bus_id: Place(0, "pci0000:00", (1,), 0) for gpu in node.gpus}
+    places = {gpu.bus_id: GpuLocation(0, "pci0000:00", (1,), 0) for gpu in node.gpus}
     found = publishable(
         devices_of(node, places, replace(parts, addressing=addressing), on_demand=True), {}
     )

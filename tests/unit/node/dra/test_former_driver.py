@@ -20,7 +20,7 @@ from integration.node.state import claims_file as state
 from tests.harness.api_server import denied, refusal
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
-from tests.unit.node.dra.test_parts import published
+from tests.unit.node.dra.test_mig_layout import published
 from tests.unit.node.dra.test_publishing import NODE, cluster
 from tests.unit.node.dra.test_slices import many
 
@@ -46,7 +46,7 @@ async def an_agent(cluster: Cluster, config: Config, name: str) -> AsyncIterator
     context = Context(config, Options("", 60), lambda _, line, **__: said.append(line))
     with closing(ApiServer("127.0.0.1", cluster.port, cluster.service_account)) as api:
         former = FormerSlices(context, api, name, NODE)
-        await former.begin()
+        await former.start()
         publisher = Publisher(context, api, name, NODE, lambda *_: None, before=former.remove)
         publisher.want(tuple(many(2)))
         async with anyio.create_task_group() as tasks:

@@ -15,7 +15,8 @@ from integration.agent_errors import MigDeviceNotUndone
 from integration.apiserver.client import ApiServer
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.service import Context
-from integration.node.services.dra.claim_reader import ClaimReader, Stale
+from integration.node.services.dra.claim_reader import ClaimReader
+from integration.node.services.dra.stale_claims import StaleClaims
 from integration.node.values.claims import Claim, ClaimDevice
 from tests.harness.api_server import refusal
 from tests.harness.cluster import Cluster
@@ -69,7 +70,7 @@ class Place:
 
         async with aclosing(self.context.kubelet):
             with closing(ApiServer(*where, timeout=0.5)) as api:
-                stale = Stale(self.context, ClaimReader(api, version), self.take_back)
+                stale = StaleClaims(self.context, ClaimReader(api, version), self.take_back)
                 for _ in range(times):
                     await stale.look()
         return self.taken_back
@@ -142,7 +143,7 @@ async def test_what_nobody_has_is_taken_back_at_the_second_look(
     trouble(place)
     assert await place.look(1) == []
     assert await place.look(2) == [CLAIM.uid]
-    assert [each for each in place.said if "took back a claim that is no more" in each]
+    assert [each for each in place.said if "unprepared a stale claim" in each]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The driver, where something fails that nobody has thought of, or meets something else."""
+"""The driver: steps that fail, calls that meet, specs that cannot be written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from integration.apiserver.client import ApiServer
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.service import Context
-from integration.node.services.dra.cdi import Template, keep
+from integration.node.services.dra.cdi import SpecTemplate, keep
+from integration.node.services.dra.claim_specs import ClaimSpecs
+from integration.node.services.dra.claim_table import ClaimTable
+from integration.node.services.dra.discovery import NodeDevices
 from integration.node.services.dra.driver import Driver
-from integration.node.state import claims_file as state
+from integration.node.services.dra.mig_layout import Parts
+from integration.node.services.dra.plugin_devices import PluginDevices
+from integration.node.services.dra.transaction import ClaimTransactions
+from integration.node.state import claims_file
 from integration.node.state.topic import Topic
 from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
 from integration.node.values.service_name import ServiceName
@@ -46,32 +52,50 @@ def driver_of(directory: Path) -> Driver:
     options = Options("", 60, node_name="node-1", pod_resources="", cri_sockets=())
     api = ApiServer("", 0, "")
     driver = Driver(Context(config, options, lambda *_, **__: None), api)
-    driver._devices = {device.name: device for device in DEVICES}
+    devices = {device.name: device for device in DEVICES}
+    driver.discovery.latest = NodeDevices(devices, None, Parts())
     return driver
 
 
-@pytest.mark.parametrize("step", ["_plugin_gave", "_save", "_heed_engine", "_keep_spec"])
-async def test_what_fails_leaves_a_claim_what_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+async def allocated(*_: Any, **__: Any) -> dict[str, Any]:
+    return ALLOCATED
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        (PluginDevices, "allocated"),
+        (ClaimTable, "write"),
+        (ClaimTransactions, "_refuse_engine"),
+        (ClaimSpecs, "keep"),
+        (ClaimTable, "complete"),
+    ],
+)
+async def test_a_step_that_fails_leaves_a_claim_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, step: str
 ) -> None:
     driver = driver_of(tmp_path)
-
-    async def read(_reference: Reference) -> dict[str, Any]:
-        return ALLOCATED
-
     times: list[str] = []
 
-    async def fail(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         times.append(step)
         if len(times) == 1:
-            raise RuntimeError("nobody has thought of it")
+            raise RuntimeError("a bug")
 
-    monkeypatch.setattr(driver, "_read", read)
-    monkeypatch.setattr(driver, step, fail)
+    async def fail_later(*_: Any, **__: Any) -> None:
+        fail()
+
+    monkeypatch.setattr(ClaimTransactions, "_read", allocated)
+    monkeypatch.setattr(ClaimSpecs, "keep", nothing)
+    monkeypatch.setattr(part, step, fail if step == "keep" else fail_later)
     with pytest.raises(RuntimeError):
-        await driver.prepare(REFERENCE)
-    assert driver._claims == {}
-    assert driver._state.claimed_devices.value == ()
+        await driver.transactions.prepare(REFERENCE)
+    assert driver.table.claims == {}
+    assert driver._context.state.claimed_devices.value == ()
 
 
 @pytest.mark.parametrize(("name", "is_taken"), [("nvidia.com/gpu", True), ("claims/one", False)])
@@ -79,19 +103,15 @@ async def test_what_the_device_plugin_shares_by_mps_is_no_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, is_taken: bool
 ) -> None:
     driver = driver_of(tmp_path)
-
-    async def answer(*_: Any, **__: Any) -> dict[str, Any]:
-        return ALLOCATED
-
-    monkeypatch.setattr(driver, "_read", answer)
-    monkeypatch.setattr(driver, "_keep_spec", answer)
-    publish(driver._state.mps_daemons, {name: MpsDaemon(name, (DEVICES[0].uuid,))})
+    monkeypatch.setattr(driver.transactions, "_read", allocated)
+    monkeypatch.setattr(driver.specs, "keep", nothing)
+    publish(driver._context.state.mps_daemons, {name: MpsDaemon(name, (DEVICES[0].uuid,))})
     taken = pytest.raises(DeviceTaken, match=r"which shares nvidia.com/gpu by MPS")
     with taken if is_taken else nullcontext():
-        await driver.prepare(REFERENCE)
+        await driver.transactions.prepare(REFERENCE)
 
 
-async def test_what_is_taken_back_while_it_is_prepared_is_taken_back_afterwards(
+async def test_an_unprepare_that_comes_after_a_prepare_ends_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, goes_on, done = driver_of(tmp_path), anyio.Event(), list[str]()
@@ -100,61 +120,80 @@ async def test_what_is_taken_back_while_it_is_prepared_is_taken_back_afterwards(
         await goes_on.wait()
         return ALLOCATED
 
-    async def nothing(*_: Any, **__: Any) -> None:
-        pass
+    async def run(verb: str) -> None:
+        await getattr(driver.transactions, verb)(REFERENCE)
+        done.append(verb)
 
-    async def do(what: str) -> None:
-        await getattr(driver, what)(REFERENCE)
-        done.append(what)
-
-    monkeypatch.setattr(driver, "_read", read)
-    monkeypatch.setattr(driver, "_keep_spec", nothing)
+    monkeypatch.setattr(driver.transactions, "_read", read)
+    monkeypatch.setattr(driver.specs, "keep", nothing)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(do, "prepare")
+        tasks.start_soon(run, "prepare")
         await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(do, "unprepare")  # whoever has it taken back: the kubelet, or the sweep
+        tasks.start_soon(run, "unprepare")  # by the kubelet, or as a stale claim
         await anyio.wait_all_tasks_blocked()
         goes_on.set()
     assert done == ["prepare", "unprepare"]
-    assert driver._claims == {}
+    assert driver.table.claims == {}
 
 
-async def test_a_spec_that_could_not_be_kept_is_said_and_tried_again(
+async def test_a_spec_that_cannot_be_written_is_a_fault_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = driver_of(tmp_path)
-    state.save(driver._config, [Claim(uid, "default", uid, ()) for uid in ("one", "two")])
+    claims_file.save(
+        driver._context.config, [Claim(uid, "default", uid, ()) for uid in ("one", "two")]
+    )
     full = {"one"}
 
-    async def keep(claim: Claim, **_: Any) -> None:
+    async def write(claim: Claim, **_: Any) -> None:
         if claim.uid in full:
             raise DraStateUnwritten(f"to keep {claim.uid}", found="No space left on device")
 
-    monkeypatch.setattr(driver, "_keep_spec", keep)
+    monkeypatch.setattr(driver.specs, "write", write)
     monkeypatch.setattr("integration.node.services.dra.driver._LOOK_AGAIN", 0.01)
-    await driver.begin()
-    assert "cannot keep one" in driver._state.faults.lines["dra specs"]
+    await driver.start()
+    faults = driver._context.state.faults.lines
+    assert "cannot keep one" in faults["dra specs"]
     full.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(driver.keep)
+        tasks.start_soon(driver.follow)
         with anyio.fail_after(20):
-            while "dra specs" in driver._state.faults.lines:
+            while "dra specs" in driver._context.state.faults.lines:
                 await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
 
 
-async def test_what_is_settled_on_a_full_disk_counts_all_the_same(
+async def test_a_spec_of_a_claim_in_a_transaction_is_repaired_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, written = driver_of(tmp_path), list[str]()
+    driver.table.put(Claim("uid", "default", "claim", ()))
+
+    async def write(claim: Claim, **_: Any) -> None:
+        written.append(claim.uid)
+
+    monkeypatch.setattr(driver.specs, "write", write)
+    async with driver.transactions.locks.hold("uid"):
+        await driver.specs.repair()
+        assert written == []
+        assert driver.specs.has_pending
+    await driver.specs.repair()
+    assert written == ["uid"]
+    assert not driver.specs.has_pending
+
+
+async def test_a_claim_is_settled_even_if_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, claim = driver_of(tmp_path), Claim("uid", "default", "claim", ())
-    driver._claims["uid"] = claim
+    driver.table.put(claim)
 
     async def full() -> None:
         raise DraStateUnwritten("to write it", found="No space left on device")
 
-    monkeypatch.setattr(driver, "_save", full)
-    await driver._settle([(claim, None)])
-    assert driver._claims == {}
+    monkeypatch.setattr(driver.table, "write", full)
+    await driver.table.settle([(claim, None)])
+    assert driver.table.claims == {}
 
 
 def with_mps(uid: str, daemon: str) -> Claim:
@@ -167,17 +206,18 @@ async def test_a_daemon_that_pods_have_goes_on_where_a_claim_cannot_have_another
     tmp_path: Path,
 ) -> None:
     driver = driver_of(tmp_path)
+    state = driver._context.state
     before, now = with_mps("uid", "before"), with_mps("uid", "now")
-    driver._applying.begin([before])
+    driver.sharing.load([before])
     posted: list[set[str]] = []
-    driver._state.claim_daemons = Topic(
-        driver._state.claim_daemons.value,
+    state.claim_daemons = Topic(
+        state.claim_daemons.value,
         ServiceName.DRA,
         "which daemons were asked for, each time",
         on_publish=lambda daemons: posted.append(set(daemons or ())),
     )
-    driver._applying._claims["uid"] = now
-    await driver._applying.put_back("uid", before)
+    driver.sharing._claims["uid"] = now
+    await driver.sharing.put_back("uid", before)
     assert posted
     assert all(each == {"claims/before"} for each in posted)
 
@@ -185,6 +225,6 @@ async def test_a_daemon_that_pods_have_goes_on_where_a_claim_cannot_have_another
 def test_a_spec_is_left_as_it_is_while_it_is_not_known_where_mps_is(tmp_path: Path) -> None:
     claim = with_mps("uid", "one")
     device = SimpleNamespace(edits=Edits())
-    template = Template(None, {"GPU-0": device}, {}, "0.5.0")  # type: ignore[arg-type,dict-item]
+    template = SpecTemplate(None, {"GPU-0": device}, {}, "0.5.0")  # type: ignore[arg-type,dict-item]
     with pytest.raises(MpsNotReady, match="where MPS has its files is not known"):
         keep(Config(state=str(tmp_path)), "driver", claim, template, "")

@@ -1,0 +1,140 @@
+"""Writing, repairing and removing the CDI specs of claims, as the node changes.
+
+Rules
+- The transaction of a claim writes its spec (:mod:`.transaction`). Specs of prepared claims are
+  written again when the node's devices change, or when somebody removes a file.
+- A spec that exists stays if it cannot be generated now: running containers were started with it.
+- A claim in a transaction is skipped. Its transaction writes the spec, and writes it again if the
+  node changed meanwhile.
+- A spec that cannot be written is a fault, and the next round tries again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio.to_thread
+
+from api.errors import NvshimError
+from integration.agent_errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
+from integration.node.services.dra import cdi
+from integration.node.services.dra.mig_create import is_unmade
+from integration.watcher import Interest, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from integration.node.service import Context
+    from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
+    from integration.node.services.dra.discovery import DeviceDiscovery
+    from integration.node.services.dra.sharing_setup import SharingSetup
+    from integration.node.values.claims import Claim
+
+__all__ = ["ClaimSpecs"]
+
+# Seconds without a change after which a burst of changes is over, and the longest burst.
+_QUIET: Final = 0.05
+_LONGEST_BURST: Final = 1.0
+_MADE_OR_REMOVED: Final = Interest(content=False)
+_BUSY: Final = ""
+
+
+@dataclass(eq=False)
+class ClaimSpecs:
+    """The CDI specs of all claims."""
+
+    context: Context
+    table: ClaimTable
+    locks: ClaimLocks
+    discovery: DeviceDiscovery
+    sharing: SharingSetup
+    fault: Callable[[str, str], None]  # reports a fault of a part of the driver, or clears it
+    # Why a spec is not as it should be, by the UID of its claim.
+    _pending: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def _driver(self) -> str:
+        return self.context.options.dra_driver
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a spec has to be tried again."""
+        return bool(self._pending)
+
+    def sweep(self) -> None:
+        """Remove the specs of claims that are not in the table."""
+        self.fault("old specs", "")
+        try:
+            cdi.sweep(self.context.config, self._driver, self.table.claims)
+        except DraStateUnwritten as error:  # harmless: no claim refers to them
+            self.fault("old specs", str(error))
+
+    async def write(self, claim: Claim, *, keep_existing: bool = False) -> None:
+        """Write the spec of a claim, as :meth:`keep` does, for the node as it is in the end."""
+        while True:
+            template = self.discovery.template
+            await anyio.to_thread.run_sync(partial(self.keep, claim, keep_existing=keep_existing))
+            if self.discovery.template is template:
+                return
+
+    def keep(self, claim: Claim, *, keep_existing: bool = False) -> None:
+        """Write the spec of a claim, unless its file is up to date. Blocks; for a thread.
+
+        Args:
+            keep_existing: accept the existing file if none can be generated now.
+
+        Raises:
+            ClaimedDeviceMissing: the driver does not have one of the devices now.
+            MpsNotReady: the directory of the MPS daemons is unknown.
+            DraStateUnwritten: the file cannot be read.
+            CdiSpecUnwritten: the file cannot be written.
+        """
+        keep_existing = keep_existing and not self._is_missing(claim)
+        template, root = self.discovery.template, self.sharing.mps_root
+        try:
+            if cdi.keep(self.context.config, self._driver, claim, template, root):
+                self.context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
+        except (ClaimedDeviceMissing, MpsNotReady):
+            if not keep_existing:
+                raise
+
+    def remove(self, uid: str) -> None:
+        """Remove the spec of a claim, if there is one. Blocks; for a thread.
+
+        Raises:
+            DraStateUnwritten: removing failed.
+        """
+        cdi.remove(self.context.config, self._driver, uid)
+
+    async def repair(self, claims: Iterable[Claim] | None = None) -> None:
+        """Write the specs of prepared claims again; of all if ``claims`` is None."""
+        for claim in tuple(self.table.claims.values() if claims is None else claims):
+            self._pending.pop(claim.uid, None)
+            if not claim.is_prepared or any(map(is_unmade, claim.devices)):
+                continue
+            if self.locks.is_held(claim.uid):
+                self._pending[claim.uid] = _BUSY
+                continue
+            async with self.locks.hold(claim.uid):
+                if self.table.claims.get(claim.uid) is claim:
+                    try:
+                        await self.write(claim, keep_existing=True)
+                    except NvshimError as error:
+                        self._pending[claim.uid] = str(error)
+        for uid in self._pending.keys() - self.table.claims.keys():
+            del self._pending[uid]
+        self.fault("specs", next(filter(None, self._pending.values()), ""))
+
+    async def watch(self) -> None:
+        """Restore removed specs, until cancelled."""
+        directory = self.context.config.cdi_spec_dirs[-1]
+        with Watcher(_QUIET, _LONGEST_BURST) as watcher:
+            while True:
+                await watcher.change({directory: _MADE_OR_REMOVED})
+                await self.repair(filter(self._is_missing, self.table.claims.values()))
+
+    def _is_missing(self, claim: Claim) -> bool:
+        return not os.path.lexists(cdi.path_of(self.context.config, self._driver, claim.uid))

@@ -1,0 +1,214 @@
+"""The claims of this node: in memory, in the checkpoint, and on the agent's state.
+
+Rules
+- A claim's devices are reserved in memory first, without waiting for anything, so two claims cannot
+  both find a device free. The checkpoint and the other services follow.
+- A write of the checkpoint has all claims. Callers that wait at the same time share one write.
+- A claim that is unprepared leaves the checkpoint before it leaves memory: no other claim gets its
+  devices if the write fails.
+- Other services learn which devices claims hold; the device plugin does not allocate those.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from integration.agent_errors import DraStateUnwritten
+from integration.node.state import claims_file
+from integration.node.values.claims import ClaimPhase
+from integration.node.values.service_name import ServiceName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from integration.node.service import Context
+    from integration.node.values.claims import Claim
+
+__all__ = ["ClaimLocks", "ClaimTable"]
+
+
+class ClaimLocks:
+    """A lock for each claim, and for each GPU whose MIG devices change.
+
+    A transaction holds its claim from the first step to the last: the kubelet's calls for one claim
+    run in the order in which they came. Then it holds the GPUs on which it creates or deletes MIG
+    devices; claims of other GPUs run at the same time. Nobody takes a claim while it holds a GPU,
+    and several GPUs are taken in the order of their UUIDs, so no deadlock is possible.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, anyio.Lock] = {}
+
+    @asynccontextmanager
+    async def hold(self, *names: str) -> AsyncIterator[None]:
+        """Hold the locks of claims or GPUs, by their UIDs or UUIDs; wait until all are free."""
+        async with AsyncExitStack() as stack:
+            for name in sorted(names):
+                await stack.enter_async_context(self._hold(name))
+            yield
+
+    def is_held(self, name: str) -> bool:
+        """Return whether a transaction holds a claim or a GPU."""
+        return name in self._locks
+
+    @asynccontextmanager
+    async def _hold(self, name: str) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(name, anyio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():  # no other task waits for it
+                self._locks.pop(name, None)
+
+
+class ClaimTable:
+    """All claims for which devices are reserved or prepared, by their UIDs.
+
+    Args:
+        driver: the name of the driver.
+    """
+
+    def __init__(self, context: Context, driver: str) -> None:
+        self._context = context
+        self._driver = driver
+        self._claims: dict[str, Claim] = {}
+        self._leaving: set[str] = set()
+        # Counts changes; the second is the count at the last write.
+        self._version = self._written = 0
+        self._writing = anyio.Lock()
+
+    @property
+    def claims(self) -> Mapping[str, Claim]:
+        """The claims now."""
+        return self._claims
+
+    async def load(self) -> bool:
+        """Read the claims that an earlier agent prepared.
+
+        Returns:
+            Whether there is a checkpoint; if not, the claims come from the kubelet's record.
+        """
+        config = self._context.config
+        is_written = claims_file.is_written(config)
+        load = partial(claims_file.load, config, self._driver)
+        self._claims = await anyio.to_thread.run_sync(load)
+        self._changed()
+        return is_written
+
+    def put(self, claim: Claim) -> None:
+        """Reserve a claim's devices, or change them."""
+        self._claims[claim.uid] = claim
+        self._changed()
+
+    def reserve(self, claim: Claim, before: Claim | None) -> None:
+        """Reserve the devices of a claim, as the first step of a transaction."""
+        previous = before.devices if before is not None else ()
+        self.put(replace(claim, phase=ClaimPhase.PREPARING, previous=previous))
+
+    def restore(self, uid: str, before: Claim | None) -> None:
+        """Return a claim to what it had; None for nothing."""
+        if before is not None:
+            self._claims[uid] = before
+        else:
+            self._claims.pop(uid, None)
+        self._changed()
+
+    async def settle(self, settled: Iterable[tuple[Claim, Claim | None]]) -> None:
+        """Replace claims of an earlier agent; None drops one.
+
+        A claim that was prepared again meanwhile is not touched.
+        """
+        for claim, now in settled:
+            if self._claims.get(claim.uid) is claim:
+                self.restore(claim.uid, now)
+        try:
+            await self.write()
+        except DraStateUnwritten as error:  # the next agent settles the same claims again
+            self._context.say("warning", str(error))
+
+    async def complete(self, claim: Claim, write_spec: Callable[[], None]) -> Claim:
+        """Write a claim's spec, then that it is prepared, as the last step of a transaction.
+
+        Args:
+            write_spec: runs in the thread that writes the checkpoint after it.
+
+        Raises:
+            NvshimError: writing failed; the phase is as before.
+        """
+        known = self._claims.get(claim.uid)
+        if known is not None and known.is_prepared:
+            await anyio.to_thread.run_sync(write_spec)
+            return known
+        prepared = replace(claim, phase=ClaimPhase.PREPARED, previous=())
+        async with self._writing:
+            await self._save({**self._claims, claim.uid: prepared}, write_spec)
+            self._claims[claim.uid] = prepared
+        self._publish()
+        return prepared
+
+    async def remove(self, uid: str, remove_spec: Callable[[], None]) -> None:
+        """Remove a claim's spec, then the claim from the checkpoint, then from memory.
+
+        Args:
+            remove_spec: runs in the thread that writes the checkpoint after it.
+
+        Raises:
+            DraStateUnwritten: removing failed; the claim keeps its devices.
+        """
+        if uid not in self._claims:
+            await anyio.to_thread.run_sync(remove_spec)
+            return
+        async with self._writing:
+            self._leaving.add(uid)
+            try:
+                await self._save(self._claims, remove_spec)
+            finally:
+                self._leaving.discard(uid)
+                self._version += 1  # an error, or another write, may leave the claim in the file
+        self._claims.pop(uid, None)
+        self._publish()
+
+    async def write(self) -> None:
+        """Write the checkpoint, unless another caller just wrote what this one changed.
+
+        Raises:
+            DraStateUnwritten: writing failed. The file is as before.
+        """
+        changed = self._version
+        async with self._writing:
+            if self._written < changed:
+                await self._save(self._claims)
+
+    async def _save(
+        self, claims: Mapping[str, Claim], first: Callable[[], None] | None = None
+    ) -> None:
+        version = self._version
+        kept = [each for uid, each in claims.items() if uid not in self._leaving]
+
+        def save() -> None:
+            if first is not None:
+                first()
+            claims_file.save(self._context.config, kept)
+
+        await anyio.to_thread.run_sync(save)
+        self._written = version
+
+    def _changed(self) -> None:
+        self._version += 1
+        self._publish()
+
+    def _publish(self) -> None:
+        claims = tuple(self._claims.values())
+        held = (device for claim in claims for device in claim.held)
+        state = self._context.state
+        state.claimed_devices.publisher(ServiceName.DRA).publish(
+            tuple(device for device in held if not device.admin)
+        )
+        state.claims.publisher(ServiceName.DRA).publish(claims)

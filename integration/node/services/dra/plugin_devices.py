@@ -1,0 +1,64 @@
+"""Which devices the device plugins of this node gave to pods.
+
+A device belongs to a claim or to a device plugin's pod, never to both. The kubelet says what pods
+got from plugins: by its pod-resources API, or by its checkpoint if that API does not answer. It may
+not have recorded the last answers of this agent's own plugin, so those count for some seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import anyio.to_thread
+
+from integration.node.mps.claim_daemons import is_of_claims
+from integration.node.state import claims_file
+
+if TYPE_CHECKING:
+    from integration.node.service import Context
+
+__all__ = ["PluginDevices"]
+
+# Seconds after which the kubelet has surely recorded an answer of the device plugin.
+_RECORDED_AFTER: Final = 5.0
+
+
+class PluginDevices:
+    """Knows which pods have devices of a device plugin, by the devices' UUIDs."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def recent(self) -> dict[str, str]:
+        """Return the devices that this agent's plugin gave in the last seconds."""
+        now = time.monotonic()
+        return {
+            uuid: "a pod that the device plugin has just answered for"
+            for uuid, when in self._context.state.plugin_allocations.value.items()
+            if now - when < _RECORDED_AFTER
+        }
+
+    async def allocated(self) -> dict[str, str]:
+        """Return all devices that pods have by a device plugin."""
+        context = self._context
+        allocated = await context.kubelet.allocated(context.options.pod_resources)
+        found = {**self._shared_by_mps(), **self.recent()}
+        if allocated is None:
+            recorded = await anyio.to_thread.run_sync(claims_file.plugin_allocated, context.config)
+            return {**recorded, **found}
+        for (namespace, pod), containers in allocated.items():
+            for names in containers.values():
+                for _, name in names:
+                    if name.startswith(claims_file.UUIDS):
+                        found[name.partition("::")[0]] = f"pod {namespace}/{pod}"
+        return found
+
+    def _shared_by_mps(self) -> dict[str, str]:
+        """Return the devices that only clients of the device plugin's MPS daemons can open."""
+        return {
+            uuid: f"the device plugin, which shares {name} by MPS,"
+            for name, daemon in self._context.state.mps_daemons.value.items()
+            if not is_of_claims(name)
+            for uuid in daemon.devices
+        }

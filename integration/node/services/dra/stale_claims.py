@@ -1,0 +1,118 @@
+"""Unpreparing claims that no pod has any longer.
+
+A kubelet that lost its records, or a pod that was deleted by force while the agent was down, leaves
+a claim prepared forever, and no other claim gets its devices.
+
+Rules
+- A claim is stale if three sources agree: the API server has no claim of that name, or one with
+  another UID; no container has it, by the kubelet's pod-resources API; and the kubelet's own
+  record, by which it unprepares what its pods left, does not name it.
+- It is unprepared if two looks in a row find it stale, since a kubelet that has just started knows
+  no pods for a moment. A hangup signal starts a look at once.
+- A missing answer (a server that is away or refuses, a proxy's page) counts as "not stale". With a
+  kubelet's credentials, the node authorizer says that no pod of the node has the claim: together
+  with the other two sources that is enough.
+
+Source: Kubernetes kubelet pkg/kubelet/cm/dra, manager.go; NVIDIA's driver, its cleanup of stale
+claims every ten minutes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio.to_thread
+
+from api.errors import NvshimError
+from integration.agent_errors import ApiServerSilent
+from integration.node.state import claims_file
+from integration.node.state.topic import version_of, wait_any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from integration.kubelet.values import Claimed
+    from integration.node.service import Context
+    from integration.node.services.dra.claim_reader import ClaimReader
+    from integration.node.values.claims import Claim, Reference
+
+__all__ = ["StaleClaims"]
+
+_LOOK_AGAIN: Final = 300.0
+
+
+class StaleClaims:
+    """Finds and unprepares stale claims.
+
+    Args:
+        unprepare: unprepares a claim.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        reader: ClaimReader,
+        unprepare: Callable[[Reference], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._reader = reader
+        self._unprepare = unprepare
+        self._suspected: set[str] = set()
+
+    async def run(self) -> None:
+        """Look for stale claims every five minutes and after a hangup, until cancelled."""
+        reloads = self._context.state.reloads
+        while True:
+            version = version_of(reloads)
+            await self.look()
+            await wait_any(reloads, since=version, timeout=_LOOK_AGAIN)
+
+    async def look(self) -> None:
+        """Look once; unprepare those that were stale the last time, too."""
+        found = await self._found()
+        for claim in found:
+            if claim.uid in self._suspected:
+                await self._unprepare_stale(claim)
+        self._suspected = {claim.uid for claim in found}
+
+    async def _found(self) -> list[Claim]:
+        """Return the claims that no pod has, by all three sources."""
+        context, claims = self._context, self._context.state.claims.value
+        if not claims:
+            return []
+        named = await context.kubelet.claims(context.options.pod_resources)
+        if named is None:
+            return []
+        recorded = await anyio.to_thread.run_sync(
+            partial(claims_file.recorded, context.config, context.options.dra_driver)
+        )
+        found: list[Claim] = []
+        for claim in claims:
+            if claim.uid in recorded or _is_named(claim, context.options.dra_driver, named):
+                continue
+            try:
+                if await self._reader.is_gone(claim.reference):
+                    found.append(claim)
+            except ApiServerSilent:
+                return []
+        return found
+
+    async def _unprepare_stale(self, claim: Claim) -> None:
+        try:
+            await self._unprepare(claim.reference)
+        except NvshimError as error:
+            self._context.say("warning", str(error), claim=f"{claim.namespace}/{claim.name}")
+            return
+        self._context.say(
+            "warning", "unprepared a stale claim, which no pod has",
+            claim=f"{claim.namespace}/{claim.name}", uid=claim.uid,
+            devices=[device.device for device in claim.devices],
+        )  # fmt: skip
+
+
+def _is_named(claim: Claim, driver: str, named: Iterable[Claimed]) -> bool:
+    """Return whether a container has a claim; a new claim may have the same name."""
+    known = [each for each in named if (each.namespace, each.name) == (claim.namespace, claim.name)]
+    names = [name for each in known if each.driver == driver for name in each.cdi_names]
+    return any(claim.uid in name for name in names) if names else bool(known)

@@ -1,0 +1,345 @@
+"""A claim's transaction, ended at each of its effects: by a kill and a restart, or by an error.
+
+The node is simulated below the driver: NVML and nvidia-smi by :class:`Node`, the API server by a
+document. Checkpoint, notes and CDI specs are real files.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from api.errors import NvshimError
+from hooks.cdi.spec import Edits, SpecDevice, SpecFile
+from hooks.config import Config
+from integration import files
+from integration.apiserver.client import ApiServer
+from integration.cdi import writing
+from integration.cdi.errors import CdiSpecUnwritten
+from integration.node.options import DRA_DRIVER, Options
+from integration.node.service import Context
+from integration.node.services.dra import cdi, mig_create, sharing_setup
+from integration.node.services.dra.devices import devices_of
+from integration.node.services.dra.discovery import DeviceDiscovery, NodeDevices
+from integration.node.services.dra.driver import Driver
+from integration.node.services.dra.mig_layout import GpuParts, Instance, Parts, Profile
+from integration.node.services.dra.plugin_devices import PluginDevices
+from integration.node.services.dra.sharing import OURS
+from integration.node.services.dra.transaction import ClaimTransactions
+from integration.node.state import claims_file
+from integration.node.values.claims import Reference
+from integration.nvml.nvidia_smi import SmiFailed
+from integration.nvml.snapshot import NodeSnapshot
+from tests.harness.node_state import publish
+from tests.unit.node.dra.test_slices import GPUS, NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+REFERENCE: Final = Reference("default", "uid", "claim")
+WHOLE, OTHER, CUT = GPUS
+PART: Final = f"{CUT.lower()}-mig-1g10gb-19-2"
+INVENTORY: Final = replace(NODE, mig_devices=())
+PROFILE: Final = Profile(
+    19, "1g.10gb", 7, tuple((n, 1) for n in range(7)), (9856, 16, 1, 1, 0, 0, 0)
+)
+UUID: Final = "MIG-90000000-0000-4000-8000-00000000000b"
+SLICED: Final = {"timeSlice": "Long"}
+
+
+class Killed(BaseException):
+    """The agent is killed here."""
+
+
+class Node:
+    """A node with two whole GPUs and one that can be cut, and what ends the agent's work on it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = Config(
+            state=str(directory / "state"),
+            kubelet_root=str(directory / "kubelet"),
+            cdi_spec_dirs=(str(directory / "cdi"),),
+        )
+        self.instances: dict[int, Instance] = {}
+        self.devices: dict[int, str] = {}
+        self.slices: dict[str, str] = {}
+        self.document: dict[str, Any] = {}
+        # The end of an effect or, before it, its start that ends the work, from 1.
+        self.ends_at = 0
+        self.is_killed = True
+        self.effects = 0
+
+    def effect(
+        self, do: Callable[..., Any], error: Exception, *, fails_after: bool = False
+    ) -> Callable[..., Any]:
+        """Return a function at whose start and end the agent may be killed.
+
+        Args:
+            error: raised at its start where the agent is not killed.
+            fails_after: whether it may also be raised at the end, after the work is done.
+        """
+
+        def tick() -> None:
+            self.effects += 1
+            if self.effects == self.ends_at:
+                raise Killed if self.is_killed else error
+
+        def run(*arguments: Any, **more: Any) -> Any:
+            tick()
+            result = do(*arguments, **more)
+            if self.is_killed or fails_after:
+                tick()
+            return result
+
+        return run
+
+    def allocate(self, device: str, sharing: dict[str, str] | None = None) -> None:
+        result = {"driver": DRA_DRIVER, "pool": "node-1", "device": device, "request": "gpu"}
+        parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **(sharing or {})}
+        config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}] if sharing else []
+        devices = {"results": [result], "config": config}
+        self.document = {
+            "metadata": {"uid": "uid"},
+            "status": {"allocation": {"devices": devices}},
+        }
+
+    def parts(self) -> Parts:
+        there = tuple(self.instances.values())
+        of = {uuid: (CUT, number) for number, uuid in self.devices.items()}
+        return Parts({CUT: GpuParts((PROFILE,), there)}, instance_of=of)
+
+    def smi(self, _driver: Any, _config: Any, arguments: Any, *_: Any, **__: Any) -> str:
+        """Be nvidia-smi."""
+        match [*arguments]:
+            case ["mig", "-i", _, "-cgi", place, "-C"]:
+                profile, start = map(int, place.split(":"))
+                self.instances[1] = Instance(1, profile, start, 1)
+                self.devices[1] = UUID
+            case ["mig", "-i", _, "-gi", _, "-dci"]:
+                self.devices.clear()
+            case ["mig", "-i", _, "-gi", _, "-dgi"]:
+                self.instances.clear()
+            case ["compute-policy", "-i", uuid, flag]:
+                self.slices[uuid] = flag
+                if flag.endswith("=0"):
+                    del self.slices[uuid]
+        return ""
+
+    def discovered(self, made: Any) -> NodeDevices:
+        found = devices_of(INVENTORY, parts=self.parts(), made=made, on_demand=True)
+        there = (*GPUS[:2], *self.devices.values())
+        specs = {uuid: SpecDevice(uuid, Edits(env=(f"DEVICE={uuid}",))) for uuid in there}
+        template = cdi.SpecTemplate(SpecFile("0.6.0", "k8s.x/claim", ()), specs, {}, "0.6.0")
+        return NodeDevices({each.name: each for each in found}, template, self.parts())
+
+    def left(self) -> dict[str, Any]:
+        """Return all that claims have on the node."""
+        specs = {}
+        for name in os.listdir(self.config.cdi_spec_dirs[0]):
+            with open(f"{self.config.cdi_spec_dirs[0]}/{name}", encoding="utf-8") as file:
+                specs[name] = json.load(file)["devices"]
+        claims = claims_file.load(self.config, DRA_DRIVER).values()
+        return {
+            "claims": [(each.devices, each.phase, each.previous) for each in claims],
+            "specs": specs,
+            "instances": dict(self.instances),
+            "devices": dict(self.devices),
+            "notes": [note["uuid"] for note in self._notes()],
+            "slices": dict(self.slices),
+        }
+
+    def _notes(self) -> list[dict[str, Any]]:
+        try:
+            found: list[dict[str, Any]] = claims_file.read_record(self.config, "dra-mig.json")[
+                "made"
+            ]
+        except (OSError, ValueError):
+            return []
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(tmp_path)
+    os.makedirs(node.config.cdi_spec_dirs[0])
+
+    async def read(*_: Any) -> dict[str, Any]:
+        return node.document
+
+    async def none(*_: Any) -> dict[str, str]:
+        return {}
+
+    async def discover(_self: Any, _inventory: Any, made: Any, *_: Any) -> NodeDevices:
+        return node.discovered(made)
+
+    monkeypatch.setattr(ClaimTransactions, "_read", read)
+    monkeypatch.setattr(PluginDevices, "allocated", none)
+    monkeypatch.setattr(DeviceDiscovery, "_discover", discover)
+    failed, full = SmiFailed("a test's error"), OSError(errno.EIO, "a test's error")
+    unwritten = CdiSpecUnwritten("to write", found="a test's error")
+    replace_file = node.effect(files.replace_file, full)
+    monkeypatch.setattr(claims_file, "replace_file", replace_file)
+    monkeypatch.setattr(cdi, "write", node.effect(writing.write, unwritten))
+    monkeypatch.setattr(cdi, "remove_file", node.effect(files.remove_file, full))
+    monkeypatch.setattr(sharing_setup, "run_nvidia_smi", node.effect(node.smi, failed))
+    mig_smi = node.effect(node.smi, failed, fails_after=True)
+    monkeypatch.setattr(mig_create, "run_nvidia_smi", mig_smi)
+    monkeypatch.setattr(mig_create, "ask_parts", lambda _: node.parts())
+    monkeypatch.setattr(mig_create, "inventory_of", lambda *_, **__: INVENTORY)
+    monkeypatch.setattr(mig_create, "create", lambda *_: None)
+    return node
+
+
+async def started(node: Node) -> Driver:
+    """Start an agent, which takes over what an earlier one left."""
+    options = Options("", 60, node_name="node-1", pod_resources="", cri_sockets=(), dra_mig=True)
+    driver = Driver(Context(node.config, options, lambda *_, **__: None), ApiServer("", 0, ""))
+    publish(driver._context.state.node, NodeSnapshot(INVENTORY))
+    await driver.start()
+    return driver
+
+
+async def settled(driver: Driver) -> None:
+    """Wait until the driver has nothing left to do by itself."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(driver.mig.tidy)
+        with anyio.fail_after(20):
+            await driver.transactions.recover()
+            while driver.mig.creator.orphans(driver.table.claims):
+                await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    async with driver.transactions.locks.hold(CUT):
+        pass
+
+
+Allocation = tuple[str, "dict[str, str] | None"]
+
+# What the claim had before, and what it gets.
+TRANSACTIONS: Final[dict[str, tuple[Allocation | None, Allocation]]] = {
+    "a GPU": (None, (WHOLE.lower(), None)),
+    "a GPU with a time slice": (None, (WHOLE.lower(), SLICED)),
+    "a MIG device": (None, (PART, None)),
+    "another GPU than before": ((WHOLE.lower(), SLICED), (OTHER.lower(), None)),
+    "another time slice": ((WHOLE.lower(), None), (WHOLE.lower(), SLICED)),
+    "a MIG device after a GPU": ((WHOLE.lower(), SLICED), (PART, None)),
+    "a GPU again": ((WHOLE.lower(), SLICED), (WHOLE.lower(), SLICED)),
+}
+each_transaction = pytest.mark.parametrize("name", TRANSACTIONS)
+
+
+async def begun(node: Node, name: str) -> tuple[Driver, dict[str, Any]]:
+    """Bring a node to where a transaction begins; return what is there."""
+    driver = await started(node)
+    before, after = TRANSACTIONS[name]
+    if before is not None:
+        node.allocate(*before)
+        await driver.transactions.prepare(REFERENCE)
+    node.allocate(*after)
+    node.effects = 0
+    return driver, node.left()
+
+
+async def whole(node: Node, name: str) -> tuple[dict[str, Any], int]:
+    """Return what a transaction leaves, and how many effects it has; then undo it."""
+    driver, _ = await begun(node, name)
+    await driver.transactions.prepare(REFERENCE)
+    left, effects = node.left(), node.effects
+    await driver.transactions.unprepare(REFERENCE)
+    await settled(driver)
+    return left, effects
+
+
+def is_empty(node: Node) -> bool:
+    return not any(node.left().values())
+
+
+@each_transaction
+async def test_a_prepare_that_is_killed_is_undone_or_completed_by_the_next_agent(
+    node: Node, name: str
+) -> None:
+    after, effects = await whole(node, name)
+    outcomes = set()
+    for number in range(1, effects + 1):
+        driver, before = await begun(node, name)
+        node.ends_at = number
+        with pytest.raises(Killed):
+            await driver.transactions.prepare(REFERENCE)
+        node.ends_at = 0
+        driver = await started(node)
+        await settled(driver)
+        left = node.left()
+        assert left in (before, after), f"killed at effect {number} of {effects}"
+        outcomes.add("undone" if left == before else "completed")
+        await driver.transactions.prepare(REFERENCE)
+        assert node.left() == after, "the kubelet calls again"
+        await driver.transactions.unprepare(REFERENCE)
+        assert is_empty(node)
+    assert outcomes == ({"undone", "completed"} if effects else set())
+
+
+@each_transaction
+async def test_a_prepare_whose_step_fails_is_rolled_back(node: Node, name: str) -> None:
+    node.is_killed = False
+    after, effects = await whole(node, name)
+    for number in range(1, effects + 1):
+        driver, before = await begun(node, name)
+        node.ends_at = number
+        try:
+            await driver.transactions.prepare(REFERENCE)
+        except NvshimError:
+            await settled(driver)
+            assert node.left() == before, f"failed at effect {number} of {effects}"
+        else:  # a time slice that nobody needs may be reset later
+            assert node.left()["claims"] == after["claims"]
+            assert before["slices"]
+            assert not after["slices"]
+        node.ends_at = 0
+        await driver.transactions.unprepare(REFERENCE)
+        await settled(driver)
+        assert is_empty(node)
+
+
+@each_transaction
+async def test_an_unprepare_that_is_killed_is_completed_by_the_next_call(
+    node: Node, name: str
+) -> None:
+    number = 0
+    while node.effects >= number:
+        number += 1
+        driver, _ = await begun(node, name)
+        await driver.transactions.prepare(REFERENCE)
+        node.effects, node.ends_at = 0, number
+        with suppress(Killed):
+            await driver.transactions.unprepare(REFERENCE)
+        node.ends_at = 0
+        effects = node.effects
+        driver = await started(node)
+        await settled(driver)
+        await driver.transactions.unprepare(REFERENCE)
+        await settled(driver)
+        assert is_empty(node), f"killed at effect {number}"
+        node.effects = effects
+    assert number > 2
+
+
+async def test_a_claim_that_is_not_completed_yet_keeps_its_devices(node: Node) -> None:
+    driver, _ = await begun(node, "a GPU")
+    node.ends_at = 4
+    with pytest.raises(Killed):
+        await driver.transactions.prepare(REFERENCE)
+    node.ends_at = 0
+    driver = await started(node)
+    (claim,) = driver.table.claims.values()
+    assert not claim.is_prepared
+    assert [each.uuid for each in driver._context.state.claimed_devices.value or ()] == [WHOLE]
+    assert [each.uuid for each in claims_file.held(node.config)] == [WHOLE]
