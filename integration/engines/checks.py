@@ -33,7 +33,7 @@ from integration.handlers import (
 )
 
 _TEMPLATE: Final = ".tmpl"
-_NVIDIAS: Final = "nvidia-container-runtime"
+_NVIDIA_RUNTIME: Final = "nvidia-container-runtime"
 
 
 def refuse_generated(options: Options, files: Sequence[File], *, merges: bool) -> None:
@@ -97,7 +97,7 @@ def _one_line(options: Options, version: int) -> str:
     return f'{told} and runtime_path = "{options.shim}"' if options.shim else told
 
 
-def check_former(options: Options, view: View, before: Mapping[str, Any]) -> None:
+def check_previous(options: Options, view: View, before: Mapping[str, Any]) -> None:
     """See that a handler can be added to a node at all.
 
     Args:
@@ -132,13 +132,13 @@ def check_former(options: Options, view: View, before: Mapping[str, Any]) -> Non
         return
     raise HandlerTaken(
         f"the handler {options.runtime_name}",
-        found=f"{where or 'containerd itself'} has one that calls {_called(taken)}",
+        found=f"{where or 'containerd itself'} has one that calls {_target(taken)}",
         do="add --replace to take its place (--remove puts it back), or choose another "
         "--runtime-name" if where else "choose another --runtime-name",
     )  # fmt: skip
 
 
-def theirs(options: Options, before: Mapping[str, Any]) -> list[str]:
+def other_nvidia_handlers(options: Options, before: Mapping[str, Any]) -> list[str]:
     """What a person should know who replaces NVIDIA's handler: which others are NVIDIA's.
 
     Args:
@@ -146,13 +146,13 @@ def theirs(options: Options, before: Mapping[str, Any]) -> list[str]:
         before: containerd's dump of the node without us.
     """
     return [
-        f"the handler {name} still calls {_called(handler)}"
+        f"the handler {name} still calls {_target(handler)}"
         for name, handler in handlers(before).items()
-        if name != options.runtime_name and _NVIDIAS in _called(handler)
+        if name != options.runtime_name and _NVIDIA_RUNTIME in _target(handler)
     ]
 
 
-def _called(handler: Mapping[str, Any]) -> str:
+def _target(handler: Mapping[str, Any]) -> str:
     """What a handler calls."""
     names = (handler.get("options", {}).get("BinaryName"), handler.get("runtime_path"))
     return str(next(filter(None, names), handler.get("runtime_type")))

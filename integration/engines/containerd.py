@@ -38,23 +38,29 @@ from integration.engines.checks import (
     check,
     check_default,
     check_default_exists,
-    check_former,
+    check_previous,
     check_sandboxer,
+    other_nvidia_handlers,
     refuse_generated,
     refuse_template,
-    theirs,
 )
-from integration.engines.desired import as_before, drop_in_before, kept, with_us, without_theirs
+from integration.engines.desired import (
+    earlier_drop_in,
+    to_preserve,
+    with_earlier_choices,
+    with_handler,
+    without_replaced,
+)
 from integration.engines.effective_config import Containerd, cri, differences, handlers
 from integration.engines.errors import ConfigRefused, EngineNotInstalled
 from integration.engines.files import Change, Need
 from integration.engines.imports import load
 from integration.engines.options import ENGINE, Options
-from integration.engines.previous import without_us
+from integration.engines.previous import without_nvshim
 from integration.engines.undo import Record, View, changes, read_record
 from integration.handlers import calls_our_shim
 
-_TOLD_OF_A_HANDLER: Final = (
+_REPORTED_KEYS: Final = (
     "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",
 )  # fmt: skip
 _RESTART: Final = (
@@ -71,29 +77,31 @@ def plan(options: Options) -> Change:
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
     record = read_record(options.record)
-    former = without_us(options, record)
-    before = containerd.dump(former, options.config)
+    previous = without_nvshim(options, record)
+    before = containerd.dump(previous, options.config)
     # Where nothing of ours is, there is nothing else to compare with.
-    now = _dump_now(options, containerd) if former.exchanged else before
-    options = as_before(options, before, now)
+    now = _dump_now(options, containerd) if previous.changed else before
+    options = with_earlier_choices(options, before, now)
     if containerd.merges and options.drop_in is None:
-        options = replace(options, drop_in=drop_in_before(options, record))
+        options = replace(options, drop_in=earlier_drop_in(options, record))
     is_replaced = record.replaces(options.runtime_name, options.replace)
     options = replace(options, replace=is_replaced)
-    check_former(options, former, before)
-    room, others = former, []
+    check_previous(options, previous, before)
+    base, others = previous, []
     if options.runtime_name in handlers(before):
-        files = load(former, options.config, relative_patterns=containerd.relative_patterns)
-        room = without_theirs(options, former, files)
-        others = theirs(options, before)
-    wanted, notes = with_us(options, containerd, room, before)
-    after = containerd.dump(wanted, options.config)
-    if more := kept(before, after):
-        wanted, notes = with_us(options, containerd, room, before, more)
-        after = containerd.dump(wanted, options.config)
+        files = load(previous, options.config, relative_patterns=containerd.relative_patterns)
+        base = without_replaced(options, previous, files)
+        others = other_nvidia_handlers(options, before)
+    desired, notes = with_handler(options, containerd, base, before)
+    after = containerd.dump(desired, options.config)
+    if more := to_preserve(before, after):
+        desired, notes = with_handler(options, containerd, base, before, more)
+        after = containerd.dump(desired, options.config)
     check(options, containerd, before, after)
     check_default(options, now, after)
-    change = _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
+    change = _change(
+        options, record, previous, desired, now=now, after=after, notes=[*notes, *others]
+    )
     if change.files:
         check_default_exists(options, after)
         check_sandboxer(options, containerd, after)
@@ -109,11 +117,11 @@ def plan_removal(options: Options) -> Change:
     except EngineNotInstalled as error:
         notes.append(f"not looked at by containerd: {error.found}")
     record = read_record(options.record)
-    former = without_us(options, record)
+    previous = without_nvshim(options, record)
     if containerd is not None:
         now = _dump_now(options, containerd)
         try:
-            after = containerd.dump(former, options.config)
+            after = containerd.dump(previous, options.config)
         except ConfigRefused as error:
             if now is not None and not options.force:
                 raise
@@ -129,7 +137,7 @@ def plan_removal(options: Options) -> Change:
             ]
     if options.drop_in is not None and options.drop_in not in record.files:
         notes.append(f"{options.drop_in} is not a file that nvshim has written: it stays")
-    return _change(options, record, former, former, now=now, after=after, notes=notes)
+    return _change(options, record, previous, previous, now=now, after=after, notes=notes)
 
 
 def _dump_now(options: Options, containerd: Containerd) -> Mapping[str, Any] | None:
@@ -143,15 +151,15 @@ def _dump_now(options: Options, containerd: Containerd) -> Mapping[str, Any] | N
 def _change(
     options: Options,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     now: Mapping[str, Any] | None,
     after: Mapping[str, Any] | None,
     notes: Sequence[str],
 ) -> Change:
     files = changes(
-        options, record, former, wanted, config=options.config, replaced=bool(options.replace),
+        options, record, previous, desired, config=options.config, replaced=bool(options.replace),
         # What it imports it may import by "*", and somebody may start it just now.
         staging=os.path.dirname(os.path.realpath(options.config)),
     )  # fmt: skip
@@ -169,7 +177,7 @@ def _in_force(options: Options, after: Mapping[str, Any]) -> Mapping[str, Any]:
     table, handler = cri(after), handlers(after).get(options.runtime_name)
     default = table.get("containerd", {}).get("default_runtime_name", "")
     runtimes = {} if handler is None else {
-        options.runtime_name: {key: handler.get(key) for key in _TOLD_OF_A_HANDLER}
+        options.runtime_name: {key: handler.get(key) for key in _REPORTED_KEYS}
     }  # fmt: skip
     known = {"containerd": {"default_runtime_name": default, "runtimes": runtimes}}
     return {"enable_cdi": table["enable_cdi"], **known} if "enable_cdi" in table else known

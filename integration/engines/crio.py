@@ -61,14 +61,14 @@ def plan(options: Options) -> Change:
     """What has to change so that CRI-O has the handler."""
     options.check_name()
     record = read_record(options.record)
-    former = without(record, force=options.force)
-    if former.text(options.drop_in) is not None and not options.force:
+    previous = without(record, force=options.force)
+    if previous.text(options.drop_in) is not None and not options.force:
         raise NotOurs(
             f"to write {options.drop_in}", found="there is a file of somebody else",
             do="choose another place with --drop-in, or overwrite it with --force",
         )  # fmt: skip
     is_replaced = record.replaces(options.runtime_name, options.replace)
-    view = _without_theirs(options, former, is_replaced=is_replaced)
+    view = _without_replaced(options, previous, is_replaced=is_replaced)
     shim = options.shim or shutil.which(SHIM, path=PATH)
     if shim is None:
         raise EngineNotInstalled(
@@ -78,20 +78,20 @@ def plan(options: Options) -> Change:
     text = _body(options, shim, record)
     view = view.with_text(options.drop_in, text)
     return _change(
-        options, record, former, view, replaced=is_replaced, notes=_validated(options, text)
+        options, record, previous, view, replaced=is_replaced, notes=_validated(options, text)
     )
 
 
 def plan_removal(options: Options) -> Change:
     """What has to change so that nothing of ours is left."""
     record = read_record(options.record)
-    former = without(record, force=options.force)
+    previous = without(record, force=options.force)
     if options.drop_in in record.files and not options.force:
-        _check_default(options, former, record.files[options.drop_in].after)
-    return _change(options, record, former, former)
+        _check_default(options, previous, record.files[options.drop_in].after)
+    return _change(options, record, previous, previous)
 
 
-def _without_theirs(options: Options, view: View, *, is_replaced: bool) -> View:
+def _without_replaced(options: Options, view: View, *, is_replaced: bool) -> View:
     """CRI-O's files without the handler whose place ours is to take."""
     at = ("crio", "runtime", "runtimes", options.runtime_name)
     note = f"nvshim: the handler {options.runtime_name} that stood here comes back with --remove"
@@ -141,10 +141,10 @@ def _others(options: Options, view: View) -> Iterator[tuple[str, dict[str, Any]]
             ) from error
 
 
-def _check_default(options: Options, former: View, ours: str) -> None:
+def _check_default(options: Options, previous: View, ours: str) -> None:
     """That what is to go is not what others have made the default."""
-    there = [_runtimes(table) for _, table in _others(options, former)]
-    for path, table in _others(options, former):
+    there = [_runtimes(table) for _, table in _others(options, previous)]
+    for path, table in _others(options, previous):
         name = table.get("crio", {}).get("runtime", {}).get("default_runtime")
         if name in _runtimes(tomltext.parse(ours)) and not any(name in each for each in there):
             raise HandlerInUse(
@@ -196,14 +196,14 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
 def _change(
     options: Options,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     replaced: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Change:
     files = changes(
-        options, record, former, wanted, config=options.drop_in, replaced=replaced,
+        options, record, previous, desired, config=options.drop_in, replaced=replaced,
         # CRI-O reads every file of its directory, whatever its name.
         staging=os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in))),
     )  # fmt: skip

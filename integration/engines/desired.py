@@ -43,18 +43,18 @@ from integration.engines.undo import HEAD, Record, View
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE, calls_our_shim
 from shim import PROGRAM
 
-_IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
-_OF_CONTAINERD_2: Final = 3  # the version that each release which merges reads
+_NEVER_MERGED: Final = 1  # a file of this version is not imported by any that merges
+_MERGED_VERSION: Final = 3  # the version that each release which merges reads
 
 # containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
 _ONLY_CONFIG_PATH: Final = (1, 7)
 
-_NEEDS_NO_OPTIONS: Final = (2, 0)
+_NO_OPTIONS_NEEDED: Final = (2, 0)
 
 # What containerd 2 takes over from a file of version 2 to the plugin of images only where a handler
 # is named: with ours, it would begin to heed what it has overlooked, such as a snapshotter that the
 # node does not have.
-_HEEDED_BESIDE_A_HANDLER: Final = (
+_CONDITIONAL_IMAGE_SETTINGS: Final = (
     "snapshotter",
     "disable_snapshot_annotations",
     "discard_unpacked_layers",
@@ -67,7 +67,7 @@ _Table = tuple[tuple[str, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Preserved:
     """What containerd would read differently only because a handler is named."""
 
     handlers: Mapping[str, Any] = field(default_factory=dict)  # built-in ones that it would forget
@@ -79,7 +79,7 @@ class Kept:
         return bool(self.handlers or self.settings)
 
 
-def as_before(
+def with_earlier_choices(
     options: Options, before: Mapping[str, Any], now: Mapping[str, Any] | None
 ) -> Options:
     """What is wanted, and for all that nobody says what we have configured by now.
@@ -112,13 +112,13 @@ def as_before(
         set_default=is_default if options.set_default is None else options.set_default,
         enable_cdi=has_cdi if options.enable_cdi is None else options.enable_cdi,
         runtime_type=kind,
-        shim=_program_beside_runcs(shim) if kind == RUNC_TYPE else shim,
+        shim=_shim_for_runc_type(shim) if kind == RUNC_TYPE else shim,
         pod_annotations=tuple(ours.get("pod_annotations") or ())
         if annotations is None else annotations,
     )  # fmt: skip
 
 
-def drop_in_before(options: Options, record: Record) -> str | None:
+def earlier_drop_in(options: Options, record: Record) -> str | None:
     """Where an earlier call has written the drop-in; None if nowhere, or at its usual place."""
     for path, written in record.files.items():
         has_handler = tomltext.to_key("runtimes", record.name) in written.after
@@ -131,7 +131,7 @@ def _is_ours(handler: Mapping[str, Any]) -> bool:
     return calls_our_shim(handler.get("runtime_type"), handler.get("runtime_path"))
 
 
-def _program_beside_runcs(shim: str | None) -> str:
+def _shim_for_runc_type(shim: str | None) -> str:
     """The path that makes a handler of runc's type ours, which nothing but its name tells.
 
     Raises:
@@ -147,7 +147,7 @@ def _program_beside_runcs(shim: str | None) -> str:
     return path
 
 
-def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:
+def to_preserve(before: Mapping[str, Any], after: Mapping[str, Any]) -> Preserved:
     """What has to be written beside our handler so that all else stays as it is.
 
     Args:
@@ -159,13 +159,13 @@ def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:
     images, changed = (dump.get("plugins", {}).get(IMAGES, {}) for dump in (before, after))
     settings = {
         key: images[key]
-        for key in _HEEDED_BESIDE_A_HANDLER
+        for key in _CONDITIONAL_IMAGE_SETTINGS
         if key in images and images[key] != changed.get(key)
     }
-    return Kept(lost, settings)
+    return Preserved(lost, settings)
 
 
-def without_theirs(options: Options, view: View, files: Sequence[File]) -> View:
+def without_replaced(options: Options, view: View, files: Sequence[File]) -> View:
     """The node without the handler whose place ours is to take.
 
     Args:
@@ -193,12 +193,12 @@ def without_theirs(options: Options, view: View, files: Sequence[File]) -> View:
     return view
 
 
-def with_us(
+def with_handler(
     options: Options,
     containerd: Containerd,
     view: View,
     before: Mapping[str, Any],
-    kept: Kept = Kept(),
+    preserved: Preserved = Preserved(),
 ) -> tuple[View, list[str]]:
     """The node with our parts.
 
@@ -214,7 +214,7 @@ def with_us(
     root = files[0]
     version = root.version if root.text is not None else int(before["version"])
     if containerd.merges and root.text is not None and is_of_any_version(root.table):
-        version = _OF_CONTAINERD_2
+        version = _MERGED_VERSION
         line = f"version = {version} # by nvshim"
         view = view.edited(root.path, tomltext.insert_line(root.text, 0, line))
     in_options: dict[str, Any] = {}
@@ -224,13 +224,13 @@ def with_us(
             path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
             in_options["ConfigPath"] = path
             view = view.with_text(path, f"{HEAD}SystemdCgroup = true\n")
-    tables = list(_tables(options, version, before, in_options, kept))
+    tables = list(_tables(options, version, before, in_options, preserved))
     notes += [
         f"containerd does not heed {key} in {options.config} as long as no handler is named there, "
         f"and still will not: the drop-in has {key} = {tomltext.to_value(value)}"
-        for key, value in kept.settings.items()
+        for key, value in preserved.settings.items()
     ]
-    if containerd.merges and version > _IN_PLACE:
+    if containerd.merges and version > _NEVER_MERGED:
         return _with_drop_in(options, view, files, version=version, tables=tables), notes
     if options.drop_in is not None:
         raise DropInReplaces(
@@ -260,7 +260,7 @@ def _systemd_cgroup(options: Options, containerd: Containerd, before: Mapping[st
     """
     if options.systemd_cgroup is not None:
         return options.systemd_cgroup
-    if options.runtime_type == RUNTIME_TYPE and containerd.release >= _NEEDS_NO_OPTIONS:
+    if options.runtime_type == RUNTIME_TYPE and containerd.release >= _NO_OPTIONS_NEEDED:
         return False
     plugin, there = cri(before), handlers(before)
     first = (plugin["containerd"].get("default_runtime_name", "runc"), "runc")
@@ -276,19 +276,19 @@ def _tables(
     version: int,
     before: Mapping[str, Any],
     in_options: Mapping[str, Any],
-    kept: Kept,
+    preserved: Preserved,
 ) -> Iterator[_Table]:
     """Our tables with what is in them, the plugin's own first."""
     runtimes = handlers_path(version)
     if options.enable_cdi and not cri(before).get("enable_cdi"):
         yield runtimes[:2], {"enable_cdi": True}
     default = cri(before)["containerd"].get("default_runtime_name")
-    settings = dict(kept.settings)
+    settings = dict(preserved.settings)
     if options.set_default and default != options.runtime_name:
         settings["default_runtime_name"] = options.runtime_name
     if settings:
         yield runtimes[:3], settings
-    for name, handler in kept.handlers.items():
+    for name, handler in preserved.handlers.items():
         found = pruned(handler)
         more = found.pop("options", {})
         yield (*runtimes, name), found
@@ -380,25 +380,25 @@ def _edited(path: str, view: View, tables: Sequence[_Table]) -> View:
                 continue
         rest.append((table, values))
     new = tomltext.append(new, f"{_BEGIN}\n{_body(rest)}\n{_END}")
-    wanted = parse(path, text)
+    desired = parse(path, text)
     for table, values in tables:
-        at: Any = wanted
+        at: Any = desired
         for part in table:
             at = at.setdefault(part, {})
             if not isinstance(at, dict):
                 raise _impossible(path, tomltext.to_key(*table))
         at.update(values)
-    _expect(path, new, wanted)
+    _expect(path, new, desired)
     return view.edited(path, new)
 
 
-def _expect(path: str, text: str, wanted: Mapping[str, Any]) -> None:
+def _expect(path: str, text: str, desired: Mapping[str, Any]) -> None:
     """That a text says what it should, and nothing else."""
     try:
         found = tomltext.parse(text)
     except tomllib.TOMLDecodeError as error:
         raise _impossible(path, str(error)) from error
-    for difference in differences({"": found}, {"": dict(wanted)}):
+    for difference in differences({"": found}, {"": dict(desired)}):
         raise _impossible(path, tomltext.to_key(*difference[1:]))
 
 

@@ -57,7 +57,7 @@ HOOK: Final = "nvidia-container-runtime-hook"
 
 # The first that can be told of a shim in daemon.json.
 _FIRST: Final = 23
-_NVIDIAS: Final = f"/usr/bin/{HOOK}"
+_NVIDIA_HOOK: Final = f"/usr/bin/{HOOK}"
 _DEFAULT: Final = ("default-runtime",)
 _CDI: Final = ("features", "cdi")
 _CDI_AT_START: Final = "dockerd looks for CDI specs if it was told to at its start: restart it"
@@ -94,10 +94,10 @@ def plan(options: Options) -> Change:
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
     record = read_record(options.record)
-    former = _without_us(options, record)
-    text = former.text(options.config)
+    previous = _without_nvshim(options, record)
+    text = previous.text(options.config)
     before = _parsed(options.config, text)
-    taken = _at(before, ("runtimes", options.runtime_name))
+    taken = _value_at(before, ("runtimes", options.runtime_name))
     is_replaced = record.replaces(options.runtime_name, options.replace)
     if taken is not None and not is_replaced:
         raise HandlerTaken(
@@ -106,40 +106,40 @@ def plan(options: Options) -> Change:
             do="add --replace to take its place (--remove puts it back), or choose another "
             "--runtime-name",
         )
-    members = _members(options, before, _ours(options, record))
-    wanted = "{}\n" if text is None or _is_blank(text) else text
+    members = _members(options, before, _own_members(options, record))
+    desired = "{}\n" if text is None or _is_blank(text) else text
     for path, value in members:
         try:
-            wanted = jsontext.set_member(wanted, path, value)
+            desired = jsontext.set_member(desired, path, value)
         except ValueError:
             raise EditImpossible(
                 f"{'.'.join(path)} in {options.config}",
                 found=f"{'.'.join(path[:-1])} is not an object",
                 do="correct it: it has to be { … }",
             ) from None
-    _check_default(options, former, wanted)
-    notes = _validated(options, program, text, wanted)
-    view = former.with_text(options.config, wanted)
+    _check_default(options, previous, desired)
+    notes = _validated(options, program, text, desired)
+    view = previous.with_text(options.config, desired)
     hooks = [path for path in record.files if os.path.basename(path) == HOOK]
     if hooks or shutil.which(HOOK, path=f"{PATH}:{options.hook_directory}") is None:
-        hook = _HOOK.format(theirs=_NVIDIAS, name=options.runtime_name)
+        hook = _HOOK.format(theirs=_NVIDIA_HOOK, name=options.runtime_name)
         view = view.with_text(os.path.join(options.hook_directory, HOOK), hook)
-    return _change(options, record, former, view, replaced=is_replaced, notes=notes)
+    return _change(options, record, previous, view, replaced=is_replaced, notes=notes)
 
 
 def plan_removal(options: Options) -> Change:
     """What has to change so that nothing of ours is left."""
     record = read_record(options.record)
-    former = _without_us(options, record)
-    _check_default(options, former, former.text(options.config))
-    return _change(options, record, former, former)
+    previous = _without_nvshim(options, record)
+    _check_default(options, previous, previous.text(options.config))
+    return _change(options, record, previous, previous)
 
 
 def _check_release(program: str) -> None:
-    said = run([program, "--version"]).stdout
-    found = re.search(r"version v?(\d+)\.(\d+)", said)
+    output = run([program, "--version"]).stdout
+    found = re.search(r"version v?(\d+)\.(\d+)", output)
     if found is None:
-        raise EngineNotInstalled(f"the version of {program}", found=said.strip() or "no answer")
+        raise EngineNotInstalled(f"the version of {program}", found=output.strip() or "no answer")
     if int(found[1]) < _FIRST:
         raise EngineTooOld(
             f"a runtime of {RUNTIME_TYPE} in daemon.json",
@@ -158,47 +158,47 @@ def _members(
     members: list[tuple[tuple[str, ...], Any]] = [
         (("runtimes", options.runtime_name), {"runtimeType": options.shim or RUNTIME_TYPE})
     ]
-    if default and _at(before, _DEFAULT) != options.runtime_name:
+    if default and _value_at(before, _DEFAULT) != options.runtime_name:
         members.append((_DEFAULT, options.runtime_name))
-    if cdi and _at(before, _CDI) is not True:
+    if cdi and _value_at(before, _CDI) is not True:
         members.append((_CDI, True))
     return members
 
 
-def _without_us(options: Options, record: Record) -> View:
+def _without_nvshim(options: Options, record: Record) -> View:
     """The files as they would be had we never been there."""
     _parsed(options.config, View().text(options.config))
 
     def undo(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
         if path != options.config:
             return undo_edits(path, written, text, force)
-        for at, value, was in reversed(_members_of(path, written)):
-            if _at(_parsed(path, text), at) != value:
+        for at, value, was in reversed(_written_members(path, written)):
+            if _value_at(_parsed(path, text), at) != value:
                 continue  # somebody else's by now
             if was is not None:
                 text = jsontext.set_member(text, at, was)
                 continue
             text = jsontext.remove_member(text, at)
-            if len(at) > 1 and _at(_parsed(path, text), at[:-1]) == {}:
+            if len(at) > 1 and _value_at(_parsed(path, text), at[:-1]) == {}:
                 text = jsontext.remove_member(text, at[:-1])
         return text
 
     return without(record, force=options.force, undo=undo)
 
 
-def _ours(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
+def _own_members(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
     """The members of daemon.json that we have written."""
     written = record.files.get(options.config)
-    found = () if written is None else _members_of(options.config, written)
+    found = () if written is None else _written_members(options.config, written)
     return frozenset(path for path, _, _ in found)
 
 
-def _members_of(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:
+def _written_members(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:
     """What we have written into daemon.json: the paths of members, their values, and the former."""
     before, after = _parsed(path, written.before), _parsed(path, written.after)
     names = after.get("runtimes") or {}
     paths = [*(("runtimes", name) for name in names), _DEFAULT, _CDI]
-    found = [(at, _at(after, at), _at(before, at)) for at in paths]
+    found = [(at, _value_at(after, at), _value_at(before, at)) for at in paths]
     return [(at, value, was) for at, value, was in found if value != was]
 
 
@@ -221,9 +221,9 @@ def _is_blank(text: str) -> bool:
     return text.removeprefix(jsontext.MARK).strip() in ("", "null")
 
 
-def _check_default(options: Options, former: View, text: str | None) -> None:
+def _check_default(options: Options, previous: View, text: str | None) -> None:
     """That dockerd's default runtime is not taken away."""
-    there = former.on_disk(options.config)
+    there = previous.on_disk(options.config)
     now, after = _parsed(options.config, there), _parsed(options.config, text)
     name = after.get("default-runtime")
     gone = name in (now.get("runtimes") or {}) and name not in (after.get("runtimes") or {})
@@ -236,25 +236,27 @@ def _check_default(options: Options, former: View, text: str | None) -> None:
         )
 
 
-def _at(value: Any, path: Any) -> Any:
+def _value_at(value: Any, path: Any) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _validated(options: Options, program: str, former: str | None, wanted: str) -> tuple[str, ...]:
+def _validated(
+    options: Options, program: str, previous: str | None, desired: str
+) -> tuple[str, ...]:
     """See that dockerd takes the file.
 
     Returns:
         What a person should know: that it does not take the file without us either, as where
         the service's command line has what the file lacks.
     """
-    said = _refusal(options, program, wanted)
-    if said is None:
+    output = _refusal(options, program, desired)
+    if output is None:
         return ()
-    if said == _refusal(options, program, "{}" if former is None else former):
-        return (f"by itself, dockerd refuses {options.config}, without us too: {said}",)
-    raise ConfigRefused(f"the configuration in {options.config}", found=f"{program} says: {said}")
+    if output == _refusal(options, program, "{}" if previous is None else previous):
+        return (f"by itself, dockerd refuses {options.config}, without us too: {output}",)
+    raise ConfigRefused(f"the configuration in {options.config}", found=f"{program} says: {output}")
 
 
 def _refusal(options: Options, program: str, text: str) -> str | None:
@@ -266,22 +268,22 @@ def _refusal(options: Options, program: str, text: str) -> str | None:
         if "userland-proxy" not in text:
             argv.append("--userland-proxy=false")  # whether that is installed is not the question
         done = run(argv)
-    said = (done.stderr or done.stdout).strip().replace(file.name, options.config)
-    return said or f"exit code {done.returncode}" if done.returncode else None
+    output = (done.stderr or done.stdout).strip().replace(file.name, options.config)
+    return output or f"exit code {done.returncode}" if done.returncode else None
 
 
 def _change(
     options: Options,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     replaced: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Change:
-    hooks = (path for path in wanted.exchanged if os.path.basename(path) == HOOK)
+    hooks = (path for path in desired.changed if os.path.basename(path) == HOOK)
     files = changes(
-        options, record, former, wanted, config=options.config, replaced=replaced,
+        options, record, previous, desired, config=options.config, replaced=replaced,
         mode=dict.fromkeys(hooks, 0o755),
     )  # fmt: skip
     need, why = _need(options, files)
@@ -298,7 +300,7 @@ def _need(options: Options, files: Sequence[FileChange]) -> tuple[Need, str]:
         _parsed(options.config, None if content is None else content.decode())
         for content in (config.old, config.new)
     )
-    if _at(old, ("features", "cdi")) != _at(new, ("features", "cdi")):
+    if _value_at(old, ("features", "cdi")) != _value_at(new, ("features", "cdi")):
         return Need.RESTART, _CDI_AT_START
     if old == new:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"

@@ -131,10 +131,10 @@ class Containerd:
                     f"the dump of {root} by {self.program}", found=f"no TOML: {error}"
                 ) from error
         words = [line for line in done.stderr.splitlines() if line.strip()]
-        said = words[-1] if words else f"exit code {done.returncode}"
+        output = words[-1] if words else f"exit code {done.returncode}"
         for path, written in copies.items():
-            said = said.replace(written, path)
-        raise ConfigRefused(f"the configuration in {root}", found=f"{self.program} says: {said}")
+            output = output.replace(written, path)
+        raise ConfigRefused(f"the configuration in {root}", found=f"{self.program} says: {output}")
 
 
 def cri(dump: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -146,8 +146,8 @@ def matches(view: View, pattern: str) -> list[str]:
     if "*" not in pattern:
         return [pattern]
     found = set(glob.glob(pattern, include_hidden=True))
-    found |= {path for path in view.exchanged if _is_match(path, pattern)}
-    return sorted(path for path in found if view.exchanged.get(path, "") is not None)
+    found |= {path for path in view.changed if _is_match(path, pattern)}
+    return sorted(path for path in found if view.changed.get(path, "") is not None)
 
 
 def covers(file: File, path: str) -> bool:

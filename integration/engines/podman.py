@@ -26,10 +26,10 @@ def too_old() -> str:
     """Return the version of a Podman of this node that refuses groups; "" if there is none."""
     for program in programs_named(_PODMAN):
         try:
-            said = run([program, "--version"], timeout=_TIMEOUT).stdout
+            output = run([program, "--version"], timeout=_TIMEOUT).stdout
         except EngineNotInstalled:
             continue  # one that does not run reads no spec either
-        found = _VERSION.search(said)
+        found = _VERSION.search(output)
         if found is not None and (int(found[2]), int(found[3])) < _KNOWS_GROUPS:
             return found[1]
     return ""

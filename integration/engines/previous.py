@@ -18,7 +18,7 @@ from integration.engines.undo import Record, View, Written
 from integration.handlers import calls_our_shim
 
 
-def without_us(options: Options, record: Record) -> View:
+def without_nvshim(options: Options, record: Record) -> View:
     """The node as it would be had we never been there.
 
     Raises:
@@ -34,7 +34,7 @@ def without_us(options: Options, record: Record) -> View:
         return None if found is None else _with_version(found, text)
 
     view = undo.without(record, force=options.force, undo=undone)
-    gone = [path for path, text in view.exchanged.items() if text is None]
+    gone = [path for path, text in view.changed.items() if text is None]
     text = view.text(options.config)
     if not gone or text is None:
         return view

@@ -50,11 +50,11 @@ def version_of(program: str) -> str:
     Raises:
         EngineNotInstalled: it says none.
     """
-    said = run([program, "--version"]).stdout
+    output = run([program, "--version"]).stdout
     # containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b71…
-    found = re.search(r" (v?\d+\.\d+\.\S+)", said)
+    found = re.search(r" (v?\d+\.\d+\.\S+)", output)
     if found is None:
-        raise EngineNotInstalled(f"the version of {program}", found=said.strip() or "no answer")
+        raise EngineNotInstalled(f"the version of {program}", found=output.strip() or "no answer")
     return found[1]
 
 

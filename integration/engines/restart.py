@@ -73,8 +73,8 @@ def restart(
     if mode is Mode.NONE or change.need is Need.NOTHING:
         return Mode.NONE
     if mode is Mode.SYSTEMD:
-        _by_systemd(unit, systemctl)
-        _wait(address, change.engine, former=None)
+        _restart_by_systemd(unit, systemctl)
+        _wait(address, change.engine, previous=None)
         return mode
     if change.engine == "docker":
         if change.need is Need.RESTART:
@@ -89,10 +89,10 @@ def restart(
             f"{change.engine} to be told by a signal", found="it knows none for that",
             do="use --restart systemd",
         )  # fmt: skip
-    pid = _listening(address, change.engine)
+    pid = _pid_listening(address, change.engine)
     _check_supervised(pid, systemctl)
     os.kill(pid, signal.SIGHUP)
-    _wait(address, change.engine, former=pid)
+    _wait(address, change.engine, previous=pid)
     return mode
 
 
@@ -101,17 +101,17 @@ def _reload_docker(address: str) -> None:
     # It begins to listen after it has answered; what it was told meanwhile is told by ``since``.
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     request = f"GET /events?since={seconds}.{nanoseconds:09d}&filters={_RELOADS} HTTP/1.0"
-    with _connected(address, "docker") as client:
-        said = b""
+    with _connect(address, "docker") as client:
+        output = b""
         deadline = time.monotonic() + _TIMEOUT
         try:
             client.sendall(f"{request}\r\nHost: docker\r\n\r\n".encode())
-            os.kill(_answering(address), signal.SIGHUP)
-            while b'"reload"' not in said:
+            os.kill(_pid_answering(address), signal.SIGHUP)
+            while b'"reload"' not in output:
                 client.settimeout(max(deadline - time.monotonic(), 0.001))
                 if not (more := client.recv(65536)):
                     raise ConnectionAbortedError("it has closed the connection")
-                said += more
+                output += more
         except OSError as error:
             raise RestartFailed(
                 f"Docker on {address} to reload its configuration",
@@ -119,7 +119,7 @@ def _reload_docker(address: str) -> None:
             ) from error  # fmt: skip
 
 
-def _by_systemd(unit: str, systemctl: str) -> None:
+def _restart_by_systemd(unit: str, systemctl: str) -> None:
     try:
         done = run([find_program(systemctl, "PATH"), "restart", unit], timeout=_TIMEOUT)
     except EngineNotInstalled as error:
@@ -127,9 +127,9 @@ def _by_systemd(unit: str, systemctl: str) -> None:
             f"a restart of {unit} by systemd", found=error.found, do="restart it yourself"
         ) from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
+        output = (done.stderr or done.stdout).strip()
         raise RestartFailed(
-            f"a restart of {unit} by systemd", found=said or f"exit code {done.returncode}",
+            f"a restart of {unit} by systemd", found=output or f"exit code {done.returncode}",
             do=f"see `systemctl status {unit}`",
         )  # fmt: skip
 
@@ -161,15 +161,15 @@ def _unit_of(pid: int) -> str | None:
     return None if found is None else found[1]
 
 
-def _listening(address: str, engine: str) -> int:
+def _pid_listening(address: str, engine: str) -> int:
     """The process that listens on a socket."""
-    with _connected(address, engine) as client:
-        return _checked(peer_credentials(client).pid, address)
+    with _connect(address, engine) as client:
+        return _checked_pid(peer_credentials(client).pid, address)
 
 
-def _answering(address: str) -> int:
+def _pid_answering(address: str) -> int:
     """The process that answers HTTP on a socket, whoever listens on it."""
-    with _connected(address, "docker") as client:
+    with _connect(address, "docker") as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         client.settimeout(_TIMEOUT)
         try:
@@ -179,11 +179,11 @@ def _answering(address: str) -> int:
             raise RestartFailed(f"an answer on {address}", found=str(error)) from error
     for level, kind, data in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-            return _checked(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0], address)
+            return _checked_pid(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0], address)
     raise RestartFailed(f"the process behind {address}", found="it does not say who it is")
 
 
-def _checked(pid: int, address: str) -> int:
+def _checked_pid(pid: int, address: str) -> int:
     if pid <= 1:
         raise RestartRefused(
             f"the process behind {address}",
@@ -193,7 +193,7 @@ def _checked(pid: int, address: str) -> int:
     return pid
 
 
-def _connected(address: str, engine: str) -> socket.socket:
+def _connect(address: str, engine: str) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     try:
         client.settimeout(_TIMEOUT)
@@ -207,7 +207,7 @@ def _connected(address: str, engine: str) -> socket.socket:
     return client
 
 
-def _wait(address: str, engine: str, *, former: int | None) -> None:
+def _wait(address: str, engine: str, *, previous: int | None) -> None:
     """Until the engine answers.
 
     Args:
@@ -217,12 +217,12 @@ def _wait(address: str, engine: str, *, former: int | None) -> None:
     """
     deadline = time.monotonic() + _TIMEOUT
     while True:
-        found = f"process {former} is still there"
+        found = f"process {previous} is still there"
         try:
-            if former is None:
-                _connected(address, engine).close()
+            if previous is None:
+                _connect(address, engine).close()
                 return
-            if _listening(address, engine) != former:
+            if _pid_listening(address, engine) != previous:
                 return
         except (RestartFailed, RestartRefused) as error:
             found = error.found

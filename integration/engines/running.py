@@ -39,7 +39,7 @@ def running_program(address: str, name: str) -> str | None:
         return None
     if program is not None:
         return program
-    version = _said_version(address)
+    version = _reported_version(address)
     if not version:
         return None
     others = {}
@@ -66,7 +66,7 @@ def _executed_by(pid: int, name: str) -> str | None:
     return program if os.path.basename(program) == name and os.access(program, os.X_OK) else None
 
 
-def _said_version(address: str) -> str:
+def _reported_version(address: str) -> str:
     """The version that an engine says it is of; "" if it serves no kubelet."""
     from api.proto import cri_pb2 as pb  # noqa: PLC0415 - gRPC, for who has to ask
     from integration.cri.client import Cri  # noqa: PLC0415

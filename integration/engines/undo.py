@@ -52,11 +52,11 @@ class View:
     """A node's files, some of them as they would be."""
 
     # text by path; None for a file that is taken away
-    exchanged: Mapping[str, str | None] = field(default_factory=dict)
+    changed: Mapping[str, str | None] = field(default_factory=dict)
     # that were made of files of others, in their order
     edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
     # what was read of the disk, once, so that a plan is about one state of it
-    seen: dict[str, str | None] = field(default_factory=dict)
+    cache: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
         """What is in a file; None if there is none.
@@ -64,24 +64,24 @@ class View:
         Raises:
             ConfigUnreadable: it cannot be read.
         """
-        return self.exchanged[path] if path in self.exchanged else self.on_disk(path)
+        return self.changed[path] if path in self.changed else self.on_disk(path)
 
     def on_disk(self, path: str) -> str | None:
         """What is in a file now, whatever is planned; likewise."""
-        if path not in self.seen:
+        if path not in self.cache:
             content = read(path)
-            self.seen[path] = None if content is None else read_text(path, content)
-        return self.seen[path]
+            self.cache[path] = None if content is None else read_text(path, content)
+        return self.cache[path]
 
     def with_text(self, path: str, text: str | None) -> View:
         """The same node with another text in a file, or without the file."""
-        return replace(self, exchanged={**self.exchanged, path: text})
+        return replace(self, changed={**self.changed, path: text})
 
     def edited(self, path: str, text: str, *, stood: bool = False) -> View:
         """The same node with an edit in a file of others, which can be taken back by itself."""
         edit = _edit_of(self.text(path) or "", text, stood=stood)
         edits = {**self.edits, path: (*self.edits.get(path, ()), edit)}
-        return View({**self.exchanged, path: text}, edits, self.seen)
+        return View({**self.changed, path: text}, edits, self.cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,14 @@ class Record:
         # In an order that does not depend on what was done before.
         return json.dumps(shown, indent=1, sort_keys=True) + "\n"
 
-    def replaces(self, name: str, wanted: bool | None) -> bool:  # noqa: FBT001 - an option
+    def replaces(self, name: str, desired: bool | None) -> bool:  # noqa: FBT001 - an option
         """Whether a handler takes the place of somebody's.
 
         Args:
             name: the handler's.
             wanted: whether it is to; None for what was said before.
         """
-        return self.replaced and self.name == name if wanted is None else wanted
+        return self.replaced and self.name == name if desired is None else desired
 
     def versions(self, path: str) -> list[Written]:
         """What became of a file, by the last configuration first."""
@@ -249,8 +249,8 @@ def changed_by_hand(path: str) -> ChangedByHand:
 def changes(
     options: RuntimeOptions,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     config: str,
     replaced: bool = False,
@@ -272,9 +272,9 @@ def changes(
         staging: see :class:`FileChange`.
     """
     files = {
-        path: Written(former.text(path), after, wanted.edits.get(path, ()))
-        for path, after in wanted.exchanged.items()
-        if after is not None and after != former.text(path)
+        path: Written(previous.text(path), after, desired.edits.get(path, ()))
+        for path, after in desired.changed.items()
+        if after is not None and after != previous.text(path)
     }
     made = {path: _made_for(path, record) for path in (*files, record.path)}
     new = Record(
@@ -282,11 +282,11 @@ def changes(
         record.earlier if files == record.files else record.files,
         {path: directories for path, directories in made.items() if directories},
     )  # fmt: skip
-    texts = {**former.exchanged, **wanted.exchanged, record.path: new.to_text() if files else None}
+    texts = {**previous.changed, **desired.changed, record.path: new.to_text() if files else None}
     modes = {record.path: _MODE, **(mode or {})}
     planned = [
         FileChange.of(
-            path, former.on_disk(path), text, made=record.directories.get(path, ()),
+            path, previous.on_disk(path), text, made=record.directories.get(path, ()),
             mode=modes.get(path), staging=None if path == record.path else staging,
         )
         for path, text in texts.items()
