@@ -1,16 +1,16 @@
-"""Docker's runtime of ours in daemon.json, and what ``docker run --gpus`` needs.
+"""Add our runtime to Docker's daemon.json, and provide what ``docker run --gpus`` needs.
 
 Rules
-- **daemon.json** gets ``runtimes.NAME.runtimeType``, and ``default-runtime`` and ``features.cdi``
-  if asked; all else in it stays as it is. If somebody else has changed the file meanwhile, only
-  our members are taken out.
-- **--gpus** is known to a dockerd that finds a program ``nvidia-container-runtime-hook`` on its
-  PATH when it starts. Where there is none we leave one whose only job is to say what it is: our
-  shim takes the hook out of the container's spec, so only another runtime can ever run it. If
-  NVIDIA's own comes to /usr/bin later, ours hands over to it.
-- **A reload** (SIGHUP) tells dockerd of runtimes and of the default one. What is no longer in the
-  file stays as it was until a restart, and a default runtime that is gone so makes it drop the
-  whole reload. The hook and CDI it looks for when it starts.
+- **daemon.json** gets ``runtimes.NAME.runtimeType`` and, on request, ``default-runtime`` and
+  ``features.cdi``; everything else stays as it is. If the file was edited since, a removal takes
+  out only our members.
+- **--gpus** works if dockerd finds a program ``nvidia-container-runtime-hook`` on its PATH when it
+  starts. If there is none, we write a placeholder that only prints what it is. Our shim removes the
+  hook from the container's spec, so only another runtime can ever run it. If NVIDIA's own hook
+  appears in /usr/bin later, the placeholder calls it.
+- **A reload** (SIGHUP) updates dockerd's runtimes and default runtime. Members that were removed
+  from the file stay in effect until a restart, and a removed default runtime makes dockerd reject
+  the whole reload. dockerd looks for the hook and for CDI only when it starts.
 
 Source: dockerd(8); moby daemon/reload.go, daemon/nvidia_linux.go; Docker 23's release notes.
 """
@@ -55,12 +55,12 @@ ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
 HOOK: Final = "nvidia-container-runtime-hook"
 
-# The first that can be told of a shim in daemon.json.
+# The first release that accepts a shim in daemon.json.
 _FIRST: Final = 23
 _NVIDIA_HOOK: Final = f"/usr/bin/{HOOK}"
 _DEFAULT: Final = ("default-runtime",)
 _CDI: Final = ("features", "cdi")
-_CDI_AT_START: Final = "dockerd looks for CDI specs if it was told to at its start: restart it"
+_CDI_AT_START: Final = "dockerd reads the CDI setting only when it starts: restart it"
 _HOOK: Final = """\
 #!/bin/sh
 # Written by `nvshim configure docker`, which also takes it away (--remove).
@@ -76,20 +76,19 @@ exit 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted."""
+    """The desired configuration of Docker."""
 
     engine = ENGINE
     named_by = ("--config", "config", DEFAULT_CONFIG)
 
     config: str = DEFAULT_CONFIG  # daemon.json
-    # whether Docker applies CDI specs itself (from 28.2 on it does); None for what was configured
-    # before
+    # whether Docker applies CDI specs itself (from 28.2 on it does); None keeps the earlier choice
     enable_cdi: bool | None = None
-    hook_directory: str = "/usr/local/bin"  # where the hook's stand-in is made if there is none
+    hook_directory: str = "/usr/local/bin"  # for the placeholder hook, if there is no hook
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that Docker has the runtime."""
+    """Return the change that adds the runtime to Docker."""
     options.check_name()
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
@@ -103,7 +102,7 @@ def plan(options: Options) -> Change:
         raise HandlerTaken(
             f"the runtime {options.runtime_name}",
             found=f"{options.config} has one: {json.dumps(taken)}",
-            do="add --replace to take its place (--remove puts it back), or choose another "
+            do="add --replace to replace it (--remove restores it), or choose another "
             "--runtime-name",
         )
     members = _members(options, before, _own_members(options, record))
@@ -115,7 +114,7 @@ def plan(options: Options) -> Change:
             raise EditImpossible(
                 f"{'.'.join(path)} in {options.config}",
                 found=f"{'.'.join(path[:-1])} is not an object",
-                do="correct it: it has to be { … }",
+                do="make it an object: { … }",
             ) from None
     _check_default(options, previous, desired)
     notes = _validated(options, program, text, desired)
@@ -128,7 +127,7 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left."""
+    """Return the change that removes everything of ours."""
     record = read_record(options.record)
     previous = _without_nvshim(options, record)
     _check_default(options, previous, previous.text(options.config))
@@ -143,8 +142,8 @@ def _check_release(program: str) -> None:
     if int(found[1]) < _FIRST:
         raise EngineTooOld(
             f"a runtime of {RUNTIME_TYPE} in daemon.json",
-            found=f"{program} is of Docker {found[1]}.{found[2]}; {_FIRST} is the first that "
-            "can be told of a shim",
+            found=f"{program} is Docker {found[1]}.{found[2]}; {_FIRST} is the first release that "
+            "accepts a shim there",
             do="update Docker, or link containerd-shim-runc-v2 to containerd-shim-nvidia-v1 in "
             "a directory that comes first on containerd's PATH",
         )
@@ -166,7 +165,7 @@ def _members(
 
 
 def _without_nvshim(options: Options, record: Record) -> View:
-    """The files as they would be had we never been there."""
+    """Return the files as they would be if nvshim had never changed them."""
     _parsed(options.config, View().text(options.config))
 
     def undo(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
@@ -174,7 +173,7 @@ def _without_nvshim(options: Options, record: Record) -> View:
             return undo_edits(path, written, text, force)
         for at, value, was in reversed(_written_members(path, written)):
             if _value_at(_parsed(path, text), at) != value:
-                continue  # somebody else's by now
+                continue  # changed since: no longer ours
             if was is not None:
                 text = jsontext.set_member(text, at, was)
                 continue
@@ -187,14 +186,14 @@ def _without_nvshim(options: Options, record: Record) -> View:
 
 
 def _own_members(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
-    """The members of daemon.json that we have written."""
+    """Return the paths of the members of daemon.json that we wrote."""
     written = record.files.get(options.config)
     found = () if written is None else _written_members(options.config, written)
     return frozenset(path for path, _, _ in found)
 
 
 def _written_members(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """What we have written into daemon.json: the paths of members, their values, and the former."""
+    """Return what we wrote into daemon.json: path, value and previous value of each member."""
     before, after = _parsed(path, written.before), _parsed(path, written.after)
     names = after.get("runtimes") or {}
     paths = [*(("runtimes", name) for name in names), _DEFAULT, _CDI]
@@ -217,22 +216,22 @@ def _parsed(path: str, text: str | None) -> dict[str, Any]:
 
 
 def _is_blank(text: str) -> bool:
-    """Whether dockerd takes a text for a file without settings."""
+    """Whether dockerd treats a text as a file without settings."""
     return text.removeprefix(jsontext.MARK).strip() in ("", "null")
 
 
 def _check_default(options: Options, previous: View, text: str | None) -> None:
-    """That dockerd's default runtime is not taken away."""
+    """Check that dockerd's default runtime stays defined."""
     there = previous.on_disk(options.config)
     now, after = _parsed(options.config, there), _parsed(options.config, text)
     name = after.get("default-runtime")
     gone = name in (now.get("runtimes") or {}) and name not in (after.get("runtimes") or {})
     if gone and not options.force:
         raise HandlerInUse(
-            f"to take the runtime {name} away",
-            found=f"{options.config} has default-runtime = {name}, and nvshim has not written "
-            "that: dockerd would not start",
-            do="give it another value first, such as runc; --force removes the runtime anyway",
+            f"to remove the runtime {name}",
+            found=f"{options.config} has default-runtime = {name}, which nvshim did not write; "
+            "without the runtime dockerd would not start",
+            do="set it to another runtime first, such as runc; --force removes the runtime anyway",
         )
 
 
@@ -245,28 +244,28 @@ def _value_at(value: Any, path: Any) -> Any:
 def _validated(
     options: Options, program: str, previous: str | None, desired: str
 ) -> tuple[str, ...]:
-    """See that dockerd takes the file.
+    """Check that dockerd accepts the file.
 
     Returns:
-        What a person should know: that it does not take the file without us either, as where
-        the service's command line has what the file lacks.
+        A note if dockerd refuses the file even without our changes, for example because the
+        service's command line sets something that the file lacks.
     """
     output = _refusal(options, program, desired)
     if output is None:
         return ()
     if output == _refusal(options, program, "{}" if previous is None else previous):
-        return (f"by itself, dockerd refuses {options.config}, without us too: {output}",)
+        return (f"dockerd refuses {options.config}, even without our changes: {output}",)
     raise ConfigRefused(f"the configuration in {options.config}", found=f"{program} says: {output}")
 
 
 def _refusal(options: Options, program: str, text: str) -> str | None:
-    """What dockerd has against a file; None if nothing."""
+    """Return dockerd's error for a file; None if it accepts the file."""
     with tempfile.NamedTemporaryFile("w", prefix="nvshim-", suffix=".json") as file:
         file.write(text)
         file.flush()
         argv = [program, "--validate", "--config-file", file.name]
         if "userland-proxy" not in text:
-            argv.append("--userland-proxy=false")  # whether that is installed is not the question
+            argv.append("--userland-proxy=false")  # the proxy may not be installed here
         done = run(argv)
     output = (done.stderr or done.stdout).strip().replace(file.name, options.config)
     return output or f"exit code {done.returncode}" if done.returncode else None
@@ -292,7 +291,7 @@ def _change(
 
 def _need(options: Options, files: Sequence[FileChange]) -> tuple[Need, str]:
     if any(os.path.basename(c.path) == HOOK and c.action != "changed" for c in files):
-        return Need.RESTART, "dockerd looks for what --gpus needs when it starts: restart it"
+        return Need.RESTART, "dockerd looks for the --gpus hook only when it starts: restart it"
     config = next((change for change in files if change.path == options.config), None)
     if config is None:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
@@ -305,5 +304,5 @@ def _need(options: Options, files: Sequence[FileChange]) -> tuple[Need, str]:
     if old == new:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
     if any(key in old and key not in new for key in ("runtimes", "default-runtime")):
-        return Need.RESTART, "a reload of dockerd keeps what is gone from its file: restart it"
+        return Need.RESTART, "a reload of dockerd keeps members that were removed: restart it"
     return Need.RELOAD, "dockerd has to reload its configuration (--restart signal)"

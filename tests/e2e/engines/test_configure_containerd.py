@@ -239,7 +239,7 @@ def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     images = node.dump()["plugins"]["io.containerd.cri.v1.images"]
     assert images["snapshotter"] == "overlayfs"
     change = plan(node.options(set_default=True))
-    assert "does not heed snapshotter" in change.notes[0]
+    assert "ignores snapshotter" in change.notes[0]
     assert 'the drop-in has snapshotter = "overlayfs"' in change.notes[0]
     apply(change)
     assert node.dump()["plugins"]["io.containerd.cri.v1.images"] == images
