@@ -16,7 +16,7 @@ from integration.install.errors import (
     PlaceUnsafe,
     SourceBroken,
 )
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from integration.tree import ARCHITECTURES, Tree
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def check_root() -> None:
         )
 
 
-def check_place(place: Place) -> None:
+def check_place(layout: InstallLayout) -> None:
     """See that nobody but root decides what will be at a place, and that it can be executed.
 
     Raises:
@@ -52,31 +52,31 @@ def check_place(place: Place) -> None:
         PlaceReadOnly: a file system is mounted read-only.
         PlaceNotExecutable: or so that nothing on it is executed.
     """
-    misread = sorted(_MISREAD.intersection(place.prefix))
+    misread = sorted(_MISREAD.intersection(layout.prefix))
     if misread:
         raise PlaceUnsafe(
-            f"to install below {place.prefix}",
+            f"to install below {layout.prefix}",
             found=f"{' '.join(misread)} in it, which a program's loader takes for something else",
             do="choose another --prefix",
         )
-    prefix = _existing(place.prefix)
-    check_owners(place.prefix)
-    if taken := _in_the_way(place.prefix):
+    prefix = _existing(layout.prefix)
+    check_owners(layout.prefix)
+    if taken := _blocking_path(layout.prefix):
         raise PlaceUnsafe(
-            f"to install below {place.prefix}",
+            f"to install below {layout.prefix}",
             found=f"{taken} leads to nothing",
             do="choose another --prefix",
         )
     flags = os.statvfs(prefix).f_flag
     if flags & os.ST_RDONLY:
         raise PlaceReadOnly(
-            f"to install below {place.prefix}",
+            f"to install below {layout.prefix}",
             found="a file system that is mounted read-only",
             do="choose another --prefix",
         )
     if flags & os.ST_NOEXEC:
         raise PlaceNotExecutable(
-            f"to install below {place.prefix}",
+            f"to install below {layout.prefix}",
             found="a file system that is mounted noexec",
             do="choose another --prefix, or mount it with exec",
         )
@@ -96,10 +96,10 @@ def check_links(survey: Survey) -> None:
                 found=f"a link to {link.target}" if link.target else "a file of somebody else's",
                 do="remove it, or choose another --bindir",
             )
-    bindir = survey.place.bindir
+    bindir = survey.layout.bindir
     if all(link.is_right for link in survey.links):
         return
-    if taken := _in_the_way(bindir):
+    if taken := _blocking_path(bindir):
         raise LinkTaken(
             f"links in {bindir}", found=f"{taken} is no directory", do="choose another --bindir"
         )
@@ -128,7 +128,7 @@ def check_machine(tree: Tree) -> None:
         )
 
 
-def check_space(place: Place, needed: int) -> None:
+def check_space(layout: InstallLayout, needed: int) -> None:
     """See that there is room for a tree.
 
     Args:
@@ -138,11 +138,11 @@ def check_space(place: Place, needed: int) -> None:
     Raises:
         NoSpace: there is not.
     """
-    status = os.statvfs(_existing(place.prefix))
+    status = os.statvfs(_existing(layout.prefix))
     free = status.f_bavail * status.f_frsize
     if free < needed:
         raise NoSpace(
-            f"{needed >> 20} MiB below {place.prefix}",
+            f"{needed >> 20} MiB below {layout.prefix}",
             found=f"{free >> 20} MiB",
             do="make room, or choose another --prefix",
         )
@@ -157,7 +157,7 @@ def check_owners(path: str) -> None:
     Raises:
         PlaceUnsafe: a directory or a link on the way is another's, or can be changed by others.
     """
-    for found, status in _on_the_way(path):
+    for found, status in _path_components(path):
         _check_owner(found, status)
 
 
@@ -168,14 +168,14 @@ def _existing(path: str) -> str:
     return path
 
 
-def _in_the_way(path: str) -> str:
+def _blocking_path(path: str) -> str:
     """What keeps a directory from being made; empty if nothing does, or it is there."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return "" if os.path.isdir(path) else path
 
 
-def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _path_components(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every directory and link that has a say in where a path leads, as far as they are there."""
     here, links = "/", 0
     left = [*reversed(path.split("/"))]

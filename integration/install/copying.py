@@ -38,7 +38,7 @@ _PROGRAM_MODE: Final = 0o755
 _CHUNK: Final = 1 << 20
 _MARGIN: Final = 16 << 20
 _BLOCK: Final = 4096
-_TOLD_EVERY: Final = 500
+_REPORT_EVERY: Final = 500
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,7 +47,7 @@ def is_archive(source: str) -> bool:
     return os.path.isfile(source)
 
 
-def look_at(source: str) -> tuple[Tree, int]:
+def inspect_source(source: str) -> tuple[Tree, int]:
     """What is to be installed says of itself, and how much room it needs.
 
     Args:
@@ -62,7 +62,7 @@ def look_at(source: str) -> tuple[Tree, int]:
         ArchiveRefused: it is no archive, or none of ours.
     """
     if is_archive(source):
-        return _look_into(source)
+        return _inspect_archive(source)
     tree = source_tree(source)
     sizes = [_size(os.path.join(source, name)) for name in tree.files]
     return tree, sum(sizes) + len(sizes) * _BLOCK + _MARGIN
@@ -78,7 +78,7 @@ def source_tree(source: str) -> Tree:
     if not os.path.exists(os.path.join(source, MANIFEST)):
         raise SourceMissing(
             f"to install {source}",
-            found=_what(source),
+            found=_source_problem(source),
             do="name a tree, or its archive, that make dist has built",
         )
     return _read(source)
@@ -104,7 +104,7 @@ def copy_tree(
         os.chmod(target, _DIRECTORY_MODE)
         names = (MANIFEST, *tree.files)
         for count, name in enumerate(names):
-            if count and not count % _TOLD_EVERY:
+            if count and not count % _REPORT_EVERY:
                 say(f"copied {count} of {len(names)} files")
             if not links.isdisjoint(_parents(name)):
                 raise SourceBroken(f"to copy {source}", found=f"{name!r}, which is below a link")
@@ -158,7 +158,7 @@ def verify_copy(tree: Tree, target: str, name: str) -> None:
         )
 
 
-def _what(source: str) -> str:
+def _source_problem(source: str) -> str:
     """Why a source is none."""
     if os.path.isdir(source):
         return f"no {MANIFEST} in it"
@@ -180,7 +180,7 @@ class _Corrupt(Exception):
     """A compressed stream that ends early, or is none."""
 
 
-def _look_into(archive: str) -> tuple[Tree, int]:
+def _inspect_archive(archive: str) -> tuple[Tree, int]:
     size, top, found = _MARGIN, "", False
     with tempfile.TemporaryDirectory(prefix="nvshim-") as folder, _opened(archive) as members:
         for member in _members(members):

@@ -32,11 +32,11 @@ from integration.install.errors import (
 )
 from integration.install.trees import known_tree
 from integration.install.usage import Role
-from integration.install_places import (
+from integration.install_layout import (
     INCOMING,
     REMOVING,
     SELF_TEST,
-    Place,
+    InstallLayout,
     new_link,
     working_name,
 )
@@ -55,10 +55,10 @@ _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 
 
 @dataclass(slots=True)
-class Done:
+class Outcome:
     """What came of the steps."""
 
-    taken: list[str] = field(default_factory=list)  # what was done, one line for each step
+    completed: list[str] = field(default_factory=list)  # what was done, one line for each step
     collected: list[str] = field(default_factory=list)  # names of trees that are gone
     # names of trees that should have gone, and are used
     in_use: list[str] = field(default_factory=list)
@@ -66,54 +66,54 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class Installer:
     """Where and how steps are taken."""
 
-    place: Place  # where
+    layout: InstallLayout  # where
     say: Callable[[str], None] = lambda _: None  # told each step before it is taken
     runtime: str = ""  # the low-level runtime that a self-test uses; empty for the node's
     # processes that may use a tree that is removed: the one that removes it
-    spare: frozenset[int] = frozenset()
+    ignored_pids: frozenset[int] = frozenset()
     selinux: str = _SELINUX  # where SELinux' file system is, if it is on
     path: str = _SYSTEM_PATH  # the search path of programs of the node
 
-    def take(self, plan: Sequence[steps.Step]) -> Done:
+    def run(self, plan: Sequence[steps.Step]) -> Outcome:
         """Take steps in their order.
 
         Raises:
             InstallError: one could not be taken; those before it are, those after it are not.
         """
-        done = Done()
+        outcome = Outcome()
         for step in plan:
             self.say(str(step))
             try:
-                self._take(step, done)
+                self._run_step(step, outcome)
             except OSError as error:
                 raise _failed(step, error) from error
-            done.taken.append(str(step))
-        return done
+            outcome.completed.append(str(step))
+        return outcome
 
-    def _take(self, step: steps.Step, done: Done) -> None:
+    def _run_step(self, step: steps.Step, outcome: Outcome) -> None:
         match step:
             case steps.Clear(path):
                 self._clear(path)
             case steps.Put(source, name):
-                self._put(source, name, done)
+                self._put(source, name, outcome)
             case steps.Test(name, new):
                 self._test(name, new=new)
             case steps.Point(link, name):
-                _replace_link(self.place.path(link), name)
+                _replace_link(self.layout.path(link), name)
             case steps.Link(path, target):
                 _make_directory(os.path.dirname(path))
                 _replace_link(path, target)
-                self._label(path, done)
+                self._label(path, outcome)
             case steps.Unlink(path):
                 _unlink(path)
             case steps.EndForkServers(names):
-                end_fork_servers([self.place.path(name) for name in names])
+                end_fork_servers([self.layout.path(name) for name in names])
             case steps.Collect(name):
                 gone = self._collect(name)
-                (done.collected if gone else done.in_use).append(name)
+                (outcome.collected if gone else outcome.in_use).append(name)
             case steps.RemovePrefix(path):
                 with suppress(OSError):  # something is in it, which is said elsewhere
                     os.rmdir(path)
@@ -124,15 +124,15 @@ class Workshop:
         if os.path.basename(path).startswith(REMOVING) and self._is_used(path):
             # Set aside, and found to be used, by an installer that was killed before it said so.
             tree = known_tree(path)
-            if tree is not None and not os.path.lexists(self.place.path(tree.name)):
-                os.rename(path, self.place.path(tree.name))
+            if tree is not None and not os.path.lexists(self.layout.path(tree.name)):
+                os.rename(path, self.layout.path(tree.name))
         elif os.path.islink(path):
             _unlink(path)
         elif os.path.exists(path):
             shutil.rmtree(path)
 
-    def _put(self, source: str, name: str, done: Done) -> None:
-        incoming = self.place.path(working_name(INCOMING))
+    def _put(self, source: str, name: str, outcome: Outcome) -> None:
+        incoming = self.layout.path(working_name(INCOMING))
         os.mkdir(incoming, 0o700)
         try:
             if copying.is_archive(source):
@@ -142,13 +142,13 @@ class Workshop:
                 copying.copy_tree(tree, source, incoming, self.say)
             copying.verify_copy(tree, incoming, name)
             _sync_file_system(incoming)
-            os.rename(incoming, self.place.path(name))
+            os.rename(incoming, self.layout.path(name))
         except BaseException:
             shutil.rmtree(incoming, ignore_errors=True)
             raise
-        sync_directory(self.place.prefix)
+        sync_directory(self.layout.prefix)
         try:
-            self._label(self.place.path(name), done)
+            self._label(self.layout.path(name), outcome)
         except BaseException:
             self._collect(name)
             raise
@@ -156,8 +156,8 @@ class Workshop:
     def _test(self, name: str, *, new: bool) -> None:
         try:
             selftest.run(
-                self.place.path(name),
-                self.place.path(working_name(SELF_TEST)),
+                self.layout.path(name),
+                self.layout.path(working_name(SELF_TEST)),
                 runtime=self.runtime,
                 path=self.path,
             )
@@ -168,34 +168,34 @@ class Workshop:
 
     def _collect(self, name: str) -> bool:
         """Remove a tree, unless it is used; whether it is gone."""
-        path = self.place.path(name)
+        path = self.layout.path(name)
         if not os.path.lexists(path):
             return True
         if self._is_used(path):
             return False
         # Nobody finds it from here on; who found it a moment ago executes it by now.
-        aside = self.place.path(working_name(REMOVING))
-        os.rename(path, aside)
-        if self._is_used(aside):
-            os.rename(aside, path)
+        moved = self.layout.path(working_name(REMOVING))
+        os.rename(path, moved)
+        if self._is_used(moved):
+            os.rename(moved, path)
             return False
-        shutil.rmtree(aside)
+        shutil.rmtree(moved)
         return True
 
     def _is_used(self, path: str) -> bool:
-        return any(user.pid not in self.spare for user in usage.users([path]))
+        return any(user.pid not in self.ignored_pids for user in usage.users([path]))
 
-    def _label(self, path: str, done: Done) -> None:
+    def _label(self, path: str, outcome: Outcome) -> None:
         """Give new files the labels that SELinux' policy has for their paths, if it is on.
 
         Where there is no program for that, systems have one label for all of such a place.
         """
         if not os.path.exists(os.path.join(self.selinux, "enforce")):
             return
-        asked = f"the SELinux labels of {path}"
+        action = f"the SELinux labels of {path}"
         program = shutil.which("restorecon", path=self.path)
         if program is None:
-            done.warnings.append(f"SELinux is on, and there is no restorecon for {path}")
+            outcome.warnings.append(f"SELinux is on, and there is no restorecon for {path}")
             return
         argv = [program, "-R", path]
         try:
@@ -210,9 +210,9 @@ class Workshop:
                 env={"PATH": self.path, "LC_ALL": "C"},
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise LabelFailed(asked, found=str(error)) from error
+            raise LabelFailed(action, found=str(error)) from error
         if ended.returncode:
-            raise LabelFailed(asked, found=ended.stderr.strip() or f"status {ended.returncode}")
+            raise LabelFailed(action, found=ended.stderr.strip() or f"status {ended.returncode}")
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def _lock(prefix: str, *, make: bool) -> int:
             return -1
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(fd, prefix):
+            if _is_same_directory(fd, prefix):
                 return fd
         except BlockingIOError as error:
             if time.monotonic() > deadline:
@@ -300,7 +300,7 @@ def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
     Their spares end with them and are not told: one may be a verb that containerd waits for, and
     then a shim. Who does not end keeps its tree, and nothing else.
     """
-    waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _told_to_end(user)) >= 0]
+    waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _terminate(user)) >= 0]
     deadline = time.monotonic() + _END
     try:
         while waiting and time.monotonic() < deadline:
@@ -313,7 +313,7 @@ def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
             os.close(fd)
 
 
-def _told_to_end(user: usage.User) -> int:
+def _terminate(user: usage.User) -> int:
     """Tell a fork server to end; its pidfd, or -1 if it is none, or gone."""
     if user.role is not Role.FORK_SERVER:
         return -1
@@ -337,7 +337,7 @@ def _make_directory(path: str) -> None:
         os.umask(umask)
 
 
-def _is_still(fd: int, path: str) -> bool:
+def _is_same_directory(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -372,10 +372,10 @@ def _sync_file_system(path: str) -> None:
 
 
 def _failed(step: steps.Step, error: OSError) -> Exception:
-    asked = f"to {step}"
+    action = f"to {step}"
     found = f"{error.filename or ''}: {os.strerror(error.errno or 0).lower()}".lstrip(": ")
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NoSpace(asked, found=found, do="make room, and run it again")
+        return NoSpace(action, found=found, do="make room, and run it again")
     if error.errno == errno.EROFS:
-        return PlaceReadOnly(asked, found=found, do="mount it writable, and run it again")
-    return StepFailed(asked, found=found, do="run it again")
+        return PlaceReadOnly(action, found=found, do="mount it writable, and run it again")
+    return StepFailed(action, found=found, do="run it again")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
-from integration.install_places import CURRENT, PREVIOUS, SHIM, is_directory_name
+from integration.install_layout import CURRENT, PREVIOUS, SHIM, is_directory_name
 
 if TYPE_CHECKING:
     from integration.install.survey import Installed, Survey
@@ -38,7 +38,7 @@ KEEP = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class InstallRequest:
     """What an installation is to come to."""
 
     tree: Tree | None = None  # what is to be in effect
@@ -48,25 +48,25 @@ class Wish:
     keep: int = KEEP  # how many others stay that nothing uses
 
 
-def plan_installation(survey: Survey, wish: Wish) -> list[steps.Step]:
+def plan_installation(survey: Survey, request: InstallRequest) -> list[steps.Step]:
     """The steps after which a tree is in effect."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
-    name, new = wish.name, False
-    if not name and wish.tree is not None:
-        name, new = _place_for(survey, wish.tree)
+    name, new = request.name, False
+    if not name and request.tree is not None:
+        name, new = _directory_for(survey, request.tree)
     if new:
-        plan.append(steps.Put(wish.source, name))
+        plan.append(steps.Put(request.source, name))
     switch = name != survey.current
-    if wish.test and (new or switch):
+    if request.test and (new or switch):
         plan.append(steps.Test(name, new))
     if switch:
         if survey.current:
             plan.append(steps.Point(PREVIOUS, survey.current))
         plan.append(steps.Point(CURRENT, name))
-    plan += [steps.Link(link.path, link.wanted) for link in survey.links if not link.is_right]
+    plan += [steps.Link(link.path, link.expected) for link in survey.links if not link.is_right]
     previous = survey.current if switch else survey.previous
-    return plan + _clearing_out(
-        survey, current=name, previous=previous, keep=wish.keep, switched=switch
+    return plan + _cleanup_steps(
+        survey, current=name, previous=previous, keep=request.keep, switched=switch
     )
 
 
@@ -78,7 +78,9 @@ def plan_collection(survey: Survey, keep: int = KEEP) -> list[steps.Step]:
         keep: how many trees stay that are not in effect and that nothing uses.
     """
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
-    return plan + _clearing_out(survey, current=survey.current, previous=survey.previous, keep=keep)
+    return plan + _cleanup_steps(
+        survey, current=survey.current, previous=survey.previous, keep=keep
+    )
 
 
 def plan_uninstallation(survey: Survey) -> list[steps.Step]:
@@ -88,17 +90,17 @@ def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     ours = [link for link in survey.links if link.ours and link.target]
     if not _shims_run(survey):
         plan += [steps.Unlink(link.path) for link in ours]
-        plan += [steps.Unlink(survey.place.path(link)) for link in (CURRENT, PREVIOUS)]
+        plan += [steps.Unlink(survey.layout.path(link)) for link in (CURRENT, PREVIOUS)]
         if names:
             plan.append(steps.EndForkServers(names))
         plan += [steps.Collect(name) for name in names]
-        return [*plan, steps.RemovePrefix(survey.place.prefix)]
-    needed = asked_paths(survey)
+        return [*plan, steps.RemovePrefix(survey.layout.prefix)]
+    needed = needed_programs(survey)
     # With nvshim it is finished; and without the shim's own link nvshim would not know of it.
     keeps_links = any(link.path in needed for link in ours)
     if not keeps_links:
         plan += [steps.Unlink(link.path) for link in ours if os.path.basename(link.path) == SHIM]
-    plan.append(steps.Unlink(survey.place.path(PREVIOUS)))
+    plan.append(steps.Unlink(survey.layout.path(PREVIOUS)))
     plan.append(steps.EndForkServers(names))
     plan += [
         steps.Collect(each.name)
@@ -108,14 +110,14 @@ def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     return plan
 
 
-def asked_paths(survey: Survey) -> frozenset[str]:
+def needed_programs(survey: Survey) -> frozenset[str]:
     """The paths of programs that containerd will execute, or look for, for shims that run.
 
     Args:
         survey: what is there. Of a shim whose path nobody has noted it is that of the link.
     """
     links = [link.path for link in survey.links if os.path.basename(link.path) == SHIM]
-    found = set(links if survey.blind else ())
+    found = set(links if survey.may_miss_shims else ())
     for each in survey.installed:
         for shim in each.shims:
             found.update([shim.asked_by] if shim.asked_by else links)
@@ -138,7 +140,7 @@ def installed_version(survey: Survey, version: str) -> Installed:
         return found[0]
     there = ", ".join(each.name for each in (found or survey.installed)) or "nothing"
     raise VersionNotInstalled(
-        f"version {version} below {survey.place.prefix}",
+        f"version {version} below {survey.layout.prefix}",
         found=f"{len(found)} that it could be: {there}" if found else f"only {there}",
         do="name one by its directory" if found else "install it with --from",
     )
@@ -161,9 +163,9 @@ def previous_version(survey: Survey) -> Installed:
     return previous
 
 
-def _place_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
+def _directory_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
     """Under which name a tree is, or would be, and whether it has to be placed there."""
-    wanted = tree.name
+    base = tree.name
     same = [
         each
         for each in survey.installed
@@ -174,29 +176,29 @@ def _place_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
             return each.name, False
     if same:
         return same[0].name, False
-    name, number = wanted, 1
+    name, number = base, 1
     taken = {*(each.name for each in survey.installed), *survey.foreign}
     while name in taken:
         number += 1
-        name = f"{wanted}.{number}"
+        name = f"{base}.{number}"
     return name, True
 
 
-def _clearing_out(
+def _cleanup_steps(
     survey: Survey, *, current: str, previous: str, keep: int, switched: bool = False
 ) -> list[steps.Step]:
     others = [each for each in survey.installed if each.name != current]
     plan: list[steps.Step] = []
     # Until the switch, more of them may have begun than there were when it was planned.
-    served = tuple(e.name for e in others if switched or len(e.users) > len(e.holders))
-    if served:
-        plan.append(steps.EndForkServers(served))
-    if survey.blind:
+    with_servers = tuple(e.name for e in others if switched or len(e.users) > len(e.holders))
+    if with_servers:
+        plan.append(steps.EndForkServers(with_servers))
+    if survey.may_miss_shims:
         return plan
     first = [each for each in others if each.name == previous]
     newest = sorted((e for e in others if e.name != previous), key=_placed, reverse=True)
-    spare = [*first, *newest][keep:]
-    return plan + [steps.Collect(name) for name in _names(_collectable(spare))]
+    unused = [*first, *newest][keep:]
+    return plan + [steps.Collect(name) for name in _names(_collectable(unused))]
 
 
 def _collectable(installed: Iterable[Installed]) -> list[Installed]:
@@ -212,4 +214,4 @@ def _placed(installed: Installed) -> int:
 
 
 def _shims_run(survey: Survey) -> bool:
-    return survey.blind or any(each.shims for each in survey.installed)
+    return survey.may_miss_shims or any(each.shims for each in survey.installed)

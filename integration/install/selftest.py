@@ -31,7 +31,7 @@ from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration.containers import traces
 from integration.containers.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
-from integration.install_places import SELF_TEST, SHIM
+from integration.install_layout import SELF_TEST, SHIM
 from integration.timeouts import PATIENCE
 from integration.tree import probe_of
 
@@ -46,7 +46,7 @@ _NAMESPACE: Final = "nvshim-self-test-"
 _EVENTS: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 _CONFIGURATION: Final = (ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE)
 _RUNTIMES: Final = ("runc", "crun")
-_LEFT: Final = frozenset({"mount", "socket", "runtime state"})
+_TRACED_KINDS: Final = frozenset({"mount", "socket", "runtime state"})
 
 # Where distributions of Kubernetes have theirs.
 _MORE_PATHS: Final = (
@@ -59,7 +59,7 @@ _MORE_PATHS: Final = (
 )
 
 
-def find_runtime(path: str, wanted: str = "") -> str:
+def find_runtime(path: str, requested: str = "") -> str:
     """The low-level runtime of this node.
 
     Args:
@@ -71,13 +71,13 @@ def find_runtime(path: str, wanted: str = "") -> str:
     """
     more = [found for pattern in _MORE_PATHS for found in sorted(glob.glob(pattern))]
     places = ":".join([path, *more])
-    for name in (wanted,) if wanted else _RUNTIMES:
+    for name in (requested,) if requested else _RUNTIMES:
         found = shutil.which(name, path=places)
         if found:
             return found
     raise NoRuntimeToTest(
         "to start a container",
-        found=f"no {wanted or ' or '.join(_RUNTIMES)} in {places}",
+        found=f"no {requested or ' or '.join(_RUNTIMES)} in {places}",
         do="install one, name it with --runtime, or give --no-self-test",
     )
 
@@ -96,13 +96,13 @@ def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
         NoRuntimeToTest: there is nothing to test with.
     """
     runtime = find_runtime(path, runtime)
-    environment = {"PATH": path, "NVSHIM_FORK_SERVER": "0", **_passed_on()}
+    environment = {"PATH": path, "NVSHIM_FORK_SERVER": "0", **_configuration_environment()}
     clean(directory)
     try:
         _programs_answer(tree, environment)
         _make_bundle(tree, directory)
         anyio.run(_run, tree, directory, runtime, environment)
-        left = _left(directory)
+        left = _leftover_traces(directory)
         if left:
             raise _failed(tree, "at its end", f"{', '.join(left)} is left")
     except NvshimError as error:
@@ -183,14 +183,14 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
         cause = _first(group)
         if isinstance(cause, SelfTestFailed):
             raise cause from None
-        raise _failed(tree, step, _words_of(cause)) from cause
+        raise _failed(tree, step, _message_of(cause)) from cause
 
 
 def _programs_answer(tree: str, environment: dict[str, str]) -> None:
     """See that both programs start at all, with their own interpreter."""
     for name, flag in ((SHIM, "-v"), ("nvshim", "--version")):
         program = os.path.join(tree, "bin", name)
-        done = subprocess.run(
+        result = subprocess.run(
             [program, flag],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -199,8 +199,8 @@ def _programs_answer(tree: str, environment: dict[str, str]) -> None:
             check=False,
             env=environment,
         )
-        if done.returncode:
-            raise _failed(tree, f"{name} {flag}", _text(done))
+        if result.returncode:
+            raise _failed(tree, f"{name} {flag}", _text(result))
 
 
 def _start(tree: str, directory: str, environment: dict[str, str]) -> str:
@@ -210,12 +210,12 @@ def _start(tree: str, directory: str, environment: dict[str, str]) -> str:
         os.path.join(tree, "bin", SHIM), "start", namespace=_namespace(directory),
         address=events, container_id=_ID,
     )  # fmt: skip
-    done = execute_verb(
+    result = execute_verb(
         words, os.path.join(directory, _ID), environment={**environment, "TTRPC_ADDRESS": events}
     )
-    if done.returncode:
-        raise _failed(tree, "the verb start", _text(done))
-    return done.stdout.decode()
+    if result.returncode:
+        raise _failed(tree, "the verb start", _text(result))
+    return result.stdout.decode()
 
 
 def _make_bundle(tree: str, directory: str) -> None:
@@ -257,7 +257,7 @@ def _spec(namespace: str) -> dict[str, Any]:
     }
 
 
-def _passed_on() -> dict[str, str]:
+def _configuration_environment() -> dict[str, str]:
     """What of our environment is for the shim: where its configuration is."""
     return {name: value for name, value in os.environ.items() if name in _CONFIGURATION}
 
@@ -271,9 +271,9 @@ def _socket_directory(directory: str) -> str:
     return os.path.join("/run", _namespace(directory))
 
 
-def _left(directory: str) -> list[str]:
+def _leftover_traces(directory: str) -> list[str]:
     found = sorted(traces.find(_marks(directory)))
-    return [f"the {each.kind} {each.name}" for each in found if each.kind in _LEFT]
+    return [f"the {each.kind} {each.name}" for each in found if each.kind in _TRACED_KINDS]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -281,16 +281,16 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _words_of(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     # What the shim has said is in the error of the call.
     return (error.found if isinstance(error, RemoteError) else str(error)) or type(error).__name__
 
 
-def _text(done: subprocess.CompletedProcess[bytes]) -> str:
-    said = done.stdout.decode(errors="replace").strip()
-    return f"status {done.returncode}{': ' if said else ''}{said}"
+def _text(result: subprocess.CompletedProcess[bytes]) -> str:
+    output = result.stdout.decode(errors="replace").strip()
+    return f"status {result.returncode}{': ' if output else ''}{output}"
 
 
 def _failed(tree: str, step: str, found: str) -> SelfTestFailed:

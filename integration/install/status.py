@@ -7,15 +7,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from integration.install import uninstall as leaving
+from integration.install import uninstall as removal
 from integration.install.effects import is_locked
-from integration.install.survey import Installed, Survey, look
+from integration.install.survey import Installed, Survey, take_survey
 from integration.install.trees import problem_of
 from integration.install.usage import Role
-from integration.install_places import CURRENT, Place
+from integration.install_layout import CURRENT, InstallLayout
 
 
-def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dict[str, Any]:
+def status(
+    layout: InstallLayout, *, verify: bool = False, engines_root: str = ""
+) -> dict[str, Any]:
     """Look at an installation, and judge it.
 
     Args:
@@ -26,12 +28,12 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
     Returns:
         What is there; ``problems`` has a line for each thing that is wrong.
     """
-    busy = is_locked(place.prefix)
-    survey = look(place, check=problem_of if verify else None)
-    mentioned = leaving.mentions(engines_root)
+    busy = is_locked(layout.prefix)
+    survey = take_survey(layout, check=problem_of if verify else None)
+    mentioned = removal.mentions(engines_root)
     return {
-        "prefix": place.prefix,
-        "bindir": place.bindir or None,
+        "prefix": layout.prefix,
+        "bindir": layout.bindir or None,
         "current": survey.current or None,
         "previous": survey.previous or None,
         "verified": verify,
@@ -40,12 +42,12 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
             {
                 "path": link.path,
                 "target": link.target or None,
-                "wanted": link.wanted,
+                "wanted": link.expected,
                 "right": link.is_right,
             }
             for link in survey.links
         ],
-        "unseen_shims": survey.blind,
+        "unseen_shims": survey.may_miss_shims,
         "being_changed": busy,
         "mentioned_in": mentioned,
         "problems": problems(replace(survey, leftovers=()) if busy else survey, mentioned),
@@ -56,7 +58,7 @@ def problems(survey: Survey, mentioned: list[str]) -> list[str]:
     """What is wrong with an installation, one line each, with what to do."""
     found = []
     if not survey.installed:
-        found.append(f"nothing is installed below {survey.place.prefix}")
+        found.append(f"nothing is installed below {survey.layout.prefix}")
     elif not survey.current:
         found.append(f"no version is in effect: {CURRENT} leads to none; run nvshim install --use")
     for each in survey.installed:
@@ -66,7 +68,7 @@ def problems(survey: Survey, mentioned: list[str]) -> list[str]:
             found.append(f"{each.name}: {each.problem}; install that version again")
     if survey.installed:
         found += [
-            f"{link.path} leads to {link.target}, not to {link.wanted}"
+            f"{link.path} leads to {link.target}, not to {link.expected}"
             if link.target
             else f"{link.path} is missing"
             if link.ours

@@ -21,7 +21,7 @@ from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.engines.runtime_options import RECORDS
 from integration.install.errors import PurgeFailed, StillNamed
-from integration.install_places import SHIM
+from integration.install_layout import SHIM
 from shim.work import layers
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def check_unnamed(survey: Survey, root: str = "") -> None:
     on_path = (f"{root}{directory}/{SHIM}" for directory in PATH.split(":"))
     found = next(filter(os.path.lexists, on_path), "")
     named = mentions(root)
-    if found not in links and not _is_below(found, survey.place.prefix):
+    if found not in links and not _is_below(found, survey.layout.prefix):
         # By its type they find another one; by its path it may be this one.
-        named = [path for path in named if _has(path, (f"{survey.place.prefix}/", *links))]
+        named = [path for path in named if _has(path, (f"{survey.layout.prefix}/", *links))]
     if named:
         raise StillNamed(
-            f"to uninstall what is below {survey.place.prefix}",
+            f"to uninstall what is below {survey.layout.prefix}",
             found=f"{' and '.join(named)} would still name its shim, and pods would fail",
             do=f"first {remedy(named, root)}, and restart the engine; or add --force",
         )
@@ -102,7 +102,7 @@ def remedy(paths: Iterable[str], root: str = "") -> str:
         root: what the machine's root is; empty for ``/``.
     """
     recorded = _remedies(root)
-    ways = {_way(path, recorded.get(path.removeprefix(root), "")): None for path in paths}
+    ways = {_remedy_for(path, recorded.get(path.removeprefix(root), "")): None for path in paths}
     return ", then ".join(ways)
 
 
@@ -116,7 +116,7 @@ def _remedies(root: str) -> dict[str, str]:
     return found
 
 
-def _way(path: str, command: str) -> str:
+def _remedy_for(path: str, command: str) -> str:
     engine = next((name for name in _CONFIGURED if f"/etc/{name}/" in path), "")
     command = command or (f"nvshim configure {engine} --remove" if engine else "")
     return f"run {command}" if command else f"take it out of {path}"

@@ -15,7 +15,7 @@ from typing import Final
 
 from integration.containers.shims import FORK_SERVER, SPARE_FLAG
 from integration.containers.tree_users import tree_users
-from integration.install_places import SHIM
+from integration.install_layout import SHIM
 
 PROC: Final = "/proc"
 SOCKETS: Final = "/run/containerd/s"

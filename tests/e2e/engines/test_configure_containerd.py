@@ -240,7 +240,7 @@ def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     assert images["snapshotter"] == "overlayfs"
     change = plan(node.options(set_default=True))
     assert "ignores snapshotter" in change.notes[0]
-    assert 'the drop-in has snapshotter = "overlayfs"' in change.notes[0]
+    assert 'the drop-in sets snapshotter = "overlayfs"' in change.notes[0]
     apply(change)
     assert node.dump()["plugins"]["io.containerd.cri.v1.images"] == images
     assert plan(node.options(set_default=True)).files == ()
