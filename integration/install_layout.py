@@ -45,7 +45,7 @@ class InstallLayout:
     def of(
         cls, prefix: str, bindir: str | None, *, usual: Iterable[str] = BINDIRS
     ) -> InstallLayout:
-        """Return the place for a command's options.
+        """Return the layout for a command's options.
 
         Args:
             prefix: absolute or relative.

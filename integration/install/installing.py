@@ -1,6 +1,6 @@
-"""The calls that the commands make: look, plan, and take the steps, under the lock.
+"""The functions behind the commands: survey, plan, and run the steps under the lock.
 
-Each answers with a dict whose keys are an interface.
+Each returns a dict; its keys are a public interface.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _POLL: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class InstallOptions:
-    """What a person wants installed."""
+    """What to install, and how."""
 
-    layout: InstallLayout  # where
-    source: str = ""  # a tree or an archive of one; empty for the tree that this program is part of
-    use: str = ""  # the version of an installed tree instead; empty for none
-    rollback: bool = False  # the one before instead
-    test: bool = True  # whether it has to start a container first
-    keep: int = planning.KEEP  # how many other trees stay that nothing uses
+    layout: InstallLayout
+    source: str = ""  # a tree or an archive; empty for the tree that this program is part of
+    use: str = ""  # switch to this installed version instead; empty for none
+    rollback: bool = False  # switch to the previous version instead
+    test: bool = True  # whether the new version has to start a container first
+    keep: int = planning.KEEP  # how many other unused trees to keep
     installer: Installer = field(
         default_factory=lambda: Installer(InstallLayout())
-    )  # how steps are taken
+    )  # runs the steps
 
 
 def install(options: InstallOptions, *, dry_run: bool = False) -> dict[str, Any]:
-    """Have a tree in effect.
+    """Install a tree, or switch to an installed one.
 
     Args:
-        wanted: which, and how.
-        dry_run: whether only to say what would be done.
+        options: what to install, and how.
+        dry_run: whether to only report what would be done.
 
     Returns:
-        What is in effect now, and what was done for it.
+        The current version, and what was done.
 
     Raises:
-        InstallError: it could not be done; what was in effect still is.
+        InstallError: it failed; the version that was current stays current.
     """
     if not dry_run:
         checks.check_root()
@@ -60,7 +60,7 @@ def install(options: InstallOptions, *, dry_run: bool = False) -> dict[str, Any]
         survey, plan, tree = _planned(options)
         return _answer(options.layout, survey, plan, None, tree)
     with locked(options.layout.prefix, make=True):
-        checks.check_owners(options.layout.prefix)  # somebody else may have made it meanwhile
+        checks.check_owners(options.layout.prefix)  # another user may have created it just now
         survey, plan, tree = _planned(options)
         outcome = options.installer.run(plan)
         return _answer(options.layout, take_survey(options.layout), plan, outcome, tree)
@@ -69,16 +69,16 @@ def install(options: InstallOptions, *, dry_run: bool = False) -> dict[str, Any]
 def collect(
     layout: InstallLayout, *, keep: int, installer: Installer, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Remove the trees that nobody needs.
+    """Remove the trees that are no longer needed.
 
     Args:
-        place: where.
-        keep: how many stay that are not in effect and that nothing uses.
-        workshop: how steps are taken.
-        dry_run: whether only to say what would be done.
+        layout: the installation's directories.
+        keep: how many unused trees besides the current one to keep.
+        installer: runs the steps.
+        dry_run: whether to only report what would be done.
 
     Raises:
-        InstallError: it could not be done.
+        InstallError: it failed.
     """
     if dry_run:
         survey = take_survey(layout)
@@ -101,22 +101,22 @@ def uninstall(
     engines_root: str = "",
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Take away what running containers do not need.
+    """Uninstall everything that running containers do not need.
 
     Args:
-        place: where.
-        workshop: how steps are taken.
-        wait: seconds to wait for the containers to end.
-        purge: whose state is removed too; None to leave it.
-        force: whether to do it also if an engine names the shim.
-        engines_root: where the engines' configuration is; empty for this machine's.
-        dry_run: whether only to say what would be done.
+        layout: the installation's directories.
+        installer: runs the steps.
+        wait: seconds to wait for containers to exit.
+        purge: the configuration whose state to remove as well; None keeps the state.
+        force: whether to continue although an engine names the shim.
+        engines_root: where to look for the engines' configuration; empty for this machine's root.
+        dry_run: whether to only report what would be done.
 
     Returns:
         What is left, and why.
 
     Raises:
-        InstallError: it could not be done; a second run goes on.
+        InstallError: it failed; a second run continues.
     """
     if not dry_run:
         checks.check_root()
@@ -219,7 +219,7 @@ def _answer(
 
 
 def _only_kept(plan: Sequence[steps.Step], outcome: Outcome | None) -> bool:
-    """Whether all that was to be done was to remove trees, and all are used."""
+    """Whether the plan only removed trees, and all of them are in use."""
     tried = [step.name for step in plan if isinstance(step, steps.Collect)]
     return outcome is not None and len(tried) == len(plan) and tried == outcome.in_use
 

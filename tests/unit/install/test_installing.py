@@ -287,5 +287,5 @@ def test_a_status_without_an_installation_says_so_and_which_engines_will_miss_it
     found = status(node.layout, engines_root=str(tmp_path))["problems"]
     assert found == [
         f"nothing is installed below {node.layout.prefix}",
-        f"{tmp_path}/etc/docker/daemon.json names a shim that is not there",
+        f"{tmp_path}/etc/docker/daemon.json names a shim that does not exist",
     ]

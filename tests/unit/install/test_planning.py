@@ -161,7 +161,7 @@ def test_a_version_is_named_in_any_way_that_is_not_ambiguous() -> None:
     assert installed_version(survey, "2.0").name == NEW.name
     assert installed_version(survey, twin.name).name == twin.name
     assert installed_version(survey, "1.0-d").name == twin.name
-    for version, found in (("1.0", "2 that it could be"), ("3", "only ")):
+    for version, found in (("1.0", "2 match"), ("3", "only ")):
         with pytest.raises(VersionNotInstalled, match=found):
             installed_version(survey, version)
 
