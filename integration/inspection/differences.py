@@ -62,34 +62,34 @@ def differences(
         if key in before and key in after:
             if type(old) is type(new) and old == new:
                 continue
-            found += _between(where, old, new)
+            found += _compare(where, old, new)
         elif key in after:
-            found += _whole(where, new, ADDED)
+            found += _flatten(where, new, ADDED)
         else:
-            found += _whole(where, old, REMOVED)
+            found += _flatten(where, old, REMOVED)
     return found
 
 
-def _between(path: str, old: Any, new: Any) -> list[Difference]:
+def _compare(path: str, old: Any, new: Any) -> list[Difference]:
     if isinstance(old, dict) and isinstance(new, dict):
         return differences(old, new, path)
     if isinstance(old, list) and isinstance(new, list):
-        return _between_lists(path, old, new)
+        return _compare_lists(path, old, new)
     return [Difference(path, CHANGED, old, new)]
 
 
-def _between_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Difference]:
+def _compare_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Difference]:
     a, b = ([json.dumps(entry, sort_keys=True) for entry in entries] for entries in (old, new))
-    start = _alike(zip(a, b, strict=False))
+    start = _common_length(zip(a, b, strict=False))
     a, b = a[start:], b[start:]
-    end = _alike(zip(reversed(a), reversed(b), strict=False))
+    end = _common_length(zip(reversed(a), reversed(b), strict=False))
     a, b = a[: len(a) - end], b[: len(b) - end]
     old, new = old[start : start + len(a)], new[start : start + len(b)]
     if len(a) * len(b) > _MOST_PAIRS:
         gone, come = Counter(a) - Counter(b), Counter(b) - Counter(a)
         return [
-            *(Difference(path, REMOVED, before=each) for each in _of_these(old, a, gone)),
-            *(Difference(path, ADDED, after=each) for each in _of_these(new, b, come)),
+            *(Difference(path, REMOVED, before=each) for each in _select(old, a, gone)),
+            *(Difference(path, ADDED, after=each) for each in _select(new, b, come)),
         ]
     found = []
     for tag, i, j, k, m in SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
@@ -99,27 +99,27 @@ def _between_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Di
     return found
 
 
-def _alike(pairs: Iterable[tuple[str, str]]) -> int:
+def _common_length(pairs: Iterable[tuple[str, str]]) -> int:
     """How many pairs are of one thing twice, before the first that is not."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _of_these(values: Sequence[Any], keys: Iterable[str], wanted: Counter[str]) -> Iterator[Any]:
+def _select(values: Sequence[Any], keys: Iterable[str], counts: Counter[str]) -> Iterator[Any]:
     """Values in order, each as often as its key is wanted; the last of those that are alike."""
     left = Counter(keys)
-    left.subtract(wanted)
+    left.subtract(counts)
     for value, key in zip(values, keys, strict=True):
         left[key] -= 1
         if left[key] < 0:
             yield value
 
 
-def _whole(path: str, value: Any, kind: str) -> list[Difference]:
+def _flatten(path: str, value: Any, kind: str) -> list[Difference]:
     """An object or list that is there in one only, by what is in it."""
     if isinstance(value, dict) and value:
         found = []
         for key, entry in value.items():
-            found += _whole(f"{path}.{key}", entry, kind)
+            found += _flatten(f"{path}.{key}", entry, kind)
         return found
     entries = value if isinstance(value, list) and value else [value]
     if kind == ADDED:
@@ -127,7 +127,7 @@ def _whole(path: str, value: Any, kind: str) -> list[Difference]:
     return [Difference(path, kind, before=entry) for entry in entries]
 
 
-def tell_differences(found: Iterable[Difference]) -> Iterator[str]:
+def render_differences(found: Iterable[Difference]) -> Iterator[str]:
     """The differences as a person reads them.
 
     Args:

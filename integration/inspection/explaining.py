@@ -26,9 +26,9 @@ from integration.containers.bundles import Container, has_record
 from integration.containers.errors import ContainerAmbiguous, ContainerUnknown
 from integration.containers.exit_causes import End, end_of, newest_of_each
 from integration.containers.records import entries
-from integration.inspection.differences import Difference, differences, tell_differences
-from integration.inspection.grant_summary import Given, given_in, given_to
-from integration.inspection.timeline import tell
+from integration.inspection.differences import Difference, differences, render_differences
+from integration.inspection.grant_summary import GrantSummary, grants_of_container, grants_of_spec
+from integration.inspection.timeline import render
 from integration.json_documents import parse_json
 from integration.nvml.inventory import look_at_node
 
@@ -49,7 +49,7 @@ class Explanation:
     config: Config | None = None
     container: Container | None = None  # which runs; None for a config.json
     # what it has of NVIDIA's devices by another than the shim; None for nothing
-    given: Given | None = None
+    grants: GrantSummary | None = None
     # how it ended by a fault of a GPU, or the attempt before it; None if that is not known
     end: End | None = None
     hooks: tuple[str, ...] = ()  # of its spec, which the low-level runtime runs; in a few words
@@ -65,7 +65,7 @@ class Explanation:
         return {
             "container": self.container.to_json() if self.container else None,
             "record": self.record or None,
-            "given": self.given.to_json() if self.given else None,
+            "given": self.grants.to_json() if self.grants else None,
             "end": self.end.to_json() if self.end else None,
             "hooks": list(self.hooks),
             "nothing": self.nothing or None,
@@ -76,7 +76,7 @@ class Explanation:
             else {"file": config.source or None, "notes": list(config.notes)},
         }
 
-    def tell(self, *, diff: bool = True, steps: bool = True) -> str:
+    def render(self, *, diff: bool = True, steps: bool = True) -> str:
         """Lines for a terminal, each ended; no colours."""
         lines: list[str] = []
         if self.container is not None:
@@ -86,29 +86,29 @@ class Explanation:
         if self.end is not None:
             lines += _titled("ended", [self.end.told, self.end.cause])
         lines += _titled("note", self.notes)
-        if self.given is not None:
-            lines += _titled("given", self.given.lines())
+        if self.grants is not None:
+            lines += _titled("given", self.grants.lines())
         if self.hooks:
             lines += _titled("hooks", [f"{hook}: the runtime runs it" for hook in self.hooks])
         if self.nothing:
             lines += _titled("request", [f"{self.nothing}: the spec stays as it is"])
-        story = "".join(f"{line}\n" for line in lines) + (_story(self.record) if steps else "")
+        text = "".join(f"{line}\n" for line in lines) + (_timeline(self.record) if steps else "")
         rest = []
         if steps and self.config is not None and not self.nothing:
             rest += _titled(
                 "config", [self.config.source or "no file; the defaults hold", *self.config.notes]
             )
         if diff and self.found is not None and not self.nothing:
-            changes = list(tell_differences(self.found))
+            changes = list(render_differences(self.found))
             rest += _titled("spec", changes or ["it stays as it is"])
-        return story + "".join(f"{line}\n" for line in rest)
+        return text + "".join(f"{line}\n" for line in rest)
 
 
-def _story(record: dict[str, Any]) -> str:
+def _timeline(record: dict[str, Any]) -> str:
     if not record:
         return ""
     try:
-        return tell(record)
+        return render(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MalformedSpec(
             "the story of an injection",
@@ -134,7 +134,7 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     known = list(containers)
     exact = [c for c in known if c.id == name]
     found = exact or [c for c in known if name in _names_of(c)]
-    found = found or [c for c in known if _begins(c, name)]
+    found = found or [c for c in known if _matches_prefix(c, name)]
     found = found or [c for c in known if c.pid and name == str(c.pid)]
     if len(found) > 1:
         # A pod is asked for its containers, and not for what holds its namespaces.
@@ -142,7 +142,7 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     if not found:
         raise ContainerUnknown(
             f"container {name}",
-            found=f"{_many(len(known))}, and none is called so",
+            found=f"{_count_text(len(known))}, and none is called so",
             do="name one that `nvshim ps` lists by its id, or by its pod as POD/CONTAINER",
         )
     if len(found) > 1:
@@ -156,7 +156,7 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     return found[0]
 
 
-def _many(count: int) -> str:
+def _count_text(count: int) -> str:
     return "1 container runs" if count == 1 else f"{count} containers run"
 
 
@@ -168,7 +168,7 @@ def _names_of(container: Container) -> set[str]:
     return {*pods, container.title, *(f"{each}/{name}" for each in pods for name in own)}
 
 
-def _begins(container: Container, name: str) -> bool:
+def _matches_prefix(container: Container, name: str) -> bool:
     """Whether a name ends in the beginning of a container's id, as lists print long ones."""
     above, _, ident = name.rpartition("/")
     places = {"", container.namespace}
@@ -215,17 +215,17 @@ def explain_container(
     after = container.spec()
     more: dict[str, Any] = {"container": container, "end": end, "hooks": hooks_in(after)}
     if container.record is None:
-        given = given_to(container, config)
-        why = _why_nothing(container, config, given)
-        return Explanation({}, *why, given=given, **more)
+        grants = grants_of_container(container, config)
+        why = _why_nothing(container, config, grants)
+        return Explanation({}, *why, grants=grants, **more)
     record = dict(container.record)
     before = container.spec_before()
-    given = None if _gives_devices(record) else given_to(container, config)
+    grants = None if _gives_devices(record) else grants_of_container(container, config)
     if before is None and "edits" not in record:
         before = after  # denied: the spec was left as it was
     found = None if before is None else tuple(differences(before, after))
     notes = () if found is not None else ("its spec as it was before is not kept",)
-    return Explanation(record, "", found, notes, given=given, **more)
+    return Explanation(record, "", found, notes, grants=grants, **more)
 
 
 def _gives_devices(record: Mapping[str, Any]) -> bool:
@@ -239,26 +239,26 @@ def hooks_in(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _why_nothing(
-    container: Container, config: Config, given: Given | None
+    container: Container, config: Config, grants: GrantSummary | None
 ) -> tuple[str, tuple[Difference, ...], tuple[str, ...]]:
     request = read_request(container.spec(), config)
     if not request.wants_injection:
-        return _nothing_asked(given, request.source), (), ()
+        return _no_request(grants, request.source), (), ()
     note = "it asks for devices, but no shim of ours has made it: there is no record in its bundle"
     return "nothing was injected", (), (note,)
 
 
-def _nothing_asked(given: Given | None, source: str) -> str:
-    more = " more" if given is not None else ""
-    return f"nothing{more} is asked{_by(source)}"
+def _no_request(grants: GrantSummary | None, source: str) -> str:
+    more = " more" if grants is not None else ""
+    return f"nothing{more} is asked{_in_parentheses(source)}"
 
 
-def _by(source: str) -> str:
+def _in_parentheses(source: str) -> str:
     return f" ({source})" if source else ""
 
 
 def explain_spec(
-    spec: dict[str, Any], config: Config, *, rootfs: str | None, beside: str = ""
+    spec: dict[str, Any], config: Config, *, rootfs: str | None, directory: str = ""
 ) -> Explanation:
     """What a container would be given.
 
@@ -275,13 +275,13 @@ def explain_spec(
         NvshimError: it would be refused.
     """
     notes: tuple[str, ...] = ()
-    if beside and has_record(beside):
+    if directory and has_record(directory):
         notes = ("this spec was edited already; explain the container by its id to see how",)
     request = read_request(spec, config)
     if not request.wants_injection:
-        given = given_in(spec, config)
-        nothing = _nothing_asked(given, request.source)
-        return Explanation({}, nothing, (), notes, config, given=given, hooks=hooks_in(spec))
+        grants = grants_of_spec(spec, config)
+        nothing = _no_request(grants, request.source)
+        return Explanation({}, nothing, (), notes, config, grants=grants, hooks=hooks_in(spec))
     verdict = engine.judge(spec, request, config)
     allowed = verdict.allowed
     inventory = look_at_node(config) if engine.needs_inventory(allowed, config) else None
@@ -291,9 +291,9 @@ def explain_spec(
     if rootfs is None and allowed.wants_injection:
         notes += ("the image is not there to be looked at; where libraries go is a guess",)
     found = tuple(differences(spec, injection.spec))
-    given = None if _gives_devices(injection.record) else given_in(spec, config)
+    grants = None if _gives_devices(injection.record) else grants_of_spec(spec, config)
     hooks = hooks_in(spec)
-    return Explanation(injection.record, "", found, notes, config, given=given, hooks=hooks)
+    return Explanation(injection.record, "", found, notes, config, grants=grants, hooks=hooks)
 
 
 def read_spec(path: str) -> dict[str, Any]:

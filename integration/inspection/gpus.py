@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _ABSENT: Final = "a container has it, and the node has it no more"
 
-_NOTHING: Final = {
+_EMPTY_ROW: Final = {
     "kind": "gpu",
     "vendor": None,
     "index": None,
@@ -95,7 +95,7 @@ def list_gpus(
             {**holder, "stale": stale.get((holder["namespace"], holder["id"]))}
             for holder in row["containers"] or ()
         ]}
-        for row in _of_every_vendor(config, running, nvml=nvml)
+        for row in _rows(config, running, nvml=nvml)
     ]  # fmt: skip
     return rows if containers is not None else [{**row, "containers": None} for row in rows]
 
@@ -106,10 +106,8 @@ def _health(known: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"health": known["state"], "health_reason": known["reason"] or None}
 
 
-def _of_every_vendor(
-    config: Config, running: list[Container], *, nvml: bool
-) -> list[dict[str, Any]]:
-    others = [_vendor_row(gpu, config, running) for gpu in _of_other_vendors(config)]
+def _rows(config: Config, running: list[Container], *, nvml: bool) -> list[dict[str, Any]]:
+    others = [_vendor_row(gpu, config, running) for gpu in _other_vendor_gpus(config)]
     platform = platforms.platform_of(config)
     if platform != Platform.NVML:
         return [_platform_row(platform, running), *others]
@@ -150,7 +148,7 @@ def gpu_rows(
     return rows + list(absent.values())
 
 
-def _of_other_vendors(config: Config) -> list[VendorGpu]:
+def _other_vendor_gpus(config: Config) -> list[VendorGpu]:
     try:
         return [*amd.find(config)[0], *intel.find(config)]
     except NvshimError:
@@ -161,7 +159,7 @@ def _gpu_row(
     gpu: Gpu, inventory: Inventory, config: Config, held: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "vendor": NVIDIA,
         "index": gpu.index,
         "uuid": gpu.uuid or None,
@@ -214,7 +212,7 @@ def _with_driver(inventory: Inventory) -> str | None:
 def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dict[str, Any]:
     node = gpu.device.render_node
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "vendor": gpu.vendor,
         "index": gpu.index,
         "name": f"{gpu.vendor} {gpu.device.device_id}".strip(),
@@ -230,7 +228,7 @@ def _platform_row(platform: str, running: list[Container]) -> dict[str, Any]:
     """All that a machine has whose driver counts no GPUs, as one."""
     vendor = wsl.PLATFORM if platform == Platform.WSL else tegra.PLATFORM
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "vendor": vendor,
         "name": vendor,
         "containers": [
@@ -245,7 +243,7 @@ def _platform_row(platform: str, running: list[Container]) -> dict[str, Any]:
 def _absent_row(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     is_mig = kind == "mig"
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "kind": kind,
         "vendor": NVIDIA,
         "index": entry.get("gpu") if is_mig else entry.get("index"),

@@ -28,7 +28,7 @@ _OF_DRIVER: Final = re.compile(r"nvidia|/libcuda[^/]*$|\.so\.\d+\.\d+(\.\d+)?$",
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GrantSummary:
     """What a container has, and by whom."""
 
     # GPUs and MIG devices, as a record's grant has them, with their ``kind``
@@ -75,7 +75,7 @@ def _line(device: Mapping[str, Any]) -> str:
     return f"MIG device {place}: {device['profile']}, {device['uuid']}"
 
 
-def given_to(container: Container, config: Config) -> Given | None:
+def grants_of_container(container: Container, config: Config) -> GrantSummary | None:
     """What a container has by another than the shim.
 
     Args:
@@ -91,10 +91,10 @@ def given_to(container: Container, config: Config) -> Given | None:
     """
     spec = container.spec_before() or container.spec()
     inventory = inventory_for(config, [container])
-    return _given(Holders(config, inventory).devices_of(container), spec, inventory)
+    return _summary(Holders(config, inventory).devices_of(container), spec, inventory)
 
 
-def given_in(spec: Mapping[str, Any], config: Config) -> Given | None:
+def grants_of_spec(spec: Mapping[str, Any], config: Config) -> GrantSummary | None:
     """What a spec gives before the shim sees it, as :func:`given_to`.
 
     Raises:
@@ -105,7 +105,7 @@ def given_in(spec: Mapping[str, Any], config: Config) -> Given | None:
         return None
     inventory = inventory_for(config, ())
     held = by_nodes_of(nodes, inventory) if inventory is not None else {}
-    return _given(held, spec, inventory)
+    return _summary(held, spec, inventory)
 
 
 def _of_nvidia(nodes: Iterable[str]) -> tuple[str, ...]:
@@ -118,9 +118,9 @@ def _mounts_in(spec: Mapping[str, Any]) -> int:
     return sum(1 for source in sources if _OF_DRIVER.search(source))
 
 
-def _given(
+def _summary(
     held: Iterable[str], spec: Mapping[str, Any], inventory: Inventory | None
-) -> Given | None:
+) -> GrantSummary | None:
     nodes = _of_nvidia(nodes_in(spec))
     known = {} if inventory is None else _known(inventory)
     devices, unknown = [], []
@@ -131,7 +131,7 @@ def _given(
             unknown.append(name)
     if not devices and not unknown and not nodes:
         return None
-    return Given(tuple(devices), nodes, tuple(unknown), _mounts_in(spec))
+    return GrantSummary(tuple(devices), nodes, tuple(unknown), _mounts_in(spec))
 
 
 def _known(inventory: Inventory) -> dict[str, dict[str, Any]]:

@@ -59,14 +59,14 @@ async def foreign_rows(
     from integration.inspection.usage_query import observing  # noqa: PLC0415 - it needs a child
 
     async with observing(config, states, proc) as observer:
-        moment = await observer.moment()
-    if moment.sample.failure:
+        snapshot = await observer.snapshot()
+    if snapshot.sample.failure:
         return None
     found: dict[int, list[str]] = {}
-    for use in moment.uses:
+    for use in snapshot.uses:
         for pid in use.processes if use.holding is None else ():
             found.setdefault(pid, []).append(use.device)
     return [
-        {"pid": pid, "name": moment.names.get(pid) or None, "devices": devices}
+        {"pid": pid, "name": snapshot.names.get(pid) or None, "devices": devices}
         for pid, devices in sorted(found.items())
     ]

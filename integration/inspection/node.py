@@ -128,9 +128,9 @@ def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:
 def _freshness(config: Config, inventory: Inventory, *, nvml: bool) -> dict[str, Any]:
     file = cache.look_at_file(config)
     age = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - inventory.taken)
-    told_by_nvml = not inventory.nvml_failure
+    has_nvml = not inventory.nvml_failure
     return {
-        "source": KEPT if inventory.kept else NVML if nvml and told_by_nvml else PROCFS,
+        "source": KEPT if inventory.kept else NVML if nvml and has_nvml else PROCFS,
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age)),
         "age_seconds": round(age, 1),
         "nvml": inventory.nvml_failure or None,

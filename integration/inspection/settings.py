@@ -38,7 +38,7 @@ from integration.inspection.errors import (
 
 DEFAULT: Final = "default"
 OURS: Final = "file"
-NVIDIAS: Final = "nvidia"
+NVIDIA: Final = "nvidia"
 
 _OF_NVIDIA: Final = frozenset(key.partition(".")[0] for key in KEYS)
 
@@ -59,7 +59,7 @@ class Setting:
     name: str  # ``TABLE.KEY``
     value: Any  # as TOML has it; None for what no value of TOML says
     origin: str  # DEFAULT, OURS or NVIDIAS
-    wanted: str  # which values it can have, for people
+    allowed: str  # which values it can have, for people
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""
@@ -67,7 +67,7 @@ class Setting:
             "key": self.name,
             "value": self.value,
             "origin": self.origin,
-            "wanted": self.wanted,
+            "wanted": self.allowed,
         }
 
 
@@ -107,7 +107,7 @@ def find_source(path: str | None = None) -> Source:
     if named or os.path.lexists(ours):
         return Source(ours, OURS, ours)
     if nvidias_named or os.path.lexists(nvidias):
-        return Source(nvidias, NVIDIAS, ours)
+        return Source(nvidias, NVIDIA, ours)
     return Source(ours, DEFAULT, ours)
 
 
@@ -121,21 +121,21 @@ def read_settings(source: Source) -> tuple[list[Setting], tuple[str, ...]]:
         ConfigError: the file cannot be read, or is not valid.
     """
     content = b"" if source.kind == DEFAULT else _content(source.path)
-    if source.kind == NVIDIAS:
-        config, given = parse_nvidia_config(content, source.path), {}
+    if source.kind == NVIDIA:
+        config, written = parse_nvidia_config(content, source.path), {}
     else:
-        config, given = parse_config(content, source.path), parse_toml(content, source.path)
+        config, written = parse_config(content, source.path), parse_toml(content, source.path)
     defaults = {each.name: each.default for each in fields(Config)}
     found = []
     for table, keys in TABLES.items():
-        for key, (field, _, wanted) in keys.items():
+        for key, (field, _, allowed) in keys.items():
             value = getattr(config, field)
             origin = DEFAULT
-            if key in given.get(table, {}):
+            if key in written.get(table, {}):
                 origin = OURS
-            elif source.kind == NVIDIAS and value != defaults[field]:
-                origin = NVIDIAS
-            found.append(Setting(f"{table}.{key}", _as_toml(key, value), origin, wanted))
+            elif source.kind == NVIDIA and value != defaults[field]:
+                origin = NVIDIA
+            found.append(Setting(f"{table}.{key}", _as_toml(key, value), origin, allowed))
     return found, config.notes
 
 
@@ -190,13 +190,13 @@ def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
         ConfigError: the file is not valid as it is.
     """
     table, key = _split(name)
-    _, check, wanted = TABLES[table][key]
+    _, check, allowed = TABLES[table][key]
     value = next((v for v in _readings(words) if check(v) is not None), None)
     if value is None:
         raise SettingRefused(
             f"{name} = {' '.join(words) or 'nothing'}",
             found="is not a value that it can have",
-            do=f"give it {wanted}",
+            do=f"give it {allowed}",
         )
     before, text, notes = _start(source)
     section = tomltext.parse(text).get(table, {})
@@ -222,7 +222,7 @@ def remove_setting(source: Source, name: str) -> Change:
     """
     table, key = _split(name)
     if source.kind != OURS:
-        if source.kind == NVIDIAS:
+        if source.kind == NVIDIA:
             raise SettingRefused(
                 f"to remove {name} from {source.ours}",
                 found=f"there is none; {source.path} is in use, and NVIDIA's",
@@ -296,18 +296,18 @@ def _start(source: Source) -> tuple[bytes | None, str, tuple[str, ...]]:
     if before is not None:
         parse_config(before, source.ours)  # what is wrong now is not to be blamed on the change
         return before, before.decode(), ()
-    if source.kind != NVIDIAS:
+    if source.kind != NVIDIA:
         return None, "", ()
     note = f"{source.path} was in use; what it says was taken over into {source.ours}"
-    return None, _taken_over(source), (note,)
+    return None, _converted(source), (note,)
 
 
-def _taken_over(source: Source) -> str:
+def _converted(source: Source) -> str:
     """NVIDIA's configuration in our words."""
     text = f"# Taken over from {source.path}, which is not read any more.\n"
     settings, _ = read_settings(source)
     for setting in settings:
-        if setting.origin == NVIDIAS:
+        if setting.origin == NVIDIA:
             table, _, key = setting.name.partition(".")
             text = tomltext.with_value(text, (table,), key, setting.value)
     return text

@@ -15,7 +15,7 @@ from integration.inspection.grant_summary import files_of_driver
 
 if TYPE_CHECKING:
     from integration.inspection.explaining import Explanation
-    from integration.inspection.grant_summary import Given
+    from integration.inspection.grant_summary import GrantSummary
 
 _MOST_NOTES: Final = 2
 _SHORT_ID: Final = 12
@@ -36,27 +36,27 @@ def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
     """
     record = explanation.record
     policy = _object(record, "policy")
-    yield from _who(explanation, policy)
-    if explanation.given is not None:
-        yield from _given(explanation.given)
+    yield from _requester(explanation, policy)
+    if explanation.grants is not None:
+        yield from _other_grants(explanation.grants)
     if denied := strings(policy, "denied"):
         yield from (("denied", reason) for reason in denied)
         yield "do", _remedy(policy)
     if "edits" in record:
-        if explanation.given is None:
+        if explanation.grants is None:
             yield "granted", _granted(record)
         yield "added", _added(record)
     yield from (("hook", f"{hook}: the runtime runs it") for hook in explanation.hooks)
     if "edits" in record:
-        yield from _of_engine(record)
-    yield from (("missing", lacking) for lacking in _lacking(record))
+        yield from _engine_edits(record)
+    yield from (("missing", lacking) for lacking in _missing_files(record))
     notes = [*strings(policy, "notes"), *strings(record, "grant", "notes"), *explanation.notes]
     yield from (("note", note) for note in notes[:_MOST_NOTES])
     if len(notes) > _MOST_NOTES:
         yield "", f"and {len(notes) - _MOST_NOTES} more notes: -v shows them"
 
 
-def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _requester(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     container = explanation.container
     if container is not None:
         state = "" if container.pid else "; it does not run"
@@ -66,7 +66,7 @@ def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[
         yield "ended", explanation.end.told
         yield "cause", explanation.end.cause
     if explanation.record:
-        yield "asked", _asked(_object(explanation.record, "request"))
+        yield "asked", _request_text(_object(explanation.record, "request"))
     elif explanation.nothing:
         yield "asked", f"{explanation.nothing}; the spec is unchanged"
     if policy and not _is_void(_object(explanation.record, "request")):
@@ -84,7 +84,7 @@ def _is_void(request: Mapping[str, Any]) -> bool:
     return request.get("devices") == "void" and not any(request.get(each) for each in others)
 
 
-def _asked(request: Mapping[str, Any]) -> str:
+def _request_text(request: Mapping[str, Any]) -> str:
     if _is_void(request):
         source = request.get("source")
         return f"for no device by itself{f' ({source})' if source else ''}"
@@ -104,13 +104,13 @@ def _author(policy: Mapping[str, Any]) -> str:
     return f"{kind} {what}{pod}; the policy's mode is {policy.get('mode')}"
 
 
-def _given(given: Given) -> Iterator[tuple[str, str]]:
-    gpus = [each for each in given.devices if each["kind"] == "gpu"]
-    parts = [each for each in given.devices if each["kind"] != "gpu"]
-    unknown = [f"{name} (not on this node now)" for name in given.unknown]
+def _other_grants(grants: GrantSummary) -> Iterator[tuple[str, str]]:
+    gpus = [each for each in grants.devices if each["kind"] == "gpu"]
+    parts = [each for each in grants.devices if each["kind"] != "gpu"]
+    unknown = [f"{name} (not on this node now)" for name in grants.unknown]
     yield "has", ", ".join([*_named(gpus, parts), *unknown]) or "no GPU of this node"
-    if given.nodes:
-        files = f" and {files_of_driver(given.mounts)}" if given.mounts else ""
+    if grants.nodes:
+        files = f" and {files_of_driver(grants.mounts)}" if grants.mounts else ""
         yield "from", f"device nodes{files} in its spec: of an engine that applies CDI, or --device"
     else:
         yield "from", "its claim, or the node agent's ledger; the spec does not say"
@@ -147,17 +147,17 @@ def _added(record: Mapping[str, Any]) -> str:
         (len(entries(record, "edits", "mounts")) - there["mounts"], "mount"),
         (len(entries(record, "edits", "links")), "link"),
     ]
-    told = _counted(counts)
+    text = _counted(counts)
     driver = _object(record, "node").get("driver")
     whose = f" of driver {driver}" if driver else ""
-    return f"{told}{whose}" if told else "nothing"
+    return f"{text}{whose}" if text else "nothing"
 
 
 def _counted(counts: Iterable[tuple[int, str]]) -> str:
     return ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts if n > 0)
 
 
-def _of_engine(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _engine_edits(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What another than the shim has put into the spec."""
     there = _counted(
         (len(strings(record, "in_spec", kind)), what)
@@ -169,7 +169,7 @@ def _of_engine(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "hooks", f"{done} of NVIDIA's in its spec: done in process, not run"
 
 
-def _lacking(record: Mapping[str, Any]) -> Iterable[str]:
+def _missing_files(record: Mapping[str, Any]) -> Iterable[str]:
     """What a container cannot do without; that drivers differ is no fault."""
     for each in entries(record, "missing"):
         if is_needed(str(each.get("what"))):

@@ -17,14 +17,14 @@ from hooks.record import is_needed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["tell"]
+__all__ = ["render"]
 
 _WIDTH: Final = 10
 _MOST_SOUGHT: Final = 3
 _TITLES: Final = {"missing": "not there"}
 
 
-def tell(record: Mapping[str, Any]) -> str:
+def render(record: Mapping[str, Any]) -> str:
     """The story of an injection.
 
     Args:
@@ -127,8 +127,8 @@ def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
         return
     section = _Section(value)
     nvml = section["nvml"]
-    told = "NVML answered" if nvml == "answered" else f"without NVML: {nvml}"
-    yield f"driver {section['driver']} in {section['driver_root']}; {told}"
+    detail = "NVML answered" if nvml == "answered" else f"without NVML: {nvml}"
+    yield f"driver {section['driver']} in {section['driver_root']}; {detail}"
     yield f"laid out as {section['driver_layout']}; {section['driver_why']}"
     yield from section.lines("notes", "note")
     yield from section.rest()
@@ -137,9 +137,9 @@ def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
 def _image(value: Mapping[str, Any]) -> Iterator[str]:
     section = _Section({name: entry for name, entry in value.items() if name != "has_cache"})
     for loader in section["loaders"]:
-        told = "" if loader["searched"] else ", which its loader has to be told"
+        detail = "" if loader["searched"] else ", which its loader has to be told"
         libc = "no dynamic loader" if loader["libc"] == "none" else loader["libc"]
-        yield f"{loader['arch']}, {libc}: libraries go to {loader['directory']}{told}"
+        yield f"{loader['arch']}, {libc}: libraries go to {loader['directory']}{detail}"
     if not section["writable"]:
         yield "its root file system takes no writes"
     yield from section.rest()

@@ -29,7 +29,7 @@ class Sort(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class UsageSnapshot:
     """What is known at one moment."""
 
     time: float  # seconds since the epoch
@@ -42,20 +42,20 @@ class Moment:
     notes: tuple[str, ...] = ()  # what cannot be seen, and why; a line each
 
 
-def frame_of(moment: Moment, sort: Sort = Sort.MEMORY) -> dict[str, Any]:
+def frame_of(snapshot: UsageSnapshot, sort: Sort = Sort.MEMORY) -> dict[str, Any]:
     """A frame, of plain values; the keys are an interface.
 
     Args:
         sort: how the containers of a device are sorted.
     """
-    sample = moment.sample
+    sample = snapshot.sample
     return {
-        "time": round(moment.time, 3),
+        "time": round(snapshot.time, 3),
         "driver": sample.driver or None,
         "failure": sample.failure or None,
-        "notes": [*moment.notes, *_notes_of(sample)],
+        "notes": [*snapshot.notes, *_notes_of(sample)],
         "devices": [
-            {**row, "containers": _uses(moment, row["uuid"], sort)} for row in _devices(moment)
+            {**row, "containers": _uses(snapshot, row["uuid"], sort)} for row in _devices(snapshot)
         ],
     }
 
@@ -73,24 +73,24 @@ _MEASURED: Final = (
 )  # fmt: skip
 
 
-def _devices(moment: Moment) -> list[dict[str, Any]]:
+def _devices(snapshot: UsageSnapshot) -> list[dict[str, Any]]:
     """A row for each GPU, and after it one for each of its MIG devices; then what else is used."""
     rows: list[dict[str, Any]] = []
-    inventory = moment.inventory
-    said = {gpu.uuid: gpu for gpu in moment.sample.gpus}
+    inventory = snapshot.inventory
+    samples = {gpu.uuid: gpu for gpu in snapshot.sample.gpus}
     gpus = {id_of(gpu): gpu for gpu in inventory.gpus} if inventory is not None else {}
-    for uuid in dict.fromkeys((*gpus, *said)):
-        row = _row(moment, uuid, said.get(uuid))
+    for uuid in dict.fromkeys((*gpus, *samples)):
+        row = _row(snapshot, uuid, samples.get(uuid))
         if (gpu := gpus.get(uuid)) is not None:
             row |= {"index": str(gpu.index), "name": gpu.model or None, "pci": gpu.bus_id}
-        rows += [row, *_mig_rows(moment, row, said.get(uuid))]
+        rows += [row, *_mig_rows(snapshot, row, samples.get(uuid))]
     listed = {row["uuid"] for row in rows}
-    others = dict.fromkeys(use.device for use in moment.uses if use.device not in listed)
-    return rows + [_row(moment, uuid) for uuid in others]
+    others = dict.fromkeys(use.device for use in snapshot.uses if use.device not in listed)
+    return rows + [_row(snapshot, uuid) for uuid in others]
 
 
 def _row(
-    moment: Moment, uuid: str, sampled: GpuSample | DeviceSample | None = None
+    snapshot: UsageSnapshot, uuid: str, sampled: GpuSample | DeviceSample | None = None
 ) -> dict[str, Any]:
     """What NVML says of a device, and the agent of its health."""
     missing = getattr(sampled, "missing", {})
@@ -101,22 +101,22 @@ def _row(
         "name": None,
         "pci": None,
         **{name: getattr(sampled, name, None) for name in _MEASURED},
-        "health": moment.health.get(uuid),
+        "health": snapshot.health.get(uuid),
         "lost": getattr(sampled, "lost", None) or None,
         "missing": {name: missing[name] for name in _MEASURED if name in missing},
     }
 
 
 def _mig_rows(
-    moment: Moment, gpu: Mapping[str, Any], sampled: GpuSample | None
+    snapshot: UsageSnapshot, gpu: Mapping[str, Any], sampled: GpuSample | None
 ) -> list[dict[str, Any]]:
-    inventory = moment.inventory
-    said = {device.uuid: device for device in (sampled.mig if sampled is not None else ())}
+    inventory = snapshot.inventory
+    samples = {device.uuid: device for device in (sampled.mig if sampled is not None else ())}
     listed = inventory.mig_devices if inventory is not None else ()
     known = {d.uuid: d for d in listed if str(d.gpu) == gpu["index"]}
     rows = []
-    for uuid in dict.fromkeys((*known, *said)):
-        row = _row(moment, uuid, said.get(uuid))
+    for uuid in dict.fromkeys((*known, *samples)):
+        row = _row(snapshot, uuid, samples.get(uuid))
         if (device := known.get(uuid)) is not None:
             row["index"] = f"{device.gpu}:{device.index}"
             row["name"] = f"{gpu['name'] or ''} MIG {device.profile}".strip()
@@ -135,14 +135,14 @@ _KEYS: Final[Mapping[Sort, Callable[[DeviceUse], float]]] = {
 }
 
 
-def _uses(moment: Moment, uuid: str, sort: Sort) -> list[dict[str, Any]]:
+def _uses(snapshot: UsageSnapshot, uuid: str, sort: Sort) -> list[dict[str, Any]]:
     def order(use: DeviceUse) -> tuple[bool, float, str]:
         # What is of no container is not what one looks for first.
         return use.holding is None, _KEYS[sort](use), _title(use)
 
     return [
-        _use_row(use, moment.names)
-        for use in sorted((use for use in moment.uses if use.device == uuid), key=order)
+        _use_row(use, snapshot.names)
+        for use in sorted((use for use in snapshot.uses if use.device == uuid), key=order)
     ]
 
 

@@ -22,7 +22,7 @@ from integration.containers.errors import StateUnreadable
 from integration.containers.procfs import Procfs
 from integration.containers.shims import states_to_watch
 from integration.detached import run_detached
-from integration.inspection.top import Moment
+from integration.inspection.top import UsageSnapshot
 from integration.node.device_health.report import read_health
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import Ledger
@@ -35,7 +35,7 @@ from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import Sample, Sampler
 
 # Seconds for which it is believed what the node has, and where its containerds are.
-_SELDOM: Final = 30.0
+_NODE_MAX_AGE: Final = 30.0
 
 
 class Observer:
@@ -47,26 +47,26 @@ class Observer:
     """
 
     def __init__(self, config: Config, states: Sequence[str], proc: str) -> None:
-        self._config, self._asked, self._proc = config, states, proc
+        self._config, self._requested, self._proc = config, states, proc
         self.sampler: Sampler = Unsampled()
         self._meter = Meter()
         self._states: tuple[str, ...] = ()
-        self._looked = -_SELDOM
+        self._refreshed = -_NODE_MAX_AGE
         self._fault = ""
         self.inventory: Inventory | None = None
 
-    def seen(self) -> NodeSnapshot:
+    def node_snapshot(self) -> NodeSnapshot:
         """What the node was like when it was last looked at."""
         return NodeSnapshot(self.inventory, (self._fault,) if self._fault else ())
 
-    async def moment(self) -> Moment:
+    async def snapshot(self) -> UsageSnapshot:
         """What is known now."""
-        await run_detached(self._look_seldom)
+        await run_detached(self._refresh_node)
         sample = await self.sampler.sample(max_age=0.0)
         ledger, notes = await run_detached(self._ledger)
         owners, names = await run_detached(self._processes, sample, ledger.containers)
         health = await run_detached(read_health, self._config) or {}
-        return Moment(
+        return UsageSnapshot(
             time=time.time(),
             sample=sample,
             uses=usage_of(sample, ledger, owners, self._meter),
@@ -76,12 +76,12 @@ class Observer:
             notes=notes,
         )
 
-    def _look_seldom(self) -> None:
+    def _refresh_node(self) -> None:
         now = time.monotonic()
-        if now - self._looked < _SELDOM:
+        if now - self._refreshed < _NODE_MAX_AGE:
             return
-        self._looked = now
-        self._states = states_to_watch(self._asked, self._proc)
+        self._refreshed = now
+        self._states = states_to_watch(self._requested, self._proc)
         try:
             self.inventory, self._fault = look_at_node(self._config), ""
         except InventoryError as error:
@@ -116,5 +116,5 @@ async def observing(
     def say(*_: object, **__: object) -> None:
         """What a child has to say stands in the sample."""
 
-    async with sampling(observer.seen, say, config) as observer.sampler:
+    async with sampling(observer.node_snapshot, say, config) as observer.sampler:
         yield observer

@@ -22,7 +22,7 @@ from integration.inspection.explaining import (
     rootfs_of,
 )
 from integration.inspection.summary import summarize
-from integration.inspection.timeline import tell
+from integration.inspection.timeline import render
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import nvshim
 from tests.unit.cli.test_completion import complete
@@ -355,7 +355,7 @@ def test_a_story_leaves_nothing_of_a_record_out() -> None:
         "edits": {"charms": [{"what": "a horseshoe"}]},
         "denied": {"why": "policy", "by": ["one", "two"]},
     }
-    story = tell(record)
+    story = render(record)
     for word in ("imex", "3", "charms", "a horseshoe", "denied", "policy", "one", "two"):
         assert word in story, word
 
@@ -367,7 +367,7 @@ def test_an_image_forges_no_line_and_moves_no_cursor() -> None:
         "policy": None,
         "else": [forged],
     }
-    lines = tell(record).split("\n")
+    lines = render(record).split("\n")
     assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
     assert "\\ngrant" in lines[0]
@@ -467,7 +467,7 @@ def test_a_record_of_another_version_is_no_traceback(
     assert explanation.to_json()["record"]["format"] == 9
     assert explanation.notes == ("its spec as it was before is not kept",)
     with pytest.raises(MalformedSpec, match="format 9"):
-        explanation.tell()
+        explanation.render()
 
 
 def test_a_container_that_other_shims_have_made_is_told_so(
@@ -475,7 +475,7 @@ def test_a_container_that_other_shims_have_made_is_told_so(
 ) -> None:
     make_bundle("other", spec={"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"], "user": {}}})
     found = find_container("other", find_containers([str(tmp_path / "state")]))
-    story = explain_container(found, Config()).tell()
+    story = explain_container(found, Config()).render()
     assert "container  other (other in k8s.io)\n           it does not run\n" in story
     assert "no shim of ours has made it" in story
     assert story.endswith("request    nothing was injected: the spec stays as it is\n")

@@ -88,9 +88,9 @@ def test_without_a_file_the_defaults_hold() -> None:
 
 def test_values_of_nvidias_file_are_told_as_such(nvidias: Path) -> None:
     found = read()
-    assert found["policy.mode"] == ("privileged", settings.NVIDIAS)
-    assert found["node.driver-root"] == ("/run/nvidia/driver", settings.NVIDIAS)
-    assert found["requests.swarm-resources"] == (["DOCKER_RESOURCE_GPU"], settings.NVIDIAS)
+    assert found["policy.mode"] == ("privileged", settings.NVIDIA)
+    assert found["node.driver-root"] == ("/run/nvidia/driver", settings.NVIDIA)
+    assert found["requests.swarm-resources"] == (["DOCKER_RESOURCE_GPU"], settings.NVIDIA)
     assert found["node.proc"] == ("/proc", settings.DEFAULT)
 
 
