@@ -287,10 +287,10 @@ class PrivateContainerd:
                 env=self._environment,
             )
         except subprocess.TimeoutExpired as error:
-            said = ((error.stderr or b"") + (error.stdout or b"")).decode(errors="replace")
+            output = ((error.stderr or b"") + (error.stdout or b"")).decode(errors="replace")
             raise CtrTimeout(
                 asked,
-                found=f"no end within {timeout:g} s; it said: {said or 'nothing'}",
+                found=f"no end within {timeout:g} s; it said: {output or 'nothing'}",
                 do=f"see {self.log_path}",
             ) from error
         completed = Completed(
@@ -300,8 +300,8 @@ class PrivateContainerd:
             done.stderr.decode(errors="replace"),
         )
         if check and completed.code != 0:
-            said = completed.stderr or completed.stdout
-            raise CtrFailed(asked, found=f"exit code {completed.code}: {said or 'no word'}")
+            output = completed.stderr or completed.stdout
+            raise CtrFailed(asked, found=f"exit code {completed.code}: {output or 'no word'}")
         return completed
 
     def spawn_ctr(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from integration.simulated.beside import BESIDE
+from integration.simulated.companion_drivers import COMPANION_DRIVERS
 from integration.simulated.driver import (
     DriverFiles,
     add_companion,
@@ -178,8 +178,8 @@ class SimulatedNode:
             cpus = _read("/sys/devices/system/cpu/online").strip()
             add_nvidia(tree, self.scenario, driver=self.driver_version, cpus=cpus)
             self._add_libraries(files, layout)
-        for key in self.scenario.beside:
-            BESIDE[key](tree)
+        for key in self.scenario.companion_drivers:
+            COMPANION_DRIVERS[key](tree)
         if files is not None and self.scenario.platform:
             make_platform(self.scenario.platform, self.directory, tree, files)
         if self.scenario.others:

@@ -10,7 +10,7 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     drm = true                    # /dev/dri/cardN and renderDN beside each GPU
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
     compat32 = true               # libraries for programs of 32 bits beside the others
-    beside = ["gds", "mofed"]     # drivers that work with GPUs, see integration.simulated.beside
+    beside = ["gds", "mofed"]     # drivers that work with GPUs, see integration.simulated.companion_drivers
     nvidia = true                 # false for a node without NVIDIA's driver, and gpus = 0
     platform = "tegra"            # or "wsl": a driver that is not the usual one, and gpus = 0
     amd = ["mi300x/8"]            # GPUs of AMD, see integration.simulated.vendors
@@ -45,8 +45,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hooks.node.roots import cuda_of_branch
-from integration.simulated.beside import BESIDE
 from integration.simulated.catalogue import MODELS, Model
+from integration.simulated.companion_drivers import COMPANION_DRIVERS
 from integration.simulated.errors import ScenarioInvalid, invalid
 from integration.simulated.mig import GpuInstance, layout, made_uuid, mig_entry
 from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, VendorGpu, parse_vendors
@@ -119,8 +119,8 @@ class Scenario:
     nvidia: bool = True  # whether NVIDIA's usual driver is there
     platform: str = ""  # which other driver of NVIDIA's is there, of PLATFORMS; "" for none
     others: tuple[VendorGpu, ...] = ()  # the GPUs that are not NVIDIA's
-    # what drivers it has beside the GPUs', keys of integration.simulated.beside
-    beside: tuple[str, ...] = ()
+    # what drivers it has beside the GPUs', keys of integration.simulated.companion_drivers
+    companion_drivers: tuple[str, ...] = ()
     compat32: bool = False  # whether the driver has libraries for programs of 32 bits
     # functions that its NVML does not have, as those of an older driver
     nvml_lacks: tuple[str, ...] = ()
@@ -199,10 +199,10 @@ class Scenario:
         amd, intel = _typed(table, "amd", list, []), _typed(table, "intel", list, [])
         others = parse_vendors(amd, intel, count)
         addresses = [gpu.pci for gpu in gpus]
-        everybodys = [*addresses, *(gpu.pci for gpu in others)]
-        if len(set(everybodys)) < len(everybodys):
+        all_addresses = [*addresses, *(gpu.pci for gpu in others)]
+        if len(set(all_addresses)) < len(all_addresses):
             raise invalid(
-                f"PCI addresses {', '.join(everybodys)}",
+                f"PCI addresses {', '.join(all_addresses)}",
                 "two are equal",
                 "give each GPU an address of its own",
             )
@@ -225,7 +225,7 @@ class Scenario:
             platform=platform,
             others=others,
             compat32=_typed(table, "compat32", bool, False),
-            beside=_beside(_typed(table, "beside", list, []), nvidia=nvidia),
+            companion_drivers=_companion_drivers(_typed(table, "beside", list, []), nvidia=nvidia),
             nvml_lacks=_functions(_typed(table, "nvml-lacks", list, [])),
         )
 
@@ -255,7 +255,7 @@ class Scenario:
             "drm": self.drm,
             "imex-channels": self.imex_channels,
             "compat32": self.compat32,
-            "beside": self.beside,
+            "beside": self.companion_drivers,
             "nvidia": self.nvidia,
             "platform": self.platform or None,
             "nvml-lacks": self.nvml_lacks or None,
@@ -337,11 +337,12 @@ def _channels(values: Sequence[object]) -> tuple[int, ...]:
     return tuple(n for n in values if isinstance(n, int))
 
 
-def _beside(keys: Sequence[object], *, nvidia: bool) -> tuple[str, ...]:
+def _companion_drivers(keys: Sequence[object], *, nvidia: bool) -> tuple[str, ...]:
     if keys and not nvidia:
         raise invalid(f"beside = {list(keys)}", "nvidia = false", "leave one of them out")
-    if any(key not in BESIDE for key in keys) or len(set(keys)) < len(keys):
-        raise invalid(f"beside = {list(keys)}", "no such key", f"write some of {', '.join(BESIDE)}")
+    if any(key not in COMPANION_DRIVERS for key in keys) or len(set(keys)) < len(keys):
+        known = ", ".join(COMPANION_DRIVERS)
+        raise invalid(f"beside = {list(keys)}", "no such key", f"write some of {known}")
     return tuple(str(key) for key in keys)
 
 

@@ -11,37 +11,37 @@ from api.errors import NvshimError
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import SHIPPED, Scenario
 
-SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
+STORE: Final = "/var/lib/containerd-shim-nvidia/simulated"
 """Where a node is made that is given a name and no path."""
 
 
-def place_of(name: str, shelf: str = SHELF) -> str:
+def node_directory(name: str, store: str = STORE) -> str:
     """The directory of a node.
 
     Args:
         name: a path, if there is a slash in it; otherwise a name.
     """
-    return os.path.abspath(name if os.sep in name else os.path.join(shelf, name))
+    return os.path.abspath(name if os.sep in name else os.path.join(store, name))
 
 
-def nodes_on(shelf: str = SHELF) -> Iterator[SimulatedNode]:
+def stored_nodes(store: str = STORE) -> Iterator[SimulatedNode]:
     """The nodes that have names.
 
     Args:
         shelf: where they are; it need not be there.
     """
     try:
-        names = sorted(os.listdir(shelf))
+        names = sorted(os.listdir(store))
     except OSError:
         return
     for name in names:
         try:
-            yield SimulatedNode.open(os.path.join(shelf, name))
+            yield SimulatedNode.open(os.path.join(store, name))
         except NvshimError:
             continue  # something else, or a node that is being made
 
 
-def remove_node(name: str, shelf: str = SHELF) -> None:
+def remove_node(name: str, store: str = STORE) -> None:
     """Remove a node, and where nodes with names are if it was the last.
 
     Args:
@@ -50,11 +50,11 @@ def remove_node(name: str, shelf: str = SHELF) -> None:
     Raises:
         NodeNotFound: there is none.
     """
-    node = SimulatedNode.open(place_of(name, shelf))
+    node = SimulatedNode.open(node_directory(name, store))
     node.remove()
-    if os.path.dirname(node.directory) == os.path.abspath(shelf):
+    if os.path.dirname(node.directory) == os.path.abspath(store):
         with contextlib.suppress(OSError):  # there are others
-            os.rmdir(shelf)
+            os.rmdir(store)
 
 
 def shipped_scenarios() -> dict[str, str]:

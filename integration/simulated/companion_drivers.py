@@ -53,7 +53,7 @@ def _add_nvswitch(tree: NodeTree) -> None:
     tree.devices += [Device(f"nvidia-nvswitch{number}", major, number) for number in range(4)]
 
 
-BESIDE: Final[Mapping[str, Callable[[NodeTree], None]]] = {
+COMPANION_DRIVERS: Final[Mapping[str, Callable[[NodeTree], None]]] = {
     "gds": _add_gds,
     "mofed": _add_mofed,
     "gdrcopy": _add_gdrcopy,
