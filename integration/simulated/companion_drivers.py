@@ -1,7 +1,7 @@
-"""What a simulated node has beside GPUs: the drivers that work with them, each with its nodes.
+"""Drivers other than the GPUs' that a simulated node can have, each with its device nodes.
 
 ============  ====================================================================
-key           what it brings
+key           device nodes and files
 ============  ====================================================================
 ``gds``       nvidia-fs: 16 nodes, as the module makes them, and /etc/cufile.json
               and /run/udev below the driver root
@@ -59,4 +59,4 @@ COMPANION_DRIVERS: Final[Mapping[str, Callable[[NodeTree], None]]] = {
     "gdrcopy": _add_gdrcopy,
     "nvswitch": _add_nvswitch,
 }
-"""What adds each driver to a node, by the driver's key."""
+"""The function that adds each driver to a node, by the driver's key."""

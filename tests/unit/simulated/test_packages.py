@@ -259,7 +259,7 @@ def test_the_machines_own_lists_are_left_alone(shelf: Shelf, cache: str) -> None
 
 def test_without_apt_one_line_says_so(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ArchiveNotFound, match="there is no apt-config here"):
+    with pytest.raises(ArchiveNotFound, match="apt-config is not installed"):
         fetch(["ant"], cache)
 
 
