@@ -38,7 +38,7 @@ def command() -> None:
     """
 
 
-_shelf = click.option(
+_store_option = click.option(
     "--in", "store", metavar="DIR", default=STORE, show_default=True,
     type=click.Path(file_okay=False),
     help="The directory of nodes that have a NAME instead of a path.",
@@ -76,7 +76,7 @@ def _scenario(*, scenario: str | None, no_drm: bool, **options: Any) -> Scenario
 
 @command.command("create")
 @with_output
-@_shelf
+@_store_option
 @click.argument("name")
 @_made_of
 @click.option(
@@ -111,7 +111,7 @@ def create(
 
 @command.command("show")
 @with_output
-@_shelf
+@_store_option
 @click.argument("name", shell_complete=_nodes)
 def show(output: Output, store: str, name: str) -> None:
     """Describe a node."""
@@ -121,7 +121,7 @@ def show(output: Output, store: str, name: str) -> None:
 
 @command.command("list")
 @with_listing
-@_shelf
+@_store_option
 def list_nodes(output: Output, store: str) -> None:
     """List the nodes that have names."""
     nodes = {node.directory: node for node in stored_nodes(store)}
@@ -143,7 +143,7 @@ def scenarios(output: Output) -> None:
 
 
 @command.command("remove")
-@_shelf
+@_store_option
 @click.argument("name", shell_complete=_nodes)
 def remove(store: str, name: str) -> None:
     """Remove a node and its directory."""
@@ -151,7 +151,7 @@ def remove(store: str, name: str) -> None:
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
-@_shelf
+@_store_option
 @click.option(
     "--node",
     metavar="NAME",

@@ -226,7 +226,7 @@ def test_an_unknown_package_is_named(shelf: Shelf, cache: str) -> None:
     shelf.add("ant")
     with pytest.raises(PackageNotFound, match="unicorn") as caught:
         fetch(["ant", "unicorn"], cache, sources=shelf.sources)
-    assert str(caught.value).startswith("NVSHIM-E2003 package-not-found: fetch ant, unicorn")
+    assert str(caught.value).startswith("NVSHIM-E2003 package-not-found: cannot fetch ant, unicorn")
     assert kept(cache) == []
 
 
