@@ -217,13 +217,7 @@ def with_handler(
         version = _MERGED_VERSION
         line = f"version = {version} # by nvshim"
         view = view.edited(root.path, tomltext.insert_line(root.text, 0, line))
-    in_options: dict[str, Any] = {}
-    if _systemd_cgroup(options, containerd, before):
-        in_options["SystemdCgroup"] = True
-        if options.runtime_type == RUNTIME_TYPE and containerd.release < _ONLY_CONFIG_PATH:
-            path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
-            in_options["ConfigPath"] = path
-            view = view.with_text(path, f"{HEAD}SystemdCgroup = true\n")
+    view, in_options = _with_options(options, containerd, view, before)
     tables = list(_tables(options, version, before, in_options, preserved))
     notes += [
         f"containerd ignores {key} in {options.config} because no handler is named there; to keep "
@@ -249,6 +243,20 @@ def with_handler(
     if view.text(path) is None:
         view = view.with_text(path, f"{HEAD}version = {version}\n")
     return _edited(path, view, tables), notes
+
+
+def _with_options(
+    options: Options, containerd: Containerd, view: View, before: Mapping[str, Any]
+) -> tuple[View, dict[str, Any]]:
+    """Return the handler's options, and the node with the file that containerd 1.6 needs."""
+    in_options: dict[str, Any] = {}
+    if _systemd_cgroup(options, containerd, before):
+        in_options["SystemdCgroup"] = True
+        if options.runtime_type == RUNTIME_TYPE and containerd.release < _ONLY_CONFIG_PATH:
+            path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
+            in_options["ConfigPath"] = path
+            view = view.with_text(path, f"{HEAD}SystemdCgroup = true\n")
+    return view, in_options
 
 
 def _systemd_cgroup(options: Options, containerd: Containerd, before: Mapping[str, Any]) -> bool:

@@ -183,38 +183,12 @@ class Scenario:
             raise invalid(f"gpus = {count}", "the driver supports 0 to 32", "choose fewer")
         if count and not nvidia:
             raise invalid(f"gpus = {count}", "nvidia = false", "leave one of them out")
-        overrides: dict[int, Mapping[str, Any]] = {}
-        for entry in _typed(table, "gpu", list, []):
-            _known(entry, _GPU_KEYS, "a [[gpu]]")
-            index = _typed(entry, "index", int, -1)
-            if not 0 <= index < count or index in overrides:
-                raise invalid(
-                    f"[[gpu]] with index = {index}",
-                    f"{'that index is used twice' if index in overrides else f'gpus = {count}'}",
-                    "give each [[gpu]] an index of its own, counted from 0",
-                )
-            overrides[index] = entry
+        overrides = _overrides(table, count)
         model = _typed(table, "model", str, "h100")
         gpus = [_gpu(index, count, model, overrides.get(index, {})) for index in range(count)]
         amd, intel = _typed(table, "amd", list, []), _typed(table, "intel", list, [])
         others = parse_vendors(amd, intel, count)
-        addresses = [gpu.pci for gpu in gpus]
-        all_addresses = [*addresses, *(gpu.pci for gpu in others)]
-        if len(set(all_addresses)) < len(all_addresses):
-            raise invalid(
-                f"PCI addresses {', '.join(all_addresses)}",
-                "two are equal",
-                "give each GPU an address of its own",
-            )
-        minors = [gpu.minor for gpu in gpus]
-        if len(set(minors)) < count or any(not 0 <= n < MOST_GPUS for n in minors):
-            raise invalid(
-                f"minors {', '.join(map(str, minors))}",
-                f"two are equal, or one is not 0 to {MOST_GPUS - 1}",
-                "give each GPU a minor of its own",
-            )
-        if len({gpu.uuid for gpu in gpus}) != count:
-            raise invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
+        _check_unique(gpus, others)
         return cls(
             gpus=tuple(gpus),
             driver=_driver(table, gpus),
@@ -282,6 +256,42 @@ class Scenario:
 def _assignments(table: Mapping[str, object]) -> list[str]:
     """Return lines of TOML, which writes these values like JSON; None is left out."""
     return [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]
+
+
+def _overrides(table: Mapping[str, Any], count: int) -> dict[int, Mapping[str, Any]]:
+    """Return the settings of single GPUs, by index."""
+    overrides: dict[int, Mapping[str, Any]] = {}
+    for entry in _typed(table, "gpu", list, []):
+        _known(entry, _GPU_KEYS, "a [[gpu]]")
+        index = _typed(entry, "index", int, -1)
+        if not 0 <= index < count or index in overrides:
+            raise invalid(
+                f"[[gpu]] with index = {index}",
+                f"{'that index is used twice' if index in overrides else f'gpus = {count}'}",
+                "give each [[gpu]] an index of its own, counted from 0",
+            )
+        overrides[index] = entry
+    return overrides
+
+
+def _check_unique(gpus: Sequence[Gpu], others: Sequence[VendorGpu]) -> None:
+    """Check that no two GPUs share an address, a minor or a UUID."""
+    all_addresses = [*(gpu.pci for gpu in gpus), *(gpu.pci for gpu in others)]
+    if len(set(all_addresses)) < len(all_addresses):
+        raise invalid(
+            f"PCI addresses {', '.join(all_addresses)}",
+            "two are equal",
+            "give each GPU an address of its own",
+        )
+    minors = [gpu.minor for gpu in gpus]
+    if len(set(minors)) < len(gpus) or any(not 0 <= n < MOST_GPUS for n in minors):
+        raise invalid(
+            f"minors {', '.join(map(str, minors))}",
+            f"two are equal, or one is not 0 to {MOST_GPUS - 1}",
+            "give each GPU a minor of its own",
+        )
+    if len({gpu.uuid for gpu in gpus}) != len(gpus):
+        raise invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
 
 
 def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu:
