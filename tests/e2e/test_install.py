@@ -43,9 +43,9 @@ def old(built_tree: Tree) -> Tree:
 
 
 @pytest.fixture(scope="module")
-def new(installer: str, built_tree: Tree) -> Tree:
+def new(workshop: str, built_tree: Tree) -> Tree:
     """A later version of it."""
-    return other_version(built_tree.path, f"{installer}/later-tree", "99.0")
+    return other_version(built_tree.path, f"{workshop}/later-tree", "99.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +220,10 @@ def _broken(tree: Tree, path: str) -> Tree:
 
 
 def test_a_version_that_starts_no_container_is_not_switched_to(
-    host: Host, old: Tree, installer: str
+    host: Host, old: Tree, workshop: str
 ) -> None:
     host.install(old, "--no-self-test")
-    broken = _broken(old, f"{installer}/broken")
+    broken = _broken(old, f"{workshop}/broken")
     answer = host.nvshim("install", "--from", broken.path, code=1)
     assert answer["error"]["code"] == "NVSHIM-E2630"
     assert sorted(os.listdir(host.layout.prefix)) == [old.name, "current"]
