@@ -87,7 +87,7 @@ class Explanation:
             lines += _titled("ended", [self.end.told, self.end.cause])
         lines += _titled("note", self.notes)
         if self.grants is not None:
-            lines += _titled("given", self.grants.lines())
+            lines += _titled("has", self.grants.lines())
         if self.hooks:
             lines += _titled("hooks", [f"{hook}: the runtime runs it" for hook in self.hooks])
         if self.nothing:

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from integration.engines import apply, plan, plan_removal
-from integration.engines import desired
+from integration.engines import apply, desired, plan, plan_removal
 from integration.engines import effective_config as dump
 from integration.engines.effective_config import Containerd, differences, handlers, pruned
 from integration.engines.errors import (
