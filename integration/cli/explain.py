@@ -94,7 +94,7 @@ def command(
             spec,
             config,
             rootfs=rootfs or explaining.rootfs_of(spec, what),
-            beside="" if what == "-" else os.path.dirname(os.path.abspath(what)),
+            directory="" if what == "-" else os.path.dirname(os.path.abspath(what)),
         )
     else:
         if rootfs is not None:
@@ -118,7 +118,7 @@ def command(
     if output.form.is_document:
         output.document(explanation.to_json(diff=diff is not False))
     elif verbose or diff:
-        text = explanation.tell(diff=bool(diff), steps=verbose)
+        text = explanation.render(diff=bool(diff), steps=verbose)
         output.text(text, None)
     else:
         output.text("\n".join(_summary(explanation, width_of(output.stream))), None)

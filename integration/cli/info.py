@@ -15,7 +15,7 @@ from integration.cli.output import Output, plain, width_of
 from integration.cli.tables import headed
 from integration.inspection.node import describe_node
 from integration.install.status import status
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 
 _WIDTH = 14
 
@@ -28,13 +28,13 @@ _WIDTH = 14
     "--nvml/--no-nvml", default=True, show_default=True,
     help="Query NVML if no inventory is stored.",
 )  # fmt: skip
-def command(output: Output, config: Config, *, place: Place, nvml: bool) -> None:
+def command(output: Output, config: Config, *, layout: InstallLayout, nvml: bool) -> None:
     """Show the driver and where it was found, its devices and modules, and what is installed.
 
     A section with a problem also shows the remedy.
     """
     found = describe_node(config, nvml=nvml)
-    found["installation"] = status(place)
+    found["installation"] = status(layout)
     lines: list[str] = []
     for title, rows in _sections(found):
         for number, row in enumerate(rows):

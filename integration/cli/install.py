@@ -15,9 +15,9 @@ from integration.cli.options import completing, found_if, stacked, with_output
 from integration.cli.output import Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
-from integration.install.effects import Workshop
-from integration.install.survey import look
-from integration.install_places import PREFIX, Place
+from integration.install.effects import Installer
+from integration.install.survey import take_survey
+from integration.install_layout import PREFIX, InstallLayout
 
 
 def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +25,7 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def placed(*args: Any, prefix: str, bindir: str | None, no_links: bool, **kwargs: Any) -> Any:
-        return command(*args, place=Place.of(prefix, "" if no_links else bindir), **kwargs)
+        return command(*args, layout=InstallLayout.of(prefix, "" if no_links else bindir), **kwargs)
 
     return _PLACE(placed)
 
@@ -49,7 +49,7 @@ def _terminate(*_: object) -> NoReturn:
 @completing
 def _versions(given: Mapping[str, Any]) -> list[str]:
     """Complete the installed versions except the current one."""
-    survey = look(Place.of(given.get("prefix") or PREFIX, None))
+    survey = take_survey(InstallLayout.of(given.get("prefix") or PREFIX, None))
     return [each.name for each in survey.installed if each.name != survey.current]
 
 
@@ -83,7 +83,7 @@ def command(
     output: Output,
     *,
     collect: bool,
-    place: Place,
+    layout: InstallLayout,
     no_self_test: bool,
     runtime: str,
     keep: int,
@@ -100,14 +100,14 @@ def command(
 
     signal.signal(signal.SIGTERM, _terminate)
     with Progress(output) as progress:
-        workshop = Workshop(place, say=progress.update, runtime=runtime)
+        installer = Installer(layout, say=progress.update, runtime=runtime)
         if collect:
-            answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
+            answer = installing.collect(layout, keep=keep, installer=installer, dry_run=dry_run)
         else:
-            wanted = installing.Installation(
-                place, test=not no_self_test, keep=keep, workshop=workshop, **which
+            options = installing.InstallOptions(
+                layout, test=not no_self_test, keep=keep, installer=installer, **which
             )
-            answer = installing.install(wanted, dry_run=dry_run)
+            answer = installing.install(options, dry_run=dry_run)
     output.text("\n".join(map(printable, _lines(answer, switched=not collect))), answer)
     found_if(dry_run and answer["steps"])
 

@@ -17,16 +17,16 @@ from integration.simulated.errors import ScenarioInvalid
 from integration.simulated.layouts import Layout
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import Scenario
-from integration.simulated.shelf import (
-    SHELF,
+from integration.simulated.smoke_test import run as run_smoke_test
+from integration.simulated.store import (
+    STORE,
     describe,
-    nodes_on,
-    place_of,
+    node_directory,
     remove_node,
     shipped_scenarios,
+    stored_nodes,
     summary_of,
 )
-from integration.simulated.trying import run as run_on
 
 
 @click.group("simulate")
@@ -38,8 +38,8 @@ def command() -> None:
     """
 
 
-_shelf = click.option(
-    "--in", "shelf", metavar="DIR", default=SHELF, show_default=True,
+_store_option = click.option(
+    "--in", "store", metavar="DIR", default=STORE, show_default=True,
     type=click.Path(file_okay=False),
     help="The directory of nodes that have a NAME instead of a path.",
 )  # fmt: skip
@@ -47,7 +47,7 @@ _shelf = click.option(
 
 @completing
 def _nodes(given: Mapping[str, Any]) -> list[str]:
-    return [node.directory.rpartition("/")[2] for node in nodes_on(given.get("shelf") or SHELF)]
+    return [node.directory.rpartition("/")[2] for node in stored_nodes(given.get("store") or STORE)]
 
 
 _made_of = stacked(
@@ -76,7 +76,7 @@ def _scenario(*, scenario: str | None, no_drm: bool, **options: Any) -> Scenario
 
 @command.command("create")
 @with_output
-@_shelf
+@_store_option
 @click.argument("name")
 @_made_of
 @click.option(
@@ -85,7 +85,7 @@ def _scenario(*, scenario: str | None, no_drm: bool, **options: Any) -> Scenario
 @click.option("--cache", type=click.Path(file_okay=False),
               help="The cache directory of the driver's packages.")  # fmt: skip
 def create(
-    output: Output, *, shelf: str, name: str, layout: str, cache: str | None, **made_of: Any
+    output: Output, *, store: str, name: str, layout: str, cache: str | None, **made_of: Any
 ) -> None:
     r"""Create a node, and show how to use it.
 
@@ -99,7 +99,7 @@ def create(
     started = time.monotonic()
     with Progress(output) as progress:
         node = SimulatedNode.create(
-            place_of(name, shelf),
+            node_directory(name, store),
             _scenario(**made_of),
             packages_cache=cache,
             layout=Layout(layout),
@@ -111,20 +111,20 @@ def create(
 
 @command.command("show")
 @with_output
-@_shelf
+@_store_option
 @click.argument("name", shell_complete=_nodes)
-def show(output: Output, shelf: str, name: str) -> None:
+def show(output: Output, store: str, name: str) -> None:
     """Describe a node."""
-    found = describe(SimulatedNode.open(place_of(name, shelf)))
+    found = describe(SimulatedNode.open(node_directory(name, store)))
     output.text("\n".join(_description(found)), found)
 
 
 @command.command("list")
 @with_listing
-@_shelf
-def list_nodes(output: Output, shelf: str) -> None:
+@_store_option
+def list_nodes(output: Output, store: str) -> None:
     """List the nodes that have names."""
-    nodes = {node.directory: node for node in nodes_on(shelf)}
+    nodes = {node.directory: node for node in stored_nodes(store)}
     columns = (
         Column("NAME", lambda row: row["directory"].rpartition("/")[2]),
         Column("DRIVER", "driver"),
@@ -143,15 +143,15 @@ def scenarios(output: Output) -> None:
 
 
 @command.command("remove")
-@_shelf
+@_store_option
 @click.argument("name", shell_complete=_nodes)
-def remove(shelf: str, name: str) -> None:
+def remove(store: str, name: str) -> None:
     """Remove a node and its directory."""
-    remove_node(name, shelf)
+    remove_node(name, store)
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
-@_shelf
+@_store_option
 @click.option(
     "--node",
     metavar="NAME",
@@ -170,7 +170,7 @@ def remove(shelf: str, name: str) -> None:
                 type=click.UNPROCESSED)  # fmt: skip
 def run(
     *,
-    shelf: str,
+    store: str,
     node: str | None,
     devices: str,
     capabilities: str,
@@ -193,11 +193,11 @@ def run(
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(Output(Format.TABLE)))
         if node is not None:
-            there = SimulatedNode.open(place_of(node, shelf))
+            there = SimulatedNode.open(node_directory(node, store))
         else:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-node-"))
             there = SimulatedNode.create(f"{directory}/node", chosen, say=progress.update)
-        status = run_on(
+        status = run_smoke_test(
             there.config_path,
             words,
             devices=devices,

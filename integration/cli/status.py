@@ -12,7 +12,7 @@ from integration.cli.install import with_place
 from integration.cli.options import found_if, with_listing
 from integration.cli.output import Column, Format, Output
 from integration.install.status import status
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 
 _COLUMNS = (
     Column("NAME", "name"),
@@ -29,9 +29,9 @@ _COLUMNS = (
 @with_place
 @click.option("--verify", is_flag=True, help="Verify every file of every version.")
 @with_listing
-def command(output: Output, *, place: Place, verify: bool) -> None:
+def command(output: Output, *, layout: InstallLayout, verify: bool) -> None:
     """Show the installed versions; the exit status is 3 if the installation has a problem."""
-    answer = status(place, verify=verify)
+    answer = status(layout, verify=verify)
     if output.form.is_document:
         output.document(answer)
     else:

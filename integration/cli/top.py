@@ -132,7 +132,7 @@ async def _run(watch: Callable[[], Any], show: _Display, sort: Any, interval: fl
                 tasks.start_soon(_handle_keys, stop)
             while True:
                 started = time.monotonic()
-                frame = frame_of(await observer.moment(), sort)
+                frame = frame_of(await observer.snapshot(), sort)
                 show.frame(frame)
                 if not interval:
                     status = exits.FAILED if frame["failure"] else exits.OK

@@ -14,9 +14,9 @@ from integration.cli.options import configured, found_if, with_output
 from integration.cli.output import Format, Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
-from integration.install.effects import Workshop
+from integration.install.effects import Installer
 from integration.install.uninstall import remedy
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 
 
 @click.command("uninstall")
@@ -37,7 +37,7 @@ def command(
     output: Output,
     config: Config,
     *,
-    place: Place,
+    layout: InstallLayout,
     purge: bool,
     wait: float,
     force: bool,
@@ -54,8 +54,8 @@ def command(
 
     with Progress(output) as progress:
         answer = installing.uninstall(
-            place,
-            workshop=Workshop(place, say=progress.update, spare=frozenset({os.getpid()})),
+            layout,
+            installer=Installer(layout, say=progress.update, ignored_pids=frozenset({os.getpid()})),
             wait=wait,
             purge=config if purge else None,
             force=force,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from api.ttrpc.sockets import peer_credentials
 from integration.containers.procfs import Mapping, Procfs
-from integration.install_places import PROGRAMS
+from integration.install_layout import PROGRAMS
 from shim.bundle import SHIM_PROGRAM, read_line
 from shim.errors import BundleUnusable
 

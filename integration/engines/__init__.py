@@ -1,26 +1,26 @@
-"""Configuring container engines for the shim: containerd, Docker and CRI-O.
+"""Configure container engines for the shim: containerd, Docker and CRI-O.
 
-What is to be done is planned first, as a value that can be shown, and then done::
+A change is planned first, as a value that can be shown, and then applied::
 
     options = ContainerdOptions(runtime_name="nvidia", set_default=True)
     change = plan(options)          # reads only; containerd has validated it
     print(change.diff(), change.need, change.why)
-    apply(change)                   # each file in one step; a crash leaves old or new ones
+    apply(change)                   # replaces each file atomically
     apply(plan_removal(options))    # the exact inverse
 
 Rules
-- Only our own table is added. What others wrote stays as it is, byte for byte, and the engine
-  itself is asked whether it reads everything else as before.
-- To remove is the exact inverse, also of a part that somebody has edited around since.
-- What somebody has changed of ours is an error and not overwritten. A handler of our name that
-  somebody else has configured is replaced only if a person says so, and comes back with --remove.
-- Nothing is restarted here (:mod:`integration.engines.restart` does, when a person asks for it); a
-  change says whether the engine needs it.
+- We add only our own table. Everything else stays byte for byte as it was, and the engine itself
+  confirms that it reads the rest as before.
+- Removal is the exact inverse, even if other parts of the file were edited in between.
+- If our part was edited, we stop with an error and overwrite nothing. We replace an existing
+  handler of the same name only with ``replace``; --remove restores it.
+- This room restarts nothing unless asked (:mod:`integration.engines.restart`). A change states
+  whether the engine needs a restart.
 
-Modules: ``runtime_options`` has what all engines have; ``containerd`` (with ``options``,
-``former``, ``wanted``, ``verdict``, ``imports``, ``dump``), ``docker``, ``crio``; ``tomltext`` and
-``jsontext`` edit text, ``undo`` has the record of what was there before and the way back, ``files``
-replaces files.
+Modules: ``runtime_options`` has the options of every engine. ``containerd`` uses ``options``,
+``previous``, ``desired``, ``checks``, ``imports`` and ``effective_config``; ``docker`` and ``crio``
+are one module each. ``jsontext`` edits JSON text, ``undo`` records the previous contents and
+restores them, ``files`` replaces files.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ _MODULES: Final[Mapping[type, ModuleType]] = {
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that an engine knows our runtime; nothing if it does already.
+    """Return the change that adds our handler to an engine; empty if it is already there.
 
     Raises:
-        EnginesError: it cannot be had, or not without changing something else.
+        EnginesError: it is not possible, or only by changing something else.
     """
     change: Change = _MODULES[type(options)].plan(options)
     return change
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left in an engine's configuration, if it is.
+    """Return the change that removes everything of ours from an engine's configuration.
 
     Args:
-        options: of the engine, with the same places as when it was configured.
+        options: the engine's options, with the same paths as when it was configured.
 
     Raises:
-        EnginesError: a file cannot be read, or was changed by hand, or the engine would not be as
-            well off without us.
+        EnginesError: a file cannot be read or was edited by hand, or the engine would be worse off
+            than before.
     """
     change: Change = _MODULES[type(options)].plan_removal(options)
     return change

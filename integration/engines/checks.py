@@ -1,4 +1,4 @@
-"""Whether a configuration may be put in place: what stands in its way, and what it would do.
+"""Check a configuration before it is written: what prevents it, and what it would change.
 
 See :mod:`integration.engines.containerd` for the rules.
 """
@@ -33,13 +33,13 @@ from integration.handlers import (
 )
 
 _TEMPLATE: Final = ".tmpl"
-_NVIDIAS: Final = "nvidia-container-runtime"
+_NVIDIA_RUNTIME: Final = "nvidia-container-runtime"
 
 
 def refuse_generated(options: Options, files: Sequence[File], *, merges: bool) -> None:
-    """A root file that is written anew at each start keeps nothing of ours, but its imports.
+    """Refuse a root file that its generator rewrites at each start, unless it imports drop-ins.
 
-    k0s writes the imports as well.
+    k0s regenerates the imports too, so it is always refused.
     """
     root = files[0]
     is_imported = merges and root.text is not None and drop_in_place(options, root) is not None
@@ -49,7 +49,7 @@ def refuse_generated(options: Options, files: Sequence[File], *, merges: bool) -
 
 
 def refuse_template(options: Options) -> None:
-    """A template of k3s or RKE2 is no TOML, and one that is made replaces all of their own."""
+    """Refuse a template of k3s or RKE2: it is not TOML, and a new one replaces the built-in one."""
     root = options.config
     if not root.endswith(_TEMPLATE):
         return
@@ -57,27 +57,27 @@ def refuse_template(options: Options) -> None:
     raise ConfigGenerated(
         f"a handler in {root}",
         found="it is a template of k3s or RKE2, which nvshim does not edit",
-        do=f"add by hand: {_base(root)}{_one_line(options, version)}; or name with --config the "
-        f"file that is made of it, {root.removesuffix(_TEMPLATE)}",
+        do=f"add by hand: {_base(root)}{_one_line(options, version)}; or pass the file that is "
+        f"generated from it with --config {root.removesuffix(_TEMPLATE)}",
     )
 
 
 def _base(template: str) -> str:
-    """What a template of k3s begins with that is not there yet."""
+    """Return the first line that a new k3s template needs; empty if the template exists."""
     return "" if os.path.exists(template) else 'a first line {{ template "base" . }}, then '
 
 
 def generated(options: Options, file: File, version: int) -> ConfigGenerated:
-    """The error of a file that is written anew at each start: where the handler belongs instead.
+    """Return the error for a file that is regenerated at each start, naming the right place.
 
     Args:
-        options: what is wanted.
-        file: the file.
-        version: of the configuration.
+        options: the desired configuration.
+        file: the generated file.
+        version: the version of the configuration.
     """
     directory = os.path.dirname(file.path)
     lines = _one_line(options, version)
-    found = f"{file.generator} writes it anew at each start"
+    found = f"{file.generator} regenerates it at each start"
     if file.generator == K0S:
         place = os.path.join(os.path.dirname(options.config), "containerd.d", "nvshim.toml")
         do = f"put into {place}: version = {version}, then {lines}; and restart k0s"
@@ -86,7 +86,7 @@ def generated(options: Options, file: File, version: int) -> ConfigGenerated:
     else:
         template = GENERATED.search(file.text or "")
         path = os.path.join(directory, template[2] if template else "")
-        found += ", and it imports nothing that would leave its sections whole"
+        found += ", and it imports no directory that merges with its own sections"
         do = f"put into {path}: {_base(path)}{lines}"
     return ConfigGenerated(f"a handler in {file.path}", found=found, do=do)
 
@@ -97,24 +97,24 @@ def _one_line(options: Options, version: int) -> str:
     return f'{told} and runtime_path = "{options.shim}"' if options.shim else told
 
 
-def check_former(options: Options, view: View, before: Mapping[str, Any]) -> None:
-    """See that a handler can be added to a node at all.
+def check_previous(options: Options, view: View, before: Mapping[str, Any]) -> None:
+    """Check that a handler can be added to this node at all.
 
     Args:
-        options: what is wanted.
-        view: the node without us.
+        options: the desired configuration.
+        view: the node without our changes.
         before: containerd's dump of it.
 
     Raises:
-        CriDisabled: nobody would use it.
-        HandlerTaken: somebody else has one of that name.
+        CriDisabled: the CRI plugin is disabled, so no pod would use the handler.
+        HandlerTaken: a handler of that name exists already.
     """
     disabled = before.get("disabled_plugins", [])
     if any(name in disabled for name in ("cri", *CRI)) or not cri(before):
         raise CriDisabled(
             f"a handler of the CRI plugin in {options.config}",
-            found="disabled_plugins has the plugin",
-            do="take it out of there if a kubelet is to use this containerd; "
+            found="disabled_plugins lists the CRI plugin",
+            do="remove it from that list if a kubelet uses this containerd; "
             "Docker and ctr need no handler",
         )
     taken = handlers(before).get(options.runtime_name)
@@ -124,36 +124,36 @@ def check_former(options: Options, view: View, before: Mapping[str, Any]) -> Non
     where = "" if file is None else file.path
     if file is not None and file.generator:
         raise ConfigGenerated(
-            f"to take the place of the handler {options.runtime_name} in {where}",
-            found=f"{file.generator} writes it anew at each start",
+            f"to replace the handler {options.runtime_name} in {where}",
+            found=f"{file.generator} regenerates it at each start",
             do="choose another --runtime-name, such as nvshim",
         )
     if where and options.replace:
         return
     raise HandlerTaken(
         f"the handler {options.runtime_name}",
-        found=f"{where or 'containerd itself'} has one that calls {_called(taken)}",
-        do="add --replace to take its place (--remove puts it back), or choose another "
+        found=f"{where or 'containerd itself'} has one that calls {_target(taken)}",
+        do="add --replace to replace it (--remove restores it), or choose another "
         "--runtime-name" if where else "choose another --runtime-name",
     )  # fmt: skip
 
 
-def theirs(options: Options, before: Mapping[str, Any]) -> list[str]:
-    """What a person should know who replaces NVIDIA's handler: which others are NVIDIA's.
+def other_nvidia_handlers(options: Options, before: Mapping[str, Any]) -> list[str]:
+    """Return notes on the other handlers that still call NVIDIA's runtime.
 
     Args:
-        options: what is wanted.
-        before: containerd's dump of the node without us.
+        options: the desired configuration.
+        before: containerd's dump of the node without our changes.
     """
     return [
-        f"the handler {name} still calls {_called(handler)}"
+        f"the handler {name} still calls {_target(handler)}"
         for name, handler in handlers(before).items()
-        if name != options.runtime_name and _NVIDIAS in _called(handler)
+        if name != options.runtime_name and _NVIDIA_RUNTIME in _target(handler)
     ]
 
 
-def _called(handler: Mapping[str, Any]) -> str:
-    """What a handler calls."""
+def _target(handler: Mapping[str, Any]) -> str:
+    """Return the program or runtime type that a handler calls."""
     names = (handler.get("options", {}).get("BinaryName"), handler.get("runtime_path"))
     return str(next(filter(None, names), handler.get("runtime_type")))
 
@@ -170,7 +170,7 @@ def _file_with_handler(options: Options, view: View) -> File | None:
 def check(
     options: Options, containerd: Containerd, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    """That containerd reads what was meant, and nothing else otherwise."""
+    """Check that containerd reads what we wrote, and reads everything else as before."""
     handler = handlers(after).get(options.runtime_name, {})
     meant = {"a handler": handler.get("runtime_type") == options.runtime_type}
     if options.shim is not None:
@@ -186,42 +186,43 @@ def check(
             raise ConfigIgnored(
                 f"{what} in {options.config}",
                 found=f"{containerd} does not read it from a configuration of version {version}",
-                do="see `containerd config migrate`, or update containerd; if another one is to "
-                "read it, name that with --containerd",
+                do="see `containerd config migrate`, or update containerd; if another containerd "
+                "reads this file, name its program with --containerd",
             )
     for path in differences(pruned(before), pruned(after)):
         if not _is_ours(options, path):
             raise ConfigDiffers(
-                f"to add nothing but our own table to {options.config}",
+                f"to add only our table to {options.config}",
                 found=f"containerd would read {tomltext.to_key(*path)} differently",
-                do="see what `containerd config migrate` makes of the file, and use that",
+                do="run `containerd config migrate`, review its output and use that file",
             )
 
 
 def check_default(
     options: Options, now: Mapping[str, Any] | None, after: Mapping[str, Any]
 ) -> None:
-    """That pods which name no handler have one, if they have one now.
+    """Check that pods without a runtime class still have a handler after a removal.
 
     Raises:
-        HandlerInUse: it is ours that goes, and somebody else has made it the default.
+        HandlerInUse: the removed handler is the default, and nvshim did not make it so.
     """
     name = cri(after).get("containerd", {}).get("default_runtime_name")
     if options.force or now is None or name in handlers(after) or name not in handlers(now):
         return
     raise HandlerInUse(
-        f"to take the handler {name} away",
-        found=f"{options.config}, or what it imports, has default_runtime_name = {name}, "
-        "and nvshim has not written that: no pod would start",
-        do="give it another value first, such as runc; --force removes the handler anyway",
+        f"to remove the handler {name}",
+        found=f"{options.config} or a file that it imports sets default_runtime_name = {name}, "
+        "which nvshim did not write; without the handler no pod would start",
+        do="set default_runtime_name to another handler first, such as runc; --force removes the "
+        "handler anyway",
     )
 
 
 def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
-    """See that the handler of pods which name none is there, or the CRI plugin does not start.
+    """Check that the default handler exists; the CRI plugin does not start without it.
 
     Raises:
-        ConfigRefused: it is not.
+        ConfigRefused: it does not exist.
     """
     name = cri(after)["containerd"].get("default_runtime_name")
     if options.force or not name or name in handlers(after):
@@ -229,15 +230,15 @@ def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
     there = ", ".join(sorted(handlers(after)))
     raise ConfigRefused(
         f"the configuration in {options.config}",
-        found=f"default_runtime_name is {name}, and there is no such handler ({there}): "
+        found=f"default_runtime_name is {name}, and there is no such handler ({there}); "
         "containerd's CRI plugin would not start",
-        do=f"add the handler {name}, name another in default_runtime_name, or make "
-        f"{options.runtime_name} the default with --set-default; --force goes on anyway",
+        do=f"add the handler {name}, set default_runtime_name to another one, or make "
+        f"{options.runtime_name} the default with --set-default; --force continues anyway",
     )
 
 
 def check_sandboxer(options: Options, containerd: Containerd, after: Mapping[str, Any]) -> None:
-    """See that no handler of ours makes sandboxes for a containerd that ends by it.
+    """Check that no handler of ours creates sandboxes on a containerd that crashes from it.
 
     Raises:
         SandboxerUnsafe: one does.
@@ -252,9 +253,9 @@ def check_sandboxer(options: Options, containerd: Containerd, after: Mapping[str
         if calls_our_shim(kind, handler.get("runtime_path")):
             raise SandboxerUnsafe(
                 f'the handler {name} with sandboxer = "shim"',
-                found=f"{containerd} can end with it: a pod with the node's network is enough",
-                do=f'take sandboxer = "shim" from the handler {name}, or update containerd to '
-                "2.3.0 or later; --force goes on anyway",
+                found=f"{containerd} can crash with it; one pod with host networking is enough",
+                do=f'remove sandboxer = "shim" from the handler {name}, or update containerd to '
+                "2.3.0 or later; --force continues anyway",
             )
 
 

@@ -1,14 +1,14 @@
-"""A runtime handler of CRI-O, in a drop-in of its own.
+"""Add a runtime handler to CRI-O, in a drop-in of its own.
 
 Rules
-- CRI-O calls a shim of containerd's kind for a handler of the type ``vm``: it starts it as
-  containerd did before 2.3, and speaks version 2 of its task API with it. ``runtime_path`` is the
-  shim's path. There is no other type with which it would call a shim.
-- CRI-O reads every file in crio.conf.d, sorted by name, over its own; a table of a handler does not
-  disturb others. The drop-in is ours as a whole. A handler of that name in another file is taken
-  out only if a person says so (``replace``), and comes back with --remove.
-- No CRI-O has been tried with it: the shim is driven by the calls that its source has, and what is
-  written is checked by CRI-O itself (``crio config``) where it is installed.
+- CRI-O calls a containerd shim for a handler of type ``vm``. It starts the shim as containerd did
+  before 2.3 and uses version 2 of the task API. ``runtime_path`` is the shim's path. No other type
+  calls a shim.
+- CRI-O reads every file in crio.conf.d, sorted by name, after its own. A handler's table does not
+  affect others. The whole drop-in is ours. A handler of that name in another file is removed only
+  with ``replace``; --remove restores it.
+- This has not been tested with a real CRI-O: the shim is driven with the calls found in CRI-O's
+  source, and CRI-O checks the drop-in (``crio config``) where it is installed.
 
 Source: crio.conf(5), crio.conf.d(5); CRI-O internal/oci/runtime_vm.go.
 """
@@ -47,52 +47,52 @@ SHIM: Final = "containerd-shim-nvidia-v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted."""
+    """The desired configuration of CRI-O."""
 
     engine = ENGINE
     named_by = ("--drop-in", "drop_in", DEFAULT_DROP_IN)
 
-    # CRI-O's own file, which is only read unless the handler is replaced in it
+    # CRI-O's own file; written only to replace a handler in it
     config: str = DEFAULT_CONFIG
-    drop_in: str = DEFAULT_DROP_IN  # where the handler is written
+    drop_in: str = DEFAULT_DROP_IN  # receives the handler
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that CRI-O has the handler."""
+    """Return the change that adds the handler to CRI-O."""
     options.check_name()
     record = read_record(options.record)
-    former = without(record, force=options.force)
-    if former.text(options.drop_in) is not None and not options.force:
+    previous = without(record, force=options.force)
+    if previous.text(options.drop_in) is not None and not options.force:
         raise NotOurs(
-            f"to write {options.drop_in}", found="there is a file of somebody else",
-            do="choose another place with --drop-in, or overwrite it with --force",
+            f"to write {options.drop_in}", found="the file exists and nvshim did not write it",
+            do="choose another path with --drop-in, or overwrite the file with --force",
         )  # fmt: skip
     is_replaced = record.replaces(options.runtime_name, options.replace)
-    view = _without_theirs(options, former, is_replaced=is_replaced)
+    view = _without_replaced(options, previous, is_replaced=is_replaced)
     shim = options.shim or shutil.which(SHIM, path=PATH)
     if shim is None:
         raise EngineNotInstalled(
-            f"the path of {SHIM}, which CRI-O has to be told", found=f"none in {PATH}",
+            f"the path of {SHIM}, which CRI-O needs", found=f"none in {PATH}",
             do="install it, or name it with --shim",
         )  # fmt: skip
     text = _body(options, shim, record)
     view = view.with_text(options.drop_in, text)
     return _change(
-        options, record, former, view, replaced=is_replaced, notes=_validated(options, text)
+        options, record, previous, view, replaced=is_replaced, notes=_validated(options, text)
     )
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left."""
+    """Return the change that removes everything of ours."""
     record = read_record(options.record)
-    former = without(record, force=options.force)
+    previous = without(record, force=options.force)
     if options.drop_in in record.files and not options.force:
-        _check_default(options, former, record.files[options.drop_in].after)
-    return _change(options, record, former, former)
+        _check_default(options, previous, record.files[options.drop_in].after)
+    return _change(options, record, previous, previous)
 
 
-def _without_theirs(options: Options, view: View, *, is_replaced: bool) -> View:
-    """CRI-O's files without the handler whose place ours is to take."""
+def _without_replaced(options: Options, view: View, *, is_replaced: bool) -> View:
+    """Return CRI-O's files without the handler that ours replaces."""
     at = ("crio", "runtime", "runtimes", options.runtime_name)
     note = f"nvshim: the handler {options.runtime_name} that stood here comes back with --remove"
     for path, table in _others(options, view):
@@ -103,13 +103,13 @@ def _without_theirs(options: Options, view: View, *, is_replaced: bool) -> View:
             raise HandlerTaken(
                 f"the handler {options.runtime_name} of CRI-O",
                 found=f"{path} has one: {found}",
-                do="add --replace to take its place (--remove puts it back), or choose another "
+                do="add --replace to replace it (--remove restores it), or choose another "
                 "--runtime-name",
             )
         text = tomltext.cut(view.text(path) or "", at, note)
         if options.runtime_name in _runtimes(tomltext.parse(text)):
             raise EditImpossible(
-                f"to take the handler {options.runtime_name} out of {path}",
+                f"to remove the handler {options.runtime_name} from {path}",
                 found="it is not a table of its own",
                 do=f"write it as [{tomltext.to_key(*at)}]",
             )
@@ -123,7 +123,7 @@ def _runtimes(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _others(options: Options, view: View) -> Iterator[tuple[str, dict[str, Any]]]:
-    """CRI-O's files but ours."""
+    """Yield CRI-O's files except ours."""
     directory = os.path.dirname(options.drop_in)
     pattern = f"{glob.escape(directory)}/**"
     paths = sorted(glob.glob(pattern, recursive=True, include_hidden=True))
@@ -141,16 +141,16 @@ def _others(options: Options, view: View) -> Iterator[tuple[str, dict[str, Any]]
             ) from error
 
 
-def _check_default(options: Options, former: View, ours: str) -> None:
-    """That what is to go is not what others have made the default."""
-    there = [_runtimes(table) for _, table in _others(options, former)]
-    for path, table in _others(options, former):
+def _check_default(options: Options, previous: View, ours: str) -> None:
+    """Check that no other file makes the removed handler the default."""
+    there = [_runtimes(table) for _, table in _others(options, previous)]
+    for path, table in _others(options, previous):
         name = table.get("crio", {}).get("runtime", {}).get("default_runtime")
         if name in _runtimes(tomltext.parse(ours)) and not any(name in each for each in there):
             raise HandlerInUse(
-                f"to take the handler {name} away",
-                found=f"{path} has default_runtime = {name}: no pod would start",
-                do="give it another value first; --force removes the handler anyway",
+                f"to remove the handler {name}",
+                found=f"{path} has default_runtime = {name}; without it no pod would start",
+                do="set default_runtime to another handler first; --force removes it anyway",
             )
 
 
@@ -181,7 +181,7 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
     except EngineNotInstalled:
         if options.program is not None:
             raise
-        return ("not looked at by CRI-O, which is not installed here",)
+        return ("not checked by CRI-O, which is not installed here",)
     with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
         with open(f"{directory}/nvshim.conf", "w", encoding="utf-8") as file:
             file.write(text)
@@ -196,14 +196,14 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
 def _change(
     options: Options,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     replaced: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Change:
     files = changes(
-        options, record, former, wanted, config=options.drop_in, replaced=replaced,
+        options, record, previous, desired, config=options.drop_in, replaced=replaced,
         # CRI-O reads every file of its directory, whatever its name.
         staging=os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in))),
     )  # fmt: skip

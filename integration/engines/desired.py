@@ -1,4 +1,4 @@
-"""A node with our handler: the tables, and the files that they go into.
+"""A node with our handler: the tables, and the files that contain them.
 
 See :mod:`integration.engines.containerd` for the rules.
 """
@@ -43,18 +43,18 @@ from integration.engines.undo import HEAD, Record, View
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE, calls_our_shim
 from shim import PROGRAM
 
-_IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
-_OF_CONTAINERD_2: Final = 3  # the version that each release which merges reads
+_NEVER_MERGED: Final = 1  # a release that merges does not import a file of this version
+_MERGED_VERSION: Final = 3  # every release that merges reads this version
 
-# containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
+# containerd 1.6 passes no handler options to a shim that it does not know, except this path.
 _ONLY_CONFIG_PATH: Final = (1, 7)
 
-_NEEDS_NO_OPTIONS: Final = (2, 0)
+_NO_OPTIONS_NEEDED: Final = (2, 0)
 
-# What containerd 2 takes over from a file of version 2 to the plugin of images only where a handler
-# is named: with ours, it would begin to heed what it has overlooked, such as a snapshotter that the
-# node does not have.
-_HEEDED_BESIDE_A_HANDLER: Final = (
+# containerd 2 applies these settings of a version 2 file to its images plugin only if the file
+# names a handler. With ours it would start to apply them, and one may be a snapshotter that this
+# node lacks.
+_CONDITIONAL_IMAGE_SETTINGS: Final = (
     "snapshotter",
     "disable_snapshot_annotations",
     "discard_unpacked_layers",
@@ -67,30 +67,30 @@ _Table = tuple[tuple[str, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What containerd would read differently only because a handler is named."""
+class Preserved:
+    """Settings that containerd would read differently only because a handler is named."""
 
-    handlers: Mapping[str, Any] = field(default_factory=dict)  # built-in ones that it would forget
-    # of images, as it reads them without us
+    handlers: Mapping[str, Any] = field(default_factory=dict)  # built-in ones that it would drop
+    # of the images plugin, with the values before our change
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there is anything to preserve."""
         return bool(self.handlers or self.settings)
 
 
-def as_before(
+def with_earlier_choices(
     options: Options, before: Mapping[str, Any], now: Mapping[str, Any] | None
 ) -> Options:
-    """What is wanted, and for all that nobody says what we have configured by now.
+    """Return the options, with what is unset taken from our earlier configuration.
 
     Args:
-        options: what somebody says.
-        before: containerd's dump of the node without us.
-        now: that of the node as it is; None if containerd would not start.
+        options: the options of this call.
+        before: containerd's dump of the node without our changes.
+        now: the dump of the node as it is; None if containerd would not start.
 
     Raises:
-        ShimNotFound: the handler is to have runc's type, and no path is ours.
+        ShimNotFound: the handler gets runc's type, and no path to our shim is known.
     """
     now = now or before
     default = cri(now).get("containerd", {}).get("default_runtime_name")
@@ -112,14 +112,14 @@ def as_before(
         set_default=is_default if options.set_default is None else options.set_default,
         enable_cdi=has_cdi if options.enable_cdi is None else options.enable_cdi,
         runtime_type=kind,
-        shim=_program_beside_runcs(shim) if kind == RUNC_TYPE else shim,
+        shim=_shim_for_runc_type(shim) if kind == RUNC_TYPE else shim,
         pod_annotations=tuple(ours.get("pod_annotations") or ())
         if annotations is None else annotations,
     )  # fmt: skip
 
 
-def drop_in_before(options: Options, record: Record) -> str | None:
-    """Where an earlier call has written the drop-in; None if nowhere, or at its usual place."""
+def earlier_drop_in(options: Options, record: Record) -> str | None:
+    """Return where an earlier call wrote the drop-in; None for nowhere or the default place."""
     for path, written in record.files.items():
         has_handler = tomltext.to_key("runtimes", record.name) in written.after
         if has_handler and not written.edits and path != default_drop_in(options):
@@ -131,50 +131,50 @@ def _is_ours(handler: Mapping[str, Any]) -> bool:
     return calls_our_shim(handler.get("runtime_type"), handler.get("runtime_path"))
 
 
-def _program_beside_runcs(shim: str | None) -> str:
-    """The path that makes a handler of runc's type ours, which nothing but its name tells.
+def _shim_for_runc_type(shim: str | None) -> str:
+    """Return the path that turns a handler of runc's type into ours; only its name says so.
 
     Raises:
-        ShimNotFound: there is none, or it has another name.
+        ShimNotFound: there is no such program, or it has another name.
     """
     path = shim or shutil.which(PROGRAM, path=PATH)
     if path is None or os.path.basename(path) != PROGRAM:
         raise ShimNotFound(
             f"a handler of the type {RUNC_TYPE} that calls our shim",
             found=f"{path} is not called {PROGRAM}" if path else f"no {PROGRAM} in {PATH}",
-            do=f"name it with --shim, by the path of {PROGRAM}",
+            do=f"pass the path of {PROGRAM} with --shim",
         )
     return path
 
 
-def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:
-    """What has to be written beside our handler so that all else stays as it is.
+def to_preserve(before: Mapping[str, Any], after: Mapping[str, Any]) -> Preserved:
+    """Return what to write with our handler so that everything else stays as it is.
 
     Args:
-        before: containerd's dump of the node without us.
-        after: that of the node with our handler.
+        before: containerd's dump of the node without our changes.
+        after: its dump of the node with our handler.
     """
     there = handlers(after)
     lost = {name: each for name, each in handlers(before).items() if name not in there}
     images, changed = (dump.get("plugins", {}).get(IMAGES, {}) for dump in (before, after))
     settings = {
         key: images[key]
-        for key in _HEEDED_BESIDE_A_HANDLER
+        for key in _CONDITIONAL_IMAGE_SETTINGS
         if key in images and images[key] != changed.get(key)
     }
-    return Kept(lost, settings)
+    return Preserved(lost, settings)
 
 
-def without_theirs(options: Options, view: View, files: Sequence[File]) -> View:
-    """The node without the handler whose place ours is to take.
+def without_replaced(options: Options, view: View, files: Sequence[File]) -> View:
+    """Return the node without the handler that ours replaces.
 
     Args:
-        options: what is wanted.
-        view: the node without us.
-        files: of it.
+        options: the desired configuration.
+        view: the node without our changes.
+        files: its configuration files.
 
     Raises:
-        EditImpossible: it is written so that it cannot be taken out.
+        EditImpossible: the handler is written in a form that cannot be cut out.
     """
     note = f"nvshim: the handler {options.runtime_name} that stood here comes back with --remove"
     for file in files:
@@ -193,30 +193,62 @@ def without_theirs(options: Options, view: View, files: Sequence[File]) -> View:
     return view
 
 
-def with_us(
+def with_handler(
     options: Options,
     containerd: Containerd,
     view: View,
     before: Mapping[str, Any],
-    kept: Kept = Kept(),
+    preserved: Preserved = Preserved(),
 ) -> tuple[View, list[str]]:
-    """The node with our parts.
+    """Return the node with our changes, and notes for the user.
 
     Args:
-        options: what is wanted.
-        containerd: the node's.
-        view: the node without us, and without whose place ours is to take.
-        before: containerd's dump of the node without us.
-        kept: what would not stay as it is if it were not written here.
+        options: the desired configuration.
+        containerd: the node's containerd.
+        view: the node without our changes and without the handler that ours replaces.
+        before: containerd's dump of the node without our changes.
+        preserved: settings to repeat so that they stay as they are.
     """
     notes: list[str] = []
     files = load(view, options.config, relative_patterns=containerd.relative_patterns)
     root = files[0]
     version = root.version if root.text is not None else int(before["version"])
     if containerd.merges and root.text is not None and is_of_any_version(root.table):
-        version = _OF_CONTAINERD_2
+        version = _MERGED_VERSION
         line = f"version = {version} # by nvshim"
         view = view.edited(root.path, tomltext.insert_line(root.text, 0, line))
+    view, in_options = _with_options(options, containerd, view, before)
+    tables = list(_tables(options, version, before, in_options, preserved))
+    notes += [
+        f"containerd ignores {key} in {options.config} because no handler is named there; to keep "
+        f"it that way, the drop-in sets {key} = {tomltext.to_value(value)}"
+        for key, value in preserved.settings.items()
+    ]
+    if containerd.merges and version > _NEVER_MERGED:
+        return _with_drop_in(options, view, files, version=version, tables=tables), notes
+    if options.drop_in is not None:
+        raise DropInReplaces(
+            f"a drop-in {options.drop_in}",
+            found=f"containerd {containerd.release[0]}.{containerd.release[1]} with a "
+            f"configuration of version {version}: an imported file replaces everything that "
+            f"{options.config} sets for the CRI plugin",
+            do="leave --drop-in out: nvshim then writes the handler into the file itself",
+        )
+    in_force = _in_force(files, version)
+    path = in_force.path
+    if in_force.generator:
+        raise generated(options, in_force, version)
+    if path != options.config:
+        notes.append(f"the CRI plugin's table in effect is in {path}: the handler goes there")
+    if view.text(path) is None:
+        view = view.with_text(path, f"{HEAD}version = {version}\n")
+    return _edited(path, view, tables), notes
+
+
+def _with_options(
+    options: Options, containerd: Containerd, view: View, before: Mapping[str, Any]
+) -> tuple[View, dict[str, Any]]:
+    """Return the handler's options, and the node with the file that containerd 1.6 needs."""
     in_options: dict[str, Any] = {}
     if _systemd_cgroup(options, containerd, before):
         in_options["SystemdCgroup"] = True
@@ -224,43 +256,19 @@ def with_us(
             path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
             in_options["ConfigPath"] = path
             view = view.with_text(path, f"{HEAD}SystemdCgroup = true\n")
-    tables = list(_tables(options, version, before, in_options, kept))
-    notes += [
-        f"containerd does not heed {key} in {options.config} as long as no handler is named there, "
-        f"and still will not: the drop-in has {key} = {tomltext.to_value(value)}"
-        for key, value in kept.settings.items()
-    ]
-    if containerd.merges and version > _IN_PLACE:
-        return _with_drop_in(options, view, files, version=version, tables=tables), notes
-    if options.drop_in is not None:
-        raise DropInReplaces(
-            f"a drop-in {options.drop_in}",
-            found=f"containerd {containerd.release[0]}.{containerd.release[1]} with a "
-            f"configuration of version {version}: an imported file replaces all that "
-            f"{options.config} says of the CRI plugin",
-            do="leave --drop-in out: the handler is then written into the file itself",
-        )
-    in_force = _in_force(files, version)
-    path = in_force.path
-    if in_force.generator:
-        raise generated(options, in_force, version)
-    if path != options.config:
-        notes.append(f"the CRI plugin's table is that of {path}: the handler is put there")
-    if view.text(path) is None:
-        view = view.with_text(path, f"{HEAD}version = {version}\n")
-    return _edited(path, view, tables), notes
+    return view, in_options
 
 
 def _systemd_cgroup(options: Options, containerd: Containerd, before: Mapping[str, Any]) -> bool:
-    """Whether the handler's options are to have SystemdCgroup.
+    """Whether to set SystemdCgroup in the handler's options.
 
-    Our shim goes by the name that the kubelet gives a cgroup, and needs no option for it. And what
-    containerd 2 takes to be runc's is in the way of some pods where a handler has any: of pods in
-    user namespaces, and of those that the shim holds itself.
+    Our shim follows the form of the cgroup name from the kubelet and needs no option. containerd 2
+    treats any options as runc's, which breaks pods in user namespaces and pods whose sandbox the
+    shim creates.
     """
     if options.systemd_cgroup is not None:
         return options.systemd_cgroup
-    if options.runtime_type == RUNTIME_TYPE and containerd.release >= _NEEDS_NO_OPTIONS:
+    if options.runtime_type == RUNTIME_TYPE and containerd.release >= _NO_OPTIONS_NEEDED:
         return False
     plugin, there = cri(before), handlers(before)
     first = (plugin["containerd"].get("default_runtime_name", "runc"), "runc")
@@ -276,19 +284,19 @@ def _tables(
     version: int,
     before: Mapping[str, Any],
     in_options: Mapping[str, Any],
-    kept: Kept,
+    preserved: Preserved,
 ) -> Iterator[_Table]:
-    """Our tables with what is in them, the plugin's own first."""
+    """Yield our tables and their values; the plugin's own come first."""
     runtimes = handlers_path(version)
     if options.enable_cdi and not cri(before).get("enable_cdi"):
         yield runtimes[:2], {"enable_cdi": True}
     default = cri(before)["containerd"].get("default_runtime_name")
-    settings = dict(kept.settings)
+    settings = dict(preserved.settings)
     if options.set_default and default != options.runtime_name:
         settings["default_runtime_name"] = options.runtime_name
     if settings:
         yield runtimes[:3], settings
-    for name, handler in kept.handlers.items():
+    for name, handler in preserved.handlers.items():
         found = pruned(handler)
         more = found.pop("options", {})
         yield (*runtimes, name), found
@@ -307,7 +315,7 @@ def _tables(
 
 
 def _body(tables: Sequence[_Table]) -> str:
-    """Tables as TOML, without the end of the last line."""
+    """Return the tables as TOML, without a final newline."""
     lines = []
     for path, values in tables:
         lines.append(f"[{tomltext.to_key(*path)}]")
@@ -328,8 +336,8 @@ def _with_drop_in(
     there = view.text(path)
     if there is not None and not options.force:
         raise NotOurs(
-            f"to write the drop-in {path}", found="there is a file of somebody else",
-            do="choose another place with --drop-in, or overwrite it with --force",
+            f"to write the drop-in {path}", found="the file exists and nvshim did not write it",
+            do="choose another path with --drop-in, or overwrite the file with --force",
         )  # fmt: skip
     if not any(covers(file, path) for file in files):
         if root.text is None:
@@ -343,7 +351,7 @@ def _with_drop_in(
 
 
 def _with_import(text: str, path: str) -> str:
-    """The root file with an import."""
+    """Return the root file's text with one more import."""
     value = imports_value(text)
     if value is not None:
         return tomltext.insert_element(text, value, path)
@@ -352,7 +360,7 @@ def _with_import(text: str, path: str) -> str:
 
 
 def _top(text: str) -> int:
-    """Where a key of no table may stand: behind the version, or before everything."""
+    """Return where a top-level key can go: after the version, or at the start."""
     for statement in tomltext.statements(text):
         if statement.path == ("version",) and statement.key:
             return statement.end
@@ -360,7 +368,7 @@ def _top(text: str) -> int:
 
 
 def _in_force(files: Sequence[File], version: int) -> File:
-    """The file whose table of the plugin containerd 1.x takes."""
+    """Return the file whose plugin table containerd 1.x uses."""
     for file in reversed(files):
         if PLUGINS[version] in file.table.get("plugins", {}):
             return file
@@ -368,7 +376,7 @@ def _in_force(files: Sequence[File], version: int) -> File:
 
 
 def _edited(path: str, view: View, tables: Sequence[_Table]) -> View:
-    """A file with our parts: values that are changed where they are, and tables in a block."""
+    """Return a view with our values set in place and our tables in a block."""
     text, rest = view.text(path) or "", []
     new = text
     for table, values in tables:
@@ -380,31 +388,31 @@ def _edited(path: str, view: View, tables: Sequence[_Table]) -> View:
                 continue
         rest.append((table, values))
     new = tomltext.append(new, f"{_BEGIN}\n{_body(rest)}\n{_END}")
-    wanted = parse(path, text)
+    desired = parse(path, text)
     for table, values in tables:
-        at: Any = wanted
+        at: Any = desired
         for part in table:
             at = at.setdefault(part, {})
             if not isinstance(at, dict):
                 raise _impossible(path, tomltext.to_key(*table))
         at.update(values)
-    _expect(path, new, wanted)
+    _expect(path, new, desired)
     return view.edited(path, new)
 
 
-def _expect(path: str, text: str, wanted: Mapping[str, Any]) -> None:
-    """That a text says what it should, and nothing else."""
+def _expect(path: str, text: str, desired: Mapping[str, Any]) -> None:
+    """Check that a text parses to exactly the expected values."""
     try:
         found = tomltext.parse(text)
     except tomllib.TOMLDecodeError as error:
         raise _impossible(path, str(error)) from error
-    for difference in differences({"": found}, {"": dict(wanted)}):
+    for difference in differences({"": found}, {"": dict(desired)}):
         raise _impossible(path, tomltext.to_key(*difference[1:]))
 
 
 def _impossible(path: str, what: str) -> EditImpossible:
     return EditImpossible(
         f"to add to {path}",
-        found=f"it is written so that nothing can be added beside it: {what}",
+        found=f"it is written in a form that cannot be extended: {what}",
         do="write inline tables ({ … }) of the CRI plugin as tables of their own ([ … ])",
     )

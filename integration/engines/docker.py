@@ -1,16 +1,16 @@
-"""Docker's runtime of ours in daemon.json, and what ``docker run --gpus`` needs.
+"""Add our runtime to Docker's daemon.json, and provide what ``docker run --gpus`` needs.
 
 Rules
-- **daemon.json** gets ``runtimes.NAME.runtimeType``, and ``default-runtime`` and ``features.cdi``
-  if asked; all else in it stays as it is. If somebody else has changed the file meanwhile, only
-  our members are taken out.
-- **--gpus** is known to a dockerd that finds a program ``nvidia-container-runtime-hook`` on its
-  PATH when it starts. Where there is none we leave one whose only job is to say what it is: our
-  shim takes the hook out of the container's spec, so only another runtime can ever run it. If
-  NVIDIA's own comes to /usr/bin later, ours hands over to it.
-- **A reload** (SIGHUP) tells dockerd of runtimes and of the default one. What is no longer in the
-  file stays as it was until a restart, and a default runtime that is gone so makes it drop the
-  whole reload. The hook and CDI it looks for when it starts.
+- **daemon.json** gets ``runtimes.NAME.runtimeType`` and, on request, ``default-runtime`` and
+  ``features.cdi``; everything else stays as it is. If the file was edited since, a removal takes
+  out only our members.
+- **--gpus** works if dockerd finds a program ``nvidia-container-runtime-hook`` on its PATH when it
+  starts. If there is none, we write a placeholder that only prints what it is. Our shim removes the
+  hook from the container's spec, so only another runtime can ever run it. If NVIDIA's own hook
+  appears in /usr/bin later, the placeholder calls it.
+- **A reload** (SIGHUP) updates dockerd's runtimes and default runtime. Members that were removed
+  from the file stay in effect until a restart, and a removed default runtime makes dockerd reject
+  the whole reload. dockerd looks for the hook and for CDI only when it starts.
 
 Source: dockerd(8); moby daemon/reload.go, daemon/nvidia_linux.go; Docker 23's release notes.
 """
@@ -55,12 +55,12 @@ ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
 HOOK: Final = "nvidia-container-runtime-hook"
 
-# The first that can be told of a shim in daemon.json.
+# The first release that accepts a shim in daemon.json.
 _FIRST: Final = 23
-_NVIDIAS: Final = f"/usr/bin/{HOOK}"
+_NVIDIA_HOOK: Final = f"/usr/bin/{HOOK}"
 _DEFAULT: Final = ("default-runtime",)
 _CDI: Final = ("features", "cdi")
-_CDI_AT_START: Final = "dockerd looks for CDI specs if it was told to at its start: restart it"
+_CDI_AT_START: Final = "dockerd reads the CDI setting only when it starts: restart it"
 _HOOK: Final = """\
 #!/bin/sh
 # Written by `nvshim configure docker`, which also takes it away (--remove).
@@ -76,75 +76,74 @@ exit 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted."""
+    """The desired configuration of Docker."""
 
     engine = ENGINE
     named_by = ("--config", "config", DEFAULT_CONFIG)
 
     config: str = DEFAULT_CONFIG  # daemon.json
-    # whether Docker applies CDI specs itself (from 28.2 on it does); None for what was configured
-    # before
+    # whether Docker applies CDI specs itself (from 28.2 on it does); None keeps the earlier choice
     enable_cdi: bool | None = None
-    hook_directory: str = "/usr/local/bin"  # where the hook's stand-in is made if there is none
+    hook_directory: str = "/usr/local/bin"  # for the placeholder hook, if there is no hook
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that Docker has the runtime."""
+    """Return the change that adds the runtime to Docker."""
     options.check_name()
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
     record = read_record(options.record)
-    former = _without_us(options, record)
-    text = former.text(options.config)
+    previous = _without_nvshim(options, record)
+    text = previous.text(options.config)
     before = _parsed(options.config, text)
-    taken = _at(before, ("runtimes", options.runtime_name))
+    taken = _value_at(before, ("runtimes", options.runtime_name))
     is_replaced = record.replaces(options.runtime_name, options.replace)
     if taken is not None and not is_replaced:
         raise HandlerTaken(
             f"the runtime {options.runtime_name}",
             found=f"{options.config} has one: {json.dumps(taken)}",
-            do="add --replace to take its place (--remove puts it back), or choose another "
+            do="add --replace to replace it (--remove restores it), or choose another "
             "--runtime-name",
         )
-    members = _members(options, before, _ours(options, record))
-    wanted = "{}\n" if text is None or _is_blank(text) else text
+    members = _members(options, before, _own_members(options, record))
+    desired = "{}\n" if text is None or _is_blank(text) else text
     for path, value in members:
         try:
-            wanted = jsontext.set_member(wanted, path, value)
+            desired = jsontext.set_member(desired, path, value)
         except ValueError:
             raise EditImpossible(
                 f"{'.'.join(path)} in {options.config}",
                 found=f"{'.'.join(path[:-1])} is not an object",
-                do="correct it: it has to be { … }",
+                do="make it an object: { … }",
             ) from None
-    _check_default(options, former, wanted)
-    notes = _validated(options, program, text, wanted)
-    view = former.with_text(options.config, wanted)
+    _check_default(options, previous, desired)
+    notes = _validated(options, program, text, desired)
+    view = previous.with_text(options.config, desired)
     hooks = [path for path in record.files if os.path.basename(path) == HOOK]
     if hooks or shutil.which(HOOK, path=f"{PATH}:{options.hook_directory}") is None:
-        hook = _HOOK.format(theirs=_NVIDIAS, name=options.runtime_name)
+        hook = _HOOK.format(theirs=_NVIDIA_HOOK, name=options.runtime_name)
         view = view.with_text(os.path.join(options.hook_directory, HOOK), hook)
-    return _change(options, record, former, view, replaced=is_replaced, notes=notes)
+    return _change(options, record, previous, view, replaced=is_replaced, notes=notes)
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left."""
+    """Return the change that removes everything of ours."""
     record = read_record(options.record)
-    former = _without_us(options, record)
-    _check_default(options, former, former.text(options.config))
-    return _change(options, record, former, former)
+    previous = _without_nvshim(options, record)
+    _check_default(options, previous, previous.text(options.config))
+    return _change(options, record, previous, previous)
 
 
 def _check_release(program: str) -> None:
-    said = run([program, "--version"]).stdout
-    found = re.search(r"version v?(\d+)\.(\d+)", said)
+    output = run([program, "--version"]).stdout
+    found = re.search(r"version v?(\d+)\.(\d+)", output)
     if found is None:
-        raise EngineNotInstalled(f"the version of {program}", found=said.strip() or "no answer")
+        raise EngineNotInstalled(f"the version of {program}", found=output.strip() or "no answer")
     if int(found[1]) < _FIRST:
         raise EngineTooOld(
             f"a runtime of {RUNTIME_TYPE} in daemon.json",
-            found=f"{program} is of Docker {found[1]}.{found[2]}; {_FIRST} is the first that "
-            "can be told of a shim",
+            found=f"{program} is Docker {found[1]}.{found[2]}; {_FIRST} is the first release that "
+            "accepts a shim there",
             do="update Docker, or link containerd-shim-runc-v2 to containerd-shim-nvidia-v1 in "
             "a directory that comes first on containerd's PATH",
         )
@@ -158,47 +157,47 @@ def _members(
     members: list[tuple[tuple[str, ...], Any]] = [
         (("runtimes", options.runtime_name), {"runtimeType": options.shim or RUNTIME_TYPE})
     ]
-    if default and _at(before, _DEFAULT) != options.runtime_name:
+    if default and _value_at(before, _DEFAULT) != options.runtime_name:
         members.append((_DEFAULT, options.runtime_name))
-    if cdi and _at(before, _CDI) is not True:
+    if cdi and _value_at(before, _CDI) is not True:
         members.append((_CDI, True))
     return members
 
 
-def _without_us(options: Options, record: Record) -> View:
-    """The files as they would be had we never been there."""
+def _without_nvshim(options: Options, record: Record) -> View:
+    """Return the files as they would be if nvshim had never changed them."""
     _parsed(options.config, View().text(options.config))
 
     def undo(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
         if path != options.config:
             return undo_edits(path, written, text, force)
-        for at, value, was in reversed(_members_of(path, written)):
-            if _at(_parsed(path, text), at) != value:
-                continue  # somebody else's by now
+        for at, value, was in reversed(_written_members(path, written)):
+            if _value_at(_parsed(path, text), at) != value:
+                continue  # changed since: no longer ours
             if was is not None:
                 text = jsontext.set_member(text, at, was)
                 continue
             text = jsontext.remove_member(text, at)
-            if len(at) > 1 and _at(_parsed(path, text), at[:-1]) == {}:
+            if len(at) > 1 and _value_at(_parsed(path, text), at[:-1]) == {}:
                 text = jsontext.remove_member(text, at[:-1])
         return text
 
     return without(record, force=options.force, undo=undo)
 
 
-def _ours(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
-    """The members of daemon.json that we have written."""
+def _own_members(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
+    """Return the paths of the members of daemon.json that we wrote."""
     written = record.files.get(options.config)
-    found = () if written is None else _members_of(options.config, written)
+    found = () if written is None else _written_members(options.config, written)
     return frozenset(path for path, _, _ in found)
 
 
-def _members_of(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """What we have written into daemon.json: the paths of members, their values, and the former."""
+def _written_members(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """Return what we wrote into daemon.json: path, value and previous value of each member."""
     before, after = _parsed(path, written.before), _parsed(path, written.after)
     names = after.get("runtimes") or {}
     paths = [*(("runtimes", name) for name in names), _DEFAULT, _CDI]
-    found = [(at, _at(after, at), _at(before, at)) for at in paths]
+    found = [(at, _value_at(after, at), _value_at(before, at)) for at in paths]
     return [(at, value, was) for at, value, was in found if value != was]
 
 
@@ -217,71 +216,73 @@ def _parsed(path: str, text: str | None) -> dict[str, Any]:
 
 
 def _is_blank(text: str) -> bool:
-    """Whether dockerd takes a text for a file without settings."""
+    """Whether dockerd treats a text as a file without settings."""
     return text.removeprefix(jsontext.MARK).strip() in ("", "null")
 
 
-def _check_default(options: Options, former: View, text: str | None) -> None:
-    """That dockerd's default runtime is not taken away."""
-    there = former.on_disk(options.config)
+def _check_default(options: Options, previous: View, text: str | None) -> None:
+    """Check that dockerd's default runtime stays defined."""
+    there = previous.on_disk(options.config)
     now, after = _parsed(options.config, there), _parsed(options.config, text)
     name = after.get("default-runtime")
     gone = name in (now.get("runtimes") or {}) and name not in (after.get("runtimes") or {})
     if gone and not options.force:
         raise HandlerInUse(
-            f"to take the runtime {name} away",
-            found=f"{options.config} has default-runtime = {name}, and nvshim has not written "
-            "that: dockerd would not start",
-            do="give it another value first, such as runc; --force removes the runtime anyway",
+            f"to remove the runtime {name}",
+            found=f"{options.config} has default-runtime = {name}, which nvshim did not write; "
+            "without the runtime dockerd would not start",
+            do="set it to another runtime first, such as runc; --force removes the runtime anyway",
         )
 
 
-def _at(value: Any, path: Any) -> Any:
+def _value_at(value: Any, path: Any) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _validated(options: Options, program: str, former: str | None, wanted: str) -> tuple[str, ...]:
-    """See that dockerd takes the file.
+def _validated(
+    options: Options, program: str, previous: str | None, desired: str
+) -> tuple[str, ...]:
+    """Check that dockerd accepts the file.
 
     Returns:
-        What a person should know: that it does not take the file without us either, as where
-        the service's command line has what the file lacks.
+        A note if dockerd refuses the file even without our changes, for example because the
+        service's command line sets something that the file lacks.
     """
-    said = _refusal(options, program, wanted)
-    if said is None:
+    output = _refusal(options, program, desired)
+    if output is None:
         return ()
-    if said == _refusal(options, program, "{}" if former is None else former):
-        return (f"by itself, dockerd refuses {options.config}, without us too: {said}",)
-    raise ConfigRefused(f"the configuration in {options.config}", found=f"{program} says: {said}")
+    if output == _refusal(options, program, "{}" if previous is None else previous):
+        return (f"dockerd refuses {options.config}, even without our changes: {output}",)
+    raise ConfigRefused(f"the configuration in {options.config}", found=f"{program} says: {output}")
 
 
 def _refusal(options: Options, program: str, text: str) -> str | None:
-    """What dockerd has against a file; None if nothing."""
+    """Return dockerd's error for a file; None if it accepts the file."""
     with tempfile.NamedTemporaryFile("w", prefix="nvshim-", suffix=".json") as file:
         file.write(text)
         file.flush()
         argv = [program, "--validate", "--config-file", file.name]
         if "userland-proxy" not in text:
-            argv.append("--userland-proxy=false")  # whether that is installed is not the question
+            argv.append("--userland-proxy=false")  # the proxy may not be installed here
         done = run(argv)
-    said = (done.stderr or done.stdout).strip().replace(file.name, options.config)
-    return said or f"exit code {done.returncode}" if done.returncode else None
+    output = (done.stderr or done.stdout).strip().replace(file.name, options.config)
+    return output or f"exit code {done.returncode}" if done.returncode else None
 
 
 def _change(
     options: Options,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     replaced: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Change:
-    hooks = (path for path in wanted.exchanged if os.path.basename(path) == HOOK)
+    hooks = (path for path in desired.changed if os.path.basename(path) == HOOK)
     files = changes(
-        options, record, former, wanted, config=options.config, replaced=replaced,
+        options, record, previous, desired, config=options.config, replaced=replaced,
         mode=dict.fromkeys(hooks, 0o755),
     )  # fmt: skip
     need, why = _need(options, files)
@@ -290,7 +291,7 @@ def _change(
 
 def _need(options: Options, files: Sequence[FileChange]) -> tuple[Need, str]:
     if any(os.path.basename(c.path) == HOOK and c.action != "changed" for c in files):
-        return Need.RESTART, "dockerd looks for what --gpus needs when it starts: restart it"
+        return Need.RESTART, "dockerd looks for the --gpus hook only when it starts: restart it"
     config = next((change for change in files if change.path == options.config), None)
     if config is None:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
@@ -298,10 +299,10 @@ def _need(options: Options, files: Sequence[FileChange]) -> tuple[Need, str]:
         _parsed(options.config, None if content is None else content.decode())
         for content in (config.old, config.new)
     )
-    if _at(old, ("features", "cdi")) != _at(new, ("features", "cdi")):
+    if _value_at(old, ("features", "cdi")) != _value_at(new, ("features", "cdi")):
         return Need.RESTART, _CDI_AT_START
     if old == new:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
     if any(key in old and key not in new for key in ("runtimes", "default-runtime")):
-        return Need.RESTART, "a reload of dockerd keeps what is gone from its file: restart it"
+        return Need.RESTART, "a reload of dockerd keeps members that were removed: restart it"
     return Need.RELOAD, "dockerd has to reload its configuration (--restart signal)"

@@ -1,11 +1,10 @@
-"""What containerd makes of a configuration: ``containerd config dump``, before it is in place.
+"""Ask containerd what it reads from a configuration (``containerd config dump``) before writing it.
 
 Rules
-- containerd is the judge of its own configuration: what it refuses, or reads otherwise than was
-  meant, is never put in place.
-- It is asked about copies: every file of the configuration is written into a directory of ours,
-  with the imports leading to the copies. Nothing on the node has to change for that.
-- Two dumps are compared value by value. The list of imports is left out of it.
+- containerd judges its own configuration. What it refuses or misreads is never written.
+- It reads copies: we write every configuration file into a temporary directory and point the
+  imports at the copies. Nothing on the node changes for that.
+- Two dumps are compared value by value, except for the list of imports.
 
 Source: containerd-config(8), cmd/containerd/command/config.go.
 """
@@ -25,19 +24,19 @@ from integration.engines.programs import find_program, run, version_of
 from integration.engines.running import running_program
 from integration.engines.undo import View
 
-# The plugin that has the handlers, newest first.
+# The plugin that holds the handlers, newest first.
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
 CONTAINERD: Final = "containerd"
 IMAGES: Final = "io.containerd.cri.v1.images"
-"""The plugin that has containerd 2's settings of images."""
+"""The plugin that holds containerd 2's image settings."""
 
 
 class Containerd:
-    """The node's containerd, as far as it can be asked without running.
+    """The node's containerd program, which need not be running.
 
     Args:
-        program: its path or name; None for the one that runs, or else containerd on the path of
+        program: its path or name; None for the running one, or else containerd on the path of
             system services.
         socket: where one may run; "" for none.
 
@@ -47,8 +46,8 @@ class Containerd:
         release: (1, 7).
 
     Raises:
-        EngineNotInstalled: there is none, or it does not say which it is.
-        EngineElsewhere: another one runs, whose program is not found.
+        EngineNotInstalled: it is not installed, or does not report its version.
+        EngineElsewhere: another one runs, and its program was not found.
     """
 
     def __init__(self, program: str | None = None, socket: str = "") -> None:
@@ -60,23 +59,23 @@ class Containerd:
         self.release = int(major), int(minor)
 
     def __str__(self) -> str:
-        """Which it is, for people."""
+        """Return version and path, for messages."""
         return f"containerd {self.version} ({self.program})"
 
     @property
     def merges(self) -> bool:
-        """Whether it merges a plugin's table of an imported file into that of the root file.
+        """Whether it merges an imported file's plugin table into the root file's.
 
-        containerd 1.x replaces the table: all that the root file says of the plugin is lost.
+        containerd 1.x replaces the table: the root file's settings of the plugin are lost.
         """
         return self.release >= (2, 0)
 
     @cached_property
     def relative_patterns(self) -> bool:
-        """Whether a relative pattern of imports is meant from the directory of its file.
+        """Whether a relative import pattern starts at the directory of its file.
 
-        Else it is from containerd's own working directory. That changed within 1.6 and 1.7, and
-        distributions take over what they like; so it is tried.
+        Otherwise it starts at containerd's working directory. The behaviour changed within 1.6 and
+        1.7, and distributions backport fixes, so we try it.
         """
         if self.merges:
             return True
@@ -92,14 +91,14 @@ class Containerd:
             return "oom_score = 1\n" in done.stdout
 
     def dump(self, view: View, root: str) -> dict[str, Any]:
-        """What it would read.
+        """Return what containerd would read.
 
         Args:
             view: the node.
-            root: the root file; one that is not there means containerd's defaults.
+            root: the root file; if it is missing, containerd uses its defaults.
 
         Raises:
-            ConfigRefused: it would not start with that.
+            ConfigRefused: containerd would not start with this configuration.
         """
         files = load(view, root, relative_patterns=self.relative_patterns)
         with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
@@ -107,7 +106,7 @@ class Containerd:
             for file in files:
                 if file.text is None and file.path != root:
                     continue
-                # Without a file its format does not matter; version 2 is known to all.
+                # For a missing file any version will do; every release reads version 2.
                 text = "version = 2\n" if file.text is None else file.text
                 if (value := imports_value(text)) is not None:
                     named = [copies[name] for _, names in file.imports for name in names]
@@ -116,11 +115,11 @@ class Containerd:
                     copy.write(text)
             missing = [file.path for file in files[1:] if file.text is None]
             if missing:
-                # containerd 1.x says so, 2.x leaves out whatever comes after it.
+                # containerd 1.x reports this; 2.x silently skips all later imports.
                 raise ConfigRefused(
                     f"the configuration in {root}",
-                    found=f"it imports {missing[0]}, which is not there",
-                    do="take that import out, or write the file",
+                    found=f"it imports {missing[0]}, which does not exist",
+                    do="remove that import, or create the file",
                 )
             done = run([self.program, "--config", copies[root], "config", "dump"])
         if done.returncode == 0:
@@ -128,20 +127,20 @@ class Containerd:
                 return tomltext.parse(done.stdout)
             except tomllib.TOMLDecodeError as error:
                 raise ConfigRefused(
-                    f"the dump of {root} by {self.program}", found=f"no TOML: {error}"
+                    f"the dump of {root} by {self.program}", found=f"not valid TOML: {error}"
                 ) from error
         words = [line for line in done.stderr.splitlines() if line.strip()]
-        said = words[-1] if words else f"exit code {done.returncode}"
+        output = words[-1] if words else f"exit code {done.returncode}"
         for path, written in copies.items():
-            said = said.replace(written, path)
-        raise ConfigRefused(f"the configuration in {root}", found=f"{self.program} says: {said}")
+            output = output.replace(written, path)
+        raise ConfigRefused(f"the configuration in {root}", found=f"{self.program} says: {output}")
 
 
 def cri(dump: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of the plugin that serves a kubelet; empty if it is disabled.
+    """Return the table of the CRI plugin; empty if the plugin is disabled.
 
     Args:
-        dump: as :meth:`Containerd.dump` gives it.
+        dump: the result of :meth:`Containerd.dump`.
     """
     plugins = dump.get("plugins", {})
     for name in CRI:
@@ -152,18 +151,18 @@ def cri(dump: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def handlers(dump: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The runtime handlers, by their names."""
+    """Return the runtime handlers by name."""
     found = cri(dump).get("containerd", {}).get("runtimes")
     return found if isinstance(found, dict) else {}
 
 
 def differences(before: Any, after: Any, *path: str) -> Iterator[tuple[str, ...]]:
-    """The paths at which two dumps differ, as deep as they can be told.
+    """Yield the paths at which two dumps differ, as deep as possible.
 
     Args:
-        before: a value of the one.
-        after: that of the other.
-        path: where they are.
+        before: a value of the first dump.
+        after: the value at the same path of the second.
+        path: where both are.
     """
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
@@ -178,7 +177,7 @@ def differences(before: Any, after: Any, *path: str) -> Iterator[tuple[str, ...]
 
 
 def pruned(value: Any) -> Any:
-    """A value without what is empty in it: to containerd that is the same."""
+    """Return a value without its empty parts; containerd makes no difference between the two."""
     if not isinstance(value, dict):
         return value
     items = ((key, pruned(each)) for key, each in value.items())

@@ -1,14 +1,14 @@
-"""Files that are exchanged: what is to become of each, and doing it so that a crash harms none.
+"""Replace files so that a crash at any point leaves a valid configuration.
 
 Rules
-- A :class:`Change` is a value: what was read, and what is to be there instead. To show it is to
-  print it, and to do it is :func:`apply`.
-- Each file is replaced whole, by a name that changes its file in one step. Between two files
-  everything is valid too: what others refer to is written before the reference, and removed after.
-- A link is written through: what it points to is replaced, and the link stays.
+- A :class:`Change` is a value: the contents read, and the contents to write. Print it to show it;
+  :func:`apply` writes it.
+- Each file is replaced as a whole with a rename. The state between two files is valid too: a file
+  is written before any reference to it, and removed after.
+- A symbolic link stays; the file that it points to is replaced.
 - Owner, mode and extended attributes (SELinux) of a file stay as they were.
-- Who changes files holds a lock on the directory of the first of them; and what was read for the
-  plan must still be there when it is done.
+- The writer holds a lock on the directory of the first file. The contents read for the plan must
+  still be there when it writes.
 
 Source: rename(2), flock(2), fsync(2).
 """
@@ -38,7 +38,7 @@ _MODE: Final = 0o644
 
 
 class Need(StrEnum):
-    """What an engine needs before it knows of a change."""
+    """What an engine needs to pick up a change."""
 
     NOTHING = "nothing"
     RELOAD = "reload"
@@ -47,23 +47,21 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """What becomes of a file."""
+    """The change of one file."""
 
-    path: str  # as the person named it; it may be a link
-    old: bytes | None  # its content; None if there is none
-    new: bytes | None  # what is to be there instead; None for nothing
-    mode: int = _MODE  # of a file that is made; if only root may read it, no difference is shown
-    # that are made for the file, or removed with it if they are empty then; each before those below
-    # it
+    path: str  # as the user named it; it may be a link
+    old: bytes | None  # the content now; None if there is no file
+    new: bytes | None  # the content afterwards; None removes the file
+    mode: int = _MODE  # of a new file; if only root may read it, no diff is shown
+    # directories created for the file, or removed with it if they are empty then; parents first
     directories: tuple[str, ...] = ()
-    # where it is written before it is renamed, if that is on the same file system; None for the
-    # directory that it is in. For one that is in a directory of which an engine may read every
-    # file.
+    # the directory for the temporary file, if it is on the same file system; None for the file's
+    # own. Used where an engine may read every file of the directory.
     staging: str | None = None
 
     @property
     def action(self) -> str:
-        """What happens to it, in one word."""
+        """Return what happens to it, in one word."""
         if self.old is None:
             return "created"
         return "removed" if self.new is None else "changed"
@@ -79,15 +77,15 @@ class FileChange:
         mode: int | None = None,
         staging: str | None = None,
     ) -> FileChange | None:
-        """What makes a file that which it is to be; None if it is so already.
+        """Return the change from old to new content; None if they are equal.
 
         Args:
-            path: of the file.
-            old: what is in it; None for no file.
-            new: what is to be in it; likewise.
-            made: the directories that were made for it, if it goes.
+            path: the file.
+            old: its content; None for no file.
+            new: the desired content; None for no file.
+            made: the directories that were created for it, for a removal.
             mode: see the class.
-            staging: likewise.
+            staging: see the class.
         """
         if old == new:
             return None
@@ -97,7 +95,7 @@ class FileChange:
         return cls(path, before, after, _MODE if mode is None else mode, directories, staging)
 
     def diff(self) -> str:
-        """The change as ``diff -u`` shows it."""
+        """Return the change as ``diff -u`` shows it."""
         if not self.mode & 0o044:
             return ""
         old, new = (_lines(content) for content in (self.old, self.new))
@@ -107,32 +105,32 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be done to an engine's configuration."""
+    """A change of an engine's configuration."""
 
-    engine: str  # whose
-    # what becomes of each file that changes, in the order in which it is done
+    engine: str  # the engine's name
+    # the changed files, in the order in which they are written
     files: tuple[FileChange, ...]
-    need: Need  # what the engine needs to know of it
-    why: str  # that in a sentence
-    lock: str  # a path in whose directory the lock is
-    notes: tuple[str, ...] = ()  # what a person should know besides
-    # what a running engine has to say of itself once it knows of all this, as
-    # integration.cri.engine.Engine.lacks compares it; empty if that is not known
+    need: Need  # what the engine needs to pick it up
+    why: str  # the reason, as a sentence
+    lock: str  # a path; the lock is on its directory
+    notes: tuple[str, ...] = ()  # further facts for the user
+    # what a running engine reports once the change is in effect, in the form that
+    # integration.cri.engine.Engine.lacks compares; empty if unknown
     in_force: Mapping[str, Any] = field(default_factory=dict)
 
     def diff(self) -> str:
-        """All of it as ``diff -u`` shows it; empty if nothing changes."""
+        """Return all changes as ``diff -u`` shows them; empty if nothing changes."""
         return "".join(file.diff() for file in self.files)
 
 
 def read(path: str) -> bytes | None:
-    """A file's content.
+    """Return a file's content.
 
     Args:
-        path: of it; a link is followed.
+        path: the file; a link is followed.
 
     Returns:
-        None if there is none.
+        None if there is no file.
 
     Raises:
         ConfigUnreadable: it cannot be read.
@@ -150,25 +148,25 @@ def read(path: str) -> bytes | None:
 
 
 def read_text(path: str, content: bytes) -> str:
-    """Content as text.
+    """Return content as text.
 
     Args:
-        path: whose.
+        path: the file it came from.
         content: bytes.
 
     Raises:
-        ConfigUnreadable: it is no UTF-8.
+        ConfigUnreadable: it is not UTF-8.
     """
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ConfigUnreadable(
-            f"to read {path}", found=f"it is no text in UTF-8 (byte {error.start})"
+            f"to read {path}", found=f"it is not UTF-8 text (byte {error.start})"
         ) from error
 
 
 def missing_directories(path: str) -> tuple[str, ...]:
-    """The directories above a path that do not exist, each before those below it."""
+    """Return the directories above a path that do not exist, parents first."""
     missing: list[str] = []
     directory = os.path.dirname(os.path.realpath(path))
     while directory and not os.path.isdir(directory) and directory != os.path.dirname(directory):
@@ -178,16 +176,16 @@ def missing_directories(path: str) -> tuple[str, ...]:
 
 
 def apply(change: Change) -> None:
-    """Do what a plan says.
+    """Write the files of a change.
 
     Args:
-        change: the plan. Nothing happens if it changes nothing.
+        change: the plan. An empty one does nothing.
 
     Raises:
-        ConfigLocked: another one is at work.
-        ChangedMeanwhile: a file is not as the plan found it. Nothing was done.
-        WriteFailed: a file could not be written. Those before it in the plan are written, those
-            after it are not.
+        ConfigLocked: another process is applying a change.
+        ChangedMeanwhile: a file differs from what the plan read. Nothing was written.
+        WriteFailed: a file could not be written. The files before it in the plan were written,
+            those after it were not.
     """
     if not change.files:
         return
@@ -212,16 +210,16 @@ def apply(change: Change) -> None:
 
 _REMEDIES: Final = {
     errno.EACCES: "run this as root",
-    errno.EPERM: "run this as root, and see whether the file is immutable (lsattr)",
-    errno.EROFS: "choose a place that can be written, or make this one writable",
-    errno.EBUSY: "it is mounted by itself: mount its directory instead",
+    errno.EPERM: "run this as root, and check whether the file is immutable (lsattr)",
+    errno.EROFS: "choose a writable path, or make this file system writable",
+    errno.EBUSY: "the file is a mount point of its own: mount its directory instead",
     errno.ENOSPC: "make room on the file system",
 }
 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold the lock: on the nearest directory above the path, so that nothing is left of it."""
+    """Hold the lock, on the nearest existing directory, so that no lock file remains."""
     directory = os.path.dirname(os.path.realpath(path))
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
@@ -239,7 +237,7 @@ def _locked(path: str) -> Iterator[None]:
         os.close(descriptor)
         raise ConfigLocked(
             f"the lock on {directory}", found="another nvshim configure holds it",
-            do="wait until it has ended",
+            do="wait until it has finished",
         ) from error  # fmt: skip
     try:
         yield
@@ -248,14 +246,14 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _replace(change: FileChange) -> None:
-    # Only who holds the lock writes these files: what lies there was left by one that was killed.
+    # The lock's holder is the only writer, so temporary files here are left from a killed run.
     sweep(change.path, staging=change.staging)
     if change.new is not None:
         replace_file(change.path, change.new, mode=change.mode, staging=change.staging)
         return
     remove_file(change.path)
     for directory in reversed(change.directories):
-        # Somebody else's files, or a mount: it is not only ours any more.
+        # Not empty, or a mount: then the directory is not only ours.
         with contextlib.suppress(OSError):
             os.rmdir(directory)
 

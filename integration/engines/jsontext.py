@@ -1,9 +1,10 @@
-"""A JSON file as the text that a person wrote: edits of members that leave all else as it is.
+"""Edit members of a JSON file as text, and leave everything else as it is.
 
 Rules
-- Nothing but the member changes: order, indentation and blank lines stay, byte for byte.
-- A new member looks as its neighbours do: on a line of its own if they are, as deep as they are.
-- What is read has been parsed by :mod:`json` before, and its outermost value is an object.
+- Only the member changes: order, indentation and blank lines stay, byte for byte.
+- A new member is formatted like its neighbours: on its own line if theirs are, with their
+  indentation.
+- The caller has parsed the text with :mod:`json` before; its outermost value is an object.
 
 Source: RFC 8259.
 """
@@ -17,7 +18,7 @@ from json.decoder import JSONDecodeError
 from typing import Any, Final
 
 MARK: Final = "\ufeff"
-"""What some editors put before UTF-8, and dockerd takes."""
+"""The byte order mark of some editors, which dockerd accepts."""
 
 _SPACE: Final = f" \t\r\n{MARK}"
 _INDENTATION: Final = "    "
@@ -26,7 +27,7 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A member of an object: where its name begins, and where its value begins and ends."""
+    """A member of an object: the offsets of its name, and of its value's start and end."""
 
     name: str
     start: int
@@ -36,22 +37,22 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """An object: where its braces are, and its members."""
+    """An object: the offsets of its braces, and its members."""
 
     begin: int
     end: int
     members: tuple[_Member, ...]
 
     def member(self, name: str) -> _Member | None:
-        """The member of that name that counts: the last."""
+        """Return the last member of that name; parsers use the last one."""
         return next((m for m in reversed(self.members) if m.name == name), None)
 
 
 def set_member(text: str, path: Sequence[str], value: Any) -> str:
-    """Give a member a value; what is missing of its path is made.
+    """Set a member's value; missing objects on the path are created.
 
     Raises:
-        ValueError: something on the path is no object.
+        ValueError: something on the path is not an object.
     """
     at = _skip(text, 0)
     for depth, name in enumerate(path):
@@ -71,7 +72,7 @@ def set_member(text: str, path: Sequence[str], value: Any) -> str:
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Take a member out. Nothing if it is not there."""
+    """Remove a member; do nothing if it is missing."""
     at = _skip(text, 0)
     for name in path[:-1]:
         member = _object(text, at).member(name)
@@ -95,7 +96,7 @@ def _inserted(text: str, there: _Object, name: str, value: Any) -> str:
     if there.members:
         last = there.members[-1]
         if "\n" not in text[there.begin : last.start]:
-            # Compact, as the others are.
+            # Compact, like the others.
             new = f", {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
             return text[: last.end] + new + text[last.end :]
         indentation = _indentation(text, last.start)
@@ -115,13 +116,13 @@ def _written(value: Any, indentation: str, unit: str, ending: str) -> str:
 
 def _object(text: str, at: int) -> _Object:
     if text[at] != "{":
-        raise ValueError("no object")
+        raise ValueError("not an object")
     members = []
     begin, at = at, _skip(text, at + 1)
     while text[at] != "}":
         start = at
         name, at = _decode(text, at)
-        value = _skip(text, _skip(text, at) + 1)  # behind the colon
+        value = _skip(text, _skip(text, at) + 1)  # after the colon
         _, end = _decode(text, value)
         members.append(_Member(name, start, value, end))
         at = _skip(text, end)
@@ -133,19 +134,19 @@ def _object(text: str, at: int) -> _Object:
 def _decode(text: str, at: int) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, at)
-    except JSONDecodeError as error:  # it has been parsed before
+    except JSONDecodeError as error:  # the caller has parsed it, so this is a bug
         raise ValueError(str(error)) from error
 
 
 def _unit(text: str) -> str:
-    """By how much the members of the outermost object are indented."""
+    """Return the indentation of the outermost object's members."""
     members = _object(text, _skip(text, 0)).members
     found = _indentation(text, members[0].start) if members else ""
     return found if found and "\n" in text[: members[0].start] else _INDENTATION
 
 
 def _indentation(text: str, at: int) -> str:
-    """Of the line that this place is in."""
+    """Return the indentation of the line at an offset."""
     begin = text.rfind("\n", 0, at) + 1
     line = text[begin:]
     return line[: len(line) - len(line.lstrip(" \t"))]

@@ -1,4 +1,4 @@
-"""What is wanted of containerd, and the names that all who look for it have to agree on.
+"""Options of containerd's configuration, and the names that several modules share.
 
 Source: containerd docs/PLUGINS.md, docs/containerd-2.0.md.
 """
@@ -22,40 +22,40 @@ PLUGINS: Final = {
     3: "io.containerd.cri.v1.runtime",
     4: "io.containerd.cri.v1.runtime",
 }
-"""The plugin that has the handlers, by the version of a file."""
+"""The plugin that holds the handlers, by the version of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted."""
+    """The desired configuration of containerd."""
 
     engine = ENGINE
     named_by = ("--config", "config", DEFAULT_CONFIG)
 
     config: str = DEFAULT_CONFIG  # the root file
-    # where the drop-in is to be; None for the place that the root file imports
+    # the drop-in's path; None for a directory that the root file imports
     drop_in: str | None = None
-    # the handler's type, ours or runc's; if it was never said, ours
+    # the handler's type, ours or runc's; None keeps the earlier choice, by default ours
     runtime_type: str | None = None
-    # whether systemd makes the cgroups; None for what the node's pods have now
+    # whether systemd creates the cgroups; None follows the node's other handlers
     systemd_cgroup: bool | None = None
     enable_cdi: bool | None = None  # whether containerd applies CDI specs itself
-    # patterns of the annotations that containerd hands on
+    # patterns of the annotations that containerd passes to the shim: of containers,
     container_annotations: tuple[str, ...] = ("cdi.k8s.io/*",)
-    # likewise, of the pod; if it was never said, none
+    # and of pods; None keeps the earlier choice, by default none
     pod_annotations: tuple[str, ...] | None = None
-    # the directory of the file that containerd 1.6 needs for options
+    # the directory for the options file that containerd 1.6 needs
     handler_options: str = "/etc/containerd-shim-nvidia/handlers"
-    socket: str = ""  # where it listens, if it runs; "" if it is not to be asked which it is
+    socket: str = ""  # containerd's socket, to find the running program; "" does not look
 
 
 def default_drop_in(options: Options) -> str:
-    """Where the drop-in is if nothing says otherwise."""
+    """Return the default path of the drop-in."""
     return os.path.join(os.path.dirname(options.config), "conf.d", DROP_IN)
 
 
 def drop_in_place(options: Options, root: File) -> str | None:
-    """A place for the drop-in that the root file imports already; None if there is none."""
+    """Return a path for the drop-in that the root file already imports; None if there is none."""
     if options.drop_in is not None:
         return options.drop_in if covers(root, options.drop_in) else None
     if covers(root, default_drop_in(options)):
@@ -68,5 +68,5 @@ def drop_in_place(options: Options, root: File) -> str | None:
 
 
 def handlers_path(version: int) -> tuple[str, ...]:
-    """The path of the table of handlers in a file of a version."""
+    """Return the path of the handlers' table in a file of a version."""
     return ("plugins", PLUGINS[version], "containerd", "runtimes")

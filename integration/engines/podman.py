@@ -1,4 +1,4 @@
-"""Whether this node has a Podman that refuses CDI specs with groups.
+"""Detect a Podman on this node that refuses CDI specs with groups.
 
 Podman before 5.1 knows the CDI specification up to version 0.6.0. It refuses a file with
 ``additionalGids``, which came with 0.7.0, and with it every device of the file.
@@ -23,21 +23,21 @@ _VERSION: Final = re.compile(r"\bversion ((\d+)\.(\d+)\S*)")
 
 
 def too_old() -> str:
-    """Return the version of a Podman of this node that refuses groups; "" if there is none."""
+    """Return the version of a Podman on this node that refuses groups; "" if there is none."""
     for program in programs_named(_PODMAN):
         try:
-            said = run([program, "--version"], timeout=_TIMEOUT).stdout
+            output = run([program, "--version"], timeout=_TIMEOUT).stdout
         except EngineNotInstalled:
-            continue  # one that does not run reads no spec either
-        found = _VERSION.search(said)
+            continue  # a Podman that does not run reads no specs
+        found = _VERSION.search(output)
         if found is not None and (int(found[2]), int(found[3])) < _KNOWS_GROUPS:
             return found[1]
     return ""
 
 
 def note_on(version: str) -> str:
-    """Say why a spec has no groups."""
+    """Return the note that explains why a spec has no groups."""
     return (
-        f"the spec has no groups, since Podman {version} of this node reads no spec that has; "
-        "a process that is not root may lack those of DRM nodes"
+        f"the spec has no groups, because Podman {version} on this node rejects specs with groups; "
+        "a non-root process may lack the groups of DRM nodes"
     )

@@ -1,8 +1,8 @@
-"""A node without us: what its files would be had we never been there.
+"""The configuration as it would be if nvshim had never changed it.
 
-See :mod:`integration.engines.undo` for the rules that all engines share. Of containerd there is one
-more: it does not start without a file that is imported by its name. So such an import goes with the
-file, however somebody has written it since.
+See :mod:`integration.engines.undo` for the rules that all engines share. containerd adds one: it
+does not start if a file imported by name is missing. So that import is removed together with the
+file, even if someone has reformatted it since.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from integration.engines.undo import Record, View, Written
 from integration.handlers import calls_our_shim
 
 
-def without_us(options: Options, record: Record) -> View:
-    """The node as it would be had we never been there.
+def without_nvshim(options: Options, record: Record) -> View:
+    """Return the node as it would be if nvshim had never changed it.
 
     Raises:
-        ChangedByHand: something of ours is not as we wrote it.
+        ChangedByHand: our part was edited.
     """
 
     def undone(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
@@ -34,7 +34,7 @@ def without_us(options: Options, record: Record) -> View:
         return None if found is None else _with_version(found, text)
 
     view = undo.without(record, force=options.force, undo=undone)
-    gone = [path for path, text in view.exchanged.items() if text is None]
+    gone = [path for path, text in view.changed.items() if text is None]
     text = view.text(options.config)
     if not gone or text is None:
         return view
@@ -44,25 +44,25 @@ def without_us(options: Options, record: Record) -> View:
 
 
 def _with_version(text: str, now: str) -> str:
-    """A text with the version that it has now, if somebody has come to rely on it.
+    """Return a text with its current version, if someone has come to rely on it.
 
-    A file without one has got it from us; since then, tables of plugins were written in it.
+    We added the version to a file without one; since then someone added plugin tables.
     """
     try:
         table, version = tomltext.parse(text), tomltext.parse(now).get("version")
     except tomllib.TOMLDecodeError:
-        return text  # of none that containerd reads
+        return text  # containerd does not read it either
     if table.get("version") or not version or is_of_any_version(table):
         return text
     return tomltext.insert_line(text, 0, f"version = {version}")
 
 
 def _tables_of_ours(text: str, name: str) -> list[tuple[str, ...]]:
-    """The tables of the handler, if it is one of ours."""
+    """Return the paths of the handler's tables, if it is ours."""
     try:
         document = tomltext.parse(text)
     except tomllib.TOMLDecodeError:
-        return []  # none that containerd reads
+        return []  # containerd does not read it either
     found = []
     for path in {handlers_path(version) for version in PLUGINS}:
         at: Any = document
@@ -74,13 +74,13 @@ def _tables_of_ours(text: str, name: str) -> list[tuple[str, ...]]:
 
 
 def _without_imports(text: str, root: str, paths: list[str], *, had_any: bool) -> str:
-    """A file without what imports files by their names.
+    """Return a file's text without imports of these files by name.
 
     Args:
-        text: the file's.
-        root: its path.
-        paths: what is not to be imported.
-        had_any: whether the file had imports without us.
+        text: the file's text.
+        root: the file's path.
+        paths: the files that are going away.
+        had_any: whether the file had imports before us.
     """
     value = imports_value(text)
     if value is None:

@@ -1,8 +1,8 @@
-"""The programs of engines, which are asked what they would make of a configuration.
+"""Run the engines' programs, which check a configuration for us.
 
 Rules
-- They are looked for where a system service finds them, not where a person does.
-- They run to their end, within a time, with a fixed environment.
+- They are searched on the path of system services, not on the user's.
+- They run with a fixed environment and a time limit.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from integration.engines.errors import EngineNotInstalled
 from integration.timeouts import PATIENCE
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where a system service finds programs."""
+"""The path on which system services find programs."""
 
 _TIMEOUT: Final = 30 * PATIENCE
 
 
 def find_program(program: str, option: str) -> str:
-    """Where a program of an engine is.
+    """Return the path of an engine's program.
 
     Raises:
-        EngineNotInstalled: it is not there.
+        EngineNotInstalled: it was not found.
     """
     found = shutil.which(program, path=PATH)
     if found is None:
@@ -39,34 +39,34 @@ def find_program(program: str, option: str) -> str:
 
 
 def programs_named(name: str) -> list[str]:
-    """All programs of a name that a system service could find, the first found first."""
+    """Return all programs of a name on the path of system services, in its order."""
     found = (shutil.which(name, path=directory) for directory in PATH.split(":"))
     return list(dict.fromkeys(filter(None, found)))
 
 
 def version_of(program: str) -> str:
-    """The version that a containerd says it is of ("1.7.24~ds1").
+    """Return the version that a containerd reports ("1.7.24~ds1").
 
     Raises:
-        EngineNotInstalled: it says none.
+        EngineNotInstalled: it reports none.
     """
-    said = run([program, "--version"]).stdout
+    output = run([program, "--version"]).stdout
     # containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b71…
-    found = re.search(r" (v?\d+\.\d+\.\S+)", said)
+    found = re.search(r" (v?\d+\.\d+\.\S+)", output)
     if found is None:
-        raise EngineNotInstalled(f"the version of {program}", found=said.strip() or "no answer")
+        raise EngineNotInstalled(f"the version of {program}", found=output.strip() or "no answer")
     return found[1]
 
 
 def run(argv: list[str], *, timeout: float = _TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """Run an engine's program to its end, with a fixed environment.
+    """Run an engine's program until it exits, with a fixed environment.
 
     Args:
         argv: its command line.
-        timeout: seconds that it may take.
+        timeout: in seconds.
 
     Raises:
-        EngineNotInstalled: it cannot be run, or does not end.
+        EngineNotInstalled: it cannot be run, or does not exit in time.
     """
     try:
         return subprocess.run(
@@ -74,6 +74,6 @@ def run(argv: list[str], *, timeout: float = _TIMEOUT) -> subprocess.CompletedPr
             stdin=subprocess.DEVNULL, timeout=timeout, env={"PATH": PATH, "LANG": "C.UTF-8"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise EngineNotInstalled(" ".join(argv), found=f"no end within {timeout:g} s") from error
+        raise EngineNotInstalled(" ".join(argv), found=f"no exit within {timeout:g} s") from error
     except OSError as error:
         raise EngineNotInstalled(" ".join(argv), found=error.strerror or str(error)) from error

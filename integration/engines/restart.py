@@ -1,15 +1,15 @@
-"""Telling an engine of its new configuration, if a person asked for that.
+"""Restart or reload an engine after its configuration changed, if the user asked for that.
 
 Rules
-- Nothing that was not asked for, and nothing if the engine needs it not.
-- **Docker** reloads on SIGHUP, if a reload is enough. Its socket may be systemd's, so it is asked
-  by a request who it is: who answers is dockerd. That it has reloaded it says as an event: what is
-  run before still goes by the old configuration.
-- **containerd** has no reload: SIGHUP ends it. To send one is a restart only if somebody starts it
-  again, and systemd counts an end by SIGHUP as a clean one: it starts again what has
-  ``Restart=always`` and nothing else. So that is looked at first.
-- **CRI-O** is restarted by systemd only.
-- An engine that was told is waited for, until it answers on its socket again.
+- Do only what was requested, and nothing if the engine does not need it.
+- **Docker** reloads on SIGHUP, where a reload is enough. systemd may own its socket, so we send a
+  request: the process that answers is dockerd. dockerd announces the end of the reload as an event;
+  containers started before that still use the old configuration.
+- **containerd** cannot reload: SIGHUP stops it. That is a restart only if something starts it
+  again. For systemd an exit by SIGHUP is a clean one, so only a unit with ``Restart=always`` comes
+  back. We check that first.
+- **CRI-O** is restarted only through systemd.
+- After a restart we wait until the engine answers on its socket.
 
 Source: containerd cmd/containerd/command/main_unix.go (handledSignals); systemd.service(5)
 Restart=; unix(7) SO_PEERCRED, SO_PASSCRED; Docker Engine API, SystemEvents.
@@ -44,14 +44,14 @@ SOCKETS: Final = {
     "docker": "/run/docker.sock",
     "crio": "/run/crio/crio.sock",
 }
-"""Where each engine listens unless told otherwise."""
+"""The default socket of each engine."""
 
 UNITS: Final = {"containerd": "containerd", "docker": "docker", "crio": "crio"}
-"""By what name systemd knows each."""
+"""The systemd unit of each engine."""
 
 
 class Mode(StrEnum):
-    """How an engine is told."""
+    """How to make an engine read its configuration."""
 
     NONE = "none"
     SIGNAL = "signal"
@@ -61,65 +61,66 @@ class Mode(StrEnum):
 def restart(
     change: Change, mode: Mode, *, address: str, unit: str, systemctl: str = "systemctl"
 ) -> Mode:
-    """Tell an engine of a change that was done.
+    """Make an engine read a change that was applied.
 
     Returns:
-        What was done: ``Mode.NONE`` if nothing had to be.
+        What was done: ``Mode.NONE`` if nothing was necessary.
 
     Raises:
-        RestartRefused: it would not come back, or cannot be told so.
-        RestartFailed: it does not answer.
+        RestartRefused: the engine would not come back, or the mode is not possible for it.
+        RestartFailed: the engine does not answer.
     """
     if mode is Mode.NONE or change.need is Need.NOTHING:
         return Mode.NONE
     if mode is Mode.SYSTEMD:
-        _by_systemd(unit, systemctl)
-        _wait(address, change.engine, former=None)
+        _restart_by_systemd(unit, systemctl)
+        _wait(address, change.engine, previous=None)
         return mode
     if change.engine == "docker":
         if change.need is Need.RESTART:
             raise RestartRefused(
-                "Docker to be told by a signal", found=f"that is a reload, and {change.why}",
+                "to restart Docker with a signal",
+                found=f"the signal only reloads, and {change.why}",
                 do="use --restart systemd, or restart it yourself",
             )  # fmt: skip
         _reload_docker(address)
         return mode
     if change.engine != "containerd":
         raise RestartRefused(
-            f"{change.engine} to be told by a signal", found="it knows none for that",
+            f"to restart {change.engine} with a signal", found="it has no signal for that",
             do="use --restart systemd",
         )  # fmt: skip
-    pid = _listening(address, change.engine)
+    pid = _pid_listening(address, change.engine)
     _check_supervised(pid, systemctl)
     os.kill(pid, signal.SIGHUP)
-    _wait(address, change.engine, former=pid)
+    _wait(address, change.engine, previous=pid)
     return mode
 
 
 def _reload_docker(address: str) -> None:
-    """Have dockerd read its configuration, and wait until it has."""
-    # It begins to listen after it has answered; what it was told meanwhile is told by ``since``.
+    """Make dockerd read its configuration, and wait until it has."""
+    # dockerd subscribes only after it has answered; ``since`` also returns the events in between.
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     request = f"GET /events?since={seconds}.{nanoseconds:09d}&filters={_RELOADS} HTTP/1.0"
-    with _connected(address, "docker") as client:
-        said = b""
+    with _connect(address, "docker") as client:
+        output = b""
         deadline = time.monotonic() + _TIMEOUT
         try:
             client.sendall(f"{request}\r\nHost: docker\r\n\r\n".encode())
-            os.kill(_answering(address), signal.SIGHUP)
-            while b'"reload"' not in said:
+            os.kill(_pid_answering(address), signal.SIGHUP)
+            while b'"reload"' not in output:
                 client.settimeout(max(deadline - time.monotonic(), 0.001))
                 if not (more := client.recv(65536)):
-                    raise ConnectionAbortedError("it has closed the connection")
-                said += more
+                    raise ConnectionAbortedError("it closed the connection")
+                output += more
         except OSError as error:
             raise RestartFailed(
-                f"Docker on {address} to reload its configuration",
-                found=f"it does not say that it has ({error})", do="see dockerd's log",
+                f"to reload the configuration of Docker on {address}",
+                found=f"it does not report that it has reloaded ({error})", do="see dockerd's log",
             ) from error  # fmt: skip
 
 
-def _by_systemd(unit: str, systemctl: str) -> None:
+def _restart_by_systemd(unit: str, systemctl: str) -> None:
     try:
         done = run([find_program(systemctl, "PATH"), "restart", unit], timeout=_TIMEOUT)
     except EngineNotInstalled as error:
@@ -127,20 +128,20 @@ def _by_systemd(unit: str, systemctl: str) -> None:
             f"a restart of {unit} by systemd", found=error.found, do="restart it yourself"
         ) from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
+        output = (done.stderr or done.stdout).strip()
         raise RestartFailed(
-            f"a restart of {unit} by systemd", found=said or f"exit code {done.returncode}",
+            f"a restart of {unit} by systemd", found=output or f"exit code {done.returncode}",
             do=f"see `systemctl status {unit}`",
         )  # fmt: skip
 
 
 def _check_supervised(pid: int, systemctl: str) -> None:
-    """See that containerd is started again after it has ended."""
-    asked = f"a restart of containerd ({pid}) by SIGHUP, which ends it"
+    """Check that systemd starts containerd again after it exits."""
+    asked = f"to restart containerd ({pid}) by SIGHUP, which stops it"
     do = "use --restart systemd, or restart it yourself"
     unit = _unit_of(pid)
     if unit is None:
-        raise RestartRefused(asked, found="no service of systemd: nobody starts it again", do=do)
+        raise RestartRefused(asked, found="no systemd service: nothing would start it again", do=do)
     try:
         shown = run([find_program(systemctl, "PATH"), "show", "--property=Restart,MainPID", unit])
     except EngineNotInstalled as error:
@@ -156,20 +157,20 @@ def _check_supervised(pid: int, systemctl: str) -> None:
 
 
 def _unit_of(pid: int) -> str | None:
-    """The service of systemd that a process is in."""
+    """Return the systemd service of a process."""
     found = re.search(r"/([^/\n]+\.service)$", Procfs().cgroup(pid), re.MULTILINE)
     return None if found is None else found[1]
 
 
-def _listening(address: str, engine: str) -> int:
-    """The process that listens on a socket."""
-    with _connected(address, engine) as client:
-        return _checked(peer_credentials(client).pid, address)
+def _pid_listening(address: str, engine: str) -> int:
+    """Return the process that listens on a socket."""
+    with _connect(address, engine) as client:
+        return _checked_pid(peer_credentials(client).pid, address)
 
 
-def _answering(address: str) -> int:
-    """The process that answers HTTP on a socket, whoever listens on it."""
-    with _connected(address, "docker") as client:
+def _pid_answering(address: str) -> int:
+    """Return the process that answers HTTP on a socket, which may not be the one that listens."""
+    with _connect(address, "docker") as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         client.settimeout(_TIMEOUT)
         try:
@@ -179,21 +180,21 @@ def _answering(address: str) -> int:
             raise RestartFailed(f"an answer on {address}", found=str(error)) from error
     for level, kind, data in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-            return _checked(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0], address)
-    raise RestartFailed(f"the process behind {address}", found="it does not say who it is")
+            return _checked_pid(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0], address)
+    raise RestartFailed(f"the process behind {address}", found="cannot be identified")
 
 
-def _checked(pid: int, address: str) -> int:
+def _checked_pid(pid: int, address: str) -> int:
     if pid <= 1:
         raise RestartRefused(
             f"the process behind {address}",
-            found="it is none of this PID namespace" if pid == 0 else "it is the init system",
+            found="is in another PID namespace" if pid == 0 else "is the init system",
             do="run this in the host's PID namespace, or use --restart systemd",
         )
     return pid
 
 
-def _connected(address: str, engine: str) -> socket.socket:
+def _connect(address: str, engine: str) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     try:
         client.settimeout(_TIMEOUT)
@@ -207,22 +208,22 @@ def _connected(address: str, engine: str) -> socket.socket:
     return client
 
 
-def _wait(address: str, engine: str, *, former: int | None) -> None:
-    """Until the engine answers.
+def _wait(address: str, engine: str, *, previous: int | None) -> None:
+    """Wait until the engine answers.
 
     Args:
         address: the path of its socket.
-        engine: which.
-        former: the process that was told to end, and is not meant; None if who told it has waited.
+        engine: its name.
+        previous: the process that was signalled and must go; None if the caller has waited for it.
     """
     deadline = time.monotonic() + _TIMEOUT
     while True:
-        found = f"process {former} is still there"
+        found = f"process {previous} is still running"
         try:
-            if former is None:
-                _connected(address, engine).close()
+            if previous is None:
+                _connect(address, engine).close()
                 return
-            if _listening(address, engine) != former:
+            if _pid_listening(address, engine) != previous:
                 return
         except (RestartFailed, RestartRefused) as error:
             found = error.found

@@ -1,8 +1,8 @@
-"""Which program the engine is that runs: a node may have several, and only one is told of us.
+"""Find the program of the running engine; a node may have several.
 
-A configuration is checked by the containerd that is going to read it. Where one runs, that is the
-one: its program is known by the process that listens on its socket, if that can be seen from here,
-and else by the version that it says it is of.
+The containerd that will read a configuration should check it. If one is running, we identify its
+program by the process that listens on the socket or, if that process is not visible, by the version
+that it reports.
 
 Source: unix(7) SO_PEERCRED; CRI v1 Version.
 """
@@ -22,13 +22,13 @@ _TIMEOUT: Final = 5.0
 
 
 def running_program(address: str, name: str) -> str | None:
-    """The program of the engine that listens on a socket.
+    """Return the program of the engine that listens on a socket.
 
     Returns:
-        Its path; None if nobody listens there, or who it is cannot be known.
+        Its path; None if nothing listens there, or the program cannot be determined.
 
     Raises:
-        EngineElsewhere: it is none that could be found.
+        EngineElsewhere: no program on this node has the engine's version.
     """
     try:
         with socket.socket(socket.AF_UNIX) as client:
@@ -39,7 +39,7 @@ def running_program(address: str, name: str) -> str | None:
         return None
     if program is not None:
         return program
-    version = _said_version(address)
+    version = _reported_version(address)
     if not version:
         return None
     others = {}
@@ -51,24 +51,24 @@ def running_program(address: str, name: str) -> str | None:
         if others[program] == version:
             return program
     raise EngineElsewhere(
-        f"the program of the {name} that listens on {address}",
-        found=f"it is of version {version}; "
+        f"to find the program of the {name} that listens on {address}",
+        found=f"it has version {version}; "
         + (", ".join(f"{path} is {each}" for path, each in others.items()) or "none is installed"),
-        do="name it with --containerd, or --socket if another engine is meant",
+        do="name it with --containerd, or pass the right engine's socket with --socket",
     )
 
 
 def _executed_by(pid: int, name: str) -> str | None:
-    """What a process executes, if that is a program of this name that could be started again."""
+    """Return a process's program, if it has this name and could be started again."""
     if pid <= 1:
         return None
     program = Procfs().program(pid).removesuffix(DELETED)
     return program if os.path.basename(program) == name and os.access(program, os.X_OK) else None
 
 
-def _said_version(address: str) -> str:
-    """The version that an engine says it is of; "" if it serves no kubelet."""
-    from api.proto import cri_pb2 as pb  # noqa: PLC0415 - gRPC, for who has to ask
+def _reported_version(address: str) -> str:
+    """Return the version that an engine reports; "" if it is not a CRI containerd."""
+    from api.proto import cri_pb2 as pb  # noqa: PLC0415 - gRPC, only where a query is needed
     from integration.cri.client import Cri  # noqa: PLC0415
     from integration.cri.errors import CriError  # noqa: PLC0415
 

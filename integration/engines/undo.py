@@ -1,20 +1,21 @@
-"""The way back: what each file was before an engine was configured, and what became of it.
+"""Record what each file contained before an engine was configured, and restore it.
 
-Every plan begins with the node without us, and to remove is to leave it at that. So the one is the
-inverse of the other, for every engine in the same way::
+Every plan starts from the node without our changes, and a removal stops there. So removal is the
+inverse of configuring, in the same way for every engine::
 
     record = read_record(path)
-    former = without(record, force=False)     # the node as it would be had we never been there
-    wanted = former.edited("/etc/…", text)    # with our parts
-    changes(options, record, former, wanted, …)  # the files, with the record of what they were
+    previous = without(record, force=False)     # the node as if nvshim had never changed it
+    desired = previous.edited("/etc/…", text)   # with our parts
+    changes(options, record, previous, desired, …)  # the files, and the new record
 
 Rules
-- The record is written before the files and goes after them. So whoever is killed between two files
-  leaves what the next run goes on from; of a configuration that replaces another, both are in it.
+- The record is written before the files and removed after them. If a run is killed between two
+  files, the next one continues from there. While one configuration replaces another, the record
+  contains both.
 - A file that is as we left it becomes what it was, byte for byte.
-- In a file that somebody has edited since, each edit of ours is taken back where its text still is.
-  What somebody has changed of ours is an error that says so, until it is forced.
-- Files may have passwords of registries in them: only root reads the record.
+- In a file that was edited since, each of our edits is undone where its text is still present. If
+  our part was edited, that is an error unless forced.
+- Files may contain registry passwords, so only root can read the record.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from integration.engines.runtime_options import RuntimeOptions
 from integration.json_documents import parse_json
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
-"""How each file begins that is ours."""
+"""The first line of each file of ours."""
 
 _MODE: Final = 0o600
 _WORD: Final = re.compile(r"\S*\s*\Z")
@@ -40,104 +41,104 @@ _WORD: Final = re.compile(r"\S*\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of a text, by which it can be found and taken back."""
+    """A change of a text that can be found and undone later."""
 
-    old: str  # what stood there
-    new: str  # what stands there; nowhere else in the text
-    stood: bool = False  # whether ``old`` is somebody's handler, whose place ours has taken
+    old: str  # the text before
+    new: str  # the text after; unique in the file
+    stood: bool = False  # whether ``old`` is an existing handler that ours replaces
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A node's files, some of them as they would be."""
+    """A node's files, some of them with planned contents."""
 
-    # text by path; None for a file that is taken away
-    exchanged: Mapping[str, str | None] = field(default_factory=dict)
-    # that were made of files of others, in their order
+    # planned text by path; None for a file that is removed
+    changed: Mapping[str, str | None] = field(default_factory=dict)
+    # edits of files that are not ours, in order
     edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
-    # what was read of the disk, once, so that a plan is about one state of it
-    seen: dict[str, str | None] = field(default_factory=dict)
+    # contents read from disk, once, so that a plan sees one state
+    cache: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
-        """What is in a file; None if there is none.
+        """Return a file's text; None if there is no file.
 
         Raises:
             ConfigUnreadable: it cannot be read.
         """
-        return self.exchanged[path] if path in self.exchanged else self.on_disk(path)
+        return self.changed[path] if path in self.changed else self.on_disk(path)
 
     def on_disk(self, path: str) -> str | None:
-        """What is in a file now, whatever is planned; likewise."""
-        if path not in self.seen:
+        """Return a file's text on disk, whatever is planned; None if there is no file."""
+        if path not in self.cache:
             content = read(path)
-            self.seen[path] = None if content is None else read_text(path, content)
-        return self.seen[path]
+            self.cache[path] = None if content is None else read_text(path, content)
+        return self.cache[path]
 
     def with_text(self, path: str, text: str | None) -> View:
-        """The same node with another text in a file, or without the file."""
-        return replace(self, exchanged={**self.exchanged, path: text})
+        """Return the same node with another text in a file; None removes the file."""
+        return replace(self, changed={**self.changed, path: text})
 
     def edited(self, path: str, text: str, *, stood: bool = False) -> View:
-        """The same node with an edit in a file of others, which can be taken back by itself."""
+        """Return the same node with an edit of a file that is not ours, which can be undone."""
         edit = _edit_of(self.text(path) or "", text, stood=stood)
         edits = {**self.edits, path: (*self.edits.get(path, ()), edit)}
-        return View({**self.exchanged, path: text}, edits, self.seen)
+        return View({**self.changed, path: text}, edits, self.cache)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a file."""
+    """What we did to a file."""
 
-    before: str | None  # what was in it; None if it was not there
-    after: str  # what we have written
-    edits: tuple[Edit, ...] = ()  # how the one became the other; none if all of the file is ours
+    before: str | None  # its text before; None if there was no file
+    after: str  # the text that we wrote
+    edits: tuple[Edit, ...] = ()  # from ``before`` to ``after``; none if the whole file is ours
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was done to an engine's configuration."""
+    """What we did to an engine's configuration."""
 
-    path: str  # of the record
-    name: str = ""  # the handler's
-    remedy: str = ""  # the command that takes all of it back
-    replaced: bool = False  # whether it has taken the place of somebody's
-    files: Mapping[str, Written] = field(default_factory=dict)  # what became of each
-    # likewise by the configuration before, which may not all be exchanged yet
+    path: str  # the record's own path
+    name: str = ""  # the handler's name
+    remedy: str = ""  # the command that undoes everything
+    replaced: bool = False  # whether ours replaces an existing handler
+    files: Mapping[str, Written] = field(default_factory=dict)  # by path
+    # the same for the previous configuration, some of whose files may still be in place
     earlier: Mapping[str, Written] = field(default_factory=dict)
-    # that were made for each file of ours
+    # the directories created for each file of ours
     directories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """As it is written down."""
+        """Return the record as the text of its file."""
         shown = {key: value for key, value in asdict(self).items() if key != "path"}
-        # In an order that does not depend on what was done before.
+        # Sorted, so that the order does not depend on earlier configurations.
         return json.dumps(shown, indent=1, sort_keys=True) + "\n"
 
-    def replaces(self, name: str, wanted: bool | None) -> bool:  # noqa: FBT001 - an option
-        """Whether a handler takes the place of somebody's.
+    def replaces(self, name: str, desired: bool | None) -> bool:  # noqa: FBT001 - an option
+        """Whether our handler replaces an existing one.
 
         Args:
-            name: the handler's.
-            wanted: whether it is to; None for what was said before.
+            name: the handler's name.
+            desired: the option; None keeps the earlier choice.
         """
-        return self.replaced and self.name == name if wanted is None else wanted
+        return self.replaced and self.name == name if desired is None else desired
 
     def versions(self, path: str) -> list[Written]:
-        """What became of a file, by the last configuration first."""
+        """Return what we did to a file, the latest configuration first."""
         return [files[path] for files in (self.files, self.earlier) if path in files]
 
 
 Undo: TypeAlias = "Callable[[str, Written, str, bool], str | None]"
-"""Takes our part out of a file that somebody has edited since: of its path, what became of it, its
-text, and whether what somebody has changed of ours is lost, it makes the text without us."""
+"""Removes our part from a file that was edited since. Arguments: its path, what we did to it, its
+text, and whether to discard edits of our part. Returns the text without our part."""
 
 
 def read_record(path: str) -> Record:
-    """A record; an empty one if there is none.
+    """Return a record; an empty one if there is none.
 
     Raises:
         ConfigUnreadable: it cannot be read.
-        RecordInvalid: it is none of ours.
+        RecordInvalid: it is not a record of ours.
     """
     content = read(path)
     if content is None:
@@ -160,8 +161,8 @@ def read_record(path: str) -> Record:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RecordInvalid(
             f"to read {path}",
-            found="it is not a record that this version of nvshim has written",
-            do="take the handler out of the engine's configuration by hand, and remove the record",
+            found="it is not a record that this version of nvshim wrote",
+            do="remove the handler from the engine's configuration by hand, then delete the record",
         ) from error
     return Record(path, name, remedy, replaced, files, earlier, directories)
 
@@ -172,16 +173,15 @@ def without(
     force: bool,
     undo: Undo | None = None,
 ) -> View:
-    """The node as it would be had we never been there.
+    """Return the node as it would be if nvshim had never changed it.
 
     Args:
-        record: what was done to it.
-        force: whether what somebody has changed of ours is lost.
-        undo: takes our part out of a file that somebody has edited since; by default
-            :func:`undo_edits`.
+        record: what we did to it.
+        force: whether to discard edits of our part.
+        undo: removes our part from a file that was edited since; by default :func:`undo_edits`.
 
     Raises:
-        ChangedByHand: something of ours is not as we wrote it.
+        ChangedByHand: our part was edited.
     """
     view = View()
     for path in {**record.earlier, **record.files}:
@@ -211,13 +211,12 @@ def _former(
 
 
 def undo_edits(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
-    """Take our edits back in a text that somebody else has edited.
+    """Undo our edits in a text that was edited since.
 
-    A value of ours that somebody has changed stays.
+    A value of ours that was edited stays.
 
     Raises:
-        ChangedByHand: all of the file is ours; or where somebody's handler stood cannot be told
-            any more.
+        ChangedByHand: the whole file is ours, or the place of the replaced handler is not found.
     """
     if not written.edits:
         if not force:
@@ -227,7 +226,7 @@ def undo_edits(path: str, written: Written, text: str, force: bool) -> str | Non
         if text.count(edit.new) == 1:
             text = text.replace(edit.new, edit.old)
             continue
-        # Its first and its last line may still be there.
+        # The edit's first and last line may still be there.
         first, last = _ends(edit.new)
         begin, end = text.find(first), text.rfind(last)
         if force and first != last and 0 <= begin < end:
@@ -238,10 +237,10 @@ def undo_edits(path: str, written: Written, text: str, force: bool) -> str | Non
 
 
 def changed_by_hand(path: str) -> ChangedByHand:
-    """The error of a file in which somebody has changed what is ours."""
+    """Return the error for a file whose part of ours was edited."""
     return ChangedByHand(
-        f"to write or remove what nvshim has put into {path}",
-        found="somebody has changed it since",
+        f"to write or remove nvshim's part of {path}",
+        found="it was edited since nvshim wrote it",
         do="compare it with what you want; --force overwrites or removes it",
     )
 
@@ -249,32 +248,32 @@ def changed_by_hand(path: str) -> ChangedByHand:
 def changes(
     options: RuntimeOptions,
     record: Record,
-    former: View,
-    wanted: View,
+    previous: View,
+    desired: View,
     *,
     config: str,
     replaced: bool = False,
     mode: Mapping[str, int] | None = None,
     staging: str | None = None,
 ) -> tuple[FileChange, ...]:
-    """What has to be done so that the node is as it is wanted, in the order in which it is done.
+    """Return the file changes that lead to the desired node, in the order to write them.
 
-    What is referred to is there before the reference, and goes after it.
+    A file is written before any reference to it, and removed after it.
 
     Args:
-        options: what is wanted.
-        record: of what was done before.
-        former: the node without us.
-        wanted: the node with our parts, or the former one.
-        config: the engine's own file, which refers to others.
-        replaced: whether the handler takes the place of somebody's.
-        mode: of files that are made, where it is another than 0644.
+        options: the desired configuration.
+        record: what we did before.
+        previous: the node without our changes.
+        desired: the node with our changes; ``previous`` for a removal.
+        config: the engine's own file, which refers to the others.
+        replaced: whether ours replaces an existing handler.
+        mode: modes of new files, where not 0644.
         staging: see :class:`FileChange`.
     """
     files = {
-        path: Written(former.text(path), after, wanted.edits.get(path, ()))
-        for path, after in wanted.exchanged.items()
-        if after is not None and after != former.text(path)
+        path: Written(previous.text(path), after, desired.edits.get(path, ()))
+        for path, after in desired.changed.items()
+        if after is not None and after != previous.text(path)
     }
     made = {path: _made_for(path, record) for path in (*files, record.path)}
     new = Record(
@@ -282,11 +281,11 @@ def changes(
         record.earlier if files == record.files else record.files,
         {path: directories for path, directories in made.items() if directories},
     )  # fmt: skip
-    texts = {**former.exchanged, **wanted.exchanged, record.path: new.to_text() if files else None}
+    texts = {**previous.changed, **desired.changed, record.path: new.to_text() if files else None}
     modes = {record.path: _MODE, **(mode or {})}
     planned = [
         FileChange.of(
-            path, former.on_disk(path), text, made=record.directories.get(path, ()),
+            path, previous.on_disk(path), text, made=record.directories.get(path, ()),
             mode=modes.get(path), staging=None if path == record.path else staging,
         )
         for path, text in texts.items()
@@ -303,7 +302,7 @@ def changes(
 
 
 def _made_for(path: str, record: Record) -> tuple[str, ...]:
-    """The directories that are made for a file, also when they were made before."""
+    """Return the directories created for a file, now or by an earlier configuration."""
     directory = os.path.dirname(os.path.realpath(path))
     made = {each for several in record.directories.values() for each in several}
     made = {each for each in made if f"{directory}/".startswith(f"{each}/")}
@@ -311,7 +310,7 @@ def _made_for(path: str, record: Record) -> tuple[str, ...]:
 
 
 def _edit_of(before: str, after: str, *, stood: bool) -> Edit:
-    """The smallest edit of a text whose result is nowhere else in it."""
+    """Return the smallest edit of a text whose result is unique in it."""
     start = _common(before, after)
     tail = _common(before[start:][::-1], after[start:][::-1])
     while after.count(after[start : len(after) - tail]) != 1 and (start or tail):
@@ -324,13 +323,13 @@ def _edit_of(before: str, after: str, *, stood: bool) -> Edit:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _ends(text: str) -> tuple[str, str]:
-    """The first line of a text with what is blank before it, and its last line."""
+    """Return a text's first line, with the blank lines before it, and its last line."""
     lines = text.splitlines(keepends=True)
     blank = next((n for n, line in enumerate(lines) if line.strip()), 0)
     return "".join(lines[: blank + 1]), lines[-1] if lines else ""

@@ -1,21 +1,27 @@
-"""What a node has and what runs on it, for people who look.
+"""Show what a node has and what runs on it.
 
-Nothing here changes anything, but :mod:`integration.inspection.settings`, which edits our own
-configuration file. What is looked at::
+Everything here only reads, except :mod:`integration.inspection.settings`, which edits our own
+configuration file::
 
-    shim_list.py    shims, fork servers and spares, with their containers
-    gpus.py         the node's GPUs, and which containers have them
-    node.py         the driver, where it was looked for, and what is known of it
-    explaining.py   why a container got what it got, or would get it
-    summary.py      that in ten lines
-    codes.py        what the code of an error, or of a finding, means
-    differences.py  two versions of a spec, side by side
-    settings.py     the configuration: where each value comes from, and changing one
+    shim_list.py      shims, fork servers and spares, with their containers
+    gpus.py           the node's GPUs, and the containers that hold them
+    node.py           the driver, where we looked for it, and how fresh the inventory is
+    explaining.py     why a container got its devices, or what it would get
+    summary.py        the same in ten lines
+    timeline.py       the same with every step
+    grant_summary.py  NVIDIA devices that a container got from someone other than the shim
+    differences.py    two versions of a spec side by side
+    settings.py       where each configuration value comes from, and how to change one
+    top.py            the frames of ``nvshim top``
+    usage_query.py    who uses which GPU now, without an agent
+    ledger_query.py   who holds which GPU now, without an agent
+
+Containers themselves are read by :mod:`integration.containers`.
 
 Rules
-- What an image, a pod or a process says of itself is data: names and annotations are shown
-  escaped, and no process is believed to be a shim because it says so.
-- Answers are plain values of JSON with every key always there; one that is not known is null.
-- Where containerd keeps its state, where procfs is and how the node is laid out comes from
-  options and the configuration, so that all of it works on a simulated node.
+- What an image, a pod or a process says about itself is untrusted data. Names and annotations are
+  printed escaped, and a process is not a shim because it says so.
+- Results are plain JSON values. Every key is always present; an unknown value is null.
+- containerd's state directory, procfs and the node's layout come from options and configuration, so
+  everything works on a simulated node.
 """

@@ -1,9 +1,10 @@
-"""What differs between two versions of an OCI spec, for people and for programs.
+"""Compare two versions of an OCI spec.
 
-Objects are compared key by key, lists entry by entry. Values are JSON's.
+Objects are compared key by key, lists entry by entry. Values are plain JSON.
 
-An image says how long a list is, and how often one entry is in it. So what two lists begin and end
-with alike is left out first, and what is then still long is compared without regard to order.
+An image controls how long a list is and how often an entry repeats. So we first strip what both
+lists have in common at the start and the end. If the rest is still long, we compare it without
+regard to order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ADDED: Final = "added"
 REMOVED: Final = "removed"
 CHANGED: Final = "changed"
 
-# SequenceMatcher can look at each pair of entries once for every entry that there is.
+# SequenceMatcher may compare every pair of entries once per entry.
 _MOST_PAIRS: Final = 100_000
 
 _SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
@@ -30,27 +31,27 @@ _SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs."""
+    """One difference."""
 
     path: str  # of the object's key or of the list, with dots ("process.env")
     kind: str  # ADDED, REMOVED or CHANGED
-    before: Any = None  # the value, or the list's entry; None if it was added
-    after: Any = None  # likewise; None if it was removed
+    before: Any = None  # the value or list entry; None if it was added
+    after: Any = None  # the value or list entry; None if it was removed
 
     def to_json(self) -> dict[str, Any]:
-        """As an answer has it."""
+        """Return plain values for output."""
         return asdict(self)
 
 
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
 ) -> list[Difference]:
-    """What differs between two objects.
+    """Return the differences between two objects.
 
     Args:
-        before: the one.
-        after: the other.
-        path: where they are.
+        before: the first object.
+        after: the second object.
+        path: the path of both.
 
     Returns:
         The differences, in the order of the keys.
@@ -62,34 +63,34 @@ def differences(
         if key in before and key in after:
             if type(old) is type(new) and old == new:
                 continue
-            found += _between(where, old, new)
+            found += _compare(where, old, new)
         elif key in after:
-            found += _whole(where, new, ADDED)
+            found += _flatten(where, new, ADDED)
         else:
-            found += _whole(where, old, REMOVED)
+            found += _flatten(where, old, REMOVED)
     return found
 
 
-def _between(path: str, old: Any, new: Any) -> list[Difference]:
+def _compare(path: str, old: Any, new: Any) -> list[Difference]:
     if isinstance(old, dict) and isinstance(new, dict):
         return differences(old, new, path)
     if isinstance(old, list) and isinstance(new, list):
-        return _between_lists(path, old, new)
+        return _compare_lists(path, old, new)
     return [Difference(path, CHANGED, old, new)]
 
 
-def _between_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Difference]:
+def _compare_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Difference]:
     a, b = ([json.dumps(entry, sort_keys=True) for entry in entries] for entries in (old, new))
-    start = _alike(zip(a, b, strict=False))
+    start = _common_length(zip(a, b, strict=False))
     a, b = a[start:], b[start:]
-    end = _alike(zip(reversed(a), reversed(b), strict=False))
+    end = _common_length(zip(reversed(a), reversed(b), strict=False))
     a, b = a[: len(a) - end], b[: len(b) - end]
     old, new = old[start : start + len(a)], new[start : start + len(b)]
     if len(a) * len(b) > _MOST_PAIRS:
         gone, come = Counter(a) - Counter(b), Counter(b) - Counter(a)
         return [
-            *(Difference(path, REMOVED, before=each) for each in _of_these(old, a, gone)),
-            *(Difference(path, ADDED, after=each) for each in _of_these(new, b, come)),
+            *(Difference(path, REMOVED, before=each) for each in _select(old, a, gone)),
+            *(Difference(path, ADDED, after=each) for each in _select(new, b, come)),
         ]
     found = []
     for tag, i, j, k, m in SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
@@ -99,27 +100,27 @@ def _between_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Di
     return found
 
 
-def _alike(pairs: Iterable[tuple[str, str]]) -> int:
-    """How many pairs are of one thing twice, before the first that is not."""
+def _common_length(pairs: Iterable[tuple[str, str]]) -> int:
+    """Return how many pairs at the start have two equal parts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _of_these(values: Sequence[Any], keys: Iterable[str], wanted: Counter[str]) -> Iterator[Any]:
-    """Values in order, each as often as its key is wanted; the last of those that are alike."""
+def _select(values: Sequence[Any], keys: Iterable[str], counts: Counter[str]) -> Iterator[Any]:
+    """Yield the last values of each key, in order, as many as ``counts`` says."""
     left = Counter(keys)
-    left.subtract(wanted)
+    left.subtract(counts)
     for value, key in zip(values, keys, strict=True):
         left[key] -= 1
         if left[key] < 0:
             yield value
 
 
-def _whole(path: str, value: Any, kind: str) -> list[Difference]:
-    """An object or list that is there in one only, by what is in it."""
+def _flatten(path: str, value: Any, kind: str) -> list[Difference]:
+    """Return a difference for each entry of an object or list that only one side has."""
     if isinstance(value, dict) and value:
         found = []
         for key, entry in value.items():
-            found += _whole(f"{path}.{key}", entry, kind)
+            found += _flatten(f"{path}.{key}", entry, kind)
         return found
     entries = value if isinstance(value, list) and value else [value]
     if kind == ADDED:
@@ -127,14 +128,14 @@ def _whole(path: str, value: Any, kind: str) -> list[Difference]:
     return [Difference(path, kind, before=entry) for entry in entries]
 
 
-def tell_differences(found: Iterable[Difference]) -> Iterator[str]:
-    """The differences as a person reads them.
+def render_differences(found: Iterable[Difference]) -> Iterator[str]:
+    """Yield the differences as lines for a terminal.
 
     Args:
-        found: in order; what has one path is told below it.
+        found: in order; differences of the same path are grouped.
 
     Yields:
-        Lines without their ends, with nothing in them that moves a cursor.
+        Lines without line ends, with control characters escaped.
     """
     last = None
     for each in found:

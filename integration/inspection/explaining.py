@@ -1,11 +1,11 @@
-"""Why a container got what it got; or what it would be given, before it is run.
+"""Explain why a container got its devices, or what a config.json would get.
 
-Of a running container the story is that of its record, and the difference is between the
-config.json that containerd wrote, which is kept beside the record, and the one that the low-level
-runtime got. One for which the shim was not asked has no record: what it has is told by its spec
-(:mod:`integration.inspection.grant_summary`). For a config.json nothing of it is run, mounted,
-written or made. The node is looked at as ``nvshim list`` does: NVML is asked if no inventory is
-kept that is still true. The image is looked at if it is mounted where the spec says.
+A running container is explained by its record. The difference is between the config.json that
+containerd wrote, which is kept next to the record, and the one that the low-level runtime got. A
+container that did not ask the shim has no record; its spec shows what it has
+(:mod:`integration.inspection.grant_summary`). For a config.json we run, mount and write nothing. We
+inspect the node like ``nvshim list``: NVML is queried if no fresh inventory is cached. The image is
+inspected if it is mounted where the spec says.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from integration.containers.bundles import Container, has_record
 from integration.containers.errors import ContainerAmbiguous, ContainerUnknown
 from integration.containers.exit_causes import End, end_of, newest_of_each
 from integration.containers.records import entries
-from integration.inspection.differences import Difference, differences, tell_differences
-from integration.inspection.grant_summary import Given, given_in, given_to
-from integration.inspection.timeline import tell
+from integration.inspection.differences import Difference, differences, render_differences
+from integration.inspection.grant_summary import GrantSummary, grants_of_container, grants_of_spec
+from integration.inspection.timeline import render
 from integration.json_documents import parse_json
 from integration.nvml.inventory import look_at_node
 
@@ -39,33 +39,33 @@ _WIDTH: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is to be said of a container."""
+    """The explanation of one container."""
 
     record: dict[str, Any]  # what was injected, or would be (hooks.record); empty for nothing
-    nothing: str  # why nothing is injected; "" if something is, or was denied
-    found: tuple[Difference, ...] | None  # what differs in the spec; None if that is not known
-    notes: tuple[str, ...] = ()  # what else a reader has to know
-    # the configuration that it goes by; None for a running container, which has had its own
+    nothing: str  # why nothing is injected; "" if something is, or if the request was denied
+    found: tuple[Difference, ...] | None  # the changes of the spec; None if unknown
+    notes: tuple[str, ...] = ()
+    # the configuration in use; None for a running container, whose configuration is not known
     config: Config | None = None
-    container: Container | None = None  # which runs; None for a config.json
-    # what it has of NVIDIA's devices by another than the shim; None for nothing
-    given: Given | None = None
-    # how it ended by a fault of a GPU, or the attempt before it; None if that is not known
+    container: Container | None = None  # the running container; None for a config.json
+    # NVIDIA devices that it got from someone other than the shim; None for nothing
+    grants: GrantSummary | None = None
+    # how a GPU fault ended it or the attempt before it; None if unknown
     end: End | None = None
-    hooks: tuple[str, ...] = ()  # of its spec, which the low-level runtime runs; in a few words
+    hooks: tuple[str, ...] = ()  # the hooks in its spec that the low-level runtime runs
 
     def to_json(self, *, diff: bool = True) -> dict[str, Any]:
-        """Plain values; the keys are an interface.
+        """Return plain values; the keys are a public interface.
 
         Args:
-            diff: whether with the differences; otherwise they are null.
+            diff: whether to include the differences; otherwise they are null.
         """
         shown = self.found if diff else None
         config = self.config
         return {
             "container": self.container.to_json() if self.container else None,
             "record": self.record or None,
-            "given": self.given.to_json() if self.given else None,
+            "given": self.grants.to_json() if self.grants else None,
             "end": self.end.to_json() if self.end else None,
             "hooks": list(self.hooks),
             "nothing": self.nothing or None,
@@ -76,73 +76,73 @@ class Explanation:
             else {"file": config.source or None, "notes": list(config.notes)},
         }
 
-    def tell(self, *, diff: bool = True, steps: bool = True) -> str:
-        """Lines for a terminal, each ended; no colours."""
+    def render(self, *, diff: bool = True, steps: bool = True) -> str:
+        """Return lines for a terminal, without colours."""
         lines: list[str] = []
         if self.container is not None:
             one = self.container
             what = f"{one.title} ({one.id} in {one.namespace})"
-            lines += _titled("container", [what, *([] if one.pid else ["it does not run"])])
+            lines += _titled("container", [what, *([] if one.pid else ["it is not running"])])
         if self.end is not None:
             lines += _titled("ended", [self.end.told, self.end.cause])
         lines += _titled("note", self.notes)
-        if self.given is not None:
-            lines += _titled("given", self.given.lines())
+        if self.grants is not None:
+            lines += _titled("has", self.grants.lines())
         if self.hooks:
             lines += _titled("hooks", [f"{hook}: the runtime runs it" for hook in self.hooks])
         if self.nothing:
-            lines += _titled("request", [f"{self.nothing}: the spec stays as it is"])
-        story = "".join(f"{line}\n" for line in lines) + (_story(self.record) if steps else "")
+            lines += _titled("request", [f"{self.nothing}: the spec is unchanged"])
+        text = "".join(f"{line}\n" for line in lines) + (_timeline(self.record) if steps else "")
         rest = []
         if steps and self.config is not None and not self.nothing:
             rest += _titled(
-                "config", [self.config.source or "no file; the defaults hold", *self.config.notes]
+                "config", [self.config.source or "no file; defaults apply", *self.config.notes]
             )
         if diff and self.found is not None and not self.nothing:
-            changes = list(tell_differences(self.found))
-            rest += _titled("spec", changes or ["it stays as it is"])
-        return story + "".join(f"{line}\n" for line in rest)
+            changes = list(render_differences(self.found))
+            rest += _titled("spec", changes or ["it is unchanged"])
+        return text + "".join(f"{line}\n" for line in rest)
 
 
-def _story(record: dict[str, Any]) -> str:
+def _timeline(record: dict[str, Any]) -> str:
     if not record:
         return ""
     try:
-        return tell(record)
+        return render(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MalformedSpec(
-            "the story of an injection",
-            found=f"a record of format {record.get('format')} that lacks something: {error!r}",
-            do="ask with -o json, or with the nvshim of the version that wrote it",
+            "to explain the container",
+            found=f"its record, of format {record.get('format')}, is incomplete: {error!r}",
+            do="use -o json, or the nvshim of the version that wrote the record",
         ) from error
 
 
 def find_container(name: str, containers: Iterable[Container]) -> Container:
-    """The container that somebody means.
+    """Return the container that a name refers to.
 
     Args:
-        name: an id, or the beginning of one; or ``POD``, ``POD/CONTAINER``, ``NAMESPACE/POD`` or
-            ``NAMESPACE/POD/CONTAINER`` of Kubernetes; or a name that nerdctl gave. Where a
-            container has no name, its id stands for it. An id or a name may have containerd's
-            namespace before it. Or the pid of the first process.
-        containers: those of the node.
+        name: an id, or the start of one; or ``POD``, ``POD/CONTAINER``, ``NAMESPACE/POD`` or
+            ``NAMESPACE/POD/CONTAINER`` of Kubernetes; or a name given by nerdctl. For a container
+            without a name use its id. containerd's namespace may precede an id or a name. Or the
+            pid of the container's init process.
+        containers: the node's containers.
 
     Raises:
-        ContainerUnknown: there is none.
-        ContainerAmbiguous: there are several.
+        ContainerUnknown: no container matches.
+        ContainerAmbiguous: several match.
     """
     known = list(containers)
     exact = [c for c in known if c.id == name]
     found = exact or [c for c in known if name in _names_of(c)]
-    found = found or [c for c in known if _begins(c, name)]
+    found = found or [c for c in known if _matches_prefix(c, name)]
     found = found or [c for c in known if c.pid and name == str(c.pid)]
     if len(found) > 1:
-        # A pod is asked for its containers, and not for what holds its namespaces.
+        # The name of a pod means its containers, not its sandbox.
         found = [c for c in found if not c.sandbox] or found
     if not found:
         raise ContainerUnknown(
             f"container {name}",
-            found=f"{_many(len(known))}, and none is called so",
+            found=f"does not exist ({_count_text(len(known))})",
             do="name one that `nvshim ps` lists by its id, or by its pod as POD/CONTAINER",
         )
     if len(found) > 1:
@@ -150,13 +150,13 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         raise ContainerAmbiguous(
             f"container {name}",
-            found=f"{', '.join(which)}{more}",
-            do="name one of them by more of its id",
+            found=f"is ambiguous; it can be {', '.join(which)}{more}",
+            do="give more of the id",
         )
     return found[0]
 
 
-def _many(count: int) -> str:
+def _count_text(count: int) -> str:
     return "1 container runs" if count == 1 else f"{count} containers run"
 
 
@@ -168,8 +168,8 @@ def _names_of(container: Container) -> set[str]:
     return {*pods, container.title, *(f"{each}/{name}" for each in pods for name in own)}
 
 
-def _begins(container: Container, name: str) -> bool:
-    """Whether a name ends in the beginning of a container's id, as lists print long ones."""
+def _matches_prefix(container: Container, name: str) -> bool:
+    """Whether a name ends with the start of a container's id, as lists print it."""
     above, _, ident = name.rpartition("/")
     places = {"", container.namespace}
     if container.pod is not None:
@@ -179,11 +179,11 @@ def _begins(container: Container, name: str) -> bool:
 
 
 def explain_end(name: str, ends: Iterable[End]) -> Explanation | None:
-    """How a container ended that is gone; None if nothing is remembered of any of that name.
+    """Return how a container that is gone ended; None if no end of that name is recorded.
 
     Args:
-        name: as for :func:`find_container`; of several attempts in a pod it means the last.
-        ends: that are remembered, the newest first.
+        name: as for :func:`find_container`; for several attempts in a pod, the last one.
+        ends: the recorded ends, newest first.
     """
     known = list(ends)
     exact = [end for end in known if end.container.id == name]
@@ -198,15 +198,15 @@ def explain_end(name: str, ends: Iterable[End]) -> Explanation | None:
 def explain_container(
     container: Container, config: Config, ends: Iterable[End] = ()
 ) -> Explanation:
-    """Why a running container got what it got, and how it or the attempt before it ended.
+    """Explain why a running container got its devices, and how it or the attempt before it ended.
 
     Args:
-        container: which.
-        config: where it is said what counts as a request; of a container that got nothing.
-        ends: that are remembered, the newest first.
+        container: the container.
+        config: decides what counts as a request, for a container without a record.
+        ends: the recorded ends, newest first.
 
     Returns:
-        What is to be said.
+        The explanation.
 
     Raises:
         BundleUnusable: its bundle is gone, or is not what we wrote.
@@ -215,73 +215,73 @@ def explain_container(
     after = container.spec()
     more: dict[str, Any] = {"container": container, "end": end, "hooks": hooks_in(after)}
     if container.record is None:
-        given = given_to(container, config)
-        why = _why_nothing(container, config, given)
-        return Explanation({}, *why, given=given, **more)
+        grants = grants_of_container(container, config)
+        why = _why_nothing(container, config, grants)
+        return Explanation({}, *why, grants=grants, **more)
     record = dict(container.record)
     before = container.spec_before()
-    given = None if _gives_devices(record) else given_to(container, config)
+    grants = None if _gives_devices(record) else grants_of_container(container, config)
     if before is None and "edits" not in record:
-        before = after  # denied: the spec was left as it was
+        before = after  # denied: the spec was not changed
     found = None if before is None else tuple(differences(before, after))
-    notes = () if found is not None else ("its spec as it was before is not kept",)
-    return Explanation(record, "", found, notes, given=given, **more)
+    notes = () if found is not None else ("its original spec was not kept",)
+    return Explanation(record, "", found, notes, grants=grants, **more)
 
 
 def _gives_devices(record: Mapping[str, Any]) -> bool:
-    """Whether the shim gave a container any device; the hooks of an engine's CDI spec give none."""
+    """Whether the shim gave a container any device; hooks of an engine's CDI spec give none."""
     return bool(record.get("grant") or entries(record, "edits", "devices"))
 
 
 def hooks_in(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The hooks of a spec that the low-level runtime runs, in a few words."""
+    """Return a short text for each hook of a spec that the low-level runtime runs."""
     return tuple(f"{s} {tell_hook(hook)}" for s, hook in hooks_of(spec) if not is_nvidia_hook(hook))
 
 
 def _why_nothing(
-    container: Container, config: Config, given: Given | None
+    container: Container, config: Config, grants: GrantSummary | None
 ) -> tuple[str, tuple[Difference, ...], tuple[str, ...]]:
     request = read_request(container.spec(), config)
     if not request.wants_injection:
-        return _nothing_asked(given, request.source), (), ()
-    note = "it asks for devices, but no shim of ours has made it: there is no record in its bundle"
+        return _no_request(grants, request.source), (), ()
+    note = "it requests devices, but our shim did not create it: its bundle has no record"
     return "nothing was injected", (), (note,)
 
 
-def _nothing_asked(given: Given | None, source: str) -> str:
-    more = " more" if given is not None else ""
-    return f"nothing{more} is asked{_by(source)}"
+def _no_request(grants: GrantSummary | None, source: str) -> str:
+    more = " more" if grants is not None else ""
+    return f"nothing{more} requested{_in_parentheses(source)}"
 
 
-def _by(source: str) -> str:
+def _in_parentheses(source: str) -> str:
     return f" ({source})" if source else ""
 
 
 def explain_spec(
-    spec: dict[str, Any], config: Config, *, rootfs: str | None, beside: str = ""
+    spec: dict[str, Any], config: Config, *, rootfs: str | None, directory: str = ""
 ) -> Explanation:
-    """What a container would be given.
+    """Explain what a container with this spec would get.
 
     Args:
         spec: its config.json, decoded.
-        config: the configuration that it would go by.
-        rootfs: the image's root; None if there is none to be looked at.
-        beside: the directory in which the config.json is; "" if that is not known.
+        config: the configuration to apply.
+        rootfs: the image's root; None if it is not available.
+        directory: the directory of the config.json; "" if unknown.
 
     Returns:
-        What is to be said.
+        The explanation.
 
     Raises:
-        NvshimError: it would be refused.
+        NvshimError: the container would be refused.
     """
     notes: tuple[str, ...] = ()
-    if beside and has_record(beside):
+    if directory and has_record(directory):
         notes = ("this spec was edited already; explain the container by its id to see how",)
     request = read_request(spec, config)
     if not request.wants_injection:
-        given = given_in(spec, config)
-        nothing = _nothing_asked(given, request.source)
-        return Explanation({}, nothing, (), notes, config, given=given, hooks=hooks_in(spec))
+        grants = grants_of_spec(spec, config)
+        nothing = _no_request(grants, request.source)
+        return Explanation({}, nothing, (), notes, config, grants=grants, hooks=hooks_in(spec))
     verdict = engine.judge(spec, request, config)
     allowed = verdict.allowed
     inventory = look_at_node(config) if engine.needs_inventory(allowed, config) else None
@@ -289,23 +289,23 @@ def explain_spec(
         spec, allowed, inventory, rootfs=rootfs, config=config, verdict=verdict
     )
     if rootfs is None and allowed.wants_injection:
-        notes += ("the image is not there to be looked at; where libraries go is a guess",)
+        notes += ("the image is not available, so the libraries' directories are a guess",)
     found = tuple(differences(spec, injection.spec))
-    given = None if _gives_devices(injection.record) else given_in(spec, config)
+    grants = None if _gives_devices(injection.record) else grants_of_spec(spec, config)
     hooks = hooks_in(spec)
-    return Explanation(injection.record, "", found, notes, config, given=given, hooks=hooks)
+    return Explanation(injection.record, "", found, notes, config, grants=grants, hooks=hooks)
 
 
 def read_spec(path: str) -> dict[str, Any]:
-    """A config.json that somebody named.
+    """Return a config.json, decoded.
 
     Args:
-        path: of the file; "-" for stdin.
+        path: the file; "-" for stdin.
 
     Raises:
-        SpecUnreadable: it cannot be read, or is no JSON object.
+        SpecUnreadable: it cannot be read, or is not a JSON object.
     """
-    asked, do = f"the spec {path}", "name a bundle's config.json"
+    asked, do = f"to read the spec {path}", "name a bundle's config.json"
     try:
         if path == "-":
             content = sys.stdin.buffer.read(_LONGEST_SPEC)
@@ -316,18 +316,18 @@ def read_spec(path: str) -> dict[str, Any]:
     except OSError as error:
         raise SpecUnreadable(asked, found=str(error.strerror), do=do) from error
     except ValueError as error:
-        raise SpecUnreadable(asked, found=f"no JSON: {error}", do=do) from error
+        raise SpecUnreadable(asked, found=f"it is not valid JSON: {error}", do=do) from error
     if not isinstance(spec, dict):
-        raise SpecUnreadable(asked, found="JSON that is no object", do=do)
+        raise SpecUnreadable(asked, found="it is not a JSON object", do=do)
     return spec
 
 
 def rootfs_of(spec: dict[str, Any], path: str) -> str | None:
-    """The root that a spec names, if it is there with something in it.
+    """Return the root directory that a spec names, if it exists and is not empty.
 
     Args:
         spec: the config.json, decoded.
-        path: where it is; "-" for stdin.
+        path: the file's path; "-" for stdin.
     """
     root = spec.get("root")
     named = root.get("path") if isinstance(root, dict) else None
@@ -337,7 +337,7 @@ def rootfs_of(spec: dict[str, Any], path: str) -> str | None:
     rootfs = os.path.join(bundle, named)
     try:
         return rootfs if os.listdir(rootfs) else None
-    except (OSError, ValueError):  # or no path at all: a zero byte, half a character
+    except (OSError, ValueError):  # or not a path: a zero byte, half a surrogate pair
         return None
 
 

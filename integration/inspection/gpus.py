@@ -1,15 +1,16 @@
-"""The node's GPUs and MIG devices, and which containers have them.
+"""List the node's GPUs and MIG devices, and the containers that hold them.
 
 Rules
-- A container has what :mod:`integration.containers.held_devices` finds, whoever gave it, for as
-  long as its init process runs. Other vendors' GPUs are told by the nodes in its record or its
+- A container holds what :mod:`integration.containers.held_devices` finds, whoever assigned it,
+  while its init process runs. GPUs of other vendors are found by the device nodes in its record or
   spec.
-- A GPU that a container has and that the node has no more is listed too, with a fault.
-- A container is stale if what of the driver it was made with is no more, as after an update.
-- A Tegra machine and WSL2 are one GPU each: their drivers count none.
-- Health is what the node agent thinks of a device; null where none watches it. A fault is what a
-  look at the node shows: a GPU that fell off the bus, a device node that is missing. What is out of
-  service is so by a person's word (`nvshim drain`).
+- A GPU that a container holds but the node no longer has is listed as well, with a fault.
+- A container is stale if driver files that it was started with no longer exist, for example after
+  an update.
+- A Tegra machine and WSL2 count as one GPU each: their drivers do not enumerate GPUs.
+- Health is the node agent's opinion; null without an agent. A fault is visible on the node: a GPU
+  that fell off the bus, a missing device node. A device is out of service if someone drained it
+  (`nvshim drain`).
 
 Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 """
@@ -39,9 +40,9 @@ from integration.nvml.inventory import look_at_node
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
 
-_ABSENT: Final = "a container has it, and the node has it no more"
+_ABSENT: Final = "a container holds it, but the node no longer has it"
 
-_NOTHING: Final = {
+_EMPTY_ROW: Final = {
     "kind": "gpu",
     "vendor": None,
     "index": None,
@@ -61,7 +62,7 @@ _NOTHING: Final = {
     "excluded": False,
     "containers": None,
 }
-"""A row of which nothing is known: every row has these keys, in this order."""
+"""A row without values: every row has these keys, in this order."""
 
 
 def list_gpus(
@@ -71,21 +72,21 @@ def list_gpus(
     nvml: bool = True,
     health: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The node's GPUs of every vendor.
+    """Return the node's GPUs of every vendor.
 
     Args:
-        config: where to look.
-        containers: those of the node; None if they are not known.
-        nvml: whether NVML is asked if no inventory is kept.
-        health: what is thought of each device, by its UUID; None if nobody knows.
+        config: locates the node's devices.
+        containers: the node's containers; None if unknown.
+        nvml: whether to query NVML if no inventory is cached.
+        health: the agent's entry for each device, by UUID; None without an agent.
 
     Returns:
-        An object for each GPU, and after it one for each of its MIG devices; the keys are an
+        An object for each GPU, followed by one for each of its MIG devices; the keys are a public
         interface.
 
     Raises:
-        DriverNotFound: there is no driver, and no GPU that needs none.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverNotFound: there is no driver, and no GPU that works without one.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     running = [each for each in containers or () if each.pid]
     known = health or {}
@@ -95,7 +96,7 @@ def list_gpus(
             {**holder, "stale": stale.get((holder["namespace"], holder["id"]))}
             for holder in row["containers"] or ()
         ]}
-        for row in _of_every_vendor(config, running, nvml=nvml)
+        for row in _rows(config, running, nvml=nvml)
     ]  # fmt: skip
     return rows if containers is not None else [{**row, "containers": None} for row in rows]
 
@@ -106,10 +107,8 @@ def _health(known: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"health": known["state"], "health_reason": known["reason"] or None}
 
 
-def _of_every_vendor(
-    config: Config, running: list[Container], *, nvml: bool
-) -> list[dict[str, Any]]:
-    others = [_vendor_row(gpu, config, running) for gpu in _of_other_vendors(config)]
+def _rows(config: Config, running: list[Container], *, nvml: bool) -> list[dict[str, Any]]:
+    others = [_vendor_row(gpu, config, running) for gpu in _other_vendor_gpus(config)]
     platform = platforms.platform_of(config)
     if platform != Platform.NVML:
         return [_platform_row(platform, running), *others]
@@ -125,7 +124,7 @@ def _of_every_vendor(
 def gpu_rows(
     inventory: Inventory, config: Config, containers: Iterable[Container]
 ) -> list[dict[str, Any]]:
-    """NVIDIA's part of :func:`list_gpus`."""
+    """Return NVIDIA's part of :func:`list_gpus`."""
     running = list(containers)
     holders = Holders(config, inventory)
     held: dict[str, list[dict[str, Any]]] = {}
@@ -150,7 +149,7 @@ def gpu_rows(
     return rows + list(absent.values())
 
 
-def _of_other_vendors(config: Config) -> list[VendorGpu]:
+def _other_vendor_gpus(config: Config) -> list[VendorGpu]:
     try:
         return [*amd.find(config)[0], *intel.find(config)]
     except NvshimError:
@@ -161,7 +160,7 @@ def _gpu_row(
     gpu: Gpu, inventory: Inventory, config: Config, held: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "vendor": NVIDIA,
         "index": gpu.index,
         "uuid": gpu.uuid or None,
@@ -179,7 +178,7 @@ def _gpu_row(
 
 
 def _fault_of(gpu: Gpu, nodes: Nodes) -> str | None:
-    """What is wrong with a GPU: NVML calls it lost where it only cannot open its node."""
+    """Return a GPU's fault; NVML also calls a GPU lost if it cannot open the device node."""
     fault = nodes.faults.get(gpu.path)
     return fault if gpu.path in nodes.wrong else gpu.lost or fault
 
@@ -214,7 +213,7 @@ def _with_driver(inventory: Inventory) -> str | None:
 def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dict[str, Any]:
     node = gpu.device.render_node
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "vendor": gpu.vendor,
         "index": gpu.index,
         "name": f"{gpu.vendor} {gpu.device.device_id}".strip(),
@@ -227,10 +226,10 @@ def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dic
 
 
 def _platform_row(platform: str, running: list[Container]) -> dict[str, Any]:
-    """All that a machine has whose driver counts no GPUs, as one."""
+    """Return one row for a machine whose driver does not enumerate GPUs."""
     vendor = wsl.PLATFORM if platform == Platform.WSL else tegra.PLATFORM
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "vendor": vendor,
         "name": vendor,
         "containers": [
@@ -245,7 +244,7 @@ def _platform_row(platform: str, running: list[Container]) -> dict[str, Any]:
 def _absent_row(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     is_mig = kind == "mig"
     return {
-        **_NOTHING,
+        **_EMPTY_ROW,
         "kind": kind,
         "vendor": NVIDIA,
         "index": entry.get("gpu") if is_mig else entry.get("index"),
@@ -271,12 +270,12 @@ def _granted(record: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, A
 
 
 def _nodes(container: Container) -> list[str]:
-    """The paths of the nodes that a container was given."""
+    """Return the paths of the device nodes that a container was given."""
     ours = [str(node.get("path")) for node in entries(container.record, "edits", "devices")]
     return ours or nodes_of(container)
 
 
 def _numa_node(config: Config, address: str) -> int | None:
-    """The socket that a device hangs on; None if the machine does not say, as with one socket."""
+    """Return a device's NUMA node; None if the machine does not report it."""
     text = (read_text(f"{config.sys}/bus/pci/devices/{address}/numa_node") or "").strip()
     return int(text) if text.isdecimal() else None

@@ -1,9 +1,9 @@
-"""What a container has of NVIDIA's devices that the shim has not given: for ``nvshim explain``.
+"""List the NVIDIA devices that a container got from someone other than the shim.
 
-An engine that applies CDI itself (containerd 2 does, for a kubelet's device plugin or a DRA
-driver), a device plugin that lists device nodes, and ``--device`` write it into the spec before the
-shim sees it: nodes, mounts and hooks. The shim does in process what NVIDIA's hooks would, and its
-record says so (:mod:`hooks.record`, ``spec_hooks``). Other hooks are the runtime's to run.
+An engine that applies CDI itself (containerd 2, for a device plugin or a DRA driver), a device
+plugin that lists device nodes, and ``--device`` write device nodes, mounts and hooks into the spec
+before the shim sees it. The shim does the work of NVIDIA's hooks in process and records that
+(:mod:`hooks.record`, ``spec_hooks``). The runtime runs all other hooks.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from integration.containers.bundles import Container
 
 _NODES: Final = "/dev/nvidia"
-# What a driver calls its files: by itself, or a library by the driver's version.
+# The names of a driver's files: their own, or a library with the driver's version.
 _OF_DRIVER: Final = re.compile(r"nvidia|/libcuda[^/]*$|\.so\.\d+\.\d+(\.\d+)?$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a container has, and by whom."""
+class GrantSummary:
+    """The devices of a container, and where they come from."""
 
-    # GPUs and MIG devices, as a record's grant has them, with their ``kind``
+    # GPUs and MIG devices, in the form of a record's grant, with their ``kind``
     devices: tuple[dict[str, Any], ...]
-    nodes: tuple[str, ...]  # the paths of NVIDIA's nodes in its spec
-    # the UUIDs of what it has and the node has not, or not as far as is known
+    nodes: tuple[str, ...]  # the paths of NVIDIA's device nodes in its spec
+    # UUIDs of devices that the node does not have, or that we do not know
     unknown: tuple[str, ...] = ()
-    mounts: int = 0  # how many of the driver's files its spec mounts
+    mounts: int = 0  # how many driver files its spec mounts
 
     def to_json(self) -> dict[str, Any]:
-        """As an answer has it."""
+        """Return plain values for output."""
         return {
             "devices": list(self.devices),
             "nodes": list(self.nodes),
@@ -48,18 +48,18 @@ class Given:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return lines for a terminal."""
         found = [_line(each) for each in self.devices]
-        found += [f"{each}, which is not known of this node now" for each in self.unknown]
-        found = found or ["no GPU that is known of this node now"]
+        found += [f"{each}, which this node does not have now" for each in self.unknown]
+        found = found or ["no GPU that this node has now"]
         if not self.nodes:
-            return [*found, "by its claim, or the node agent's ledger; its spec does not tell"]
-        mounts = [f"and {files_of_driver(self.mounts)} that it mounts"] if self.mounts else []
+            return [*found, "known from its claim or the node agent's ledger, not from its spec"]
+        mounts = [f"and {files_of_driver(self.mounts)} mounted by its spec"] if self.mounts else []
         return [
             *found,
-            f"by nodes that its spec lists: {', '.join(self.nodes)}",
+            f"by device nodes in its spec: {', '.join(self.nodes)}",
             *mounts,
-            "who made the spec has put them there: an engine that applies CDI, or --device",
+            "whoever created the spec added them: an engine that applies CDI, or --device",
         ]
 
 
@@ -75,15 +75,15 @@ def _line(device: Mapping[str, Any]) -> str:
     return f"MIG device {place}: {device['profile']}, {device['uuid']}"
 
 
-def given_to(container: Container, config: Config) -> Given | None:
-    """What a container has by another than the shim.
+def grants_of_container(container: Container, config: Config) -> GrantSummary | None:
+    """Return the devices that a container got from someone other than the shim.
 
     Args:
-        container: which; it has no record, or its request was denied.
-        config: where the node's devices are.
+        container: one without a record, or whose request was denied.
+        config: locates the node's devices.
 
     Returns:
-        What is known of it; None for nothing.
+        The devices; None for nothing.
 
     Raises:
         BundleUnusable: its bundle is gone, or is not what we wrote.
@@ -91,11 +91,11 @@ def given_to(container: Container, config: Config) -> Given | None:
     """
     spec = container.spec_before() or container.spec()
     inventory = inventory_for(config, [container])
-    return _given(Holders(config, inventory).devices_of(container), spec, inventory)
+    return _summary(Holders(config, inventory).devices_of(container), spec, inventory)
 
 
-def given_in(spec: Mapping[str, Any], config: Config) -> Given | None:
-    """What a spec gives before the shim sees it, as :func:`given_to`.
+def grants_of_spec(spec: Mapping[str, Any], config: Config) -> GrantSummary | None:
+    """Return the devices that a spec has before the shim sees it; None for nothing.
 
     Raises:
         MalformedSpec: the spec has the wrong shape.
@@ -105,7 +105,7 @@ def given_in(spec: Mapping[str, Any], config: Config) -> Given | None:
         return None
     inventory = inventory_for(config, ())
     held = by_nodes_of(nodes, inventory) if inventory is not None else {}
-    return _given(held, spec, inventory)
+    return _summary(held, spec, inventory)
 
 
 def _of_nvidia(nodes: Iterable[str]) -> tuple[str, ...]:
@@ -113,14 +113,14 @@ def _of_nvidia(nodes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _mounts_in(spec: Mapping[str, Any]) -> int:
-    """Count the driver's files that a spec mounts, by their names."""
+    """Count the driver files that a spec mounts, by their names."""
     sources = (str(mount.get("source")) for mount in entries(spec, "mounts"))
     return sum(1 for source in sources if _OF_DRIVER.search(source))
 
 
-def _given(
+def _summary(
     held: Iterable[str], spec: Mapping[str, Any], inventory: Inventory | None
-) -> Given | None:
+) -> GrantSummary | None:
     nodes = _of_nvidia(nodes_in(spec))
     known = {} if inventory is None else _known(inventory)
     devices, unknown = [], []
@@ -131,7 +131,7 @@ def _given(
             unknown.append(name)
     if not devices and not unknown and not nodes:
         return None
-    return Given(tuple(devices), nodes, tuple(unknown), _mounts_in(spec))
+    return GrantSummary(tuple(devices), nodes, tuple(unknown), _mounts_in(spec))
 
 
 def _known(inventory: Inventory) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The ledger for a person who asks: made of the bundles now, with or without an agent."""
+"""Build the ledger from the bundles now, with or without an agent."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from integration.node.holders.values import Ledger
 from integration.node.services.ledger.service import look_and_ask
 from integration.nvml.inventory import look_at_node
 
-# Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
+# Seconds for the kubelet's answer. There is no retry; without an answer nothing counts as missing.
 _TO_ANSWER: Final = 10.0
 
 
 async def ask(
     config: Config, states: Sequence[str], proc: str, pod_resources: str
 ) -> tuple[Ledger, Inventory | None]:
-    """Who holds what now.
+    """Return which containers hold which devices now.
 
     Args:
-        states: containerd's state directories; none for those that are known.
-        pod_resources: the kubelet's socket; one that is not there is not asked.
+        states: containerd's state directories; none for the usual ones.
+        pod_resources: the kubelet's socket; it may be missing.
 
     Returns:
-        The ledger, and the inventory that it was held against; None if there is no driver.
+        The ledger, and the inventory it refers to; None if there is no driver.
 
     Raises:
         StateUnreadable: the caller is not root.
@@ -48,25 +48,25 @@ async def ask(
 async def foreign_rows(
     config: Config, states: Sequence[str], proc: str
 ) -> list[dict[str, Any]] | None:
-    """The processes on a GPU that are in no container.
+    """Return the processes on a GPU that are in no container.
 
     Args:
-        states: containerd's state directories; none for those that are known.
+        states: containerd's state directories; none for the usual ones.
 
     Returns:
-        An object for each, with pid, name, and devices; None if NVML does not say.
+        An object for each, with pid, name and devices; None if NVML does not answer.
     """
-    from integration.inspection.usage_query import observing  # noqa: PLC0415 - it needs a child
+    from integration.inspection.usage_query import observing  # noqa: PLC0415 - starts a child
 
     async with observing(config, states, proc) as observer:
-        moment = await observer.moment()
-    if moment.sample.failure:
+        snapshot = await observer.snapshot()
+    if snapshot.sample.failure:
         return None
     found: dict[int, list[str]] = {}
-    for use in moment.uses:
+    for use in snapshot.uses:
         for pid in use.processes if use.holding is None else ():
             found.setdefault(pid, []).append(use.device)
     return [
-        {"pid": pid, "name": moment.names.get(pid) or None, "devices": devices}
+        {"pid": pid, "name": snapshot.names.get(pid) or None, "devices": devices}
         for pid, devices in sorted(found.items())
     ]

@@ -1,4 +1,4 @@
-"""What is known of a node: its driver, where it was looked for, and how fresh that is."""
+"""Describe a node: its driver, where we looked for it, and how fresh that is."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MODULES: Final = (
     "nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem", "nvidia_fs",
     "nvidia_vgpu_vfio", "gdrdrv", "nouveau",
 )  # fmt: skip
-"""The kernel modules that matter to who uses GPUs; the last stands in the driver's way."""
+"""The kernel modules that matter for GPUs; the last one blocks the driver."""
 
 
 def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
-    """Everything about the node that ``nvshim info`` tells.
+    """Return what ``nvshim info`` shows of the node.
 
     Args:
-        config: the configuration that is in use.
-        nvml: whether NVML is asked if no inventory is kept.
+        config: the configuration in use.
+        nvml: whether to query NVML if no inventory is cached.
 
     Returns:
-        Plain values; the keys are an interface. Without a driver, ``driver`` is null and
+        Plain values; the keys are a public interface. Without a driver, ``driver`` is null and
         ``driver_error`` says why.
     """
     platform = platforms.platform_of(config)
@@ -67,13 +67,13 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
 
 
 def own_version() -> dict[str, Any]:
-    """What runs here, an installed tree or a checkout: its version, revision, path and Python."""
+    """Return version, revision, path and Python of this program, a tree or a checkout."""
     path, revision = own_tree(), None
     if path:
         try:
             revision = read_tree(path).revision or None
         except NvshimError:
-            pass  # it is damaged; `nvshim status` says how
+            pass  # it is damaged; `nvshim status` reports how
     return {
         "version": VERSION,
         "revision": revision,
@@ -83,7 +83,7 @@ def own_version() -> dict[str, Any]:
 
 
 def _gpus(inventory: Inventory, config: Config) -> list[dict[str, Any]]:
-    """As ``nvshim list`` has them; who has them is not asked here."""
+    """Return the rows of ``nvshim list``, without the containers."""
     rows = gpu_rows(inventory, config, ())
     return [{key: value for key, value in row.items() if key != "containers"} for row in rows]
 
@@ -104,7 +104,7 @@ def _driver(inventory: Inventory) -> dict[str, Any]:
 
 
 def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:
-    """The places where a driver may be, in the order in which they are looked into."""
+    """Return the places where a driver may be, in the order of the search."""
     chosen = None
     if inventory is not None:
         chosen = (inventory.driver.root, inventory.driver.layout)
@@ -121,16 +121,16 @@ def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:
             }
         )
         if here == chosen:
-            chosen = None  # a root can be looked into twice in one way; the first counts
+            chosen = None  # the same root and layout can occur twice; the first counts
     return found
 
 
 def _freshness(config: Config, inventory: Inventory, *, nvml: bool) -> dict[str, Any]:
     file = cache.look_at_file(config)
     age = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - inventory.taken)
-    told_by_nvml = not inventory.nvml_failure
+    has_nvml = not inventory.nvml_failure
     return {
-        "source": KEPT if inventory.kept else NVML if nvml and told_by_nvml else PROCFS,
+        "source": KEPT if inventory.kept else NVML if nvml and has_nvml else PROCFS,
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age)),
         "age_seconds": round(age, 1),
         "nvml": inventory.nvml_failure or None,

@@ -1,13 +1,12 @@
-"""The configuration: what holds, where each value comes from, and changing one.
+"""Read the configuration, show where each value comes from, and change one.
 
 Rules
-- A key is written ``TABLE.KEY`` (``policy.mode``); its value as TOML has it.
-- A file is changed as an editor would: comments and order stay, a link is followed, owner and mode
-  are kept. What is to be written is checked as the shim will check it; a file that would not be
-  valid is not written. It appears whole, or not at all.
-- Where NVIDIA's configuration is in use, a file of ours would take its place. So the first value
-  that is set takes all of it over: what it meant, written in our words.
-- A value that somebody else has written meanwhile is not overwritten.
+- A key is written ``TABLE.KEY`` (``policy.mode``), a value as in TOML.
+- A file is edited in place: comments and order stay, a link is followed, owner and mode stay. The
+  new text is checked as the shim checks it; an invalid file is not written. The write is atomic.
+- A file of ours replaces NVIDIA's configuration. So if NVIDIA's is in use, the first ``set`` first
+  converts all of it.
+- If the file has changed since it was read, it is not overwritten.
 
 Source: TOML 1.0; :mod:`hooks.config`, :mod:`hooks.config.nvidia`.
 """
@@ -38,56 +37,56 @@ from integration.inspection.errors import (
 
 DEFAULT: Final = "default"
 OURS: Final = "file"
-NVIDIAS: Final = "nvidia"
+NVIDIA: Final = "nvidia"
 
 _OF_NVIDIA: Final = frozenset(key.partition(".")[0] for key in KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file that the configuration is read from."""
+    """The file that contains the configuration."""
 
-    path: str  # of the file in use; that of ours if there is none
-    kind: str  # OURS or NVIDIAS; DEFAULT if there is none
-    ours: str  # where a file of ours is, or would be
+    path: str  # the file in use; our file if there is none
+    kind: str  # OURS or NVIDIA; DEFAULT if there is no file
+    ours: str  # the path of our file, which need not exist
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that holds."""
+    """A value in effect."""
 
     name: str  # ``TABLE.KEY``
-    value: Any  # as TOML has it; None for what no value of TOML says
-    origin: str  # DEFAULT, OURS or NVIDIAS
-    wanted: str  # which values it can have, for people
+    value: Any  # as in TOML; None if TOML cannot express it
+    origin: str  # DEFAULT, OURS or NVIDIA
+    allowed: str  # a description of the allowed values
 
     def to_json(self) -> dict[str, Any]:
-        """As an answer has it."""
+        """Return plain values for output."""
         return {
             "key": self.name,
             "value": self.value,
             "origin": self.origin,
-            "wanted": self.wanted,
+            "wanted": self.allowed,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to become of a file."""
+    """A planned change of a file."""
 
-    path: str  # of the file
-    before: bytes | None  # its content; None if there is none
-    after: bytes  # its content to be
-    notes: tuple[str, ...] = ()  # what a reader has to know of it
+    path: str
+    before: bytes | None  # the content now; None if there is no file
+    after: bytes  # the content afterwards
+    notes: tuple[str, ...] = ()  # for the user
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything differs."""
+        """Whether the content changes."""
         return (self.before or b"") != self.after
 
     @property
     def diff(self) -> str:
-        """What differs, as diff -u has it."""
+        """The change as diff -u shows it."""
         before, after = (
             (content or b"").decode(errors="replace").splitlines(keepends=True)
             for content in (self.before, self.after)
@@ -97,53 +96,53 @@ class Change:
 
 
 def setting_names() -> list[str]:
-    """Every key that there is, in the order of the documentation."""
+    """Return every key, in the order of the documentation."""
     return [f"{table}.{key}" for table, keys in TABLES.items() for key in keys]
 
 
 def find_source(path: str | None = None) -> Source:
-    """The file that holds, found as :func:`hooks.config.load_config` finds it."""
+    """Return the file in use, found as :func:`hooks.config.load_config` finds it."""
     (ours, named), (nvidias, nvidias_named) = find_files(path)
     if named or os.path.lexists(ours):
         return Source(ours, OURS, ours)
     if nvidias_named or os.path.lexists(nvidias):
-        return Source(nvidias, NVIDIAS, ours)
+        return Source(nvidias, NVIDIA, ours)
     return Source(ours, DEFAULT, ours)
 
 
 def read_settings(source: Source) -> tuple[list[Setting], tuple[str, ...]]:
-    """Every value that holds.
+    """Return every value in effect.
 
     Returns:
-        The settings in the order of the documentation, and notes for people.
+        The settings in the order of the documentation, and notes for the user.
 
     Raises:
         ConfigError: the file cannot be read, or is not valid.
     """
     content = b"" if source.kind == DEFAULT else _content(source.path)
-    if source.kind == NVIDIAS:
-        config, given = parse_nvidia_config(content, source.path), {}
+    if source.kind == NVIDIA:
+        config, written = parse_nvidia_config(content, source.path), {}
     else:
-        config, given = parse_config(content, source.path), parse_toml(content, source.path)
+        config, written = parse_config(content, source.path), parse_toml(content, source.path)
     defaults = {each.name: each.default for each in fields(Config)}
     found = []
     for table, keys in TABLES.items():
-        for key, (field, _, wanted) in keys.items():
+        for key, (field, _, allowed) in keys.items():
             value = getattr(config, field)
             origin = DEFAULT
-            if key in given.get(table, {}):
+            if key in written.get(table, {}):
                 origin = OURS
-            elif source.kind == NVIDIAS and value != defaults[field]:
-                origin = NVIDIAS
-            found.append(Setting(f"{table}.{key}", _as_toml(key, value), origin, wanted))
+            elif source.kind == NVIDIA and value != defaults[field]:
+                origin = NVIDIA
+            found.append(Setting(f"{table}.{key}", _as_toml(key, value), origin, allowed))
     return found, config.notes
 
 
 def read_setting(source: Source, name: str) -> Setting:
-    """The value of one key.
+    """Return the value of one key.
 
     Args:
-        source: where it is read from.
+        source: the configuration in use.
         name: ``TABLE.KEY``.
 
     Raises:
@@ -159,7 +158,7 @@ def validate(path: str) -> Config:
     """Check a file as the shim would.
 
     Args:
-        path: of a file of ours, or of NVIDIA's toolkit.
+        path: a file of ours, or of NVIDIA's toolkit.
 
     Raises:
         ConfigError: it cannot be read, or is not valid.
@@ -174,29 +173,29 @@ def validate(path: str) -> Config:
 
 
 def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
-    """Give a key a value.
+    """Plan to set a key.
 
     Args:
-        source: the configuration in use; it is the file of ours that changes.
+        source: the configuration in use; the change is made in our file.
         name: ``TABLE.KEY``.
-        words: the value: one word as it is or as TOML writes it, or the entries of a list.
+        words: the value: one word, plain or as TOML writes it, or the entries of a list.
 
     Returns:
-        What is to become of the file.
+        The change of the file.
 
     Raises:
         SettingUnknown: there is no such key.
-        SettingRefused: it cannot have that value.
-        ConfigError: the file is not valid as it is.
+        SettingRefused: the key does not allow this value.
+        ConfigError: the file is already invalid.
     """
     table, key = _split(name)
-    _, check, wanted = TABLES[table][key]
+    _, check, allowed = TABLES[table][key]
     value = next((v for v in _readings(words) if check(v) is not None), None)
     if value is None:
         raise SettingRefused(
-            f"{name} = {' '.join(words) or 'nothing'}",
-            found="is not a value that it can have",
-            do=f"give it {wanted}",
+            f"to set {name} to {' '.join(words) or 'nothing'}",
+            found="the key does not allow this value",
+            do=f"set it to {allowed}",
         )
     before, text, notes = _start(source)
     section = tomltext.parse(text).get(table, {})
@@ -206,27 +205,27 @@ def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
 
 
 def remove_setting(source: Source, name: str) -> Change:
-    """Take a key out of our file, so that its default holds.
+    """Plan to remove a key from our file, so that its default applies.
 
     Args:
         source: the configuration in use.
         name: ``TABLE.KEY``.
 
     Returns:
-        What is to become of the file: nothing, if it does not have the key.
+        The change of the file; empty if the file does not have the key.
 
     Raises:
         SettingUnknown: there is no such key.
-        SettingRefused: the value is NVIDIA's file's.
-        ConfigError: the file is not valid as it is.
+        SettingRefused: the value comes from NVIDIA's file.
+        ConfigError: the file is already invalid.
     """
     table, key = _split(name)
     if source.kind != OURS:
-        if source.kind == NVIDIAS:
+        if source.kind == NVIDIA:
             raise SettingRefused(
                 f"to remove {name} from {source.ours}",
-                found=f"there is none; {source.path} is in use, and NVIDIA's",
-                do="set the key to what it is to be",
+                found=f"that file does not exist; NVIDIA's {source.path} is in use",
+                do="set the key to the value that you want",
             )
         return Change(source.ours, None, b"")
     before, text, notes = _start(source)
@@ -234,22 +233,22 @@ def remove_setting(source: Source, name: str) -> Change:
 
 
 def write_change(change: Change) -> None:
-    """Put a changed file in place.
+    """Write a changed file.
 
     Raises:
-        SettingsChanged: the file is not any more what that was decided by.
-        SettingsNotWritten: it cannot be written; it is as it was.
+        SettingsChanged: the file has changed since the change was planned.
+        SettingsNotWritten: it cannot be written; it is unchanged.
     """
     asked = f"to write {change.path}"
     try:
         if read_file(change.path) != change.before:
             raise SettingsChanged(
-                asked, found="somebody else has changed it meanwhile", do="ask again"
+                asked, found="the file has changed meanwhile", do="run the command again"
             )
         replace_file(change.path, change.after)
     except OSError as error:
         raise SettingsNotWritten(
-            asked, found=os.strerror(error.errno or 0).lower(), do="ask as root"
+            asked, found=os.strerror(error.errno or 0).lower(), do="run the command as root"
         ) from error
 
 
@@ -261,7 +260,7 @@ def _split(name: str) -> tuple[str, str]:
     if not key and table in TABLES:
         raise SettingUnknown(
             f"the key {name}",
-            found="is a table of the configuration, and not a key",
+            found="is a table of the configuration, not a key",
             do=f"name one of its keys: {', '.join(f'{table}.{each}' for each in TABLES[table])}",
         )
     meant = difflib.get_close_matches(name, names, 1)
@@ -276,11 +275,11 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _readings(words: Sequence[str]) -> list[Any]:
-    """What words can mean: the value that TOML reads of one, itself, a list of all."""
+    """Return what words can mean: the TOML value of a single word, the word itself, a list."""
     readings: list[Any] = []
     if len(words) == 1:
         try:
-            # In brackets, a comment behind the value or a second line is no TOML.
+            # In brackets, a trailing comment or a second line is not valid TOML.
             document = tomltext.parse(f"value = [{words[0]}]")
         except tomllib.TOMLDecodeError:
             document = {}
@@ -291,23 +290,23 @@ def _readings(words: Sequence[str]) -> list[Any]:
 
 
 def _start(source: Source) -> tuple[bytes | None, str, tuple[str, ...]]:
-    """Our file as it is, and the text that a change of it starts from."""
+    """Return our file as it is, the text that a change starts from, and notes."""
     before = _read(source.ours)
     if before is not None:
-        parse_config(before, source.ours)  # what is wrong now is not to be blamed on the change
+        parse_config(before, source.ours)  # report an error that is there before our change
         return before, before.decode(), ()
-    if source.kind != NVIDIAS:
+    if source.kind != NVIDIA:
         return None, "", ()
-    note = f"{source.path} was in use; what it says was taken over into {source.ours}"
-    return None, _taken_over(source), (note,)
+    note = f"{source.path} was in use; its values were copied to {source.ours}"
+    return None, _converted(source), (note,)
 
 
-def _taken_over(source: Source) -> str:
-    """NVIDIA's configuration in our words."""
-    text = f"# Taken over from {source.path}, which is not read any more.\n"
+def _converted(source: Source) -> str:
+    """Return NVIDIA's configuration as a text in our format."""
+    text = f"# Copied from {source.path}, which is no longer read.\n"
     settings, _ = read_settings(source)
     for setting in settings:
-        if setting.origin == NVIDIAS:
+        if setting.origin == NVIDIA:
             table, _, key = setting.name.partition(".")
             text = tomltext.with_value(text, (table,), key, setting.value)
     return text
@@ -325,7 +324,7 @@ def _content(path: str) -> bytes:
     content = _read(path)
     if content is None:
         raise ConfigUnreadable(
-            f"configuration {path}", found="no such file", do="name one that is there"
+            f"to read the configuration {path}", found="no such file", do="name an existing file"
         )
     return content
 
@@ -335,14 +334,14 @@ def _read(path: str) -> bytes | None:
         return read_file(path)
     except OSError as error:
         raise ConfigUnreadable(
-            f"configuration {path}",
+            f"to read the configuration {path}",
             found=os.strerror(error.errno or 0).lower(),
             do="make the file readable",
         ) from error
 
 
 def _as_toml(key: str, value: Any) -> Any:
-    """A value of :class:`Config` as TOML has it."""
+    """Return a value of :class:`Config` as in TOML."""
     if key in {"driver-root", "kubelet-root"} and value is None:
         return LOOK
     if key == "other-hooks":
@@ -351,7 +350,7 @@ def _as_toml(key: str, value: Any) -> Any:
 
 
 def as_words(value: Any) -> str:
-    """A value as a person writes it in TOML; "" for none."""
+    """Return a value as TOML text; "" for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -359,6 +358,6 @@ def as_words(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(as_words(entry) for entry in value) + "]"
     if isinstance(value, str):
-        # A basic string of TOML is written like one of JSON.
+        # A basic string of TOML is written like a JSON string.
         return json.dumps(value, ensure_ascii=False)
     return f"{value:g}"

@@ -1,7 +1,7 @@
-"""What ``nvshim explain`` says at first: asked by whom, granted or why not, and what to do.
+"""Summarize an explanation for ``nvshim explain``: request, grant or denial, and what to do.
 
-A pure function of an :class:`~integration.inspection.explaining.Explanation`: a few titled lines.
-The whole story is :mod:`integration.inspection.timeline`'s, and every value is in the document.
+A pure function from :class:`~integration.inspection.explaining.Explanation` to a few titled lines.
+Every step is in :mod:`integration.inspection.timeline`, every value in the JSON document.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from integration.inspection.grant_summary import files_of_driver
 
 if TYPE_CHECKING:
     from integration.inspection.explaining import Explanation
-    from integration.inspection.grant_summary import Given
+    from integration.inspection.grant_summary import GrantSummary
 
 _MOST_NOTES: Final = 2
 _SHORT_ID: Final = 12
@@ -29,46 +29,46 @@ _TRUST: Final = (
 
 
 def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    """Titles with what is to be said, what matters most first.
+    """Yield titled lines, the most important first.
 
     Yields:
-        A title and a text each; the texts may be longer than a line.
+        A title and a text; the text may be longer than a line.
     """
     record = explanation.record
     policy = _object(record, "policy")
-    yield from _who(explanation, policy)
-    if explanation.given is not None:
-        yield from _given(explanation.given)
+    yield from _requester(explanation, policy)
+    if explanation.grants is not None:
+        yield from _other_grants(explanation.grants)
     if denied := strings(policy, "denied"):
         yield from (("denied", reason) for reason in denied)
         yield "do", _remedy(policy)
     if "edits" in record:
-        if explanation.given is None:
+        if explanation.grants is None:
             yield "granted", _granted(record)
         yield "added", _added(record)
     yield from (("hook", f"{hook}: the runtime runs it") for hook in explanation.hooks)
     if "edits" in record:
-        yield from _of_engine(record)
-    yield from (("missing", lacking) for lacking in _lacking(record))
+        yield from _engine_edits(record)
+    yield from (("missing", lacking) for lacking in _missing_files(record))
     notes = [*strings(policy, "notes"), *strings(record, "grant", "notes"), *explanation.notes]
     yield from (("note", note) for note in notes[:_MOST_NOTES])
     if len(notes) > _MOST_NOTES:
         yield "", f"and {len(notes) - _MOST_NOTES} more notes: -v shows them"
 
 
-def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _requester(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     container = explanation.container
     if container is not None:
-        state = "" if container.pid else "; it does not run"
+        state = "" if container.pid else "; it is not running"
         ident = container.id[:_SHORT_ID]
         yield "container", f"{container.title} ({ident} in {container.namespace}){state}"
     if explanation.end is not None:
         yield "ended", explanation.end.told
         yield "cause", explanation.end.cause
     if explanation.record:
-        yield "asked", _asked(_object(explanation.record, "request"))
+        yield "asked", _request_text(_object(explanation.record, "request"))
     elif explanation.nothing:
-        yield "asked", f"{explanation.nothing}; the spec is unchanged"
+        yield "asked", f"{explanation.nothing}; spec unchanged"
     if policy and not _is_void(_object(explanation.record, "request")):
         yield "by", _author(policy)
 
@@ -79,15 +79,15 @@ def _object(record: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _is_void(request: Mapping[str, Any]) -> bool:
-    """Whether a container asked for no device, and its spec had hooks of NVIDIA's alone."""
+    """Whether a container requested no device, and only its spec has NVIDIA's hooks."""
     others = ("features", "imex_channels", "cdi_devices", "amd_devices", "intel_devices")
     return request.get("devices") == "void" and not any(request.get(each) for each in others)
 
 
-def _asked(request: Mapping[str, Any]) -> str:
+def _request_text(request: Mapping[str, Any]) -> str:
     if _is_void(request):
         source = request.get("source")
-        return f"for no device by itself{f' ({source})' if source else ''}"
+        return f"no device itself{f' ({source})' if source else ''}"
     devices = request.get("devices")
     named = devices if isinstance(devices, str) else ", ".join(strings(request, "devices"))
     asked = [str(request.get("source") or f"devices {named or 'none'}")]
@@ -104,20 +104,20 @@ def _author(policy: Mapping[str, Any]) -> str:
     return f"{kind} {what}{pod}; the policy's mode is {policy.get('mode')}"
 
 
-def _given(given: Given) -> Iterator[tuple[str, str]]:
-    gpus = [each for each in given.devices if each["kind"] == "gpu"]
-    parts = [each for each in given.devices if each["kind"] != "gpu"]
-    unknown = [f"{name} (not on this node now)" for name in given.unknown]
+def _other_grants(grants: GrantSummary) -> Iterator[tuple[str, str]]:
+    gpus = [each for each in grants.devices if each["kind"] == "gpu"]
+    parts = [each for each in grants.devices if each["kind"] != "gpu"]
+    unknown = [f"{name} (not on this node now)" for name in grants.unknown]
     yield "has", ", ".join([*_named(gpus, parts), *unknown]) or "no GPU of this node"
-    if given.nodes:
-        files = f" and {files_of_driver(given.mounts)}" if given.mounts else ""
-        yield "from", f"device nodes{files} in its spec: of an engine that applies CDI, or --device"
+    if grants.nodes:
+        files = f" and {files_of_driver(grants.mounts)}" if grants.mounts else ""
+        yield "from", f"device nodes{files} in its spec, by an engine that applies CDI or --device"
     else:
-        yield "from", "its claim, or the node agent's ledger; the spec does not say"
+        yield "from", "its claim or the node agent's ledger; not visible in the spec"
 
 
 def _named(gpus: Iterable[Mapping[str, Any]], parts: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Devices by their indices: GPUs of one model together."""
+    """Return devices by their indices; GPUs of one model are grouped."""
     models: dict[str, list[str]] = {}
     for gpu in gpus:
         models.setdefault(str(gpu.get("model")), []).append(str(gpu.get("index")))
@@ -147,40 +147,40 @@ def _added(record: Mapping[str, Any]) -> str:
         (len(entries(record, "edits", "mounts")) - there["mounts"], "mount"),
         (len(entries(record, "edits", "links")), "link"),
     ]
-    told = _counted(counts)
+    text = _counted(counts)
     driver = _object(record, "node").get("driver")
     whose = f" of driver {driver}" if driver else ""
-    return f"{told}{whose}" if told else "nothing"
+    return f"{text}{whose}" if text else "nothing"
 
 
 def _counted(counts: Iterable[tuple[int, str]]) -> str:
     return ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts if n > 0)
 
 
-def _of_engine(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What another than the shim has put into the spec."""
+def _engine_edits(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what someone other than the shim has put into the spec."""
     there = _counted(
         (len(strings(record, "in_spec", kind)), what)
         for kind, what in (("devices", "device node"), ("mounts", "mount"))
     )
     if there:
-        yield "kept", f"{there} that its spec had: of an engine that applies CDI, or --device"
+        yield "kept", f"{there} already in its spec, by an engine that applies CDI or --device"
     if done := len(entries(record, "spec_hooks", "done")):
-        yield "hooks", f"{done} of NVIDIA's in its spec: done in process, not run"
+        yield "hooks", f"{done} of NVIDIA's hooks in its spec: done in process, not run"
 
 
-def _lacking(record: Mapping[str, Any]) -> Iterable[str]:
-    """What a container cannot do without; that drivers differ is no fault."""
+def _missing_files(record: Mapping[str, Any]) -> Iterable[str]:
+    """Yield missing files that a container needs; other differences of drivers are normal."""
     for each in entries(record, "missing"):
         if is_needed(str(each.get("what"))):
-            # Places where it was sought, or in a word what is there instead.
+            # The paths that were searched, or a word for what was found instead.
             sought = ", ".join(strings(each, "sought"))
             yield f"{each.get('what')}: {'not in ' if sought.startswith('/') else ''}{sought}"
 
 
 def _remedy(policy: Mapping[str, Any]) -> str:
     if policy.get("sandbox"):
-        return "nothing: the pod's other containers ask for themselves"
+        return "nothing: the pod's other containers make their own requests"
     if policy.get("kubernetes"):
         return _GRANT.format(namespace=policy.get("namespace") or "NAMESPACE")
     return _TRUST

@@ -1,7 +1,7 @@
-"""A record as a person reads it: what was asked, what was given, each edit and its reason.
+"""Render a record step by step: the request, the grant, and each edit with its reason.
 
-The sections come in the order of the pipeline. What this module does not know is printed too,
-as it stands in the record: a reader of the whole truth is never told less than the JSON says.
+The sections follow the pipeline. Keys that this module does not know are printed as they are, so
+the text never says less than the JSON.
 
 Source: the keys are those of :mod:`hooks.record`.
 """
@@ -17,21 +17,21 @@ from hooks.record import is_needed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["tell"]
+__all__ = ["render"]
 
 _WIDTH: Final = 10
 _MOST_SOUGHT: Final = 3
-_TITLES: Final = {"missing": "not there"}
+_TITLES: Final = {"missing": "absent"}
 
 
-def tell(record: Mapping[str, Any]) -> str:
-    """The story of an injection.
+def render(record: Mapping[str, Any]) -> str:
+    """Return the steps of an injection as text.
 
     Args:
-        record: what :func:`hooks.record.make_record` returned, or what JSON made of it.
+        record: what :func:`hooks.record.make_record` returned, also after a round trip as JSON.
 
     Returns:
-        Lines for a terminal, each ended; no colours.
+        Lines for a terminal, without colours.
     """
     lines: list[str] = []
     rest = {key: value for key, value in record.items() if key != "format"}
@@ -51,7 +51,7 @@ def _titled(key: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 class _Section:
-    """A section of a record, and which of its entries were told."""
+    """A section of a record that remembers which entries were printed."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self._rest = dict(value)
@@ -62,15 +62,15 @@ class _Section:
         return self._value[key]
 
     def words(self, key: str) -> str:
-        """A list of words, or a word for its absence."""
+        """Return a list of words as text; "none" if it is empty."""
         return ", ".join(self[key]) or "none"
 
     def lines(self, key: str, what: str) -> Iterator[str]:
-        """An entry that is a list, one line each."""
+        """Yield a line for each element of an entry."""
         return (f"{what}: {entry}" for entry in self[key])
 
     def rest(self) -> Iterator[str]:
-        """The entries that were not told."""
+        """Yield the entries that were not printed yet."""
         return _plain(self._rest)
 
 
@@ -91,7 +91,7 @@ def _policy(value: Mapping[str, Any] | None) -> Iterator[str]:
     namespace = section["namespace"] or "no namespace"
     whose = f" of a pod in {namespace}" if section["kubernetes"] else ""
     what = "sandbox container" if section["sandbox"] else "container"
-    yield f"mode {section['mode']}; asked by {kind} {what}{whose}"
+    yield f"mode {section['mode']}; requested by {kind} {what}{whose}"
     yield from section.lines("denied", "denied")
     yield from section.lines("notes", "note")
     yield from section.rest()
@@ -99,7 +99,7 @@ def _policy(value: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _grant(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
-        yield "nothing by an inventory of NVIDIA's driver"
+        yield "nothing from an inventory of NVIDIA's driver"
         return
     section = _Section(value)
     for gpu in section["gpus"]:
@@ -123,13 +123,13 @@ def _vendors(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
-        yield "its driver was not looked at"
+        yield "its driver was not needed"
         return
     section = _Section(value)
     nvml = section["nvml"]
-    told = "NVML answered" if nvml == "answered" else f"without NVML: {nvml}"
-    yield f"driver {section['driver']} in {section['driver_root']}; {told}"
-    yield f"laid out as {section['driver_layout']}; {section['driver_why']}"
+    detail = "NVML answered" if nvml == "answered" else f"without NVML: {nvml}"
+    yield f"driver {section['driver']} in {section['driver_root']}; {detail}"
+    yield f"layout {section['driver_layout']}; {section['driver_why']}"
     yield from section.lines("notes", "note")
     yield from section.rest()
 
@@ -137,11 +137,11 @@ def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
 def _image(value: Mapping[str, Any]) -> Iterator[str]:
     section = _Section({name: entry for name, entry in value.items() if name != "has_cache"})
     for loader in section["loaders"]:
-        told = "" if loader["searched"] else ", which its loader has to be told"
+        detail = "" if loader["searched"] else ", which must be added to the loader's path"
         libc = "no dynamic loader" if loader["libc"] == "none" else loader["libc"]
-        yield f"{loader['arch']}, {libc}: libraries go to {loader['directory']}{told}"
+        yield f"{loader['arch']}, {libc}: libraries go to {loader['directory']}{detail}"
     if not section["writable"]:
-        yield "its root file system takes no writes"
+        yield "its root file system is read-only"
     yield from section.rest()
 
 
@@ -157,7 +157,7 @@ def _edits(value: Mapping[str, Any]) -> Iterator[str]:
 def _in_spec(value: Mapping[str, Any]) -> Iterator[str]:
     for kind, places in value.items():
         if places:
-            yield f"{len(places)} of the {kind} are of an engine that applies CDI, or --device:"
+            yield f"{len(places)} of the {kind} are by an engine that applies CDI or --device:"
             yield from (f"  {place}" for place in places)
 
 
@@ -207,7 +207,7 @@ def _cuda_compat(value: Mapping[str, str]) -> Iterator[str]:
 
 def _identity(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is not None:
-        yield f"{len(value['observations'])} things are compared when the container is started"
+        yield f"{len(value['observations'])} facts are checked when the container starts"
 
 
 def _milliseconds(value: Mapping[str, float]) -> Iterator[str]:
@@ -217,7 +217,7 @@ def _milliseconds(value: Mapping[str, float]) -> Iterator[str]:
 
 
 def _plain(value: object) -> Iterator[str]:
-    """Any value of JSON, without what is empty."""
+    """Yield any JSON value as text, without its empty parts."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if entry or entry is False or entry == 0:

@@ -1,7 +1,7 @@
-"""What ``nvshim top`` shows: one frame, as plain values and as lines of a table.
+"""Build the frames of ``nvshim top``, as plain values and as table rows.
 
-A frame is a sample of NVML, the ledger of that moment, and the join of both; so it needs no agent.
-What the agent alone knows (health) is in it if there is one.
+A frame joins a sample of NVML with the ledger of the same moment, so it needs no agent. If there is
+one, the frame includes the agent's health states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Sort(StrEnum):
-    """By what the containers of a device are sorted; the greatest comes first."""
+    """The order of a device's containers; the largest value comes first."""
 
     MEMORY = "memory"
     SM = "sm"
@@ -29,39 +29,39 @@ class Sort(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What is known at one moment."""
+class UsageSnapshot:
+    """Who uses which device at one moment."""
 
     time: float  # seconds since the epoch
-    sample: Sample  # what NVML said
+    sample: Sample  # NVML's values
     uses: tuple[DeviceUse, ...] = ()  # what each container uses
     names: Mapping[int, str] = field(default_factory=dict)  # of processes, by pid
-    inventory: Inventory | None = None  # what the node has; None if that is not known
-    # what the agent says of devices, by UUID
+    inventory: Inventory | None = None  # the node's devices; None if unknown
+    # the agent's state of each device, by UUID
     health: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what cannot be seen, and why; a line each
+    notes: tuple[str, ...] = ()  # what is not visible, and why; a line each
 
 
-def frame_of(moment: Moment, sort: Sort = Sort.MEMORY) -> dict[str, Any]:
-    """A frame, of plain values; the keys are an interface.
+def frame_of(snapshot: UsageSnapshot, sort: Sort = Sort.MEMORY) -> dict[str, Any]:
+    """Return a frame as plain values; the keys are a public interface.
 
     Args:
-        sort: how the containers of a device are sorted.
+        sort: the order of a device's containers.
     """
-    sample = moment.sample
+    sample = snapshot.sample
     return {
-        "time": round(moment.time, 3),
+        "time": round(snapshot.time, 3),
         "driver": sample.driver or None,
         "failure": sample.failure or None,
-        "notes": [*moment.notes, *_notes_of(sample)],
+        "notes": [*snapshot.notes, *_notes_of(sample)],
         "devices": [
-            {**row, "containers": _uses(moment, row["uuid"], sort)} for row in _devices(moment)
+            {**row, "containers": _uses(snapshot, row["uuid"], sort)} for row in _devices(snapshot)
         ],
     }
 
 
 def _notes_of(sample: Sample) -> list[str]:
-    """What NVML said that it could not tell, and of which GPUs it tells nothing."""
+    """Return what NVML could not report, and the GPUs that it has lost."""
     return [*sample.notes, *(f"{gpu.uuid}: {gpu.lost}" for gpu in sample.gpus if gpu.lost)]
 
 
@@ -73,26 +73,26 @@ _MEASURED: Final = (
 )  # fmt: skip
 
 
-def _devices(moment: Moment) -> list[dict[str, Any]]:
-    """A row for each GPU, and after it one for each of its MIG devices; then what else is used."""
+def _devices(snapshot: UsageSnapshot) -> list[dict[str, Any]]:
+    """Return a row for each GPU followed by its MIG devices, then other devices in use."""
     rows: list[dict[str, Any]] = []
-    inventory = moment.inventory
-    said = {gpu.uuid: gpu for gpu in moment.sample.gpus}
+    inventory = snapshot.inventory
+    samples = {gpu.uuid: gpu for gpu in snapshot.sample.gpus}
     gpus = {id_of(gpu): gpu for gpu in inventory.gpus} if inventory is not None else {}
-    for uuid in dict.fromkeys((*gpus, *said)):
-        row = _row(moment, uuid, said.get(uuid))
+    for uuid in dict.fromkeys((*gpus, *samples)):
+        row = _row(snapshot, uuid, samples.get(uuid))
         if (gpu := gpus.get(uuid)) is not None:
             row |= {"index": str(gpu.index), "name": gpu.model or None, "pci": gpu.bus_id}
-        rows += [row, *_mig_rows(moment, row, said.get(uuid))]
+        rows += [row, *_mig_rows(snapshot, row, samples.get(uuid))]
     listed = {row["uuid"] for row in rows}
-    others = dict.fromkeys(use.device for use in moment.uses if use.device not in listed)
-    return rows + [_row(moment, uuid) for uuid in others]
+    others = dict.fromkeys(use.device for use in snapshot.uses if use.device not in listed)
+    return rows + [_row(snapshot, uuid) for uuid in others]
 
 
 def _row(
-    moment: Moment, uuid: str, sampled: GpuSample | DeviceSample | None = None
+    snapshot: UsageSnapshot, uuid: str, sampled: GpuSample | DeviceSample | None = None
 ) -> dict[str, Any]:
-    """What NVML says of a device, and the agent of its health."""
+    """Return NVML's values for a device, and its health."""
     missing = getattr(sampled, "missing", {})
     return {
         "index": None,
@@ -101,22 +101,22 @@ def _row(
         "name": None,
         "pci": None,
         **{name: getattr(sampled, name, None) for name in _MEASURED},
-        "health": moment.health.get(uuid),
+        "health": snapshot.health.get(uuid),
         "lost": getattr(sampled, "lost", None) or None,
         "missing": {name: missing[name] for name in _MEASURED if name in missing},
     }
 
 
 def _mig_rows(
-    moment: Moment, gpu: Mapping[str, Any], sampled: GpuSample | None
+    snapshot: UsageSnapshot, gpu: Mapping[str, Any], sampled: GpuSample | None
 ) -> list[dict[str, Any]]:
-    inventory = moment.inventory
-    said = {device.uuid: device for device in (sampled.mig if sampled is not None else ())}
+    inventory = snapshot.inventory
+    samples = {device.uuid: device for device in (sampled.mig if sampled is not None else ())}
     listed = inventory.mig_devices if inventory is not None else ()
     known = {d.uuid: d for d in listed if str(d.gpu) == gpu["index"]}
     rows = []
-    for uuid in dict.fromkeys((*known, *said)):
-        row = _row(moment, uuid, said.get(uuid))
+    for uuid in dict.fromkeys((*known, *samples)):
+        row = _row(snapshot, uuid, samples.get(uuid))
         if (device := known.get(uuid)) is not None:
             row["index"] = f"{device.gpu}:{device.index}"
             row["name"] = f"{gpu['name'] or ''} MIG {device.profile}".strip()
@@ -135,14 +135,14 @@ _KEYS: Final[Mapping[Sort, Callable[[DeviceUse], float]]] = {
 }
 
 
-def _uses(moment: Moment, uuid: str, sort: Sort) -> list[dict[str, Any]]:
+def _uses(snapshot: UsageSnapshot, uuid: str, sort: Sort) -> list[dict[str, Any]]:
     def order(use: DeviceUse) -> tuple[bool, float, str]:
-        # What is of no container is not what one looks for first.
+        # Processes outside containers come last.
         return use.holding is None, _KEYS[sort](use), _title(use)
 
     return [
-        _use_row(use, moment.names)
-        for use in sorted((use for use in moment.uses if use.device == uuid), key=order)
+        _use_row(use, snapshot.names)
+        for use in sorted((use for use in snapshot.uses if use.device == uuid), key=order)
     ]
 
 
@@ -174,10 +174,10 @@ _MOST_PROCESSES: Final = 3
 
 
 def lines_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The lines of a table: each device, and below it what its containers use.
+    """Return table rows: each device, followed by the containers that use it.
 
     Returns:
-        Texts by column; they are not escaped for a terminal yet.
+        Texts by column, not escaped for a terminal yet.
     """
     lines = []
     for device in frame["devices"]:
@@ -188,7 +188,7 @@ def lines_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _device_line(device: Mapping[str, Any]) -> dict[str, Any]:
     def cell(name: str, show: Callable[[Any], str]) -> str:
-        # What NVML was asked and does not tell is another thing than what nobody knows.
+        # n/a: NVML does not support the value. "-": the value is unknown.
         return "n/a" if name in device["missing"] else show(device[name])
 
     total = device["memory_total_bytes"]

@@ -1,10 +1,10 @@
-"""Looking at who uses what, moment by moment, without an agent: NVML in a child, bundles, cgroups.
+"""Observe who uses which GPU, without an agent: NVML in a child process, bundles and cgroups.
 
 Rules
-- What cannot be seen is a note, and the rest is shown: who is not root does not see containers, a
-  node without a driver has no GPUs.
-- Bundles are read for every moment; where containerds are, and what the node has, now and then.
-- What looks at files is done in a thread, which nobody has to wait for at the end.
+- What is not visible becomes a note, and the rest is shown: without root no containers, without a
+  driver no GPUs.
+- Bundles are read for every snapshot; containerd's directories and the inventory only sometimes.
+- Files are read in a detached thread, so that a hanging read does not delay the exit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from integration.containers.errors import StateUnreadable
 from integration.containers.procfs import Procfs
 from integration.containers.shims import states_to_watch
 from integration.detached import run_detached
-from integration.inspection.top import Moment
+from integration.inspection.top import UsageSnapshot
 from integration.node.device_health.report import read_health
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import Ledger
@@ -34,39 +34,39 @@ from integration.nvml.sampler import sampling
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import Sample, Sampler
 
-# Seconds for which it is believed what the node has, and where its containerds are.
-_SELDOM: Final = 30.0
+# Seconds until the inventory and containerd's directories are read again.
+_NODE_MAX_AGE: Final = 30.0
 
 
 class Observer:
-    """Who looks. Made by :func:`observing`.
+    """Takes snapshots of GPU usage. Made by :func:`observing`.
 
     Attributes:
-        sampler: asks NVML.
-        inventory: what the node has; None if that is not known.
+        sampler: queries NVML.
+        inventory: the node's devices; None if unknown.
     """
 
     def __init__(self, config: Config, states: Sequence[str], proc: str) -> None:
-        self._config, self._asked, self._proc = config, states, proc
+        self._config, self._requested, self._proc = config, states, proc
         self.sampler: Sampler = Unsampled()
         self._meter = Meter()
         self._states: tuple[str, ...] = ()
-        self._looked = -_SELDOM
+        self._refreshed = -_NODE_MAX_AGE
         self._fault = ""
         self.inventory: Inventory | None = None
 
-    def seen(self) -> NodeSnapshot:
-        """What the node was like when it was last looked at."""
+    def node_snapshot(self) -> NodeSnapshot:
+        """Return the node's state as of the last refresh."""
         return NodeSnapshot(self.inventory, (self._fault,) if self._fault else ())
 
-    async def moment(self) -> Moment:
-        """What is known now."""
-        await run_detached(self._look_seldom)
+    async def snapshot(self) -> UsageSnapshot:
+        """Return the usage now."""
+        await run_detached(self._refresh_node)
         sample = await self.sampler.sample(max_age=0.0)
         ledger, notes = await run_detached(self._ledger)
         owners, names = await run_detached(self._processes, sample, ledger.containers)
         health = await run_detached(read_health, self._config) or {}
-        return Moment(
+        return UsageSnapshot(
             time=time.time(),
             sample=sample,
             uses=usage_of(sample, ledger, owners, self._meter),
@@ -76,12 +76,12 @@ class Observer:
             notes=notes,
         )
 
-    def _look_seldom(self) -> None:
+    def _refresh_node(self) -> None:
         now = time.monotonic()
-        if now - self._looked < _SELDOM:
+        if now - self._refreshed < _NODE_MAX_AGE:
             return
-        self._looked = now
-        self._states = states_to_watch(self._asked, self._proc)
+        self._refreshed = now
+        self._states = states_to_watch(self._requested, self._proc)
         try:
             self.inventory, self._fault = look_at_node(self._config), ""
         except InventoryError as error:
@@ -106,15 +106,15 @@ class Observer:
 async def observing(
     config: Config, states: Sequence[str], proc: str = "/proc"
 ) -> AsyncIterator[Observer]:
-    """Look at who uses what, for as long as this lasts.
+    """Run an observer while the context lasts.
 
     Args:
-        states: containerd's state directories; none for those that are known.
+        states: containerd's state directories; none for the usual ones.
     """
     observer = Observer(config, states, proc)
 
     def say(*_: object, **__: object) -> None:
-        """What a child has to say stands in the sample."""
+        """Ignore the child's messages; the sample contains its errors."""
 
-    async with sampling(observer.seen, say, config) as observer.sampler:
+    async with sampling(observer.node_snapshot, say, config) as observer.sampler:
         yield observer

@@ -1,49 +1,50 @@
-"""Putting versions of this project on a node, switching between them, and taking them away.
+"""Install versions of this project on a node, switch between them, and uninstall them.
 
-Below one prefix every version has a tree of its own, with its interpreter and all that it imports,
-and one link says which of them is in effect::
+Every version has its own tree below one prefix, with its interpreter and all its dependencies. One
+link selects the current version::
 
-    PREFIX/                         /opt/containerd-shim-nvidia, if nobody says otherwise
+    PREFIX/                         /opt/containerd-shim-nvidia by default
         0.1.0-1a2b3c4d/             a tree: the version, and eight digits of its digest
         0.2.0-5e6f7a8b/
         current -> 0.2.0-5e6f7a8b
-        previous -> 0.1.0-1a2b3c4d  to where ``nvshim install --rollback`` goes
-        .incoming-…, .removing-…, .self-test-…    what an installer works on
+        previous -> 0.1.0-1a2b3c4d  the target of ``nvshim install --rollback``
+        .incoming-…, .removing-…, .self-test-…    work in progress
     BINDIR/
         containerd-shim-nvidia-v1 -> PREFIX/current/bin/containerd-shim-nvidia-v1
         nvshim -> PREFIX/current/bin/nvshim
 
 Rules
-- Nothing of a tree is changed after it has its name: running shims map files of it. It gets its
-  name by one rename, after every file of it was verified and is on the disk.
-- A new tree starts a container before anything is switched to it. If that fails it is removed,
-  and what was in effect still is.
-- What is in effect changes by one rename of one link. Whoever is killed at whatever step leaves
-  the one or the other in effect; the next run removes what was left.
-- A tree goes when no process uses it (:mod:`~integration.install.usage`), and neither link leads
-  to it. It is set aside by a rename, looked at again, and only then removed.
-- One installer at a time works on a prefix: it holds a lock on the directory itself.
-- The program by whose path containerd has started a shim stays until that shim ends. A containerd
-  that is restarted looks for it, and *deletes the bundle* of a shim whose program it does not find,
-  with the root file system of a running container in it; and it executes it to clean up after a
-  shim's end. The path is in the bundle, in ``shim-binary-path``. So an uninstallation under running
-  containers takes away all but that, says what stays, and is finished by a second one.
+- A tree never changes once it has its name, because running shims map its files. It gets the name
+  with one rename, after every file was verified and synced.
+- A new tree has to start a container before we switch to it. If that fails, the tree is removed and
+  the current version stays.
+- A switch is one rename of one link. An installer that is killed at any point leaves the old or the
+  new version current; the next run removes what it left behind.
+- A tree is removed once no process uses it (:mod:`~integration.install.usage`) and neither link
+  points to it. It is first renamed, then checked again, and only then deleted.
+- One installer at a time works on a prefix; it locks the directory itself.
+- A program that containerd started a shim with stays until that shim exits. A restarted containerd
+  looks for it and *deletes the bundle* of a shim whose program is missing, together with the root
+  file system of a running container. It also runs the program to clean up after the shim. The path
+  is in the bundle's ``shim-binary-path``. So an uninstallation with running containers keeps that
+  much, reports it, and a second run finishes the job.
 
 ============== =================================================================
-``places``     the names above
-``trees``      what a directory below the prefix is
-``usage``      which processes use which tree
-``survey``     all of it as one value: what is there now
-``steps``      what can be done to it
-``planning``   a survey and a wish → steps; decides, and touches nothing
-``effects``    takes the steps
-``copying``    from a directory or an archive to a tree that is verified
-``checks``     whether the place is one for trees
-``selftest``   a container through a shim that is not in effect yet
-``leaving``    what a purge removes; who still names the shim
-``installing`` the two calls that commands make
-``status``     the survey, judged
+``trees``      read what is in a directory below the prefix
+``usage``      find the processes that use a tree
+``survey``     the state of an installation as one value
+``steps``      the operations on an installation
+``planning``   decide on steps from a survey and a request; touches nothing
+``effects``    run the steps
+``copying``    copy a directory or an archive to a verified tree
+``checks``     check that the prefix is a safe place for trees
+``selftest``   start a container through a shim that is not current yet
+``uninstall``  purge the state; find engine configurations that name the shim
+``installing`` the functions behind the commands
+``status``     report a survey and its problems
 ============== =================================================================
+
+The names and paths are in :mod:`integration.install_layout`.
 
 Source: containerd core/runtime/v2/shim_load.go (loadShim) and binary.go (Start); rename(2).
 """

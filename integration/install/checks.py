@@ -1,4 +1,4 @@
-"""Whether a place is one to install to. All is asked before anything is written."""
+"""Check that trees can be installed below a prefix, before anything is written."""
 
 from __future__ import annotations
 
@@ -16,107 +16,110 @@ from integration.install.errors import (
     PlaceUnsafe,
     SourceBroken,
 )
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from integration.tree import ARCHITECTURES, Tree
 
 if TYPE_CHECKING:
     from integration.install.survey import Survey
 
 
-# In the list of directories that the tree's loader is given, see shim/forkserver/tree.c.
+# Separators in the library path that the tree's loader gets, see shim/forkserver/tree.c.
 _MISREAD = frozenset(":;$")
 
-# As many as the kernel follows.
+# The kernel's limit.
 _MOST_LINKS = 40
 
 
 def check_root() -> None:
-    """See that this process is root's.
+    """Check that this process runs as root.
 
     Raises:
-        NotRoot: it is not.
+        NotRoot: it does not.
     """
     if os.geteuid() != 0:
         raise NotRoot(
             "to change what is installed",
-            found=f"the user with number {os.geteuid()}",
+            found=f"running as user {os.geteuid()}",
             do="run it as root, or with --dry-run",
         )
 
 
-def check_place(place: Place) -> None:
-    """See that nobody but root decides what will be at a place, and that it can be executed.
+def check_place(layout: InstallLayout) -> None:
+    """Check that only root controls the prefix, and that programs can run from it.
 
     Raises:
-        PlaceUnsafe: a directory above, or the prefix, is another's, or can be written to by others.
-        PlaceReadOnly: a file system is mounted read-only.
-        PlaceNotExecutable: or so that nothing on it is executed.
+        PlaceUnsafe: the prefix or a directory above it belongs to another user or is writable by
+            others.
+        PlaceReadOnly: the file system is mounted read-only.
+        PlaceNotExecutable: the file system is mounted noexec.
     """
-    misread = sorted(_MISREAD.intersection(place.prefix))
+    misread = sorted(_MISREAD.intersection(layout.prefix))
     if misread:
         raise PlaceUnsafe(
-            f"to install below {place.prefix}",
-            found=f"{' '.join(misread)} in it, which a program's loader takes for something else",
+            f"to install below {layout.prefix}",
+            found=f"the path contains {' '.join(misread)}, which the dynamic loader misreads",
             do="choose another --prefix",
         )
-    prefix = _existing(place.prefix)
-    check_owners(place.prefix)
-    if taken := _in_the_way(place.prefix):
+    prefix = _existing(layout.prefix)
+    check_owners(layout.prefix)
+    if taken := _blocking_path(layout.prefix):
         raise PlaceUnsafe(
-            f"to install below {place.prefix}",
-            found=f"{taken} leads to nothing",
+            f"to install below {layout.prefix}",
+            found=f"{taken} is a link to nothing",
             do="choose another --prefix",
         )
     flags = os.statvfs(prefix).f_flag
     if flags & os.ST_RDONLY:
         raise PlaceReadOnly(
-            f"to install below {place.prefix}",
-            found="a file system that is mounted read-only",
+            f"to install below {layout.prefix}",
+            found="the file system is mounted read-only",
             do="choose another --prefix",
         )
     if flags & os.ST_NOEXEC:
         raise PlaceNotExecutable(
-            f"to install below {place.prefix}",
-            found="a file system that is mounted noexec",
+            f"to install below {layout.prefix}",
+            found="the file system is mounted noexec",
             do="choose another --prefix, or mount it with exec",
         )
 
 
 def check_links(survey: Survey) -> None:
-    """See that the links can be made, and belong to nobody else.
+    """Check that the links can be created and replace nothing of others.
 
     Raises:
-        LinkTaken: there is somebody else's file, or a link to elsewhere.
-        PlaceReadOnly: the directory of links cannot be written to.
+        LinkTaken: the path holds another file, or a link to somewhere else.
+        PlaceReadOnly: the links' directory is not writable.
     """
     for link in survey.links:
         if not link.ours:
             raise LinkTaken(
-                f"the link {link.path}",
-                found=f"a link to {link.target}" if link.target else "a file of somebody else's",
+                f"to create the link {link.path}",
+                found=f"it is a link to {link.target}" if link.target else "another file is there",
                 do="remove it, or choose another --bindir",
             )
-    bindir = survey.place.bindir
+    bindir = survey.layout.bindir
     if all(link.is_right for link in survey.links):
         return
-    if taken := _in_the_way(bindir):
+    if taken := _blocking_path(bindir):
         raise LinkTaken(
-            f"links in {bindir}", found=f"{taken} is no directory", do="choose another --bindir"
+            f"to create links in {bindir}",
+            found=f"{taken} is not a directory",
+            do="choose another --bindir",
         )
     if os.statvfs(_existing(bindir)).f_flag & os.ST_RDONLY:
         raise PlaceReadOnly(
-            f"links in {bindir}",
-            found="a file system that is mounted read-only",
-            do="choose a --bindir on containerd's PATH, or --no-links and"
+            f"to create links in {bindir}",
+            found="the file system is mounted read-only",
+            do="choose a --bindir on containerd's PATH, or use --no-links and"
             " nvshim configure … --shim PATH",
         )
 
 
 def check_machine(tree: Tree) -> None:
-    """See that a tree is for this machine.
+    """Check that a tree was built for this machine's architecture.
 
     Raises:
-        SourceBroken: it is for another one.
+        SourceBroken: it was not.
     """
     machine = os.uname().machine
     here = ARCHITECTURES.get(machine, machine)
@@ -124,59 +127,60 @@ def check_machine(tree: Tree) -> None:
         raise SourceBroken(
             f"to install {tree.name}",
             found=f"it is for {tree.architecture}, and this machine is {here}",
-            do="have the one for this machine",
+            do=f"get the {here} build",
         )
 
 
-def check_space(place: Place, needed: int) -> None:
-    """See that there is room for a tree.
+def check_space(layout: InstallLayout, needed: int) -> None:
+    """Check that there is room for a tree.
 
     Args:
-        place: where.
-        needed: bytes.
+        layout: the installation's directories.
+        needed: in bytes.
 
     Raises:
         NoSpace: there is not.
     """
-    status = os.statvfs(_existing(place.prefix))
+    status = os.statvfs(_existing(layout.prefix))
     free = status.f_bavail * status.f_frsize
     if free < needed:
         raise NoSpace(
-            f"{needed >> 20} MiB below {place.prefix}",
-            found=f"{free >> 20} MiB",
+            f"to reserve {needed >> 20} MiB below {layout.prefix}",
+            found=f"only {free >> 20} MiB are free",
             do="make room, or choose another --prefix",
         )
 
 
 def check_owners(path: str) -> None:
-    """See that nobody but root decides where a path leads.
+    """Check that only root controls where a path leads.
 
     Args:
-        path: absolute; it need not be there.
+        path: absolute; it need not exist.
 
     Raises:
-        PlaceUnsafe: a directory or a link on the way is another's, or can be changed by others.
+        PlaceUnsafe: a directory or link on the way belongs to another user, or others may change
+            it.
     """
-    for found, status in _on_the_way(path):
+    for found, status in _path_components(path):
         _check_owner(found, status)
 
 
 def _existing(path: str) -> str:
-    """The nearest directory above a path, or the path, that is there."""
+    """Return a path, or the nearest directory above it that exists."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
 
 
-def _in_the_way(path: str) -> str:
-    """What keeps a directory from being made; empty if nothing does, or it is there."""
+def _blocking_path(path: str) -> str:
+    """Return what prevents a directory from being created; empty if nothing does."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return "" if os.path.isdir(path) else path
 
 
-def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every directory and link that has a say in where a path leads, as far as they are there."""
+def _path_components(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every existing directory and link that a path passes through."""
     here, links = "/", 0
     left = [*reversed(path.split("/"))]
     while left:
@@ -188,7 +192,7 @@ def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         try:
             status = os.lstat(found)
         except (FileNotFoundError, NotADirectoryError):
-            return  # it will be ours, or the one before is no directory
+            return  # we will create it, or the component before is not a directory
         yield found, status
         if not stat.S_ISLNK(status.st_mode):
             here = found
@@ -196,7 +200,9 @@ def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         links += 1
         if links > _MOST_LINKS:
             raise PlaceUnsafe(
-                f"to follow {path}", found=f"more than {_MOST_LINKS} links", do="choose another"
+                f"to follow {path}",
+                found=f"more than {_MOST_LINKS} links",
+                do="choose another path",
             )
         target = os.readlink(found)
         here = "/" if target.startswith("/") else here
@@ -204,21 +210,23 @@ def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _check_owner(path: str, status: os.stat_result) -> None:
-    asked = f"a place that only root can change, {path}"
+    asked = f"to install below {path}"
     is_link = stat.S_ISLNK(status.st_mode)
     if not is_link and not stat.S_ISDIR(status.st_mode):
-        raise PlaceUnsafe(asked, found="no directory", do="choose another")
+        raise PlaceUnsafe(asked, found="it is not a directory", do="choose another path")
     if status.st_uid not in {0, os.geteuid()}:
         raise PlaceUnsafe(
             asked,
             found=f"it belongs to user {status.st_uid}",
-            do="give it to root (chown), or choose another",
+            do="give it to root (chown), or choose another path",
         )
     if is_link:
-        return  # whose directory was looked at
-    # In a sticky directory others can exchange only what is theirs.
+        return  # its directory was checked
+    # In a sticky directory others can replace only their own files.
     others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid else 0)
     if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
         raise PlaceUnsafe(
-            asked, found="others may write to it", do=f"run `chmod go-w {path}`, or choose another"
+            asked,
+            found="others may write to it",
+            do=f"run `chmod go-w {path}`, or choose another path",
         )

@@ -1,10 +1,9 @@
-"""From a directory or an archive to a tree that is whole and verified.
+"""Copy a directory or an archive to a complete, verified tree.
 
-Only what the tree's own list names is copied from a directory. From an archive everything has to
-be a file, a directory or a link within the tree, below one directory, under a name that leads
-nowhere else; whatever else is in it makes it none of ours. What an archive says of owners, and of
-modes beyond "executable or not", is not believed. Then the list decides: what is not on it, or
-is not as it says, ends the installation.
+From a directory we copy only the files in the tree's own list. In an archive every member has to be
+a file, a directory or a link, inside one top directory, with a name that stays inside; anything
+else is refused. Owners, and modes beyond "executable", are ignored. Then the list decides: a file
+that is not listed, or that differs, stops the installation.
 
 Source: tar(5), and the advice in the documentation of Python's tarfile.
 """
@@ -27,10 +26,10 @@ from integration.install.errors import ArchiveRefused, NoSpace, SourceBroken, So
 from integration.tree import MANIFEST, Tree, read_tree, verify
 
 LARGEST: Final = 2 << 30
-"""Bytes that an archive may unpack to."""
+"""The largest unpacked size of an archive, in bytes."""
 
 MOST: Final = 100_000
-"""Members that an archive may have."""
+"""The highest number of members of an archive."""
 
 _DIRECTORY_MODE: Final = 0o755
 _FILE_MODE: Final = 0o644
@@ -38,48 +37,48 @@ _PROGRAM_MODE: Final = 0o755
 _CHUNK: Final = 1 << 20
 _MARGIN: Final = 16 << 20
 _BLOCK: Final = 4096
-_TOLD_EVERY: Final = 500
+_REPORT_EVERY: Final = 500
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_archive(source: str) -> bool:
-    """Whether a source is an archive, and no directory."""
+    """Whether a source is an archive rather than a directory."""
     return os.path.isfile(source)
 
 
-def look_at(source: str) -> tuple[Tree, int]:
-    """What is to be installed says of itself, and how much room it needs.
+def inspect_source(source: str) -> tuple[Tree, int]:
+    """Read a source's tree description and compute the space it needs.
 
     Args:
         source: a tree's directory, or an archive of one.
 
     Returns:
-        The tree, and bytes, with some for what the file system adds.
+        The tree, and bytes, including file system overhead.
 
     Raises:
-        SourceMissing: there is none, or no tree.
-        SourceBroken: what it says makes no sense.
-        ArchiveRefused: it is no archive, or none of ours.
+        SourceMissing: the source does not exist or is not a tree.
+        SourceBroken: its description is not valid.
+        ArchiveRefused: it is not an archive of a tree.
     """
     if is_archive(source):
-        return _look_into(source)
+        return _inspect_archive(source)
     tree = source_tree(source)
     sizes = [_size(os.path.join(source, name)) for name in tree.files]
     return tree, sum(sizes) + len(sizes) * _BLOCK + _MARGIN
 
 
 def source_tree(source: str) -> Tree:
-    """What a directory that is to be installed says of itself.
+    """Read the tree.json of a directory that is to be installed.
 
     Raises:
-        SourceMissing: there is none, or no tree.
-        SourceBroken: what it says makes no sense.
+        SourceMissing: the directory does not exist or is not a tree.
+        SourceBroken: its tree.json is not valid.
     """
     if not os.path.exists(os.path.join(source, MANIFEST)):
         raise SourceMissing(
             f"to install {source}",
-            found=_what(source),
-            do="name a tree, or its archive, that make dist has built",
+            found=_source_problem(source),
+            do="name a tree or an archive built by make dist",
         )
     return _read(source)
 
@@ -87,16 +86,16 @@ def source_tree(source: str) -> Tree:
 def copy_tree(
     tree: Tree, source: str, target: str, say: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Copy what a tree's list names, and nothing else.
+    """Copy the files in a tree's list, and nothing else.
 
     Args:
-        tree: what it says of itself.
+        tree: the tree's description.
         source: its directory.
         target: an empty directory.
-        say: told now and then how much is copied.
+        say: receives progress messages.
 
     Raises:
-        SourceBroken: a file is missing, or is none.
+        SourceBroken: a file is missing or is not a regular file.
         NoSpace: the file system is full.
     """
     links = {name for name, what in tree.files.items() if what.startswith("link:")}
@@ -104,10 +103,10 @@ def copy_tree(
         os.chmod(target, _DIRECTORY_MODE)
         names = (MANIFEST, *tree.files)
         for count, name in enumerate(names):
-            if count and not count % _TOLD_EVERY:
+            if count and not count % _REPORT_EVERY:
                 say(f"copied {count} of {len(names)} files")
             if not links.isdisjoint(_parents(name)):
-                raise SourceBroken(f"to copy {source}", found=f"{name!r}, which is below a link")
+                raise SourceBroken(f"to copy {source}", found=f"{name!r} is below a link")
             path = os.path.join(target, name)
             os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
             _copy(os.path.join(source, name), path)
@@ -121,27 +120,27 @@ def unpack(archive: str, target: str) -> Tree:
         target: an empty directory.
 
     Returns:
-        What the tree says of itself.
+        The tree's description.
 
     Raises:
-        ArchiveRefused: it is no archive, or none of ours.
+        ArchiveRefused: it is not an archive of a tree.
         NoSpace: the file system is full.
     """
     with _writing(target), _opened(archive) as members:
         os.chmod(target, _DIRECTORY_MODE)
         _unpack(members, archive, target)
     if not os.path.exists(os.path.join(target, MANIFEST)):
-        raise _refused(archive, f"no {MANIFEST} in its top directory")
+        raise _refused(archive, f"its top directory has no {MANIFEST}")
     return _read(target, archive)
 
 
 def verify_copy(tree: Tree, target: str, name: str) -> None:
-    """See that a copy is the tree that was to be copied, the whole of it and nothing more.
+    """Check that a copy is exactly the tree that was to be copied.
 
     Args:
-        tree: what the source says of itself.
+        tree: the source's description.
         target: the copy.
-        name: that it is to have.
+        name: the name of the installed tree.
 
     Raises:
         SourceBroken: it is not.
@@ -154,19 +153,21 @@ def verify_copy(tree: Tree, target: str, name: str) -> None:
         ) from error
     if copied.digest != tree.digest or not name.startswith(tree.name):
         raise SourceBroken(
-            f"to install {name}", found=f"another tree by now, {copied.name}", do="run it again"
+            f"to install {name}",
+            found=f"the source has changed meanwhile to {copied.name}",
+            do="run it again",
         )
 
 
-def _what(source: str) -> str:
-    """Why a source is none."""
+def _source_problem(source: str) -> str:
+    """Return why a source is not a tree."""
     if os.path.isdir(source):
-        return f"no {MANIFEST} in it"
-    return "no directory or file" if os.path.lexists(source) else "no such file or directory"
+        return f"it has no {MANIFEST}"
+    return "not a directory or file" if os.path.lexists(source) else "no such file or directory"
 
 
 def _read(path: str, archive: str = "") -> Tree:
-    """Read a tree's list; it may be in a directory of ours that nobody knows."""
+    """Read a tree's list; errors name the archive, not the temporary directory."""
     try:
         return read_tree(path)
     except TreeError as error:
@@ -177,10 +178,10 @@ def _read(path: str, archive: str = "") -> Tree:
 
 
 class _Corrupt(Exception):
-    """A compressed stream that ends early, or is none."""
+    """A compressed stream that is truncated or damaged."""
 
 
-def _look_into(archive: str) -> tuple[Tree, int]:
+def _inspect_archive(archive: str) -> tuple[Tree, int]:
     size, top, found = _MARGIN, "", False
     with tempfile.TemporaryDirectory(prefix="nvshim-") as folder, _opened(archive) as members:
         for member in _members(members):
@@ -192,7 +193,7 @@ def _look_into(archive: str) -> tuple[Tree, int]:
                     _write(content, os.path.join(folder, MANIFEST), program=False)
                     found = True
         if not found:
-            raise _refused(archive, f"no {MANIFEST} in its top directory")
+            raise _refused(archive, f"its top directory has no {MANIFEST}")
         return _read(folder, archive), size
 
 
@@ -200,7 +201,7 @@ def _size(path: str) -> int:
     try:
         return os.lstat(path).st_size
     except OSError:
-        return 0  # which the copy will find, and say
+        return 0  # the copy will report it
 
 
 @contextmanager
@@ -222,14 +223,14 @@ def _unpack(members: tarfile.TarFile, archive: str, target: str) -> None:
         count += 1
         total += member.size
         if count > MOST or total > LARGEST:
-            raise _refused(archive, f"more than {MOST} members or {LARGEST >> 20} MiB")
+            raise _refused(archive, f"it has more than {MOST} members or {LARGEST >> 20} MiB")
         name, first = _name(archive, member, top)
         top = first
         if not name:
             continue
         path = os.path.join(target, name)
         if not links.isdisjoint(_parents(name)):
-            raise _refused(archive, f"{member.name!r}, which is below a link")
+            raise _refused(archive, f"{member.name!r} is below a link")
         os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
         if member.isdir():
             os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)
@@ -239,11 +240,11 @@ def _unpack(members: tarfile.TarFile, archive: str, target: str) -> None:
             os.symlink(member.linkname, path)
         elif member.isreg():
             content = members.extractfile(member)
-            if content is None:  # which tarfile says of what is no file
-                raise _refused(archive, f"{member.name!r}, which has no content")
+            if content is None:  # tarfile returns None for a member that is not a file
+                raise _refused(archive, f"{member.name!r} has no content")
             _write(content, path, program=bool(member.mode & stat.S_IXUSR))
         else:
-            raise _refused(archive, f"{member.name!r}, which is no file, directory or link")
+            raise _refused(archive, f"{member.name!r} is not a file, directory or link")
 
 
 def _members(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -254,25 +255,25 @@ def _members(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _Corrupt(str(error)) from error  # gzip's own, which has no number
+        raise _Corrupt(str(error)) from error  # raised by gzip, without a number
 
 
 def _name(archive: str, member: tarfile.TarInfo, top: str) -> tuple[str, str]:
-    """A member's name below the one directory at the top, and that directory's."""
+    """Return a member's path inside the top directory, and the top directory's name."""
     parts = [part for part in member.name.split("/") if part not in {"", "."}]
     if member.name.startswith("/") or ".." in parts or "\0" in member.name:
-        raise _refused(archive, f"{member.name!r}, which leads out of it")
+        raise _refused(archive, f"{member.name!r} leads out of it")
     if not parts:
         return "", top
     if top and parts[0] != top:
-        raise _refused(archive, f"{member.name!r} beside {top!r}, where one directory should be")
+        raise _refused(archive, f"it has more than one top directory: {top!r}, {member.name!r}")
     if len(parts) == 1 and not member.isdir():
-        raise _refused(archive, f"{member.name!r} at its top, where a directory should be")
+        raise _refused(archive, f"{member.name!r} is at its top, where only a directory belongs")
     return "/".join(parts[1:]), parts[0]
 
 
 def _parents(name: str) -> set[str]:
-    """The directories above a path in a tree."""
+    """Return the directories above a path in a tree."""
     parts = name.split("/")
     return {"/".join(parts[:length]) for length in range(1, len(parts))}
 
@@ -280,7 +281,7 @@ def _parents(name: str) -> set[str]:
 def _check_link(archive: str, name: str, target: str) -> None:
     resolved = os.path.normpath(os.path.join(os.path.dirname(name), target))
     if os.path.isabs(target) or resolved == ".." or resolved.startswith("../"):
-        raise _refused(archive, f"the link {name!r} to {target!r}, which leads out of it")
+        raise _refused(archive, f"the link {name!r} to {target!r} leads out of it")
 
 
 def _refused(archive: str, what: str) -> ArchiveRefused:
@@ -294,7 +295,7 @@ def _copy(source: str, target: str) -> None:
             os.symlink(os.readlink(source), target)
             return
         if not stat.S_ISREG(status.st_mode):
-            raise SourceBroken(f"to copy {source}", found="it is no file", do="build it again")
+            raise SourceBroken(f"to copy {source}", found="it is not a file", do="build it again")
         with open(source, "rb") as content:
             _write(content, target, program=bool(status.st_mode & stat.S_IXUSR))
     except FileNotFoundError as error:
@@ -304,7 +305,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _write(content: IO[bytes], path: str, *, program: bool) -> None:
-    # Exclusively: what is listed twice is no list.
+    # O_EXCL: a name that is listed twice is an error.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         try:
@@ -327,6 +328,6 @@ def _writing(target: str) -> Iterator[None]:
             ) from error
         if isinstance(error, FileExistsError):
             raise SourceBroken(
-                f"to write {error.filename}", found="it is there twice", do="build it again"
+                f"to write {error.filename}", found="it is listed twice", do="build it again"
             ) from error
         raise

@@ -1,7 +1,7 @@
-"""Takes steps, each whole or not at all, under a lock that one installer holds.
+"""Run steps, each atomically, under a lock that one installer holds.
 
-What has to outlast a loss of power is on the disk before anything leads to it: the file system is
-synced before a tree gets its name, and a directory after a name in it has changed.
+Data is on disk before anything refers to it, so that a power failure does no harm: the file system
+is synced before a tree gets its name, and a directory after a name in it changed.
 
 Source: rename(2), syncfs(2), flock(2), pidfd_open(2).
 """
@@ -32,22 +32,22 @@ from integration.install.errors import (
 )
 from integration.install.trees import known_tree
 from integration.install.usage import Role
-from integration.install_places import (
+from integration.install_layout import (
     INCOMING,
     REMOVING,
     SELF_TEST,
-    Place,
+    InstallLayout,
     new_link,
     working_name,
 )
 from integration.timeouts import PATIENCE
 from shim import syscalls
 
-# Seconds that fork servers get to end.
+# Seconds to wait for fork servers to exit.
 _END: Final = 3.0 * PATIENCE
 _POLL: Final = 0.02
 _UMASK: Final = 0o022
-# Seconds: who only looks whether somebody works there holds the lock for a moment.
+# Seconds: a status query holds the lock for a moment.
 _LOCK: Final = 0.5
 _LABEL_TIMEOUT: Final = 120.0
 _SELINUX: Final = "/sys/fs/selinux"
@@ -55,84 +55,84 @@ _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 
 
 @dataclass(slots=True)
-class Done:
-    """What came of the steps."""
+class Outcome:
+    """The result of running steps."""
 
-    taken: list[str] = field(default_factory=list)  # what was done, one line for each step
-    collected: list[str] = field(default_factory=list)  # names of trees that are gone
-    # names of trees that should have gone, and are used
+    completed: list[str] = field(default_factory=list)  # one line for each step
+    collected: list[str] = field(default_factory=list)  # names of removed trees
+    # names of trees that could not be removed because a process uses them
     in_use: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # what a person should know
+    warnings: list[str] = field(default_factory=list)  # for the user
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
-    """Where and how steps are taken."""
+class Installer:
+    """Runs steps on an installation."""
 
-    place: Place  # where
-    say: Callable[[str], None] = lambda _: None  # told each step before it is taken
-    runtime: str = ""  # the low-level runtime that a self-test uses; empty for the node's
-    # processes that may use a tree that is removed: the one that removes it
-    spare: frozenset[int] = frozenset()
-    selinux: str = _SELINUX  # where SELinux' file system is, if it is on
-    path: str = _SYSTEM_PATH  # the search path of programs of the node
+    layout: InstallLayout
+    say: Callable[[str], None] = lambda _: None  # receives each step before it runs
+    runtime: str = ""  # the low-level runtime for the self-test; empty for the node's
+    # processes that do not keep a tree from being removed, such as the uninstaller itself
+    ignored_pids: frozenset[int] = frozenset()
+    selinux: str = _SELINUX  # SELinux' file system, if SELinux is on
+    path: str = _SYSTEM_PATH  # the search path of the node's programs
 
-    def take(self, plan: Sequence[steps.Step]) -> Done:
-        """Take steps in their order.
+    def run(self, plan: Sequence[steps.Step]) -> Outcome:
+        """Run steps in order.
 
         Raises:
-            InstallError: one could not be taken; those before it are, those after it are not.
+            InstallError: a step failed; the steps before it were done, those after it were not.
         """
-        done = Done()
+        outcome = Outcome()
         for step in plan:
             self.say(str(step))
             try:
-                self._take(step, done)
+                self._run_step(step, outcome)
             except OSError as error:
                 raise _failed(step, error) from error
-            done.taken.append(str(step))
-        return done
+            outcome.completed.append(str(step))
+        return outcome
 
-    def _take(self, step: steps.Step, done: Done) -> None:
+    def _run_step(self, step: steps.Step, outcome: Outcome) -> None:
         match step:
             case steps.Clear(path):
                 self._clear(path)
             case steps.Put(source, name):
-                self._put(source, name, done)
+                self._put(source, name, outcome)
             case steps.Test(name, new):
                 self._test(name, new=new)
             case steps.Point(link, name):
-                _replace_link(self.place.path(link), name)
+                _replace_link(self.layout.path(link), name)
             case steps.Link(path, target):
                 _make_directory(os.path.dirname(path))
                 _replace_link(path, target)
-                self._label(path, done)
+                self._label(path, outcome)
             case steps.Unlink(path):
                 _unlink(path)
             case steps.EndForkServers(names):
-                end_fork_servers([self.place.path(name) for name in names])
+                end_fork_servers([self.layout.path(name) for name in names])
             case steps.Collect(name):
                 gone = self._collect(name)
-                (done.collected if gone else done.in_use).append(name)
+                (outcome.collected if gone else outcome.in_use).append(name)
             case steps.RemovePrefix(path):
-                with suppress(OSError):  # something is in it, which is said elsewhere
+                with suppress(OSError):  # it is not empty, which the caller reports
                     os.rmdir(path)
 
     def _clear(self, path: str) -> None:
         if os.path.basename(path).startswith(SELF_TEST):
             selftest.clean(path)
         if os.path.basename(path).startswith(REMOVING) and self._is_used(path):
-            # Set aside, and found to be used, by an installer that was killed before it said so.
+            # An installer was killed between renaming a tree that is in use and restoring it.
             tree = known_tree(path)
-            if tree is not None and not os.path.lexists(self.place.path(tree.name)):
-                os.rename(path, self.place.path(tree.name))
+            if tree is not None and not os.path.lexists(self.layout.path(tree.name)):
+                os.rename(path, self.layout.path(tree.name))
         elif os.path.islink(path):
             _unlink(path)
         elif os.path.exists(path):
             shutil.rmtree(path)
 
-    def _put(self, source: str, name: str, done: Done) -> None:
-        incoming = self.place.path(working_name(INCOMING))
+    def _put(self, source: str, name: str, outcome: Outcome) -> None:
+        incoming = self.layout.path(working_name(INCOMING))
         os.mkdir(incoming, 0o700)
         try:
             if copying.is_archive(source):
@@ -142,13 +142,13 @@ class Workshop:
                 copying.copy_tree(tree, source, incoming, self.say)
             copying.verify_copy(tree, incoming, name)
             _sync_file_system(incoming)
-            os.rename(incoming, self.place.path(name))
+            os.rename(incoming, self.layout.path(name))
         except BaseException:
             shutil.rmtree(incoming, ignore_errors=True)
             raise
-        sync_directory(self.place.prefix)
+        sync_directory(self.layout.prefix)
         try:
-            self._label(self.place.path(name), done)
+            self._label(self.layout.path(name), outcome)
         except BaseException:
             self._collect(name)
             raise
@@ -156,8 +156,8 @@ class Workshop:
     def _test(self, name: str, *, new: bool) -> None:
         try:
             selftest.run(
-                self.place.path(name),
-                self.place.path(working_name(SELF_TEST)),
+                self.layout.path(name),
+                self.layout.path(working_name(SELF_TEST)),
                 runtime=self.runtime,
                 path=self.path,
             )
@@ -167,35 +167,35 @@ class Workshop:
             raise
 
     def _collect(self, name: str) -> bool:
-        """Remove a tree, unless it is used; whether it is gone."""
-        path = self.place.path(name)
+        """Remove a tree unless it is used; return whether it is gone."""
+        path = self.layout.path(name)
         if not os.path.lexists(path):
             return True
         if self._is_used(path):
             return False
-        # Nobody finds it from here on; who found it a moment ago executes it by now.
-        aside = self.place.path(working_name(REMOVING))
-        os.rename(path, aside)
-        if self._is_used(aside):
-            os.rename(aside, path)
+        # No new process can start from the old path; one that just did shows up in the check.
+        moved = self.layout.path(working_name(REMOVING))
+        os.rename(path, moved)
+        if self._is_used(moved):
+            os.rename(moved, path)
             return False
-        shutil.rmtree(aside)
+        shutil.rmtree(moved)
         return True
 
     def _is_used(self, path: str) -> bool:
-        return any(user.pid not in self.spare for user in usage.users([path]))
+        return any(user.pid not in self.ignored_pids for user in usage.users([path]))
 
-    def _label(self, path: str, done: Done) -> None:
-        """Give new files the labels that SELinux' policy has for their paths, if it is on.
+    def _label(self, path: str, outcome: Outcome) -> None:
+        """Apply the SELinux policy's labels to new files, if SELinux is on.
 
-        Where there is no program for that, systems have one label for all of such a place.
+        Systems without restorecon have one label for such a directory.
         """
         if not os.path.exists(os.path.join(self.selinux, "enforce")):
             return
-        asked = f"the SELinux labels of {path}"
+        action = f"to set the SELinux labels of {path}"
         program = shutil.which("restorecon", path=self.path)
         if program is None:
-            done.warnings.append(f"SELinux is on, and there is no restorecon for {path}")
+            outcome.warnings.append(f"SELinux is on, and there is no restorecon to label {path}")
             return
         argv = [program, "-R", path]
         try:
@@ -210,22 +210,22 @@ class Workshop:
                 env={"PATH": self.path, "LC_ALL": "C"},
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise LabelFailed(asked, found=str(error)) from error
+            raise LabelFailed(action, found=str(error)) from error
         if ended.returncode:
-            raise LabelFailed(asked, found=ended.stderr.strip() or f"status {ended.returncode}")
+            raise LabelFailed(action, found=ended.stderr.strip() or f"status {ended.returncode}")
 
 
 @contextmanager
 def locked(prefix: str, *, make: bool) -> Iterator[None]:
-    """Be the only installer below a prefix.
+    """Hold the installer lock of a prefix.
 
     Args:
         prefix: the directory.
-        make: whether to make it if it is not there; else nothing is locked then.
+        make: whether to create it if it is missing; otherwise nothing is locked then.
 
     Raises:
-        InstallerBusy: another one works there.
-        StepFailed: it cannot be made.
+        InstallerBusy: another installer holds the lock.
+        StepFailed: the directory cannot be created.
     """
     made = make and not os.path.exists(prefix)
     try:
@@ -236,12 +236,12 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
             found=os.strerror(error.errno or 0).lower(),
             do="choose another --prefix",
         ) from error
-    umask = os.umask(_UMASK)  # what is installed is for everybody to look at
+    umask = os.umask(_UMASK)  # all users may read what is installed
     try:
         yield
     except BaseException:
         if made:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # it is not empty
                 os.rmdir(prefix)
         raise
     finally:
@@ -251,7 +251,7 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
 
 
 def _lock(prefix: str, *, make: bool) -> int:
-    """The locked directory; -1 if it is not there, and is not to be made."""
+    """Open and lock the directory; return -1 if it is missing and not to be created."""
     deadline = time.monotonic() + _LOCK
     while True:
         if make:
@@ -260,32 +260,32 @@ def _lock(prefix: str, *, make: bool) -> int:
             fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             if make:
-                continue  # it was removed in this moment
+                continue  # it was removed just now
             return -1
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(fd, prefix):
+            if _is_same_directory(fd, prefix):
                 return fd
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 os.close(fd)
                 raise InstallerBusy(
                     f"to work on {prefix}",
-                    found="another installer does",
-                    do="wait until it has ended",
+                    found="another installer is working there",
+                    do="wait until it has finished",
                 ) from error
             time.sleep(_POLL)
         os.close(fd)
 
 
 def is_locked(prefix: str) -> bool:
-    """Whether an installer works below a prefix now."""
+    """Whether an installer is working below a prefix."""
     try:
         fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        # Shared: who only looks is in nobody's way but for this moment.
+        # Shared, so that two queries do not disturb each other.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -295,12 +295,12 @@ def is_locked(prefix: str) -> bool:
 
 
 def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
-    """Tell the fork servers of trees to end, and wait a moment for them.
+    """Tell the fork servers of trees to exit, and wait a moment for them.
 
-    Their spares end with them and are not told: one may be a verb that containerd waits for, and
-    then a shim. Who does not end keeps its tree, and nothing else.
+    Their spare processes exit with them and get no signal: one may be a verb that containerd waits
+    for, and then a shim. A server that does not exit only keeps its tree.
     """
-    waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _told_to_end(user)) >= 0]
+    waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _terminate(user)) >= 0]
     deadline = time.monotonic() + _END
     try:
         while waiting and time.monotonic() < deadline:
@@ -313,15 +313,15 @@ def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
             os.close(fd)
 
 
-def _told_to_end(user: usage.User) -> int:
-    """Tell a fork server to end; its pidfd, or -1 if it is none, or gone."""
+def _terminate(user: usage.User) -> int:
+    """Send SIGTERM to a fork server and return its pidfd; -1 if it is gone or another process."""
     if user.role is not Role.FORK_SERVER:
         return -1
     try:
         fd = os.pidfd_open(user.pid)
     except ProcessLookupError:
         return -1
-    # The number may have been given to another process since it was looked at.
+    # The pid may have been reused since the process was found.
     again = [u for u in usage.users([user.tree]) if u.pid == user.pid]
     if again == [user]:
         with suppress(ProcessLookupError):
@@ -337,7 +337,7 @@ def _make_directory(path: str) -> None:
         os.umask(umask)
 
 
-def _is_still(fd: int, path: str) -> bool:
+def _is_same_directory(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -356,7 +356,7 @@ def _replace_link(path: str, target: str) -> None:
 def _unlink(path: str) -> None:
     try:
         if not stat.S_ISLNK(os.lstat(path).st_mode):
-            return  # somebody has put something else there since
+            return  # replaced by something that is not ours
         os.unlink(path)
     except FileNotFoundError:
         return
@@ -372,10 +372,10 @@ def _sync_file_system(path: str) -> None:
 
 
 def _failed(step: steps.Step, error: OSError) -> Exception:
-    asked = f"to {step}"
+    action = f"to {step}"
     found = f"{error.filename or ''}: {os.strerror(error.errno or 0).lower()}".lstrip(": ")
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NoSpace(asked, found=found, do="make room, and run it again")
+        return NoSpace(action, found=found, do="make room, and run it again")
     if error.errno == errno.EROFS:
-        return PlaceReadOnly(asked, found=found, do="mount it writable, and run it again")
-    return StepFailed(asked, found=found, do="run it again")
+        return PlaceReadOnly(action, found=found, do="mount it writable, and run it again")
+    return StepFailed(action, found=found, do="run it again")

@@ -1,4 +1,4 @@
-"""What can go wrong while trees are put on a node, switched and taken away: E262x to E265x."""
+"""Errors of installing, switching and removing trees: E262x to E265x."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class InstallError(IntegrationError):
 
 
 class NotRoot(InstallError, code="NVSHIM-E2620", status=Status.PERMISSION_DENIED):
-    """Only root may put on a node what root executes."""
+    """Only root may install programs that root executes."""
 
 
 class SourceMissing(InstallError, code="NVSHIM-E2621", status=Status.NOT_FOUND):
@@ -19,49 +19,49 @@ class SourceMissing(InstallError, code="NVSHIM-E2621", status=Status.NOT_FOUND):
 
 
 class SourceBroken(InstallError, code="NVSHIM-E2622", status=Status.DATA_LOSS):
-    """The tree to install is not what its own list of files says, or for another machine."""
+    """The tree does not match its own list of files, or is for another architecture."""
 
     remedy = "get the archive again, and compare its checksum"
 
 
 class ArchiveRefused(InstallError, code="NVSHIM-E2623", status=Status.INVALID_ARGUMENT):
-    """An archive that is none of ours: it would write elsewhere, or has more than files."""
+    """The archive is not one of a tree: it would write elsewhere, or has more than files."""
 
 
 class PlaceUnsafe(InstallError, code="NVSHIM-E2624", status=Status.FAILED_PRECONDITION):
-    """Somebody else could exchange what root would execute."""
+    """Another user could replace programs that root executes."""
 
 
 class PlaceReadOnly(InstallError, code="NVSHIM-E2625", status=Status.FAILED_PRECONDITION):
-    """The prefix or the directory of links cannot be written to."""
+    """The prefix or the links' directory is not writable."""
 
 
 class PlaceNotExecutable(InstallError, code="NVSHIM-E2626", status=Status.FAILED_PRECONDITION):
-    """The prefix is on a file system that executes nothing."""
+    """The prefix is on a file system that is mounted noexec."""
 
 
 class NoSpace(InstallError, code="NVSHIM-E2627", status=Status.RESOURCE_EXHAUSTED):
-    """The file system is full, or would be. Nothing of the tree is left."""
+    """The file system is full, or would be. The incomplete tree was removed."""
 
 
 class LinkTaken(InstallError, code="NVSHIM-E2628", status=Status.ALREADY_EXISTS):
-    """Where a link has to be there is something that no installation has made."""
+    """Another file is where a link has to be."""
 
 
 class InstallerBusy(InstallError, code="NVSHIM-E2629", status=Status.ABORTED):
-    """Another installer works on the same prefix now."""
+    """Another installer is working on the same prefix."""
 
 
 class SelfTestFailed(InstallError, code="NVSHIM-E2630", status=Status.INTERNAL):
-    """The new tree could not run a container. Nothing was switched to it."""
+    """The new tree could not run a container. The current version stays."""
 
 
 class NoRuntimeToTest(InstallError, code="NVSHIM-E2631", status=Status.FAILED_PRECONDITION):
-    """There is no runc or crun to try the new tree with."""
+    """There is no runc or crun to test the new tree with."""
 
 
 class VersionNotInstalled(InstallError, code="NVSHIM-E2632", status=Status.NOT_FOUND):
-    """No tree below the prefix, or more than one, is of the version that was named."""
+    """No installed tree, or more than one, matches the version."""
 
 
 class NothingToGoBackTo(InstallError, code="NVSHIM-E2633", status=Status.FAILED_PRECONDITION):
@@ -69,18 +69,18 @@ class NothingToGoBackTo(InstallError, code="NVSHIM-E2633", status=Status.FAILED_
 
 
 class StepFailed(InstallError, code="NVSHIM-E2634", status=Status.INTERNAL):
-    """The system refused a step. What was in effect still is; the next run goes on from here."""
+    """The system refused a step. The current version stays; the next run continues from here."""
 
 
 class LabelFailed(InstallError, code="NVSHIM-E2635", status=Status.FAILED_PRECONDITION):
-    """SELinux is on, and restorecon could not give new files the labels of its policy."""
+    """SELinux is on, and restorecon could not label new files."""
 
-    remedy = "mend what restorecon reports, and run `nvshim install` again"
+    remedy = "fix what restorecon reports, and run `nvshim install` again"
 
 
 class PurgeFailed(InstallError, code="NVSHIM-E2636", status=Status.INTERNAL):
-    """Something of the state could not be removed."""
+    """Part of the state could not be removed."""
 
 
 class StillNamed(InstallError, code="NVSHIM-E2637", status=Status.FAILED_PRECONDITION):
-    """An engine would start its containers through a shim that is not there any more."""
+    """An engine would start its containers through a shim that no longer exists."""

@@ -1,6 +1,6 @@
-"""The calls that the commands make: look, plan, and take the steps, under the lock.
+"""The functions behind the commands: survey, plan, and run the steps under the lock.
 
-Each answers with a dict whose keys are an interface.
+Each returns a dict; its keys are a public interface.
 """
 
 from __future__ import annotations
@@ -13,218 +13,222 @@ from typing import Any, Final
 
 from hooks.config import Config
 from integration.install import checks, copying, planning, steps
-from integration.install import uninstall as leaving
-from integration.install.effects import Done, Workshop, locked
+from integration.install import uninstall as removal
+from integration.install.effects import Installer, Outcome, locked
 from integration.install.errors import SourceBroken
 from integration.install.selftest import find_runtime
-from integration.install.survey import Survey, look
+from integration.install.survey import Survey, take_survey
 from integration.install.trees import own_tree, problem_of
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from integration.tree import Tree
 
 _POLL: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
-    """What a person wants installed."""
+class InstallOptions:
+    """What to install, and how."""
 
-    place: Place  # where
-    source: str = ""  # a tree or an archive of one; empty for the tree that this program is part of
-    use: str = ""  # the version of an installed tree instead; empty for none
-    rollback: bool = False  # the one before instead
-    test: bool = True  # whether it has to start a container first
-    keep: int = planning.KEEP  # how many other trees stay that nothing uses
-    workshop: Workshop = field(default_factory=lambda: Workshop(Place()))  # how steps are taken
+    layout: InstallLayout
+    source: str = ""  # a tree or an archive; empty for the tree that this program is part of
+    use: str = ""  # switch to this installed version instead; empty for none
+    rollback: bool = False  # switch to the previous version instead
+    test: bool = True  # whether the new version has to start a container first
+    keep: int = planning.KEEP  # how many other unused trees to keep
+    installer: Installer = field(
+        default_factory=lambda: Installer(InstallLayout())
+    )  # runs the steps
 
 
-def install(wanted: Installation, *, dry_run: bool = False) -> dict[str, Any]:
-    """Have a tree in effect.
+def install(options: InstallOptions, *, dry_run: bool = False) -> dict[str, Any]:
+    """Install a tree, or switch to an installed one.
 
     Args:
-        wanted: which, and how.
-        dry_run: whether only to say what would be done.
+        options: what to install, and how.
+        dry_run: whether to only report what would be done.
 
     Returns:
-        What is in effect now, and what was done for it.
+        The current version, and what was done.
 
     Raises:
-        InstallError: it could not be done; what was in effect still is.
+        InstallError: it failed; the version that was current stays current.
     """
     if not dry_run:
         checks.check_root()
-    checks.check_place(wanted.place)
+    checks.check_place(options.layout)
     if dry_run:
-        survey, plan, tree = _planned(wanted)
-        return _answer(wanted.place, survey, plan, None, tree)
-    with locked(wanted.place.prefix, make=True):
-        checks.check_owners(wanted.place.prefix)  # somebody else may have made it meanwhile
-        survey, plan, tree = _planned(wanted)
-        done = wanted.workshop.take(plan)
-        return _answer(wanted.place, look(wanted.place), plan, done, tree)
+        survey, plan, tree = _planned(options)
+        return _answer(options.layout, survey, plan, None, tree)
+    with locked(options.layout.prefix, make=True):
+        checks.check_owners(options.layout.prefix)  # another user may have created it just now
+        survey, plan, tree = _planned(options)
+        outcome = options.installer.run(plan)
+        return _answer(options.layout, take_survey(options.layout), plan, outcome, tree)
 
 
 def collect(
-    place: Place, *, keep: int, workshop: Workshop, dry_run: bool = False
+    layout: InstallLayout, *, keep: int, installer: Installer, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Remove the trees that nobody needs.
+    """Remove the trees that are no longer needed.
 
     Args:
-        place: where.
-        keep: how many stay that are not in effect and that nothing uses.
-        workshop: how steps are taken.
-        dry_run: whether only to say what would be done.
+        layout: the installation's directories.
+        keep: how many unused trees besides the current one to keep.
+        installer: runs the steps.
+        dry_run: whether to only report what would be done.
 
     Raises:
-        InstallError: it could not be done.
+        InstallError: it failed.
     """
     if dry_run:
-        survey = look(place)
-        return _answer(place, survey, planning.plan_collection(survey, keep), None, None)
+        survey = take_survey(layout)
+        return _answer(layout, survey, planning.plan_collection(survey, keep), None, None)
     checks.check_root()
-    checks.check_owners(place.prefix)
-    with locked(place.prefix, make=False):
-        plan = planning.plan_collection(look(place), keep)
-        done = workshop.take(plan)
-        return _answer(place, look(place), plan, done, None)
+    checks.check_owners(layout.prefix)
+    with locked(layout.prefix, make=False):
+        plan = planning.plan_collection(take_survey(layout), keep)
+        outcome = installer.run(plan)
+        return _answer(layout, take_survey(layout), plan, outcome, None)
 
 
 def uninstall(
-    place: Place,
+    layout: InstallLayout,
     *,
-    workshop: Workshop,
+    installer: Installer,
     wait: float = 0.0,
     purge: Config | None = None,
     force: bool = False,
     engines_root: str = "",
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Take away what running containers do not need.
+    """Uninstall everything that running containers do not need.
 
     Args:
-        place: where.
-        workshop: how steps are taken.
-        wait: seconds to wait for the containers to end.
-        purge: whose state is removed too; None to leave it.
-        force: whether to do it also if an engine names the shim.
-        engines_root: where the engines' configuration is; empty for this machine's.
-        dry_run: whether only to say what would be done.
+        layout: the installation's directories.
+        installer: runs the steps.
+        wait: seconds to wait for containers to exit.
+        purge: the configuration whose state to remove as well; None keeps the state.
+        force: whether to continue although an engine names the shim.
+        engines_root: where to look for the engines' configuration; empty for this machine's root.
+        dry_run: whether to only report what would be done.
 
     Returns:
         What is left, and why.
 
     Raises:
-        InstallError: it could not be done; a second run goes on.
+        InstallError: it failed; a second run continues.
     """
     if not dry_run:
         checks.check_root()
-        checks.check_owners(place.prefix)
+        checks.check_owners(layout.prefix)
         if not force:
-            leaving.check_unnamed(look(place), engines_root)
-        _wait_for_containers(place, wait, workshop.say)
-    with locked(place.prefix, make=False):
-        survey = look(place)
+            removal.check_unnamed(take_survey(layout), engines_root)
+        _wait_for_containers(layout, wait, installer.say)
+    with locked(layout.prefix, make=False):
+        survey = take_survey(layout)
         plan = planning.plan_uninstallation(survey)
         shims = [shim for each in survey.installed for shim in each.shims]
         purged: list[str] = []
         if not dry_run:
-            workshop.take(plan)
+            installer.run(plan)
             if purge is not None:
-                purged = leaving.purge(purge, in_use=bool(shims) or survey.blind)
-        after = survey if dry_run else look(place)
+                purged = removal.purge(purge, in_use=bool(shims) or survey.may_miss_shims)
+        after = survey if dry_run else take_survey(layout)
         return {
-            "prefix": place.prefix,
+            "prefix": layout.prefix,
             "dry_run": dry_run,
-            "complete": not dry_run and not after.installed and not survey.blind,
+            "complete": not dry_run and not after.installed and not survey.may_miss_shims,
             "steps": [str(step) for step in plan],
             "shims": sorted(shim.pid for shim in shims),
-            "unseen_shims": survey.blind,
+            "unseen_shims": survey.may_miss_shims,
             "left": [
-                *(place.path(each.name) for each in after.installed),
-                *(place.path(name) for name in after.foreign),
+                *(layout.path(each.name) for each in after.installed),
+                *(layout.path(name) for name in after.foreign),
                 *(link.path for link in after.links if link.target and link.ours),
             ],
-            "needed_by_containerd": sorted(planning.asked_paths(survey)),
+            "needed_by_containerd": sorted(planning.needed_programs(survey)),
             "purged": purged,
-            "mentioned_in": leaving.mentions(engines_root),
+            "mentioned_in": removal.mentions(engines_root),
         }
 
 
-def _planned(wanted: Installation) -> tuple[Survey, Sequence[steps.Step], Tree | None]:
+def _planned(options: InstallOptions) -> tuple[Survey, Sequence[steps.Step], Tree | None]:
     size = 0
-    if wanted.use or wanted.rollback:
-        survey = look(wanted.place)
+    if options.use or options.rollback:
+        survey = take_survey(options.layout)
         chosen = (
             planning.previous_version(survey)
-            if wanted.rollback
-            else planning.installed_version(survey, wanted.use)
+            if options.rollback
+            else planning.installed_version(survey, options.use)
         )
-        if problem := problem_of(wanted.place.path(chosen.name)):
+        if problem := problem_of(options.layout.path(chosen.name)):
             raise SourceBroken(
                 f"to switch to {chosen.name}", found=problem, do="install that version again"
             )
         tree = chosen.tree
-        wish = planning.Wish(name=chosen.name, test=wanted.test, keep=wanted.keep)
+        request = planning.InstallRequest(name=chosen.name, test=options.test, keep=options.keep)
     else:
-        source = os.path.abspath(wanted.source) if wanted.source else own_tree()
-        tree, size = copying.look_at(source)
+        source = os.path.abspath(options.source) if options.source else own_tree()
+        tree, size = copying.inspect_source(source)
         checks.check_machine(tree)
         same = tree.digest
-        survey = look(wanted.place, check=lambda path: problem_of(path, only=same))
-        wish = planning.Wish(tree=tree, source=source, test=wanted.test, keep=wanted.keep)
+        survey = take_survey(options.layout, check=lambda path: problem_of(path, only=same))
+        request = planning.InstallRequest(
+            tree=tree, source=source, test=options.test, keep=options.keep
+        )
     checks.check_links(survey)
-    plan = planning.plan_installation(survey, wish)
+    plan = planning.plan_installation(survey, request)
     if any(isinstance(step, steps.Put) for step in plan):
-        checks.check_space(wanted.place, size)
+        checks.check_space(options.layout, size)
     if any(isinstance(step, steps.Test) for step in plan):
-        find_runtime(wanted.workshop.path, wanted.workshop.runtime)
+        find_runtime(options.installer.path, options.installer.runtime)
     return survey, plan, tree
 
 
 def _answer(
-    place: Place,
+    layout: InstallLayout,
     survey: Survey,
     plan: Sequence[steps.Step],
-    done: Done | None,
+    outcome: Outcome | None,
     tree: Tree | None,
 ) -> dict[str, Any]:
-    dry_run = done is None
+    dry_run = outcome is None
     current = survey.named(survey.current)
     tree = tree or (current.tree if current else None)
     kinds = {type(step) for step in plan}
     return {
-        "prefix": place.prefix,
+        "prefix": layout.prefix,
         "dry_run": dry_run,
-        "changed": bool(plan) and (dry_run or not _only_kept(plan, done)),
+        "changed": bool(plan) and (dry_run or not _only_kept(plan, outcome)),
         "version": tree.version if tree else None,
         "revision": tree.revision if tree else None,
         "current": survey.current or None,
         "previous": survey.previous or None,
         "tested": steps.Test in kinds,
         "steps": [str(step) for step in plan],
-        "collected": list(done.collected) if done else [],
+        "collected": list(outcome.collected) if outcome else [],
         "in_use": [
             {"name": each.name, "shims": len(each.shims)}
             for each in survey.installed
             if each.name != survey.current and each.holders
         ],
-        "warnings": list(done.warnings) if done else [],
-        "unseen_shims": survey.blind,
+        "warnings": list(outcome.warnings) if outcome else [],
+        "unseen_shims": survey.may_miss_shims,
         "links": [link.path for link in survey.links],
     }
 
 
-def _only_kept(plan: Sequence[steps.Step], done: Done | None) -> bool:
-    """Whether all that was to be done was to remove trees, and all are used."""
+def _only_kept(plan: Sequence[steps.Step], outcome: Outcome | None) -> bool:
+    """Whether the plan only removed trees, and all of them are in use."""
     tried = [step.name for step in plan if isinstance(step, steps.Collect)]
-    return done is not None and len(tried) == len(plan) and tried == done.in_use
+    return outcome is not None and len(tried) == len(plan) and tried == outcome.in_use
 
 
-def _wait_for_containers(place: Place, seconds: float, say: Callable[[str], None]) -> None:
+def _wait_for_containers(layout: InstallLayout, seconds: float, say: Callable[[str], None]) -> None:
     deadline = time.monotonic() + seconds
-    told = False
-    while time.monotonic() < deadline and any(each.shims for each in look(place).installed):
-        if not told:
+    reported = False
+    while time.monotonic() < deadline and any(each.shims for each in take_survey(layout).installed):
+        if not reported:
             say("wait for containers to end")
-            told = True
+            reported = True
         time.sleep(_POLL)

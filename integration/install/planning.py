@@ -1,21 +1,22 @@
-"""What has to be done: a survey and a wish in, steps out. Nothing is touched here.
+"""Decide on steps from a survey and a request. This module touches nothing.
 
-Rules of an installation
-- What killed installers left goes first: it may keep trees in use that nobody needs.
-- A tree that is there already, with the same digest, and intact, is used as it is. One that is
-  there and is not what it says is left alone, and a new one is placed beside it: shims may use it.
-- The new tree is tested before anything leads to it. ``previous`` is set before ``current``: who is
-  killed between the two has both lead to what is in effect, and loses nothing.
-- Fork servers of other trees end: they would fork no shim of the new one, and hold the old.
-- Trees that nothing leads to are collected: all but the newest ``keep``, of which ``previous`` is
-  the first. Not if there may be shims that are not seen.
+Rules for an installation
+- First remove what killed installers left: it may keep unneeded trees in use.
+- A tree with the same digest that is intact is used as it is. A damaged one stays, because shims
+  may use it; the new tree goes next to it.
+- The new tree is tested before any link points to it. ``previous`` is set before ``current``: if
+  the installer is killed in between, both point to the current version, and nothing is lost.
+- Fork servers of other trees are stopped: they would start no shims of the new version, and they
+  keep the old one in use.
+- Of the trees without a link, all but the newest ``keep`` are removed; ``previous`` counts as the
+  newest. None is removed if there may be shims that we cannot see.
 
-Rules of an uninstallation
-- Without a shim everything goes: first the links, so that nothing new starts; then what they lead
-  to; then the trees.
-- While shims run, the path by which containerd has started them goes on leading to a shim, and
-  ``nvshim`` stays to finish the job; all that is not needed for that goes.
-- The trees of another's making, and files that nobody knows, stay.
+Rules for an uninstallation
+- If no shim runs, everything is removed: first the links, so that nothing new starts, then
+  ``current`` and ``previous``, then the trees.
+- While shims run, the path that containerd started them with keeps pointing to a shim, and
+  ``nvshim`` stays to finish the job. Everything else is removed.
+- Files that we did not create stay.
 """
 
 from __future__ import annotations
@@ -27,78 +28,80 @@ from typing import TYPE_CHECKING
 
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
-from integration.install_places import CURRENT, PREVIOUS, SHIM, is_directory_name
+from integration.install_layout import CURRENT, PREVIOUS, SHIM, is_directory_name
 
 if TYPE_CHECKING:
     from integration.install.survey import Installed, Survey
     from integration.tree import Tree
 
 KEEP = 1
-"""How many trees stay that are not in effect and that nothing uses."""
+"""How many unused trees to keep besides the current one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What an installation is to come to."""
+class InstallRequest:
+    """What the installation should become."""
 
-    tree: Tree | None = None  # what is to be in effect
-    source: str = ""  # where it is to be copied from; empty if it is installed
-    name: str = ""  # of the installed one
-    test: bool = True  # whether it has to start a container before it is in effect
-    keep: int = KEEP  # how many others stay that nothing uses
+    tree: Tree | None = None  # the tree that becomes current
+    source: str = ""  # where to copy it from; empty if it is installed
+    name: str = ""  # its directory, if it is installed
+    test: bool = True  # whether it has to start a container first
+    keep: int = KEEP  # how many other unused trees to keep
 
 
-def plan_installation(survey: Survey, wish: Wish) -> list[steps.Step]:
-    """The steps after which a tree is in effect."""
+def plan_installation(survey: Survey, request: InstallRequest) -> list[steps.Step]:
+    """Return the steps that make a tree current."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
-    name, new = wish.name, False
-    if not name and wish.tree is not None:
-        name, new = _place_for(survey, wish.tree)
+    name, new = request.name, False
+    if not name and request.tree is not None:
+        name, new = _directory_for(survey, request.tree)
     if new:
-        plan.append(steps.Put(wish.source, name))
+        plan.append(steps.Put(request.source, name))
     switch = name != survey.current
-    if wish.test and (new or switch):
+    if request.test and (new or switch):
         plan.append(steps.Test(name, new))
     if switch:
         if survey.current:
             plan.append(steps.Point(PREVIOUS, survey.current))
         plan.append(steps.Point(CURRENT, name))
-    plan += [steps.Link(link.path, link.wanted) for link in survey.links if not link.is_right]
+    plan += [steps.Link(link.path, link.expected) for link in survey.links if not link.is_right]
     previous = survey.current if switch else survey.previous
-    return plan + _clearing_out(
-        survey, current=name, previous=previous, keep=wish.keep, switched=switch
+    return plan + _cleanup_steps(
+        survey, current=name, previous=previous, keep=request.keep, switched=switch
     )
 
 
 def plan_collection(survey: Survey, keep: int = KEEP) -> list[steps.Step]:
-    """The steps after which there is nothing that nobody needs.
+    """Return the steps that remove what is no longer needed.
 
     Args:
-        survey: what is there.
-        keep: how many trees stay that are not in effect and that nothing uses.
+        survey: the installation.
+        keep: how many unused trees besides the current one to keep.
     """
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
-    return plan + _clearing_out(survey, current=survey.current, previous=survey.previous, keep=keep)
+    return plan + _cleanup_steps(
+        survey, current=survey.current, previous=survey.previous, keep=keep
+    )
 
 
 def plan_uninstallation(survey: Survey) -> list[steps.Step]:
-    """The steps after which as little is there as running containers allow."""
+    """Return the steps that remove as much as running containers allow."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
     names = tuple(each.name for each in survey.installed)
     ours = [link for link in survey.links if link.ours and link.target]
     if not _shims_run(survey):
         plan += [steps.Unlink(link.path) for link in ours]
-        plan += [steps.Unlink(survey.place.path(link)) for link in (CURRENT, PREVIOUS)]
+        plan += [steps.Unlink(survey.layout.path(link)) for link in (CURRENT, PREVIOUS)]
         if names:
             plan.append(steps.EndForkServers(names))
         plan += [steps.Collect(name) for name in names]
-        return [*plan, steps.RemovePrefix(survey.place.prefix)]
-    needed = asked_paths(survey)
-    # With nvshim it is finished; and without the shim's own link nvshim would not know of it.
+        return [*plan, steps.RemovePrefix(survey.layout.prefix)]
+    needed = needed_programs(survey)
+    # nvshim is needed to finish the job; without the shim's link it would be of no use.
     keeps_links = any(link.path in needed for link in ours)
     if not keeps_links:
         plan += [steps.Unlink(link.path) for link in ours if os.path.basename(link.path) == SHIM]
-    plan.append(steps.Unlink(survey.place.path(PREVIOUS)))
+    plan.append(steps.Unlink(survey.layout.path(PREVIOUS)))
     plan.append(steps.EndForkServers(names))
     plan += [
         steps.Collect(each.name)
@@ -108,14 +111,14 @@ def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     return plan
 
 
-def asked_paths(survey: Survey) -> frozenset[str]:
-    """The paths of programs that containerd will execute, or look for, for shims that run.
+def needed_programs(survey: Survey) -> frozenset[str]:
+    """Return the paths of programs that containerd will execute or look for, for running shims.
 
     Args:
-        survey: what is there. Of a shim whose path nobody has noted it is that of the link.
+        survey: the installation. A shim without a recorded path is assumed to use the link's.
     """
     links = [link.path for link in survey.links if os.path.basename(link.path) == SHIM]
-    found = set(links if survey.blind else ())
+    found = set(links if survey.may_miss_shims else ())
     for each in survey.installed:
         for shim in each.shims:
             found.update([shim.asked_by] if shim.asked_by else links)
@@ -123,14 +126,14 @@ def asked_paths(survey: Survey) -> frozenset[str]:
 
 
 def installed_version(survey: Survey, version: str) -> Installed:
-    """The tree that a person means.
+    """Return the installed tree that a version refers to.
 
     Args:
-        survey: what is there.
-        version: a version, or a directory's name, or the beginning of one.
+        survey: the installation.
+        version: a version, or a directory's name, or the start of one.
 
     Raises:
-        VersionNotInstalled: none is, or several are.
+        VersionNotInstalled: none matches, or several do.
     """
     exact = [e for e in survey.installed if version in {e.name, e.tree.version if e.tree else ""}]
     found = exact or [each for each in survey.installed if each.name.startswith(version)]
@@ -138,14 +141,14 @@ def installed_version(survey: Survey, version: str) -> Installed:
         return found[0]
     there = ", ".join(each.name for each in (found or survey.installed)) or "nothing"
     raise VersionNotInstalled(
-        f"version {version} below {survey.place.prefix}",
-        found=f"{len(found)} that it could be: {there}" if found else f"only {there}",
+        f"to find version {version} below {survey.layout.prefix}",
+        found=f"{len(found)} match: {there}" if found else f"only {there} is installed",
         do="name one by its directory" if found else "install it with --from",
     )
 
 
 def previous_version(survey: Survey) -> Installed:
-    """The tree that was in effect before.
+    """Return the tree that was current before.
 
     Raises:
         NothingToGoBackTo: there is none.
@@ -154,16 +157,16 @@ def previous_version(survey: Survey) -> Installed:
     if previous is None:
         others = [each.name for each in survey.installed if each.name != survey.current]
         raise NothingToGoBackTo(
-            f"the version before {survey.current or 'none'}",
-            found=f"{PREVIOUS} leads to nothing",
+            f"to go back to the version before {survey.current or 'none'}",
+            found=f"{PREVIOUS} points to nothing",
             do=f"name one with --use: {', '.join(others)}" if others else "install one with --from",
         )
     return previous
 
 
-def _place_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
-    """Under which name a tree is, or would be, and whether it has to be placed there."""
-    wanted = tree.name
+def _directory_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
+    """Return the name of a tree's directory, and whether the tree has to be copied there."""
+    base = tree.name
     same = [
         each
         for each in survey.installed
@@ -174,29 +177,29 @@ def _place_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
             return each.name, False
     if same:
         return same[0].name, False
-    name, number = wanted, 1
+    name, number = base, 1
     taken = {*(each.name for each in survey.installed), *survey.foreign}
     while name in taken:
         number += 1
-        name = f"{wanted}.{number}"
+        name = f"{base}.{number}"
     return name, True
 
 
-def _clearing_out(
+def _cleanup_steps(
     survey: Survey, *, current: str, previous: str, keep: int, switched: bool = False
 ) -> list[steps.Step]:
     others = [each for each in survey.installed if each.name != current]
     plan: list[steps.Step] = []
-    # Until the switch, more of them may have begun than there were when it was planned.
-    served = tuple(e.name for e in others if switched or len(e.users) > len(e.holders))
-    if served:
-        plan.append(steps.EndForkServers(served))
-    if survey.blind:
+    # More fork servers may start between the plan and the switch.
+    with_servers = tuple(e.name for e in others if switched or len(e.users) > len(e.holders))
+    if with_servers:
+        plan.append(steps.EndForkServers(with_servers))
+    if survey.may_miss_shims:
         return plan
     first = [each for each in others if each.name == previous]
     newest = sorted((e for e in others if e.name != previous), key=_placed, reverse=True)
-    spare = [*first, *newest][keep:]
-    return plan + [steps.Collect(name) for name in _names(_collectable(spare))]
+    unused = [*first, *newest][keep:]
+    return plan + [steps.Collect(name) for name in _names(_collectable(unused))]
 
 
 def _collectable(installed: Iterable[Installed]) -> list[Installed]:
@@ -212,4 +215,4 @@ def _placed(installed: Installed) -> int:
 
 
 def _shims_run(survey: Survey) -> bool:
-    return survey.blind or any(each.shims for each in survey.installed)
+    return survey.may_miss_shims or any(each.shims for each in survey.installed)

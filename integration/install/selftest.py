@@ -1,13 +1,12 @@
-"""A container through a shim that is not in effect yet.
+"""Run a container through a shim that is not current yet.
 
-The new tree's own programs are executed as containerd would execute them, with us in containerd's
-place: ``start``, then Create, Start, Wait, Delete and Shutdown, under the node's own runc or crun
-and with the node's own configuration. The container is the tree's own program for containers
-(``integration/verify/probe.c``), which ends with a status that nobody else has. Its events have to
-come, and nothing may be left.
+We execute the new tree's programs as containerd would: ``start``, then Create, Start, Wait, Delete
+and Shutdown, with the node's own runc or crun and the node's configuration. The container runs the
+tree's own probe (``integration/verify/probe.c``), which exits with a distinctive status. Its events
+have to arrive, and nothing may be left behind.
 
-Everything that a test makes has one name in it, so that whatever becomes of it can be removed, also
-by the next run after this one was killed.
+Everything that a test creates has one common name, so that the next run can remove it if this one
+is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration.containers import traces
 from integration.containers.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
-from integration.install_places import SELF_TEST, SHIM
+from integration.install_layout import SELF_TEST, SHIM
 from integration.timeouts import PATIENCE
 from integration.tree import probe_of
 
@@ -46,9 +45,9 @@ _NAMESPACE: Final = "nvshim-self-test-"
 _EVENTS: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 _CONFIGURATION: Final = (ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE)
 _RUNTIMES: Final = ("runc", "crun")
-_LEFT: Final = frozenset({"mount", "socket", "runtime state"})
+_TRACED_KINDS: Final = frozenset({"mount", "socket", "runtime state"})
 
-# Where distributions of Kubernetes have theirs.
+# Where Kubernetes distributions keep their runtimes.
 _MORE_PATHS: Final = (
     "/var/lib/rancher/k3s/data/current/bin",
     "/var/lib/rancher/rke2/data/*/bin",
@@ -59,58 +58,58 @@ _MORE_PATHS: Final = (
 )
 
 
-def find_runtime(path: str, wanted: str = "") -> str:
-    """The low-level runtime of this node.
+def find_runtime(path: str, requested: str = "") -> str:
+    """Return the node's low-level runtime.
 
     Args:
         path: the search path of the node's programs.
-        wanted: a name or path; empty for runc, or crun if there is none.
+        requested: a name or path; empty for runc, or else crun.
 
     Raises:
         NoRuntimeToTest: there is none.
     """
     more = [found for pattern in _MORE_PATHS for found in sorted(glob.glob(pattern))]
     places = ":".join([path, *more])
-    for name in (wanted,) if wanted else _RUNTIMES:
+    for name in (requested,) if requested else _RUNTIMES:
         found = shutil.which(name, path=places)
         if found:
             return found
     raise NoRuntimeToTest(
         "to start a container",
-        found=f"no {wanted or ' or '.join(_RUNTIMES)} in {places}",
-        do="install one, name it with --runtime, or give --no-self-test",
+        found=f"no {requested or ' or '.join(_RUNTIMES)} in {places}",
+        do="install one, name it with --runtime, or use --no-self-test",
     )
 
 
 def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
-    """Run a container through a tree's shim. Nothing is left of it, however it ends.
+    """Run a container through a tree's shim and clean up afterwards, whatever happens.
 
     Args:
         tree: the tree's directory.
-        directory: for what the test needs; its name begins with :data:`SELF_TEST`.
+        directory: the test's directory; its name starts with :data:`SELF_TEST`.
         runtime: see :func:`find_runtime`.
-        path: likewise.
+        path: see :func:`find_runtime`.
 
     Raises:
-        SelfTestFailed: something was not as it should be.
-        NoRuntimeToTest: there is nothing to test with.
+        SelfTestFailed: the container did not behave as expected.
+        NoRuntimeToTest: there is no runtime to test with.
     """
     runtime = find_runtime(path, runtime)
-    environment = {"PATH": path, "NVSHIM_FORK_SERVER": "0", **_passed_on()}
+    environment = {"PATH": path, "NVSHIM_FORK_SERVER": "0", **_configuration_environment()}
     clean(directory)
     try:
         _programs_answer(tree, environment)
         _make_bundle(tree, directory)
         anyio.run(_run, tree, directory, runtime, environment)
-        left = _left(directory)
+        left = _leftover_traces(directory)
         if left:
-            raise _failed(tree, "at its end", f"{', '.join(left)} is left")
+            raise _failed(tree, "cleanup", f"{', '.join(left)} is left")
     except NvshimError as error:
         if isinstance(error, SelfTestFailed):
             raise
         raise _failed(tree, "a container", str(error)) from error
     except subprocess.TimeoutExpired as error:
-        raise _failed(tree, os.path.basename(error.cmd[0]), "it does not end") from error
+        raise _failed(tree, os.path.basename(error.cmd[0]), "it does not exit") from error
     except OSError as error:
         raise _failed(tree, str(error.filename or ""), os.strerror(error.errno or 0)) from error
     finally:
@@ -118,10 +117,10 @@ def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
 
 
 def clean(directory: str) -> None:
-    """Remove all that a test has made, whatever became of it.
+    """Remove everything that a test has created.
 
     Args:
-        directory: the test's; it need not be there.
+        directory: the test's directory; it need not exist.
     """
     marks = _marks(directory)
     traces.clean(marks, _CLEAN_TIMEOUT)
@@ -131,7 +130,7 @@ def clean(directory: str) -> None:
 
 
 def _marks(directory: str) -> traces.Marks:
-    """By what the traces of a test are told from those of containers."""
+    """Return what identifies the traces of a test."""
     events = os.path.join(_socket_directory(directory), "e")
     return traces.Marks(directory, events, _namespace(directory), frozenset({_ID}), wary=True)
 
@@ -161,19 +160,19 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
                             method,
                             timeout=_CALL_TIMEOUT,
                             id=_ID,
-                            **fields,  # type: ignore[arg-type] # as the method has them
+                            **fields,  # type: ignore[arg-type] # the fields of this method
                         )
                         if method == "Wait" and answer.exit_status != _STATUS:
-                            found = f"status {answer.exit_status} in place of {_STATUS}"
-                            raise _failed(tree, "the container's end", found)
+                            found = f"status {answer.exit_status} instead of {_STATUS}"
+                            raise _failed(tree, "the container's exit", found)
                     step = "events"
                     await events.until(_EVENTS[-1], seconds=_CALL_TIMEOUT)
                     if events.of(_ID) != _EVENTS:
                         raise _failed(tree, "events", ", ".join(events.of(_ID)))
                     step = "Shutdown"
-                    with suppress(NvshimError):  # it may be gone before it has answered
+                    with suppress(NvshimError):  # it may exit before it has answered
                         await call(client, step, timeout=_CALL_TIMEOUT, id=_ID)
-                step = "the end of the shim"
+                step = "the shim's exit"
                 while traces.processes(_marks(directory)):  # noqa: ASYNC110 - seen from outside
                     await anyio.sleep(_POLL)
                 tasks.cancel_scope.cancel()
@@ -183,14 +182,14 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
         cause = _first(group)
         if isinstance(cause, SelfTestFailed):
             raise cause from None
-        raise _failed(tree, step, _words_of(cause)) from cause
+        raise _failed(tree, step, _message_of(cause)) from cause
 
 
 def _programs_answer(tree: str, environment: dict[str, str]) -> None:
-    """See that both programs start at all, with their own interpreter."""
+    """Check that both programs start with their own interpreter."""
     for name, flag in ((SHIM, "-v"), ("nvshim", "--version")):
         program = os.path.join(tree, "bin", name)
-        done = subprocess.run(
+        result = subprocess.run(
             [program, flag],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -199,23 +198,23 @@ def _programs_answer(tree: str, environment: dict[str, str]) -> None:
             check=False,
             env=environment,
         )
-        if done.returncode:
-            raise _failed(tree, f"{name} {flag}", _text(done))
+        if result.returncode:
+            raise _failed(tree, f"{name} {flag}", _text(result))
 
 
 def _start(tree: str, directory: str, environment: dict[str, str]) -> str:
-    """Execute the verb; returns the shim's address."""
+    """Execute the start verb; return the shim's address."""
     events = os.path.join(_socket_directory(directory), "e")
     words = verb_words(
         os.path.join(tree, "bin", SHIM), "start", namespace=_namespace(directory),
         address=events, container_id=_ID,
     )  # fmt: skip
-    done = execute_verb(
+    result = execute_verb(
         words, os.path.join(directory, _ID), environment={**environment, "TTRPC_ADDRESS": events}
     )
-    if done.returncode:
-        raise _failed(tree, "the verb start", _text(done))
-    return done.stdout.decode()
+    if result.returncode:
+        raise _failed(tree, "the verb start", _text(result))
+    return result.stdout.decode()
 
 
 def _make_bundle(tree: str, directory: str) -> None:
@@ -227,7 +226,7 @@ def _make_bundle(tree: str, directory: str) -> None:
     shutil.copy(probe_of(tree), os.path.join(rootfs, _ID))
     with open(os.path.join(bundle, "config.json"), "w", encoding="utf-8") as text:
         json.dump(_spec(_namespace(directory)), text)
-    # Where the shim logs to, as containerd makes it; who writes to a fifo needs somebody who reads.
+    # The shim's log, which containerd would create as a fifo; a fifo would need a reader.
     with open(os.path.join(bundle, "log"), "wb"):
         pass
 
@@ -257,8 +256,8 @@ def _spec(namespace: str) -> dict[str, Any]:
     }
 
 
-def _passed_on() -> dict[str, str]:
-    """What of our environment is for the shim: where its configuration is."""
+def _configuration_environment() -> dict[str, str]:
+    """Return the part of our environment that locates the configuration, for the shim."""
     return {name: value for name, value in os.environ.items() if name in _CONFIGURATION}
 
 
@@ -267,13 +266,13 @@ def _namespace(directory: str) -> str:
 
 
 def _socket_directory(directory: str) -> str:
-    """Where the socket for events is: a prefix may be longer than a socket's name."""
+    """Return the directory of the events socket; below a long prefix its name would not fit."""
     return os.path.join("/run", _namespace(directory))
 
 
-def _left(directory: str) -> list[str]:
+def _leftover_traces(directory: str) -> list[str]:
     found = sorted(traces.find(_marks(directory)))
-    return [f"the {each.kind} {each.name}" for each in found if each.kind in _LEFT]
+    return [f"the {each.kind} {each.name}" for each in found if each.kind in _TRACED_KINDS]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -281,21 +280,21 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _words_of(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    # What the shim has said is in the error of the call.
+    # The error of the call contains the shim's message.
     return (error.found if isinstance(error, RemoteError) else str(error)) or type(error).__name__
 
 
-def _text(done: subprocess.CompletedProcess[bytes]) -> str:
-    said = done.stdout.decode(errors="replace").strip()
-    return f"status {done.returncode}{': ' if said else ''}{said}"
+def _text(result: subprocess.CompletedProcess[bytes]) -> str:
+    output = result.stdout.decode(errors="replace").strip()
+    return f"status {result.returncode}{': ' if output else ''}{output}"
 
 
 def _failed(tree: str, step: str, found: str) -> SelfTestFailed:
     return SelfTestFailed(
         f"the self-test of {os.path.basename(tree)}, {step}",
         found=found,
-        do="what was in effect still is; nvshim doctor may know the reason",
+        do="the current version stays; nvshim doctor may show the reason",
     )

@@ -1,4 +1,4 @@
-"""What is installed, and whether it is as it should be."""
+"""Report what is installed, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from integration.install import uninstall as leaving
+from integration.install import uninstall as removal
 from integration.install.effects import is_locked
-from integration.install.survey import Installed, Survey, look
+from integration.install.survey import Installed, Survey, take_survey
 from integration.install.trees import problem_of
 from integration.install.usage import Role
-from integration.install_places import CURRENT, Place
+from integration.install_layout import CURRENT, InstallLayout
 
 
-def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dict[str, Any]:
-    """Look at an installation, and judge it.
+def status(
+    layout: InstallLayout, *, verify: bool = False, engines_root: str = ""
+) -> dict[str, Any]:
+    """Return the state of an installation and its problems.
 
     Args:
-        place: where.
+        layout: the installation's directories.
         verify: whether to verify every file of every tree.
-        engines_root: where the engines' configuration is; empty for this machine's.
+        engines_root: where to look for the engines' configuration; empty for this machine's root.
 
     Returns:
-        What is there; ``problems`` has a line for each thing that is wrong.
+        The report; ``problems`` has a line for each problem.
     """
-    busy = is_locked(place.prefix)
-    survey = look(place, check=problem_of if verify else None)
-    mentioned = leaving.mentions(engines_root)
+    busy = is_locked(layout.prefix)
+    survey = take_survey(layout, check=problem_of if verify else None)
+    mentioned = removal.mentions(engines_root)
     return {
-        "prefix": place.prefix,
-        "bindir": place.bindir or None,
+        "prefix": layout.prefix,
+        "bindir": layout.bindir or None,
         "current": survey.current or None,
         "previous": survey.previous or None,
         "verified": verify,
@@ -40,12 +42,12 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
             {
                 "path": link.path,
                 "target": link.target or None,
-                "wanted": link.wanted,
+                "wanted": link.expected,
                 "right": link.is_right,
             }
             for link in survey.links
         ],
-        "unseen_shims": survey.blind,
+        "unseen_shims": survey.may_miss_shims,
         "being_changed": busy,
         "mentioned_in": mentioned,
         "problems": problems(replace(survey, leftovers=()) if busy else survey, mentioned),
@@ -53,12 +55,12 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
 
 
 def problems(survey: Survey, mentioned: list[str]) -> list[str]:
-    """What is wrong with an installation, one line each, with what to do."""
+    """Return one line for each problem, with a remedy."""
     found = []
     if not survey.installed:
-        found.append(f"nothing is installed below {survey.place.prefix}")
+        found.append(f"nothing is installed below {survey.layout.prefix}")
     elif not survey.current:
-        found.append(f"no version is in effect: {CURRENT} leads to none; run nvshim install --use")
+        found.append(f"no version is current: {CURRENT} points to none; run nvshim install --use")
     for each in survey.installed:
         if each.tree is None:
             found.append(f"{each.name} has no list of its files; install that version again")
@@ -66,25 +68,25 @@ def problems(survey: Survey, mentioned: list[str]) -> list[str]:
             found.append(f"{each.name}: {each.problem}; install that version again")
     if survey.installed:
         found += [
-            f"{link.path} leads to {link.target}, not to {link.wanted}"
+            f"{link.path} points to {link.target}, not to {link.expected}"
             if link.target
             else f"{link.path} is missing"
             if link.ours
-            else f"{link.path} is somebody else's file"
+            else f"{link.path} is not a link of nvshim"
             for link in survey.links
             if not link.is_right
         ]
     found += [
-        f"{path} is what an interrupted installation has left; the next one removes it"
+        f"{path} was left by an interrupted installation; the next one removes it"
         for path in survey.leftovers
     ]
     if not survey.current:
-        found += [f"{path} names a shim that is not there" for path in mentioned]
+        found += [f"{path} names a shim that does not exist" for path in mentioned]
     return found
 
 
 def _row(installed: Installed, survey: Survey) -> dict[str, Any]:
-    # Who looks is no user that would be news.
+    # This process uses its own tree, which is of no interest.
     counts = Counter(user.role for user in installed.users if user.pid != os.getpid())
     tree = installed.tree
     return {

@@ -1,6 +1,6 @@
-"""What can be done to an installation: each step whole, or not at all.
+"""The operations on an installation: each is done completely, or not at all.
 
-Every step can be taken again after a run that ended before or in it.
+Every step can be repeated after a run that was killed before or during it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Remove what a killed installer has left."""
+    """Remove what a killed installer left behind."""
 
     path: str
 
@@ -21,7 +21,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Copy a tree below the prefix, verify it, and give it its name."""
+    """Copy a tree below the prefix, verify it, and rename it to its name."""
 
     source: str
     name: str
@@ -37,7 +37,7 @@ class Test:
     name: str
     new: bool
 
-    __test__ = False  # it is no test of pytest's
+    __test__ = False  # not a pytest test
 
     def __str__(self) -> str:
         return f"start a container through {self.name}"
@@ -45,18 +45,18 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Let a link below the prefix lead to a tree."""
+    """Point a link below the prefix at a tree."""
 
     link: str
     name: str
 
     def __str__(self) -> str:
-        return f"let {self.link} lead to {self.name}"
+        return f"point {self.link} at {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Let a link in the directory of links lead to the tree in effect."""
+    """Point a link in the links' directory at the current tree."""
 
     path: str
     target: str
@@ -77,17 +77,17 @@ class Unlink:
 
 @dataclass(frozen=True, slots=True)
 class EndForkServers:
-    """Tell the fork servers of trees to end; shims are not their children."""
+    """Tell the fork servers of trees to exit; shims are not their children."""
 
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"end the fork servers of {', '.join(self.names)}"
+        return f"stop the fork servers of {', '.join(self.names)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Remove a tree, unless a process uses it by then."""
+    """Remove a tree, unless a process uses it."""
 
     name: str
 
@@ -97,7 +97,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class RemovePrefix:
-    """Remove the prefix if nothing is left in it."""
+    """Remove the prefix if it is empty."""
 
     path: str
 

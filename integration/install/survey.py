@@ -1,4 +1,4 @@
-"""What is there of an installation now, as one value."""
+"""The state of an installation as one value."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from integration.containers import tree_users
 from integration.install import usage
 from integration.install.trees import known_tree
 from integration.install.usage import Role, User
-from integration.install_places import (
+from integration.install_layout import (
     CURRENT,
     PREVIOUS,
-    Place,
+    InstallLayout,
     is_directory_name,
     is_leftover_name,
     new_link,
@@ -29,15 +29,15 @@ _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 class Installed:
     """A tree below the prefix."""
 
-    name: str  # of its directory
-    tree: Tree | None  # what it says of itself; None if it says nothing that can be read
+    name: str  # its directory's name
+    tree: Tree | None  # its description; None if it cannot be read
     placed: int = 0  # when it got its name, in nanoseconds since 1970
     users: tuple[User, ...] = ()  # the processes that use it
-    problem: str = ""  # what is wrong with its files; empty if nothing is, or nobody has looked
+    problem: str = ""  # what is wrong with its files; empty if nothing is, or if not verified
 
     @property
     def holders(self) -> tuple[User, ...]:
-        """Who keeps it from being removed: all but fork servers, which end when they are told."""
+        """The processes that keep it from being removed: all but fork servers, which we stop."""
         return tuple(user for user in self.users if user.role not in _ENDING)
 
     @property
@@ -48,65 +48,65 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link that leads to the tree in effect, or should."""
+    """A link that should point to the current tree."""
 
-    path: str  # where it is
-    wanted: str  # where it should lead
-    target: str  # where it leads; empty if there is nothing
-    ours: bool  # whether there is nothing, or a link into the prefix
+    path: str
+    expected: str  # the right target
+    target: str  # the actual target; empty if it is not a link
+    ours: bool  # whether the path is free, or a link into the prefix
 
     @property
     def is_right(self) -> bool:
-        """Whether it leads where it should."""
-        return self.target == self.wanted
+        """Whether it points to the right target."""
+        return self.target == self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """An installation as it is."""
+    """The state of an installation."""
 
-    place: Place  # where
-    installed: tuple[Installed, ...] = ()  # the trees, the oldest first
-    current: str = ""  # the name of the tree in effect; empty if none is
-    previous: str = ""  # the name of the one before; likewise
-    links: tuple[Link, ...] = ()  # those of the directory of links
-    leftovers: tuple[str, ...] = ()  # paths of what installers have left that were killed
-    foreign: tuple[str, ...] = ()  # names below the prefix that no installer makes
-    blind: bool = False  # whether there may be shims that are not seen
+    layout: InstallLayout
+    installed: tuple[Installed, ...] = ()  # the trees, oldest first
+    current: str = ""  # the current tree's name; empty if there is none
+    previous: str = ""  # the previous tree's name; empty if there is none
+    links: tuple[Link, ...] = ()  # those in the links' directory
+    leftovers: tuple[str, ...] = ()  # paths left by killed installers
+    foreign: tuple[str, ...] = ()  # names below the prefix that we did not create
+    may_miss_shims: bool = False  # whether there may be shims that we cannot see
 
     def named(self, name: str) -> Installed | None:
-        """The tree in a directory; None if there is none of that name."""
+        """Return the tree of that name; None if there is none."""
         return next((each for each in self.installed if each.name == name), None)
 
 
-def look(
-    place: Place,
+def take_survey(
+    layout: InstallLayout,
     *,
     check: Callable[[str], str] | None = None,
     proc: str = usage.PROC,
     sockets: str = usage.SOCKETS,
 ) -> Survey:
-    """Look at an installation.
+    """Survey an installation.
 
     Args:
-        place: where.
-        check: says of a tree's path what is wrong with its files; by default nobody looks.
-        proc: where procfs is.
-        sockets: where shims listen.
+        layout: the installation's directories.
+        check: returns the problem of the tree at a path; by default trees are not verified.
+        proc: the procfs to read.
+        sockets: the directory in which shims listen.
     """
-    names = _names(place.prefix)
-    links = tuple(_link(path, wanted, place.prefix) for path, wanted in place.links.items())
-    leftovers = [place.path(name) for name in names if is_leftover_name(name)]
+    names = _names(layout.prefix)
+    links = tuple(_link(path, expected, layout.prefix) for path, expected in layout.links.items())
+    leftovers = [layout.path(name) for name in names if is_leftover_name(name)]
     leftovers += [stray for link in links if os.path.islink(stray := new_link(link.path))]
     others = [n for n in names if not is_leftover_name(n) and n not in {CURRENT, PREVIOUS}]
-    current, previous = (_tree_that(place, name) for name in (CURRENT, PREVIOUS))
+    current, previous = (_tree_that(layout, name) for name in (CURRENT, PREVIOUS))
     directories = [
         name
         for name in others
         if name in {current, previous}
-        or (is_directory_name(name) and _is_directory(place.path(name)))
+        or (is_directory_name(name) and _is_directory(layout.path(name)))
     ]
-    paths = [place.path(name) for name in directories]
+    paths = [layout.path(name) for name in directories]
     found = usage.users(paths, proc=proc)
     installed = [
         Installed(
@@ -119,14 +119,14 @@ def look(
         for name, path in zip(directories, paths, strict=True)
     ]
     return Survey(
-        place=place,
+        layout=layout,
         installed=tuple(sorted(installed, key=lambda each: (each.placed, each.name))),
         current=current,
         previous=previous if previous != current else "",
         links=links,
         leftovers=tuple(leftovers),
         foreign=tuple(name for name in others if name not in directories),
-        blind=tree_users.is_blind(sockets, proc),
+        may_miss_shims=tree_users.is_blind(sockets, proc),
     )
 
 
@@ -137,19 +137,19 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _tree_that(place: Place, link: str) -> str:
-    """The name of the tree that a link below the prefix leads to; empty if to none."""
-    target = _target(place.path(link)).rstrip("/")
+def _tree_that(layout: InstallLayout, link: str) -> str:
+    """Return the name of the tree that a link points to; empty if it points to none."""
+    target = _target(layout.path(link)).rstrip("/")
     name = os.path.basename(target)
-    is_beside = target in {name, place.path(name)}
-    return name if name and is_beside and _is_directory(place.path(name)) else ""
+    is_beside = target in {name, layout.path(name)}
+    return name if name and is_beside and _is_directory(layout.path(name)) else ""
 
 
-def _link(path: str, wanted: str, prefix: str) -> Link:
+def _link(path: str, expected: str, prefix: str) -> Link:
     target = _target(path)
     resolved = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else ""
     ours = resolved.startswith(prefix + "/") if target else not os.path.lexists(path)
-    return Link(path, wanted, target, ours)
+    return Link(path, expected, target, ours)
 
 
 def _target(path: str) -> str:

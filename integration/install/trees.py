@@ -1,4 +1,4 @@
-"""The trees below a prefix, and the one that this program is part of."""
+"""Read the trees below a prefix, and find the one that this program is part of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from integration.tree import Tree
 
 
 def known_tree(path: str) -> Tree | None:
-    """What a directory says of itself; None if it is no tree, or one whose list is lost."""
+    """Return the description of a tree; None if the directory is no valid tree."""
     try:
         return manifest.read_tree(path)
     except TreeError:
@@ -17,11 +17,11 @@ def known_tree(path: str) -> Tree | None:
 
 
 def problem_of(path: str, only: str = "") -> str:
-    """What is wrong with the files of a tree, in one line; empty if nothing is.
+    """Return what is wrong with the files of a tree, in one line; empty if nothing is.
 
     Args:
-        path: its directory.
-        only: the digest of the tree that is of interest; of others nothing is looked at.
+        path: the tree's directory.
+        only: verify only a tree with this digest; empty for any.
     """
     try:
         if not only or manifest.read_tree(path).digest == only:
@@ -32,16 +32,16 @@ def problem_of(path: str, only: str = "") -> str:
 
 
 def own_tree() -> str:
-    """The directory of the tree that this program is part of.
+    """Return the directory of the tree that this program is part of.
 
     Raises:
-        SourceMissing: it is part of none, as in a checkout.
+        SourceMissing: it is not part of a tree, as in a checkout.
     """
     path = manifest.own_tree()
     if not path:
         raise SourceMissing(
             "to install the tree that this nvshim is part of",
-            found="it is part of none",
+            found="it is not part of a tree",
             do="build one with make dist, and name it with --from",
         )
     return path

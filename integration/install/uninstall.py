@@ -1,4 +1,4 @@
-"""What stays behind a version: the state of containers, and engines that still name the shim.
+"""Remove a version's state, and find engine configurations that still name the shim.
 
 Source: shim/work/layers.py; containerd-config.toml(5), dockerd(8), crio.conf(5).
 """
@@ -21,7 +21,7 @@ from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.engines.runtime_options import RECORDS
 from integration.install.errors import PurgeFailed, StillNamed
-from integration.install_places import SHIM
+from integration.install_layout import SHIM
 from shim.work import layers
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ ENGINES: Final = (
     "/etc/crio/crio.conf",
     "/etc/crio/crio.conf.d/*",
 )
-"""Where engines have their configuration, as patterns."""
+"""The engines' configuration files, as patterns."""
 
 _MARKS: Final = (b"io.containerd.nvidia.v1", b"containerd-shim-nvidia")
-# Those whose files nvshim configure writes, below /etc.
+# The engines in /etc whose files nvshim configure writes.
 _CONFIGURED: Final = ("containerd", "docker", "crio")
 _LONGEST: Final = 4 << 20
 _STATE: Final = (cache.NAME, files.KEPT)
@@ -50,10 +50,10 @@ _OWN: Final = "containerd-shim-nvidia"
 
 
 def mentions(root: str = "") -> list[str]:
-    """The engines' files that name the shim: a handler without a shim fails its pods.
+    """Return the engine configuration files that name the shim; without it their pods fail.
 
     Args:
-        root: what the machine's root is; empty for ``/``.
+        root: the machine's root; empty for ``/``.
     """
     found = []
     recorded = [root + path for path in _remedies(root)]
@@ -70,44 +70,44 @@ def mentions(root: str = "") -> list[str]:
 
 
 def check_unnamed(survey: Survey, root: str = "") -> None:
-    """See that no engine would miss the shim of an installation.
+    """Check that no engine depends on an installation's shim.
 
     Args:
         survey: the installation.
-        root: what the machine's root is; empty for ``/``.
+        root: the machine's root; empty for ``/``.
 
     Raises:
-        StillNamed: one would; with the command after which none does.
+        StillNamed: one does; the error has the command that removes the dependency.
     """
     links = [link.path for link in survey.links if link.ours and link.target]
     on_path = (f"{root}{directory}/{SHIM}" for directory in PATH.split(":"))
     found = next(filter(os.path.lexists, on_path), "")
     named = mentions(root)
-    if found not in links and not _is_below(found, survey.place.prefix):
-        # By its type they find another one; by its path it may be this one.
-        named = [path for path in named if _has(path, (f"{survey.place.prefix}/", *links))]
+    if found not in links and not _is_below(found, survey.layout.prefix):
+        # A handler's type leads to another shim on the PATH; a handler's path may lead to this one.
+        named = [path for path in named if _has(path, (f"{survey.layout.prefix}/", *links))]
     if named:
         raise StillNamed(
-            f"to uninstall what is below {survey.place.prefix}",
+            f"to uninstall what is below {survey.layout.prefix}",
             found=f"{' and '.join(named)} would still name its shim, and pods would fail",
-            do=f"first {remedy(named, root)}, and restart the engine; or add --force",
+            do=f"first {remedy(named, root)} and restart the engine, or add --force",
         )
 
 
 def remedy(paths: Iterable[str], root: str = "") -> str:
-    """What takes the shim out of engines' files.
+    """Return the instruction that removes the shim from engine configuration files.
 
     Args:
-        paths: of the files.
-        root: what the machine's root is; empty for ``/``.
+        paths: the files.
+        root: the machine's root; empty for ``/``.
     """
     recorded = _remedies(root)
-    ways = {_way(path, recorded.get(path.removeprefix(root), "")): None for path in paths}
+    ways = {_remedy_for(path, recorded.get(path.removeprefix(root), "")): None for path in paths}
     return ", then ".join(ways)
 
 
 def _remedies(root: str) -> dict[str, str]:
-    """The commands that take the shim out of files that ``nvshim configure`` has changed."""
+    """Return the commands that undo ``nvshim configure``, by configuration file."""
     found: dict[str, str] = {}
     for path in glob.glob(f"{root}{RECORDS}/*.json"):
         with suppress(NvshimError):
@@ -116,10 +116,10 @@ def _remedies(root: str) -> dict[str, str]:
     return found
 
 
-def _way(path: str, command: str) -> str:
+def _remedy_for(path: str, command: str) -> str:
     engine = next((name for name in _CONFIGURED if f"/etc/{name}/" in path), "")
     command = command or (f"nvshim configure {engine} --remove" if engine else "")
-    return f"run {command}" if command else f"take it out of {path}"
+    return f"run {command}" if command else f"remove it from {path}"
 
 
 def _is_below(path: str, prefix: str) -> bool:
@@ -134,16 +134,15 @@ def _has(path: str, words: Iterable[str]) -> bool:
 
 
 def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> list[str]:
-    """Remove the state of this project, but for what running containers use.
+    """Remove this project's state, except what running containers use.
 
-    Directories may be anywhere, and may be somebody else's too: what is removed is what has a name
-    that this project gives, and a directory only if it is empty then.
+    The directories may be anywhere and may hold other files. So only files with names that this
+    project uses are removed, and a directory only if it is then empty.
 
     Args:
-        config: says where it is.
-        in_use: whether shims run, or may run. Then layers that nothing uses are removed, and
-            nothing else.
-        config_path: of the configuration.
+        config: has the directories.
+        in_use: whether shims run or may run. Then only unused layers are removed.
+        config_path: the configuration file.
 
     Returns:
         The paths that are gone.
@@ -180,13 +179,13 @@ def _purge_layers(directory: str) -> None:
 
 
 def _purge_marks(config: Config) -> None:
-    """Remove what says which devices are out of service: nobody reads it any more."""
+    """Remove the marks of devices that are out of service."""
     for drain in read_drains(config):
         os.unlink(path_of(config, drain.device))
 
 
 def _remove_if_empty(directory: str) -> None:
-    with suppress(OSError):  # it is not there, or something is in it
+    with suppress(OSError):  # it does not exist, or is not empty
         os.rmdir(directory)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from integration.containers.shims import FORK_SERVER, SPARE_FLAG
 from integration.containers.tree_users import tree_users
-from integration.install_places import SHIM
+from integration.install_layout import SHIM
 
 PROC: Final = "/proc"
 SOCKETS: Final = "/run/containerd/s"
@@ -36,8 +36,8 @@ class Role(StrEnum):
 class User:
     """A process that uses a tree."""
 
-    pid: int  # the process
-    role: Role  # what it does
+    pid: int
+    role: Role
     tree: str  # the tree's directory
     # of a shim, the path of the program that containerd runs to clean up after it; "" if unknown
     asked_by: str = ""
@@ -47,7 +47,7 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     """Return the processes that use trees.
 
     Returns:
-        One for each process and tree, in the order of their pids.
+        One entry for each process and tree, by pid.
     """
     found = []
     for user in tree_users(trees, proc):

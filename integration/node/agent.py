@@ -48,7 +48,7 @@ from integration.agent_status import status_path
 from integration.detached import run_detached
 from integration.devices.creating import CreateOptions, StepState, create
 from integration.files import read_file, replace_file
-from integration.install_places import CURRENT
+from integration.install_layout import CURRENT
 from integration.node.changes import announced
 from integration.node.lock import NodeLock
 from integration.node.refresh import SpecText, keep_spec, look

@@ -1,19 +1,19 @@
-"""A directory that looks like a node with GPUs, for a machine that has none.
+"""Simulate a node with GPUs in a directory, for machines without GPUs.
 
-GPUs are rare; developing, testing and trying the shim must not need one. A simulated node is::
+Developing and testing the shim should not need a GPU. A simulated node is::
 
-    DIR/config.toml       the shim's configuration for it: where its roots are
-    DIR/scenario.toml     what it has, with nothing left to defaults
+    DIR/config.toml       the shim's configuration, which points to the directories below
+    DIR/scenario.toml     the node's hardware, with all defaults written out
     DIR/driver/           the driver's files: Debian's packages in the layout of NVIDIA's installer
     DIR/dev/              device nodes: nvidia0, nvidiactl, nvidia-uvm, nvidia-caps/, dri/
     DIR/proc/             driver/nvidia, driver/nvidia-caps, devices
     DIR/sys/              bus/pci/devices, module/nvidia
     DIR/state/            the shim's state; nvml-faults, nvml-events, nvml-processes, nvml-facts
-                          and nvml-nvlinks, by which NVML's GPUs come to life (see nvml.c)
+                          and nvml-nvlinks control what NVML reports (see nvml.c)
 
-The engine takes these roots from its configuration, so it runs the same code as on a real node.
-Real is: the driver's files, the device nodes (nobody answers when they are opened), the formats.
-Made up is: what stands behind them. The NVML library is ours; it reports what the scenario says.
+The engine takes these roots from its configuration, so it runs the same code as on a real node. The
+driver's files, the device nodes and all formats are real, but opening a node fails. The NVML
+library is ours; it reports the scenario.
 
     with SimulatedNode.create("/tmp/node", Scenario.load("two")) as node:
         print(node.config_path)

@@ -1,10 +1,10 @@
-"""The archive that this machine's packages come from.
+"""Find the package archive of this machine.
 
 Rules
-- It is what the machine's apt configuration names for its own release, with its proxy, credentials
-  and keys. Only components are added. No mirror is written down here.
-- Other entries (a vendor's, backports) are left out: their packages would not fit, and one that is
-  out of order would stop us.
+- We use the archive that apt is configured with for the machine's own release, including proxy,
+  credentials and keys, and only add components. No mirror is hard-coded.
+- Other entries (vendors, backports) are left out: their packages would not fit, and a broken entry
+  would make apt fail.
 
 Source: sources.list(5), deb822(5), apt-config(8).
 """
@@ -23,18 +23,18 @@ from integration.simulated.errors import ArchiveNotFound
 
 COMPONENTS: Final = ("contrib", "non-free")
 
-# Which lists apt downloads is decided by us, not by the machine's entry.
+# We decide which lists apt downloads, not the machine's entry.
 _OURS: Final = frozenset({
     "types", "enabled", "architectures", "languages", "targets",
     *(f"{name}{sign}" for name in ("arch", "lang", "target") for sign in ("", "+", "-")),
 })  # fmt: skip
 
-# An entry of an apt configuration: its fields by lower-case name, as deb822 has them, verbatim.
+# An entry of the apt configuration: deb822 fields by lower-case name, values verbatim.
 Archive = dict[str, str]
 
 
 def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
-    """The archives of this machine's own release, with ``components`` added.
+    """Return the archives of this machine's own release, with ``components`` added.
 
     Args:
         components: what to add to each entry that has ``main``.
@@ -43,9 +43,9 @@ def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
         deb822 text for a ``.sources`` file.
 
     Raises:
-        ArchiveNotFound: there is none, or no apt to ask.
+        ArchiveNotFound: there is none, or apt is not installed.
     """
-    asked = "find the archive that this machine's packages come from"
+    asked = "to find this machine's package archive"
     done = run(["apt-config", "shell", "LIST", "Dir::Etc::sourcelist/f", "PARTS",
                  "Dir::Etc::sourceparts/d"])  # fmt: skip
     if done.returncode:
@@ -69,7 +69,7 @@ def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
 
 
 def read_deb822(text: str) -> list[Archive]:
-    """The enabled binary archives of a ``.sources`` file.
+    """Return the enabled binary archives of a ``.sources`` file.
 
     Args:
         text: stanzas of fields, separated by empty lines.
@@ -96,13 +96,13 @@ def read_deb822(text: str) -> list[Archive]:
 
 
 def read_one_line(text: str) -> list[Archive]:
-    """The binary archives of a ``.list`` file.
+    """Return the binary archives of a ``.list`` file.
 
     Args:
         text: lines of ``deb [option=value …] uri suite component…``.
 
     Returns:
-        One value for each line that apt would read; media that are not there are left out.
+        One value for each line that apt would read; CD-ROMs are left out.
     """
     archives = []
     line_of_deb = re.compile(r"deb\s+(?:\[(?P<options>[^]]*)\]\s*)?(?P<rest>[^#]*)")
@@ -121,13 +121,13 @@ def read_one_line(text: str) -> list[Archive]:
 
 
 def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
-    """Those archives that carry the machine's own release, its updates and security fixes.
+    """Return the archives of the machine's own release, its updates and security fixes.
 
     Args:
-        codename: the release ("bookworm"); empty where the machine does not say.
+        codename: the release ("bookworm"); empty if unknown.
 
     Returns:
-        Values whose suites are only those of the release.
+        Archives with only the release's suites.
     """
     wanted = {codename, f"{codename}-updates", f"{codename}-security"}
     own = []
@@ -143,10 +143,10 @@ def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
 
 
 def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
-    """The text of a ``.sources`` file with ``components`` added to each archive.
+    """Return the text of a ``.sources`` file with ``components`` added to each archive.
 
     Returns:
-        deb822 text; only the lists of packages are asked for, no translations or icons.
+        deb822 text that requests package lists only, no translations or icons.
     """
     stanzas = []
     for archive in archives:
@@ -159,32 +159,32 @@ def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
 
 
 def machine_release() -> str:
-    """The release of this machine ("bookworm"); empty where it does not say."""
+    """Return the release of this machine ("bookworm"); empty if unknown."""
     os_release = read("/etc/os-release")
     match = re.search(r"^VERSION_CODENAME=[\"']?([\w-]+)", os_release, re.MULTILINE)
     return match[1] if match else ""
 
 
 def complaint(stderr: str) -> str:
-    """What a tool says was wrong, without its warnings and its prefix."""
+    """Return a tool's error message, without its warnings and its prefix."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("E: ") for line in lines if line.startswith("E: ")]
-    return (errors or lines or ["no explanation"])[0]
+    return (errors or lines or ["no error message"])[0]
 
 
 def run(argv: Sequence[str], cwd: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one of apt's and dpkg's programs to its end; 127 if it is not there."""
+    """Run one of apt's and dpkg's programs; return 127 if it is not installed."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     try:
         return subprocess.run(
             argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        return subprocess.CompletedProcess(argv, 127, "", f"E: there is no {argv[0]} here")
+        return subprocess.CompletedProcess(argv, 127, "", f"E: {argv[0]} is not installed")
 
 
 def read(path: str) -> str:
-    """The text of a file; empty if it is not there."""
+    """Return the text of a file; empty if it does not exist."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

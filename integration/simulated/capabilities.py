@@ -1,8 +1,8 @@
 """The numbers of MIG capabilities: minors of ``/dev/nvidia-caps/nvidia-capN``.
 
-The kernel module numbers them once and for all, whatever instances there are: two for the
-machine, then for each of 32 GPUs fifteen GPU instances with eight compute instances each. So
-the list in ``/proc/driver/nvidia-caps/mig-minors`` is the same on every node.
+The kernel module uses fixed numbers, whatever instances exist: two for the machine, then for each
+of 32 GPUs fifteen GPU instances with eight compute instances each. So the list in
+``/proc/driver/nvidia-caps/mig-minors`` is the same on every node.
 
 Source: NVIDIA's MIG user guide, "Device Nodes and Capabilities".
 """
@@ -21,7 +21,7 @@ _COMPUTE: Final = 8
 
 
 def access_minor(gpu: int, instance: int, compute: int | None = None) -> int:
-    """The minor that gives access to an instance.
+    """Return the minor that gives access to an instance.
 
     Args:
         gpu: minor of the GPU's node.
@@ -36,7 +36,7 @@ def access_minor(gpu: int, instance: int, compute: int | None = None) -> int:
 
 
 def mig_minors() -> str:
-    """The content of ``/proc/driver/nvidia-caps/mig-minors``."""
+    """Return the content of ``/proc/driver/nvidia-caps/mig-minors``."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(_GPUS):
         for instance in range(_INSTANCES):

@@ -1,16 +1,16 @@
-"""The GPU models a simulated node can have, as data.
+"""The GPU models of simulated nodes, as data.
 
-Figures are what NVML and the PCI bus report of the real boards. MIG profiles are those of
-``nvidia-smi mig -lgip``: a GPU's memory has eight slices and its engines seven, and a profile
-may start at the slices named in ``starts`` only.
+The figures are what NVML and the PCI bus report on real boards. MIG profiles are those of
+``nvidia-smi mig -lgip``: a GPU's memory has eight slices and its engines seven, and a profile can
+start only at the slices in ``starts``.
 
-Of the newest models not all of it is published. Names, memory, power, PCI device ids, the names,
-numbers and placements of MIG profiles, and B200's engines are as reported. What is a judgement:
+Not everything about the newest models is published. Names, memory, power, PCI device ids, the
+names, numbers and placements of MIG profiles, and B200's engines are as reported. We assume:
 
-- Blackwell: each profile's memory (its eighths, rounded down to 128 MiB) and multiprocessors (what
-  NVIDIA's own simulator has; the whole for 7g); of GB200 and GB300 the engines, which are B200's.
-- GB300: its subsystem id and highest clocks, which are GB200's.
-- The least driver of each: the first release of the branch that brought it.
+- Blackwell: each profile's memory (eighths, rounded down to 128 MiB) and multiprocessors (those of
+  NVIDIA's own simulator; all of them for 7g); GB200 and GB300 have B200's engines.
+- GB300: subsystem id and highest clocks are GB200's.
+- Minimum driver: the first release of the branch that introduced the model.
 
 Source: NVIDIA's MIG user guide (profiles and placements), the pci.ids database, mig-parted's
 configuration for the GPU operator (profiles by PCI device id), nvidia-smi's output on H200, B200,
@@ -45,17 +45,17 @@ class Brand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One size that a GPU can be cut into."""
+    """One MIG profile of a model."""
 
     name: str  # "3g.40gb", or "1g.10gb+me" with media engines
-    index: int  # NVML's index of the profile, by which it is asked for
+    index: int  # NVML's index of the profile
     id: int  # the driver's number of the profile, as ``nvidia-smi mig -lgip`` prints it
     slices: int  # compute slices, of seven
     memory_slices: int  # memory slices, of eight
     memory: int  # MiB
     multiprocessors: int  # SMs
     starts: tuple[int, ...]  # memory slices it may start at
-    instances: int  # how many of it one GPU can have
+    instances: int  # the most instances of it on one GPU
     first_id: int  # ids of its GPU instances count from here
     copy_engines: int  # asynchronous copy engines
     decoders: int  # NVDECs
@@ -67,7 +67,7 @@ class MigProfile:
 class Model:
     """One model of GPU."""
 
-    name: str  # what NVML calls it
+    name: str  # NVML's name
     device: int  # PCI device id
     subsystem: int  # PCI subsystem id (its vendor is NVIDIA)
     pci_class: int  # PCI class code; data-centre GPUs are 3D controllers, others VGA controllers
@@ -80,10 +80,10 @@ class Model:
     power: int  # watts, the default limit
     clocks: tuple[int, int]  # highest (graphics, memory) clocks in MHz
     pcie: tuple[int, int]  # (generation, lanes)
-    vbios: str  # the first two numbers of its video BIOS's version
-    profiles: tuple[MigProfile, ...] = ()  # MIG profiles; empty where the model has no MIG
-    driver: str = ""  # the least version of the driver that knows it; "" for every one
-    # where the first of them sit on their usual board; empty for the bus of an HGX
+    vbios: str  # the first two numbers of the video BIOS version
+    profiles: tuple[MigProfile, ...] = ()  # MIG profiles; empty for a model without MIG
+    driver: str = ""  # the first driver version that supports it; "" for any
+    # PCI addresses of the first GPUs on their usual board; empty for the buses of an HGX
     addresses: tuple[str, ...] = ()
 
 
@@ -98,7 +98,7 @@ def _mig(
     media: tuple[tuple[int, int, int], ...],
     copies: tuple[int, ...] = (1, 1, 1, 2, 3, 4, 7),
 ) -> tuple[MigProfile, ...]:
-    """The seven shapes that all MIG-capable models have, filled with one model's figures."""
+    """Return the seven profiles that all MIG-capable models have, with one model's figures."""
     shapes = (
         # index, id, slices, memory slices, starts, instances, first id
         (0x0, 19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7, 7),
@@ -160,7 +160,7 @@ _GB200_SMS: Final = (18, 18, 18, 36, 54, 72, 152)
 _A100_SMS: Final = (14, 14, 14, 28, 42, 56, 98)
 _H100_SMS: Final = (16, 16, 26, 32, 60, 64, 132)
 
-# One compute tray: each GPU behind a root port of its own, two to a Grace.
+# One compute tray: each GPU has its own root port, and two GPUs share a Grace.
 _GB200_TRAY: Final = ("0008:01:00.0", "0009:01:00.0", "0018:01:00.0", "0019:01:00.0")
 _GB300_TRAY: Final = ("0008:06:00.0", "0009:06:00.0", "0018:06:00.0", "0019:06:00.0")
 

@@ -1,4 +1,4 @@
-"""A containerd of our own, beside whatever the machine runs.
+"""Run a private containerd next to the machine's own.
 
 It is the installed program, unmodified, with root, state, sockets and configuration in one
 directory::
@@ -12,13 +12,13 @@ directory::
         containerd.remove()
 
 Rules
-- Nothing is shared with another containerd but what every containerd has at fixed places: the
-  sockets of shims (named by a hash of our address) and the low-level runtime's state (in a
-  directory named by our namespace).
-- One namespace with a name of its own, so that the traces of our containers can be told apart
+- Nothing is shared with another containerd, except what every containerd keeps at fixed places: the
+  shims' sockets (named by a hash of our address) and the low-level runtime's state (in a directory
+  named after our namespace).
+- The namespace has a unique name, so that traces of our containers can be identified
   (:mod:`integration.containers.traces`).
-- Everything is removed at the end, whatever state it is in: processes, mounts, cgroups, sockets,
-  files. What cannot be removed is an error, not a silence.
+- ``remove`` removes everything, in any state: processes, mounts, cgroups, sockets, files. What
+  remains is reported as an error.
 
 Source: containerd-config.toml(5), containerd docs/ops.md.
 """
@@ -50,7 +50,7 @@ from integration.simulated.programs import Programs
 from integration.timeouts import PATIENCE
 from shim.syscalls import file_system_type
 
-# Of no use here, and each costs time at start or touches a fixed place of the system.
+# Not needed here; each costs start time or uses a fixed path of the system.
 DISABLED_PLUGINS: Final = (
     "io.containerd.nri.v1.nri",
     "io.containerd.snapshotter.v1.aufs",
@@ -60,7 +60,7 @@ DISABLED_PLUGINS: Final = (
     "io.containerd.snapshotter.v1.zfs",
 )
 
-# Those that serve a kubelet.
+# The plugins that serve a kubelet.
 CRI_PLUGINS: Final = (
     "io.containerd.grpc.v1.cri",
     "io.containerd.cri.v1.images",
@@ -93,11 +93,11 @@ path = {opt}
 # containerd's own limits, in seconds.
 _LIMITS: Final = {"cleanup": 5, "load": 5, "shutdown": 3, "answer": 2}
 
-# Of the directory that TMPDIR names: sockets lie four names below it, and an address has 107 bytes.
+# The longest TMPDIR: sockets are four levels below it, and an address has at most 107 bytes.
 _LONGEST_TEMPORARY: Final = 48
-# statfs(2): no overlay's upper directory can lie on another overlay.
+# statfs(2): an overlay's upper directory cannot be on another overlay.
 _OVERLAYFS: Final = 0x794C7630
-# As systemd starts containerd: users of containers have to get into what it makes.
+# systemd's umask for containerd: users of containers need access to what it creates.
 _UMASK: Final = 0o022
 
 _START_TIMEOUT: Final = 20.0 * PATIENCE
@@ -108,12 +108,12 @@ _POLL: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """How a program ended."""
+    """The result of a program."""
 
-    argv: tuple[str, ...]  # what was run
+    argv: tuple[str, ...]
     code: int  # its exit code; negative for a signal
-    stdout: str  # what it wrote there, decoded as UTF-8
-    stderr: str  # likewise
+    stdout: str  # decoded as UTF-8
+    stderr: str  # decoded as UTF-8
 
     @property
     def lines(self) -> list[str]:
@@ -122,17 +122,17 @@ class Completed:
 
 
 class PrivateContainerd:
-    """A containerd with everything of its own.
+    """A containerd with its own directories, sockets and namespace.
 
     Args:
-        directory: where all of it is; made if missing, removed at the end. None for a
-            temporary one. Keep it short: a unix socket's path ends at 107 bytes.
-        shim_directory: where ``containerd-shim-nvidia-v1`` is; None to use installed shims only.
-        shim_config: path of the config.toml that the shim is to read (NVSHIM_CONFIG).
-        parts: which containerd; the installed one if not given.
+        directory: contains everything; created if missing, removed at the end. None for a temporary
+            one. Keep it short: a unix socket's path has at most 107 bytes.
+        shim_directory: contains ``containerd-shim-nvidia-v1``; None to use installed shims only.
+        shim_config: path of the shim's config.toml (NVSHIM_CONFIG).
+        parts: the programs; the installed ones by default.
 
     Raises:
-        ContainerdNotInstalled: no parts were given, and something is not installed.
+        ContainerdNotInstalled: no parts were given, and a program is not installed.
     """
 
     disabled_plugins: ClassVar[tuple[str, ...]] = (*DISABLED_PLUGINS, *CRI_PLUGINS)
@@ -148,10 +148,10 @@ class PrivateContainerd:
         self.parts = parts or Programs.installed()
         if directory is None:
             directory = tempfile.mkdtemp(prefix="nvshim-", dir=_temporary())
-            os.chmod(directory, 0o711)  # noqa: S103 - roots of containers with other users are in it
+            os.chmod(directory, 0o711)  # noqa: S103 - containers' users need access to their roots
         elif not os.path.isdir(directory):
             os.makedirs(directory)
-            os.chmod(directory, 0o711)  # noqa: S103 - likewise, whatever our umask is
+            os.chmod(directory, 0o711)  # noqa: S103 - the same, whatever our umask is
         self.directory = os.path.realpath(directory)
         digest = hashlib.sha256(self.directory.encode()).hexdigest()[:8]
         self.namespace = f"nvshim-{digest}"
@@ -172,12 +172,12 @@ class PrivateContainerd:
 
     @property
     def pid(self) -> int:
-        """The process of containerd; 0 if it does not run."""
+        """The pid of containerd; 0 if it is not running."""
         return self._process.pid if self._process else 0
 
     @property
     def marks(self) -> traces.Marks:
-        """By what this containerd's traces are told from those of others."""
+        """What identifies this containerd's traces."""
         return traces.Marks(
             self.directory,
             self.address,
@@ -188,7 +188,7 @@ class PrivateContainerd:
 
     @property
     def path(self) -> str:
-        """The search path of containerd, its shims, and others that work with it."""
+        """The search path of containerd, its shims, and programs that use it."""
         own = [os.path.abspath(self._shim_directory)] if self._shim_directory else []
         return ":".join([*own, self.parts.path])
 
@@ -200,16 +200,16 @@ class PrivateContainerd:
         """Start containerd, and wait until it answers.
 
         Args:
-            timeout: seconds it may take.
+            timeout: in seconds.
 
         Raises:
-            ContainerdExited: it ended at once; the message has its last word.
-            ContainerdNotReady: it does not answer in time. It is killed.
+            ContainerdExited: it exited at once; the message has its last log line.
+            ContainerdNotReady: it did not answer in time and was killed.
         """
         program = self.parts.containerd
         self._write_config()
         with open(self.log_path, "ab") as log:
-            # Its own session: a Ctrl-C at a test run's terminal is not for containerd.
+            # Its own session: a Ctrl-C in the terminal must not reach containerd.
             self._process = subprocess.Popen(
                 [program, "--config", self._config_path],
                 stdin=subprocess.DEVNULL,
@@ -225,28 +225,28 @@ class PrivateContainerd:
             if code is not None:
                 self._process = None
                 raise ContainerdExited(
-                    f"containerd in {self.directory}",
-                    found=f"it ended with {code}: {self._last_words()}",
+                    f"to start containerd in {self.directory}",
+                    found=f"it exited with {code}: {self._last_words()}",
                 )
             if time.monotonic() > deadline:
                 self.kill()
                 raise ContainerdNotReady(
-                    f"containerd in {self.directory} within {timeout:g} s",
-                    found=f"no answer on its socket; its last word: {self._last_words()}",
+                    f"to start containerd in {self.directory} within {timeout:g} s",
+                    found=f"its socket does not answer; its last log line: {self._last_words()}",
                 )
             time.sleep(_POLL)
 
     def kill(self) -> None:
-        """End containerd as a crash does; containers go on. Nothing if it is stopped."""
+        """Kill containerd, as in a crash; containers keep running."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def ctr_argv(self, *arguments: str, namespace: str | None = None) -> list[str]:
-        """The command line of ``ctr`` for this containerd and its namespace, or another."""
-        # Any word may be the id of a container or a pod. To remember all of them is simpler,
-        # and surer, than to know the flags of ctr.
+        """Return the command line of ``ctr`` for this containerd and a namespace."""
+        # Any word may be the id of a container or a pod. Remembering all of them is simpler and
+        # safer than parsing ctr's flags.
         self._words.update(arguments)
         self._words.update(word.rpartition("=")[2] for word in arguments if "=" in word)
         return [
@@ -262,17 +262,17 @@ class PrivateContainerd:
         check: bool = True,
         namespace: str | None = None,
     ) -> Completed:
-        """Run ``ctr`` to its end.
+        """Run ``ctr`` until it exits.
 
         Args:
             arguments: what follows ``ctr --address … --namespace …``.
-            timeout: seconds it may take, on a machine that is not slow.
-            check: whether another exit code than 0 is an error.
-            namespace: another than this containerd's own.
+            timeout: in seconds, on a machine of normal speed.
+            check: whether a non-zero exit code is an error.
+            namespace: the namespace; this containerd's own by default.
 
         Raises:
-            CtrTimeout: it took too long. It is killed; a container it started is not.
-            CtrFailed: it ended with another code, and ``check`` is on.
+            CtrTimeout: it took too long and was killed; a container it started was not.
+            CtrFailed: it failed, and ``check`` is on.
         """
         argv = self.ctr_argv(*arguments, namespace=namespace)
         timeout *= PATIENCE
@@ -287,10 +287,10 @@ class PrivateContainerd:
                 env=self._environment,
             )
         except subprocess.TimeoutExpired as error:
-            said = ((error.stderr or b"") + (error.stdout or b"")).decode(errors="replace")
+            output = ((error.stderr or b"") + (error.stdout or b"")).decode(errors="replace")
             raise CtrTimeout(
                 asked,
-                found=f"no end within {timeout:g} s; it said: {said or 'nothing'}",
+                found=f"no end within {timeout:g} s; its output: {output or 'none'}",
                 do=f"see {self.log_path}",
             ) from error
         completed = Completed(
@@ -300,20 +300,20 @@ class PrivateContainerd:
             done.stderr.decode(errors="replace"),
         )
         if check and completed.code != 0:
-            said = completed.stderr or completed.stdout
-            raise CtrFailed(asked, found=f"exit code {completed.code}: {said or 'no word'}")
+            output = completed.stderr or completed.stdout
+            raise CtrFailed(asked, found=f"exit code {completed.code}: {output or 'no output'}")
         return completed
 
     def spawn_ctr(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start ``ctr`` and leave it running.
 
         Args:
-            options: how :class:`subprocess.Popen` is to connect it (``stdin``, ``stdout`` …).
+            options: passed to :class:`subprocess.Popen` (``stdin``, ``stdout`` …).
         """
         return subprocess.Popen(self.ctr_argv(*arguments), env=self._environment, **options)
 
     def end_fork_servers(self) -> None:
-        """End the processes that fork our shims; each removes its own socket."""
+        """Stop the fork servers of our shims; each removes its own socket."""
         deadline = time.monotonic() + CLEANUP_TIMEOUT
         while servers := traces.fork_servers(self.marks):
             late = time.monotonic() > deadline
@@ -323,10 +323,10 @@ class PrivateContainerd:
             time.sleep(_POLL)
 
     def remove(self) -> None:
-        """End containerd and remove everything it and its containers made.
+        """Stop containerd and remove everything that it and its containers created.
 
         Raises:
-            CleanupIncomplete: something is still there, and the directory with it.
+            CleanupIncomplete: something remains, and so does the directory.
         """
         self.kill()
         self.end_fork_servers()
@@ -334,17 +334,17 @@ class PrivateContainerd:
         if left:
             raise CleanupIncomplete(
                 f"to remove the containerd in {self.directory}",
-                found="still there: " + ", ".join(str(trace) for trace in sorted(left)),
+                found="what remains: " + ", ".join(str(trace) for trace in sorted(left)),
             )
         traces.forget(self.namespace)
         shutil.rmtree(self.directory, ignore_errors=True)
         if os.path.lexists(self.directory):
-            raise CleanupIncomplete(f"to remove {self.directory}", found="it is still there")
+            raise CleanupIncomplete(f"to remove {self.directory}", found="it still exists")
 
     def _write_config(self) -> None:
         os.makedirs(os.path.join(self.directory, "tmp"), exist_ok=True)
         version = 2 if self.parts.version < (2, 0) else 3
-        # The level at which each event that passes through containerd is logged.
+        # The level that logs each event.
         level = "debug" if self.parts.version < (1, 7) else "trace"
         # A TOML basic string is written like a JSON string.
         values = {
@@ -365,7 +365,7 @@ class PrivateContainerd:
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(self.address)
-            except OSError:  # cheaper than a ctr for each poll
+            except OSError:  # cheaper than running ctr for each poll
                 return False
         try:
             return self.ctr("version", timeout=5, check=False).code == 0
@@ -379,12 +379,12 @@ class PrivateContainerd:
 
 
 def _temporary() -> str | None:
-    """Where a temporary directory leaves room for addresses of sockets; None for TMPDIR."""
+    """Return a directory for temporary directories with short paths; None for TMPDIR."""
     return None if len(os.path.realpath(tempfile.gettempdir())) <= _LONGEST_TEMPORARY else "/tmp"  # noqa: S108 - made by mkdtemp(3)
 
 
 def is_on_overlay(directory: str) -> bool:
-    """Whether a directory can have no overlay's upper directory in it."""
+    """Whether a directory is on an overlay, so that it cannot hold an upper directory."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return file_system_type(fd) == _OVERLAYFS

@@ -1,23 +1,22 @@
-"""The driver root of a simulated node: NVIDIA's user-space driver, as it lies on real ones.
+"""Build the driver root of a simulated node, with NVIDIA's user-space driver.
 
-The files come from Debian's packages of the driver. Two layouts are made of them:
+The files come from Debian's packages of the driver, in one of two layouts:
 
-- ``INSTALLER``, that of NVIDIA's own installer (the ``.run`` file) and of its driver container:
-  libraries with the driver's full version in their name directly in the multiarch directory,
-  beside them links of their sonames; programs in /usr/bin; firmware below the version.
-- ``DEBIAN``, that of Debian's packages: libraries and programs in directories ``nvidia/current``
-  of their own, and two steps of absolute links through /etc/alternatives to get there.
+- ``INSTALLER``: NVIDIA's own installer (the ``.run`` file) and its driver container. Libraries with
+  the driver's full version in their name, and links with their sonames, are directly in the
+  multiarch directory; programs in /usr/bin; firmware below the version.
+- ``DEBIAN``: Debian's packages. Libraries and programs are in directories ``nvidia/current``,
+  reached by two steps of absolute links through /etc/alternatives.
 
-The others (:mod:`integration.simulated.layouts`) are the first one, moved.
+The other layouts (:mod:`integration.simulated.layouts`) are the first one, moved.
 
-Files are hard links into the directory of unpacked packages where both are on one file system,
-else copies; they are never written to. What would be large and is never run (OptiX, NVVM, the
-ray-tracing core, firmware) or would drag in a display server is stood in for by small files with
-the right name and soname.
+Files are hard links to the unpacked packages if both are on one file system, otherwise copies. They
+are never written to. Small files with the right name and soname replace what would be large and is
+never run (OptiX, NVVM, the ray-tracing core, firmware) or would need a display server.
 
-A scenario may name another version than that of the packages: names, firmware, procfs and NVML
-then all say that one. So a node's driver can be "updated". (The libraries of graphics, which ask
-for each other by their full names, do not load then; CUDA's and NVML do.)
+A scenario may name another version than that of the packages. Names, firmware, procfs and NVML then
+all report that version, so a node's driver can be "updated". (The graphics libraries, which load
+each other by full name, then do not load; CUDA and NVML do.)
 
 Source: file lists of the packages and of the ``.run`` file's ``.manifest``.
 """
@@ -54,17 +53,17 @@ PACKAGES: Final = (
     "nvidia-alternative",
 )  # fmt: skip
 
-# Libraries that also come for programs of 32 bits, and the smaller part of those.
+# Libraries that also exist for 32-bit programs, without the large ones.
 PACKAGES_32: Final = (
     "libcuda1", "libnvidia-ml1", "libnvidia-encode1", "libnvidia-ptxjitcompiler1",
     "libglx-nvidia0", "nvidia-vdpau-driver",
 )  # fmt: skip
 TRIPLET_32: Final = "i386-linux-gnu"
 
-# The directory that Debian's dynamic loader searches, by the machine's name of itself.
+# The directory that Debian's dynamic loader searches, by the machine's name from uname.
 _TRIPLETS: Final = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
-# Libraries that are stood in for: name, soname; {v} is the driver's version.
+# Libraries replaced by stand-ins: name, soname; {v} is the driver's version.
 _STAND_INS: Final = (
     ("libnvoptix.so.{v}", "libnvoptix.so.1"),
     ("libnvidia-nvvm.so.{v}", "libnvidia-nvvm.so.4"),
@@ -80,7 +79,7 @@ _DATA_STAND_INS: Final = (
     "usr/share/nvidia/nvoptix.bin",
 )
 
-# Libraries that others load from a directory of their own.
+# Libraries that are loaded from a directory of their own.
 _PLUGINS: Final = {"libvdpau_nvidia": "vdpau/", "nvidia-drm_gbm": "gbm/"}
 
 # Where a package's file goes in the installer's layout: the first rule whose pattern matches.
@@ -106,23 +105,23 @@ _DEBIAN_RULES: Final = (
 class DriverFiles:
     """The driver's packages, unpacked."""
 
-    directory: str  # where
+    directory: str
     version: str  # the driver's full version, from the name of its CUDA library
-    triplet: str  # the multiarch name its libraries lie below
+    triplet: str  # the multiarch name of the directory with its libraries
 
     @classmethod
     def fetch(
         cls, cache: str | None = None, *, say: Callable[[str], None] | None = None
     ) -> DriverFiles:
-        """Have the driver's packages in the cache, and unpacked there.
+        """Download and unpack the driver's packages, unless they are in the cache.
 
         Args:
-            cache: the cache of packages; that of :func:`default_cache` if None.
-            say: told in one line what is being downloaded, when something is.
+            cache: the cache of packages; :func:`default_cache` if None.
+            say: receives a line about each download.
 
         Raises:
             PackagesError: something is missing and cannot be fetched.
-            DriverIncomplete: the packages hold no driver for this machine.
+            DriverIncomplete: the packages have no driver for this machine.
         """
         cache = default_cache() if cache is None else cache
         debs = fetch(PACKAGES, cache, say=say)
@@ -132,14 +131,14 @@ class DriverFiles:
 
     @classmethod
     def at(cls, directory: str, triplet: str = "") -> DriverFiles:
-        """The driver that lies unpacked in ``directory``.
+        """Return the driver that is unpacked in ``directory``.
 
         Args:
             directory: where the packages were unpacked.
             triplet: the multiarch name of its libraries; this machine's if empty.
 
         Raises:
-            DriverIncomplete: there is none for this machine.
+            DriverIncomplete: it has no driver for this machine.
         """
         triplet = triplet or _TRIPLETS.get(platform.machine(), f"{platform.machine()}-linux-gnu")
         libraries = os.path.join(directory, "usr/lib", triplet, "nvidia/current")
@@ -148,9 +147,9 @@ class DriverFiles:
                 if match := re.fullmatch(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)", name):
                     return cls(directory, match[1], triplet)
         raise DriverIncomplete(
-            f"the driver's files in {directory}",
+            f"to use the driver's files in {directory}",
             found=f"no libcuda.so.VERSION in {libraries}",
-            do="remove that directory to have it unpacked anew",
+            do="remove that directory; the next run unpacks it again",
         )
 
     @property
@@ -163,19 +162,19 @@ class DriverFiles:
 def add_companion(
     root: str, *, version: str, cache: str | None = None, say: Callable[[str], None] | None = None
 ) -> None:
-    """Add the libraries for programs of 32 bits to a driver root.
+    """Add the 32-bit libraries to a driver root.
 
     Args:
-        version: the version that names are to say; the packages may be of another.
-        cache: the cache of packages; that of :func:`default_cache` if None.
-        say: told in one line what is being downloaded, when something is.
+        version: the version for file names; the packages may have another.
+        cache: the cache of packages; :func:`default_cache` if None.
+        say: receives a line about each download.
 
     Raises:
         PackagesError: something is missing and cannot be fetched.
-        DriverIncomplete: the packages hold no driver.
+        DriverIncomplete: the packages have no driver.
     """
     cache = default_cache() if cache is None else cache
-    # Nothing of them is executed, so the release itself will do.
+    # None of them is executed, so any release will do.
     stanzas = machine_sources().split("\n\n")
     sources = "\n\n".join(stanza for stanza in stanzas if "-security" not in stanza)
     debs = fetch(
@@ -191,18 +190,17 @@ def add_companion(
 
 
 def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> str:
-    """Make a driver root.
+    """Build a driver root.
 
     Args:
-        root: the directory to fill; it is empty.
-        version: the version that names are to say.
+        root: an empty directory.
+        version: the version for file names.
 
     Returns:
-        The path in ``root`` at which the NVML library is to be put; nothing is there yet, but
-        links to it are.
+        The path in ``root`` for the NVML library, which the caller adds; links to it exist.
 
     Raises:
-        LibraryNotBuilt: no compiler for the stand-ins.
+        LibraryNotBuilt: there is no compiler for the stand-ins.
     """
     lib = f"usr/lib/{files.triplet}"
     current = f"{lib}/nvidia/current"
@@ -222,24 +220,24 @@ def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> s
 
 
 def write_loader_cache(root: str, triplet: str) -> None:
-    """Make ``etc/ld.so.cache`` of a driver root, as the driver's installer does at its end."""
+    """Write ``etc/ld.so.cache`` in a driver root, as the driver's installer does."""
     os.makedirs(os.path.join(root, "etc"), exist_ok=True)
     conf = os.path.join(root, "etc/ld.so.conf")
     with open(conf, "w", encoding="ascii") as file:
         file.write("include /etc/ld.so.conf.d/*.conf\n")
         file.write(f"/usr/local/lib/{triplet}\n/lib/{triplet}\n/usr/lib/{triplet}\n")
-    # It enters the root by chroot(2): links are absolute there, and end there. Links of sonames
-    # are there already; of its own accord it would make those of the packages' version, too.
+    # ldconfig enters the root with chroot(2), so absolute links resolve inside it. The soname links
+    # exist already; -X keeps ldconfig from adding those of the packages' version.
     subprocess.run(["/sbin/ldconfig", "-X", "-r", root], check=True, capture_output=True)
 
 
 def _moves(
     files: DriverFiles, version: str, rules: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str, str]]:
-    """Where each file of the packages goes, in order; what has no place is left out.
+    """Yield where each file of the packages goes, in order; files without a place are skipped.
 
     Returns:
-        Its path in the packages, that below the driver root, and what it says if it is a link.
+        Its path in the packages, its path below the driver root, and a link's target.
     """
     lib = f"usr/lib/{files.triplet}"
     compiled = [(re.compile(p.replace("{lib}", lib)), to.replace("{lib}", lib)) for p, to in rules]
@@ -254,7 +252,7 @@ def _moves(
         target = ""
         source = os.path.join(files.directory, path)
         if os.path.islink(source):
-            # A link beside its library may have come to lie elsewhere than that.
+            # The library that a link points to may have moved elsewhere.
             beside = os.path.join(os.path.dirname(path), os.readlink(source))
             target = os.path.relpath(destination(beside) or beside, os.path.dirname(place))
         yield path, place.replace(files.version, version), target.replace(files.version, version)
@@ -273,7 +271,7 @@ def _link(root: str, path: str, target: str) -> None:
 
 
 def _place(source: str, target: str) -> None:
-    """Put a file below the driver root, without a copy where that is possible."""
+    """Put a file below the driver root, as a hard link if possible."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         os.link(source, target)
@@ -294,8 +292,8 @@ def _stand_ins(root: str, files: DriverFiles, version: str, own: str) -> None:
         if not os.path.exists(kept):
             unfinished = f"{kept}.{os.getpid()}"
             build_stand_in(unfinished, soname)
-            # Never in place of another process's: that one may be linking it in this moment, and
-            # link(2) says ENOENT of a file whose last name is taken from it meanwhile.
+            # Never replace another process's file: that process may be linking it just now, and
+            # link(2) fails with ENOENT if the file's last name is removed meanwhile.
             with contextlib.suppress(FileExistsError):
                 os.link(unfinished, kept)
             os.unlink(unfinished)
@@ -306,11 +304,11 @@ def _stand_ins(root: str, files: DriverFiles, version: str, own: str) -> None:
         target = os.path.join(root, pattern.format(v=version))
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target, "w", encoding="ascii") as file:
-            file.write("Stands in for a file of the driver on a simulated node.\n")
+            file.write("A stand-in for a driver file on a simulated node.\n")
 
 
 def _alternatives(root: str, lib: str, triplet: str) -> None:
-    """The links that Debian's update-alternatives makes to what is in ``nvidia/current``."""
+    """Yield the links that update-alternatives creates to files in ``nvidia/current``."""
     current = os.path.join(root, lib, "nvidia/current")
     links = [name for name in os.listdir(current) if os.path.islink(os.path.join(current, name))]
     chosen = [

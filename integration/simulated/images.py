@@ -1,18 +1,18 @@
-"""Small OCI images, made without a registry of files that are on this machine.
+"""Build small OCI images from files of this machine, without a registry.
 
-A container on a simulated node needs an image with glibc and a dynamic loader, like those that
-CUDA programs come in. Images are values first (a tree of files, and what the image says of itself)
-and become an archive that ``ctr images import`` reads::
+A container on a simulated node needs an image with glibc and a dynamic loader, like those of CUDA
+programs. An image is a value first (a tree of files and its configuration) and becomes an archive
+that ``ctr images import`` reads::
 
     archive = write_archive("images.tar", [glibc()])
     containerd.ctr("images", "import", archive)
     containerd.ctr("run", "--rm", GLIBC, "first", "true")
 
 Rules
-- A tree maps a path without leading slash to a file, a link or a directory; directories on the
-  way are made. Nothing of the machine but the named files gets in: no owner, no time.
+- A tree maps a path without leading slash to a file, a link or a directory; parent directories are
+  added. Only the files' contents come from the machine: no owners, no times.
 - The same files give the same archive, byte for byte.
-- Programs are put where Debian has them since the merge of /usr: /bin and /lib are links.
+- Programs are where Debian has them since the /usr merge: /bin and /lib are links.
 
 Source: OCI image-spec v1.1 (image-layout.md, config.md, layer.md); ldconfig(8), ld.so(8).
 """
@@ -39,17 +39,17 @@ GLIBC: Final = "nvshim.local/glibc:latest"
 
 _SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# The names that Go, and so the image specification, has for machines.
+# The names of machines in Go, and so in the image specification.
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
-# What people type when they look into a container.
+# Programs for looking around in a container.
 _PROGRAMS: Final = (
     "bash", "cat", "dash", "env", "flock", "grep", "head", "id", "ldconfig", "ln", "ls", "mkdir",
     "mknod", "mv", "readlink", "rm", "sha256sum", "sleep", "sort", "stat", "stty", "touch", "true",
 )  # fmt: skip
 
-# Libraries of glibc itself that no program above needs and that a driver's libraries do. Since
-# glibc 2.34 most are empty, and still looked up by name.
+# Libraries of glibc that a driver's libraries need and the programs above do not. Since glibc 2.34
+# most are empty, but they are still loaded by name.
 _GLIBC_LIBRARIES: Final = (
     "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1",
 )  # fmt: skip
@@ -72,7 +72,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory. Those that are only on the way to something need not be named."""
+    """A directory. Parent directories need not be listed."""
 
     mode: int = 0o755
 
@@ -83,27 +83,27 @@ Tree = dict[str, Node]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of one layer."""
+    """An image with one layer."""
 
-    name: str  # what it is called in containerd
-    tree: Mapping[str, Node]  # its files
-    # variables besides PATH; one named PATH replaces it
+    name: str  # its name in containerd
+    tree: Mapping[str, Node]
+    # environment variables besides PATH; one named PATH replaces it
     environment: Mapping[str, str] = field(default_factory=dict)
-    entrypoint: tuple[str, ...] = ()  # what is always run
-    command: tuple[str, ...] = ("/bin/sh",)  # what is run unless something else is asked for
-    labels: Mapping[str, str] = field(default_factory=dict)  # for people and tools
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ("/bin/sh",)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str, *, environment: Mapping[str, str] | None = None) -> Image:
-        """The same image under another name, and with other variables if they are given."""
+        """Return the same image under another name, optionally with other variables."""
         if environment is None:
             environment = self.environment
         return replace(self, name=name, environment=environment)
 
 
 def glibc() -> Image:
-    """An image like those that CUDA programs come in: glibc, its loader, a shell, ldconfig.
+    """Return an image like those of CUDA programs: glibc, its loader, a shell, ldconfig.
 
-    It has an ld.so.cache as ldconfig makes it.
+    It has an ld.so.cache written by ldconfig.
 
     Raises:
         SourceNotInstalled: a program or a library is missing.
@@ -129,10 +129,10 @@ def glibc() -> Image:
 
 
 def glibc_libraries() -> list[str]:
-    """The paths of glibc's libraries that a driver's libraries ask for and programs may not.
+    """Return the paths of glibc libraries that a driver's libraries need and programs may not.
 
     Raises:
-        SourceNotInstalled: the programs here do not use glibc.
+        SourceNotInstalled: this machine's programs do not use glibc.
     """
     libraries = _multiarch_directory()
     return [f"/{libraries}/{name}" for name in _GLIBC_LIBRARIES]
@@ -142,15 +142,15 @@ def write_archive(path: str, images: Iterable[Image]) -> str:
     """Write images as one OCI archive.
 
     Args:
-        path: the archive; replaced as a whole, or not at all.
-        images: what is in it. A layer that several have is written once.
+        path: the archive; replaced atomically.
+        images: the images. A shared layer is written once.
     """
-    kept = tuple(images)  # an identity is one only as long as its tree lives
+    kept = tuple(images)  # keep the trees alive, because their ids are dictionary keys
     blobs: dict[str, bytes] = {}
     manifests = []
     layers: dict[int, bytes] = {}  # by the identity of the tree
     for image in kept:
-        # Images made of one another share the tree, and so the work of packing it.
+        # Derived images share the tree, so it is packed only once.
         if id(image.tree) not in layers:
             layers[id(image.tree)] = pack(image.tree)
         manifests.append(_add_image(blobs, image, layers[id(image.tree)]))
@@ -168,7 +168,7 @@ def write_archive(path: str, images: Iterable[Image]) -> str:
 
 
 def unpack(tree: Mapping[str, Node], directory: str) -> str:
-    """Write a tree into a directory, as the root of a container that needs no image."""
+    """Write a tree into a directory, as a container's root without an image."""
     os.makedirs(directory, exist_ok=True)
     for path, node in _whole(tree):
         place = os.path.join(directory, path)
@@ -222,7 +222,7 @@ def _add_blob(blobs: dict[str, bytes], media_type: str, blob: bytes) -> dict[str
 
 
 def pack(tree: Mapping[str, Node]) -> bytes:
-    """The tree as a tar whose bytes depend on nothing else."""
+    """Return the tree as a tar archive whose bytes depend only on the tree."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, node in _whole(tree):
@@ -240,7 +240,7 @@ def pack(tree: Mapping[str, Node]) -> bytes:
 
 
 def _whole(tree: Mapping[str, Node]) -> list[tuple[str, Node]]:
-    """The tree with the directories on the way, each before what is in it."""
+    """Return the tree with parent directories, each before its contents."""
     whole: Tree = {}
     for path in tree:
         parent = os.path.dirname(path)
@@ -252,7 +252,7 @@ def _whole(tree: Mapping[str, Node]) -> list[tuple[str, Node]]:
 
 
 def skeleton() -> Tree:
-    """The directories and links of an image before it has a program."""
+    """Return the directories and links of an image without programs."""
     return {
         "bin": Link("usr/bin"),
         "sbin": Link("usr/sbin"),
@@ -274,15 +274,15 @@ def skeleton() -> Tree:
 
 
 def find_program(name: str, *, package: str = "") -> str:
-    """The path of a program of this machine that an image is made of, or with.
+    """Return the path of a program that an image contains or is built with.
 
     Raises:
-        SourceNotInstalled: there is none; the message names the package.
+        SourceNotInstalled: it is missing; the message names the package.
     """
     found = shutil.which(name, path=_SEARCH_PATH)
     if found is None:
         raise SourceNotInstalled(
-            f"the program {name} for an image",
+            f"to use the program {name} for an image",
             found=f"none in {_SEARCH_PATH}",
             do=f"install the package {package or name}",
         )
@@ -290,13 +290,13 @@ def find_program(name: str, *, package: str = "") -> str:
 
 
 def read_file(path: str) -> File:
-    """A file of this machine, for an image."""
+    """Return a file of this machine, for an image."""
     with open(path, "rb") as file:
         return File(file.read(), 0o755 if os.access(path, os.X_OK) else 0o644)
 
 
 def _needed(program: str) -> Tree:
-    """The libraries that a program of this machine is linked with, and its loader."""
+    """Return the libraries that a program of this machine needs, and its loader."""
     text = output_of([find_program("ldd", package="libc-bin"), program], may_fail=True)
     tree: Tree = {}
     for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", text, flags=re.MULTILINE):
@@ -305,12 +305,12 @@ def _needed(program: str) -> Tree:
 
 
 def _library(path: str) -> Tree:
-    """A library under the name it is looked up by, in its real directory."""
+    """Return a library in its real directory, under the name it is loaded by."""
     directory = os.path.realpath(os.path.dirname(path)).lstrip("/")
     place = f"{directory}/{os.path.basename(path)}"
     target = os.path.realpath(path).lstrip("/")
     if not os.path.exists(path):
-        raise SourceNotInstalled(f"the library {path} for an image", found="no such file")
+        raise SourceNotInstalled(f"to use the library {path} for an image", found="no such file")
     tree: Tree = {target: read_file(path)}
     if target != place:
         tree[place] = Link("/" + target)
@@ -318,27 +318,29 @@ def _library(path: str) -> Tree:
 
 
 def _multiarch_directory() -> str:
-    """Where this machine's libc is, without the leading slash."""
+    """Return the directory of this machine's libc, without the leading slash."""
     for path in _needed(find_program("cat")):
         if os.path.basename(path) == "libc.so.6":
             return os.path.dirname(path)
-    raise SourceNotInstalled("glibc for an image", found="the programs here do not use it")
+    raise SourceNotInstalled(
+        "to use glibc for an image", found="this machine's programs do not use it"
+    )
 
 
 def _loader_cache(tree: Mapping[str, Node]) -> File:
-    """The ld.so.cache that the machine's ldconfig makes for the tree."""
+    """Return the ld.so.cache that the machine's ldconfig writes for a tree."""
     with tempfile.TemporaryDirectory(prefix="nvshim-image-") as root:
         unpack(tree, root)
-        # -X: the links by soname are in the tree already, and it is not to be changed.
+        # -X: the soname links are in the tree already; do not change it.
         output_of([find_program("ldconfig", package="libc-bin"), "-X", "-r", root])
         return read_file(os.path.join(root, "etc/ld.so.cache"))
 
 
 def output_of(argv: list[str], *, may_fail: bool = False) -> str:
-    """What a program writes to stdout.
+    """Return what a program writes to stdout.
 
     Raises:
-        ImageBuildFailed: it failed, and may not.
+        ImageBuildFailed: it failed, and ``may_fail`` is off.
     """
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, env={"PATH": _SEARCH_PATH, "LC_ALL": "C"}

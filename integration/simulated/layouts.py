@@ -1,15 +1,15 @@
-"""Where else a driver may lie: the installer's layout, moved to where others put it.
+"""Move a driver from the installer's layout to where other systems put it.
 
 ==============  ==========================================================================
 ``CONTAINER``   the root of a driver container at /run/nvidia/driver, links within it
-``GOOGLE``      all of it below /usr/local/nvidia, as Google's installer has it
+``GOOGLE``      all of it below /usr/local/nvidia, like Google's installer
 ``NIXOS``       /run/opengl-driver and the system's profile, full of links into a store
-``TALOS``       below the glibc that Talos has beside its own C library
+``TALOS``       below the glibc that Talos has in addition to its own C library
 ``BOTTLEROCKET``  below the system's own root for sysroots
-``LOADER``      in a directory of nobody else's, which ld.so.conf names
+``LOADER``      in an unusual directory that ld.so.conf names
 ==============  ==========================================================================
 
-The root that is laid out is then the whole host's, in which a driver has to be found.
+The node's root is then the whole host's, in which the driver has to be found.
 
 Source: Google's cos-gpu-installer; nixpkgs (hardware.graphics); the extensions of Talos;
 Bottlerocket's packages; NVIDIA's driver container.
@@ -24,7 +24,7 @@ from typing import Final
 
 
 class Layout(Enum):
-    """How the driver's files lie below the driver root, or the host's."""
+    """A layout of the driver's files below the driver root or the host's root."""
 
     INSTALLER = "installer"
     DEBIAN = "debian"
@@ -37,7 +37,7 @@ class Layout(Enum):
 
     @property
     def is_hosts(self) -> bool:
-        """Whether the root is the host's, and the driver somewhere in it."""
+        """Whether the root is the host's, with the driver somewhere in it."""
         return self not in {Layout.INSTALLER, Layout.DEBIAN}
 
 
@@ -45,7 +45,7 @@ LIBRARIES: Final = "{lib}"
 _SYSROOT: Final = "x86_64-bottlerocket-linux-gnu/sys-root/usr"
 _STORE: Final = "nix/store/vk5n0xq7-nvidia-x11-{version}"
 
-# Directories of the installer's layout, and where they go; in this order.
+# Directories of the installer's layout, and where they move; in this order.
 _MOVES: Final[Mapping[Layout, Mapping[str, str]]] = {
     Layout.CONTAINER: {
         "usr": "run/nvidia/driver/usr",
@@ -71,7 +71,7 @@ _MOVES: Final[Mapping[Layout, Mapping[str, str]]] = {
     Layout.LOADER: {LIBRARIES: "srv/vendor/nvidia/lib", "usr/bin": "usr/local/sbin"},
 }
 
-# Profiles of NixOS: each a directory of links to what is in one of the store.
+# NixOS profiles: each is a directory of links to the contents of a store directory.
 _PROFILES: Final = {
     "run/opengl-driver/lib": f"{_STORE}/lib",
     "run/opengl-driver/share": f"{_STORE}/share",
@@ -80,15 +80,15 @@ _PROFILES: Final = {
 
 
 def rearrange(root: str, layout: Layout, *, libraries: str, version: str, late: str) -> str:
-    """Move a driver that was laid out as by the installer.
+    """Move a driver from the installer's layout.
 
     Args:
-        root: the directory it was laid out in.
+        root: the directory with the driver.
         libraries: the directory of its libraries, relative to ``root``.
-        late: the path in ``libraries`` of a file that is made later, below ``root``.
+        late: the path in ``libraries`` of a file that is added later, below ``root``.
 
     Returns:
-        The path in ``root`` at which that file is to be made.
+        The path in ``root`` for that file.
     """
     for old, new in _MOVES.get(layout, {}).items():
         source = old.replace(LIBRARIES, libraries)
@@ -108,17 +108,17 @@ def rearrange(root: str, layout: Layout, *, libraries: str, version: str, late: 
 
 
 def _fill_profiles(root: str, version: str, late: str) -> None:
-    # Its builders, who are in a group, may add to it.
+    # NixOS' builders belong to a group that may add to the store.
     os.chown(os.path.join(root, "nix/store"), 0, 30000)
-    os.chmod(os.path.join(root, "nix/store"), 0o1775)  # noqa: S103 - as it is on NixOS
+    os.chmod(os.path.join(root, "nix/store"), 0o1775)  # noqa: S103 - like NixOS
     store = _STORE.format(version=version)
     original, patched = (os.path.join(root, f"{store}-bin/{name}") for name in ("origBin", "bin"))
     os.mkdir(patched)
     for name in os.listdir(original):
-        # The real ones ask for a loader in the store; these are not to be run either.
+        # The real ones need a loader in the store; these must not run either.
         with open(os.path.join(patched, name), "w", encoding="ascii") as file:
             file.write("#!/nix/store/none/bin/sh\n")
-        os.chmod(os.path.join(patched, name), 0o755)  # noqa: S103 - as every program of NixOS
+        os.chmod(os.path.join(patched, name), 0o755)  # noqa: S103 - like every program of NixOS
     for profile, place in _PROFILES.items():
         target = place.format(version=version)
         names = set(os.listdir(os.path.join(root, target)))

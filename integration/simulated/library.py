@@ -1,9 +1,9 @@
-"""Building the NVML library of a node, and the driver files that are only stood in for.
+"""Build the NVML library of a node, and stand-ins for other driver libraries.
 
-``nvml.c`` is compiled once for a driver, with the names of what it leaves unsupported: they are
-read from the driver's own library, so that a program finds in ours every symbol it finds in the
-real one. Each node's library is that object and the scenario as tables of C. A process compiles
-the tables of a scenario once, with room for a node's paths, which are written into what was linked.
+``nvml.c`` is compiled once for a driver, with stubs for all functions that it does not implement.
+Their names are read from the driver's own library, so a program finds every symbol of the real one.
+A node's library is that object linked with the scenario as C tables. A process compiles the tables
+of a scenario once, with space for a node's paths, which are then written into the linked file.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SONAME: Final = "libnvidia-ml.so.1"
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _DEFINED: Final = re.compile(r"^(?:API .*?(nvml\w+)\(|[A-Z0-9_]+\((nvml\w+),)", re.MULTILINE)
-# The paths of directories of a node that the library has, and the bytes that there are for each.
+# The paths of node directories in the library, and the bytes reserved for each.
 _PLACES: Final = {"NODE_DEV": "dev", "NODE_STATE": "state"}
 _LONGEST: Final = 4096
-# Not optimised: a node is made often and asked little.
+# Not optimised: nodes are built often and called little.
 _FLAGS: Final = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-O0", f"-I{_HERE}")
 
 
 def build_nvml(
     target: str, scenario: Scenario, *, driver: str, real: str, node: str, cache: str
 ) -> None:
-    """Make the NVML library of a node.
+    """Build the NVML library of a node.
 
     Args:
-        real: path of the driver's own NVML library, for the names in it.
-        cache: the directory in which what all nodes have in common is kept.
+        real: path of the driver's own NVML library, for its symbol names.
+        cache: the directory for parts that all nodes share.
 
     Raises:
-        LibraryNotBuilt: there is no compiler, or it refused.
+        LibraryNotBuilt: there is no compiler, or it failed.
         DriverIncomplete: ``real`` is not a library.
     """
     made = _linked(
@@ -59,7 +59,7 @@ def build_nvml(
 
 @functools.lru_cache(maxsize=32)
 def _linked(tables: str, visibility: str, common: str) -> bytes:
-    """The library of these tables, with room for the paths of a node."""
+    """Return the library of these tables, with space for the paths of a node."""
     with tempfile.TemporaryDirectory(prefix="nvml-") as work:
         source, names, target = (os.path.join(work, n) for n in ("tables.c", "names", SONAME))
         _write(source, tables)
@@ -70,12 +70,12 @@ def _linked(tables: str, visibility: str, common: str) -> bytes:
 
 
 def _room(name: str) -> bytes:
-    """What stands where a path is to be written."""
+    """Return the placeholder for a path."""
     return name.encode().ljust(_LONGEST, b"\0")
 
 
 def _common(real: str, cache: str) -> str:
-    """The path of what is compiled of ``nvml.c`` for a driver's library."""
+    """Return the path of the object compiled from ``nvml.c`` for a driver's library."""
     sources = [_read(os.path.join(_HERE, name)) for name in ("nvml.c", "nvml.h")]
     status = os.stat(real)
     key = repr((sources, _FLAGS, os.path.realpath(real), status.st_size, status.st_mtime_ns))
@@ -95,43 +95,43 @@ def _common(real: str, cache: str) -> str:
 
 
 def _visibility(lacking: Sequence[str]) -> str:
-    """The linker's script that hides functions, so that nobody finds them."""
+    """Return the linker's version script that hides functions."""
     hidden = " local: " + " ".join(f"{name};" for name in lacking) if lacking else ""
     return f"{{ global: *;{hidden} }};\n"
 
 
 def build_stand_in(target: str, soname: str) -> None:
-    """Make a library with a name and nothing in it.
+    """Build an empty library with a soname.
 
     Raises:
-        LibraryNotBuilt: there is no compiler, or it refused.
+        LibraryNotBuilt: there is no compiler, or it failed.
     """
     _link(target, soname, "-fPIC", "-nostdlib", "-x", "c", "/dev/null")
 
 
 def exported_names(library: str) -> list[str]:
-    """The names of NVML functions that a library exports.
+    """Return the names of NVML functions that a library exports.
 
     Returns:
-        Names that begin with "nvml", versions included ("nvmlInit_v2").
+        Names that start with "nvml", including versions ("nvmlInit_v2").
 
     Raises:
-        LibraryNotBuilt: there are no binutils.
+        LibraryNotBuilt: binutils are not installed.
         DriverIncomplete: it is not a library.
     """
     done = _run(["nm", "-D", "--defined-only", "--format=posix", library])
     names = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("nvml")]
     if done.returncode or not names:
         raise DriverIncomplete(
-            f"read the names in {library}",
-            found=done.stderr.strip() or "none of NVML",
-            do="fetch the driver's packages anew",
+            f"to read the symbols of {library}",
+            found=done.stderr.strip() or "it exports no NVML functions",
+            do="download the driver's packages again",
         )
     return names
 
 
 def _tables(scenario: Scenario, *, driver: str) -> str:
-    """A source of C that defines what ``nvml.h`` declares."""
+    """Return C source that defines what ``nvml.h`` declares."""
     major, minor = scenario.cuda_version(driver)
     keys = list(dict.fromkeys(gpu.key for gpu in scenario.gpus))
     instances = [(gpu, instance) for gpu in scenario.gpus for instance in gpu.mig or ()]
@@ -158,7 +158,7 @@ def _tables(scenario: Scenario, *, driver: str) -> str:
     ]  # fmt: skip
     texts = {
         "DRIVER_VERSION": driver,
-        # NVML numbers itself by the newest CUDA major at the time and the driver's version.
+        # NVML's own version: the newest CUDA major of its time, and the driver's version.
         "NVML_VERSION": f"{major}.{driver}",
     }
     counts = {
@@ -203,7 +203,7 @@ def _profile_row(profile: MigProfile) -> str:
 
 
 def _row(*values: str | int) -> str:
-    """An initialiser; a text that begins with "&" is an address, any other is quoted."""
+    """Return a C initialiser; text that starts with "&" is an address, other text is quoted."""
     return "{" + ", ".join(
         str(value) if isinstance(value, int) or value.startswith("&") else _quoted(value)
         for value in values
@@ -211,7 +211,7 @@ def _row(*values: str | int) -> str:
 
 
 def _table(kind: str, name: str, rows: Sequence[str]) -> str:
-    # An array of C has one element at least; the counts say how many are meant.
+    # A C array needs at least one element; the counts say how many are valid.
     body = ",\n    ".join(rows or ["{0}"])
     return f"{kind} {name}[] = {{\n    {body}\n}};\n"
 
@@ -236,8 +236,8 @@ def _gcc(target: str, *arguments: str, what: str) -> None:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
         raise LibraryNotBuilt(
-            f"compile {what}",
-            found=(errors or done.stderr.splitlines() or ["no explanation"])[0],
+            f"to compile {what}",
+            found=(errors or done.stderr.splitlines() or ["no error message"])[0],
             do="install the packages gcc and libc6-dev",
         )
 
@@ -258,7 +258,7 @@ def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise LibraryNotBuilt(
-            f"run {argv[0]}",
+            f"to run {argv[0]}",
             found="it is not installed",
             do="install the packages gcc and libc6-dev",
         ) from error

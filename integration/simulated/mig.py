@@ -1,4 +1,4 @@
-"""MIG devices of a scenario, where the driver would put them."""
+"""Place the MIG devices of a scenario where the driver would place them."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """A part of a GPU instance that has engines of its own."""
+    """A compute instance: a part of a GPU instance with its own engines."""
 
-    id: int  # its number within the GPU instance
-    slices: int  # compute slices it has
-    start: int  # the first of them, within the GPU instance
+    id: int  # its number in the GPU instance
+    slices: int  # its compute slices
+    start: int  # the first of them in the GPU instance
     uuid: str  # the MIG device's UUID
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """A part of a GPU with memory of its own."""
+    """A GPU instance: a part of a GPU with its own memory."""
 
-    id: int  # the driver's number for it
-    profile: MigProfile  # its size
+    id: int  # the driver's number
+    profile: MigProfile
     start: int  # the first memory slice
-    compute: tuple[ComputeInstance, ...]  # its compute instances; each of them is one MIG device
+    compute: tuple[ComputeInstance, ...]  # each of them is one MIG device
 
     def device_name(self, compute: ComputeInstance) -> str:
-        """What ``nvidia-smi -L`` calls one MIG device ("1c.3g.40gb" if it does not fill us)."""
+        """Return ``nvidia-smi -L``'s name of a MIG device; "1c.3g.40gb" for a partial one."""
         part = "" if compute.slices == self.profile.slices else f"{compute.slices}c."
         return part + self.profile.name
 
 
 def layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstance, ...]:
-    """Give each instance the place and number that the driver would give it.
+    """Return the instances, with the places and numbers that the driver would give them.
 
     Args:
-        gpu: its UUID.
+        gpu: the GPU's UUID.
         entries: profiles, each with the sizes of its compute instances ("3g.40gb/1c+2c").
 
     Raises:
@@ -58,11 +58,11 @@ def layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstan
     for entry in entries:
         name, _, parts = str(entry).partition("/")
         if (profile := profiles.get(name)) is None:
-            raise invalid(asked, f"no profile {name}", f"choose of {', '.join(profiles)}")
+            raise invalid(asked, f"no profile {name}", f"choose from {', '.join(profiles)}")
         places = (frozenset(range(n, n + profile.memory_slices)) for n in profile.starts)
         place = next((place for place in places if not place & taken), None)
         if place is None or [i.profile for i in instances].count(profile) == profile.instances:
-            raise invalid(asked, f"no room for {entry}", "ask for less, or for larger ones first")
+            raise invalid(asked, f"no room for {entry}", "list fewer, or larger ones first")
         taken |= place
         number = profile.first_id
         while number in {instance.id for instance in instances}:
@@ -90,12 +90,12 @@ def _compute(profile: MigProfile, seed: str, parts: str, asked: str) -> tuple[Co
 
 
 def mig_entry(instance: GpuInstance) -> str:
-    """What a scenario says of an instance; :func:`layout` makes it of that."""
+    """Return the scenario entry of an instance; the inverse of :func:`layout`."""
     sizes = [compute.slices for compute in instance.compute]
     parts = "" if sizes == [instance.profile.slices] else "/" + "+".join(f"{n}c" for n in sizes)
     return instance.profile.name + parts
 
 
 def made_uuid(seed: str, index: int) -> str:
-    """A UUID that is always the same for the same words."""
+    """Return a UUID that depends only on the arguments."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"simulated {seed} {index}"))

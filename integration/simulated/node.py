@@ -1,4 +1,4 @@
-"""A simulated node as a whole: made, found again, removed."""
+"""Create, open and remove a simulated node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from integration.simulated.beside import BESIDE
+from integration.simulated.companion_drivers import COMPANION_DRIVERS
 from integration.simulated.driver import (
     DriverFiles,
     add_companion,
@@ -26,7 +26,7 @@ from integration.simulated.scenario import Scenario
 from integration.simulated.tree import NodeTree
 from integration.simulated.vendors import add_vendors
 
-# Parts of a node, by the key that the configuration has for each.
+# The node's directories, by their configuration key.
 _ROOTS: Final = {
     "driver-root": "driver",
     "dev": "dev",
@@ -43,11 +43,11 @@ _BOOT_ID: Final = "proc/sys/kernel/random/boot_id"
 class SimulatedNode:
     """A directory that looks like a node with GPUs.
 
-    As a context manager it removes itself at the end.
+    As a context manager it removes itself on exit.
     """
 
-    directory: str  # where it is; an absolute path
-    scenario: Scenario  # what it has
+    directory: str  # absolute
+    scenario: Scenario
     driver_version: str  # the full version of its driver
 
     @property
@@ -90,28 +90,27 @@ class SimulatedNode:
         layout: Layout = Layout.INSTALLER,
         say: Callable[[str], None] | None = None,
     ) -> SimulatedNode:
-        """Make a node.
+        """Create a node.
 
         Args:
-            directory: where; it must not exist, or be empty. Its file system must have device
-                nodes (not be mounted ``nodev``), and is best that of the cache, as files are
-                then not copied.
-            packages_cache: where the driver's packages are kept; by default
+            directory: must not exist, or be empty. Its file system must allow device nodes (not
+                ``nodev``). Files are not copied if it is on the cache's file system.
+            packages_cache: the cache of the driver's packages; by default
                 :func:`integration.simulated.packages.default_cache`.
-            say: told in one line what is being done, where it takes long.
+            say: receives progress messages.
 
         Raises:
-            NodeExists: there is something in ``directory``.
-            PackagesError: the driver's packages cannot be had.
-            SimulatedError: no compiler, no device nodes. Nothing of the node is left.
+            NodeExists: ``directory`` is not empty.
+            PackagesError: the driver's packages are not available.
+            SimulatedError: no compiler, or no device nodes. The partial node was removed.
         """
         directory = os.path.abspath(directory)
         files, version = driver_of(scenario, packages_cache, say)
         node = cls(directory, scenario, version)
         if os.path.lexists(directory) and not (os.path.isdir(directory) and _empty(directory)):
             raise NodeExists(
-                f"make a simulated node in {directory}",
-                found="something is there already",
+                f"to create a simulated node in {directory}",
+                found="it is not empty",
                 do="remove it, or choose another directory",
             )
         os.makedirs(directory, exist_ok=True)
@@ -126,11 +125,11 @@ class SimulatedNode:
 
     @classmethod
     def open(cls, directory: str) -> SimulatedNode:
-        """Find a node that was made before.
+        """Open an existing node.
 
         Raises:
             NodeNotFound: there is none.
-            ScenarioInvalid: somebody has changed its scenario.
+            ScenarioInvalid: its scenario was edited and is not valid.
         """
         directory = os.path.abspath(directory)
         module = os.path.join(directory, "sys/module/nvidia/version")
@@ -145,14 +144,14 @@ class SimulatedNode:
             ours = False
         if not ours:
             raise NodeNotFound(
-                f"find a simulated node in {directory}",
-                found="no config.toml of one, or one that was moved",
+                f"to open a simulated node in {directory}",
+                found="it has no config.toml of a node, or the node was moved",
                 do="make it with `nvshim simulate create`",
             )
         return cls(directory, Scenario.load(os.path.join(directory, "scenario.toml")), version)
 
     def remove(self) -> None:
-        """Remove the node. One that is gone already is no error."""
+        """Remove the node; a node that is already gone is no error."""
         if os.path.lexists(self.directory):
             shutil.rmtree(self.directory)
 
@@ -163,14 +162,14 @@ class SimulatedNode:
         self.remove()
 
     def fill(self, files: DriverFiles | None, layout: Layout) -> None:
-        """Make what is in the node, but for what is there already of the shim's.
+        """Create the node's contents, keeping the shim's files that exist.
 
         Args:
-            files: the driver's, as :func:`driver_of` has them.
-            layout: how they lie.
+            files: the driver's files, from :func:`driver_of`.
+            layout: their layout.
         """
         for name in _ROOTS.values():
-            if name != _ROOTS["drained"]:  # as on any node where everything is in service
+            if name != _ROOTS["drained"]:  # missing, like on any node with all devices in service
                 os.makedirs(os.path.join(self.directory, name), 0o755, exist_ok=True)
         tree = NodeTree(_read("/proc/devices"))
         tree.files[_BOOT_ID] = _read(f"/{_BOOT_ID}")
@@ -178,8 +177,8 @@ class SimulatedNode:
             cpus = _read("/sys/devices/system/cpu/online").strip()
             add_nvidia(tree, self.scenario, driver=self.driver_version, cpus=cpus)
             self._add_libraries(files, layout)
-        for key in self.scenario.beside:
-            BESIDE[key](tree)
+        for key in self.scenario.companion_drivers:
+            COMPANION_DRIVERS[key](tree)
         if files is not None and self.scenario.platform:
             make_platform(self.scenario.platform, self.directory, tree, files)
         if self.scenario.others:
@@ -187,17 +186,17 @@ class SimulatedNode:
         tree.write(self.directory)
         with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:
             file.write(self.scenario.to_toml())
-        # Last, as it is what makes the directory a node.
+        # Last, because config.toml makes the directory a node.
         with open(self.config_path, "w", encoding="utf-8") as file:
             roots = _roots(self.directory, hosts=layout.is_hosts).items()
-            # A basic string of TOML is written like one of JSON.
+            # A basic string of TOML is written like a JSON string.
             lines = [f"{key} = {json.dumps(path, ensure_ascii=False)}\n" for key, path in roots]
             file.writelines(["[node]\n", *lines])
 
     def _add_libraries(self, files: DriverFiles, layout: Layout) -> None:
         driver = self.driver_version
         nvml = lay_out(self.driver_root, files, version=driver, layout=layout)
-        # Beside the packages that the rest is made of.
+        # Next to the other packages.
         cache = os.path.dirname(os.path.dirname(files.directory))
         build_nvml(
             nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory, cache=cache
@@ -210,7 +209,7 @@ class SimulatedNode:
 def driver_of(
     scenario: Scenario, cache: str | None = None, say: Callable[[str], None] | None = None
 ) -> tuple[DriverFiles | None, str]:
-    """The driver's files that a scenario is made of, and the version that they are to have."""
+    """Return the driver's files for a scenario, and the version that they shall have."""
     if not scenario.nvidia and not scenario.platform:
         return None, ""
     files = DriverFiles.fetch(cache, say=say)
@@ -228,7 +227,7 @@ def _empty(directory: str) -> bool:
 
 
 def _roots(directory: str, *, hosts: bool) -> dict[str, str]:
-    """The configuration; ``hosts`` if the driver has to be found in the host's root."""
+    """Return the configuration; with ``hosts`` the driver has to be found in the host's root."""
     roots = {key: os.path.join(directory, name) for key, name in _ROOTS.items()}
     if hosts:
         roots["host-root"] = roots.pop("driver-root")

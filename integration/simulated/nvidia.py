@@ -1,12 +1,12 @@
-"""What NVIDIA's kernel modules make on a node, in the formats of the real ones.
+"""Add what NVIDIA's kernel modules create on a node, in the real formats.
 
-- Device nodes: 195:N for GPU N, 195:255 and 195:254 for control and modeset, numbers of the
-  kernel's choice for unified memory, capabilities and IMEX channels.
-- ``proc/driver/nvidia/version`` is where the driver's version is read; ``params`` is what
-  nvidia-modprobe and NVIDIA's libraries read before they make device nodes.
-- ``proc/driver/nvidia/gpus/BDF/information`` tells a GPU's UUID and minor without NVML.
+- Device nodes: 195:N for GPU N, 195:255 and 195:254 for control and modeset; dynamic majors for
+  unified memory, capabilities and IMEX channels.
+- ``proc/driver/nvidia/version`` contains the driver's version; ``params`` is what nvidia-modprobe
+  and NVIDIA's libraries read before they create device nodes.
+- ``proc/driver/nvidia/gpus/BDF/information`` has a GPU's UUID and minor, without NVML.
 - ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps`` are MIG's.
-- ``sys/module`` has the modules, and the PCI bus and DRM have each GPU.
+- ``sys/module`` has the modules; the PCI bus and DRM have each GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONTROL_MINOR: Final = 255
 _MODESET_MINOR: Final = 254
 _MODULES: Final = ("nvidia", "nvidia_modeset", "nvidia_uvm")
 
-# Up to this branch the module called its major nvidia-frontend.
+# Up to this branch the module named its major nvidia-frontend.
 _LAST_FRONTEND: Final = 535
 
 # Parameters of the module of branch 535, with their defaults. 4294967295 is "not set".
@@ -75,7 +75,7 @@ def add_nvidia(tree: NodeTree, scenario: Scenario, *, driver: str, cpus: str) ->
 
 
 def _add_majors(tree: NodeTree, scenario: Scenario, driver: str) -> int:
-    """The nodes that are there whatever GPUs are; the major of capabilities."""
+    """Add the device nodes that do not depend on the GPUs; return the major of capabilities."""
     if int(driver.split(".", maxsplit=1)[0]) <= _LAST_FRONTEND:
         tree.add_major("nvidia-frontend", _MAJOR)
     else:
@@ -118,9 +118,9 @@ def _add_modules(tree: NodeTree, scenario: Scenario, driver: str) -> None:
 
 
 def _add_capabilities(tree: NodeTree, scenario: Scenario, caps: int) -> None:
-    """MIG's part: a node and a file for each capability that exists, and the list of all minors.
+    """Add MIG's part: a node and a file for each existing capability, and the list of minors.
 
-    Who may configure is root's alone; an instance is everybody's who was given its node.
+    Only root may configure; any user with an instance's node may use the instance.
     """
     found = {"mig/config": (CONFIG_MINOR, 0o400), "mig/monitor": (MONITOR_MINOR, 0o400)}
     for gpu in scenario.gpus:
@@ -139,7 +139,7 @@ def _add_capabilities(tree: NodeTree, scenario: Scenario, caps: int) -> None:
 
 
 def _information(gpu: Gpu, driver: str) -> str:
-    """The file ``gpus/BDF/information``, with the module's own mixture of blanks and tabs."""
+    """Return the file ``gpus/BDF/information``, with the module's own mix of blanks and tabs."""
     return (
         f"Model: \t\t {gpu.model.name}\n"
         f"IRQ:   \t\t {32 + gpu.index}\n"

@@ -1,74 +1,72 @@
 /*
- * NVML of a simulated node: what libnvidia-ml.so.1 would say of GPUs that are not there.
+ * The NVML of a simulated node: what libnvidia-ml.so.1 would report about the simulated GPUs.
  *
- * The node's scenario is linked in as tables (nvml.h, written by library.py). A GPU is
- * reported only while its device node exists, as the real library can only open those: on the
- * node itself the nodes are looked for in the simulated dev directory, and where that does not
- * exist, in a container, in /dev. So a container that was granted GPU 1 sees one GPU, number 0.
- * A MIG device needs the nodes of its two capabilities, too.
+ * The node's scenario is linked in as tables (nvml.h, written by library.py). A GPU is reported
+ * only while its device node exists, because the real library can only open those. On the node
+ * itself we look in the simulated dev directory; in a container, where that does not exist, in
+ * /dev. So a container that was granted GPU 1 sees one GPU, number 0. A MIG device also needs the
+ * nodes of its two capabilities.
  *
- * Every name that the driver's own library exports and this file does not define answers
- * NVML_ERROR_NOT_SUPPORTED (unsupported.h, likewise written by library.py); so programs that
- * look for more than they need, as nvidia-smi does, find all of it.
+ * Every function that the driver's own library exports and this file does not define returns
+ * NVML_ERROR_NOT_SUPPORTED (unsupported.h, also written by library.py). So programs that look up
+ * more functions than they need, such as nvidia-smi, find all of them.
  *
- * Faults, for tests of those who call NVML. They are read from the environment variable
+ * Faults, for testing callers of NVML. They are read from the environment variable
  * NVSHIM_SIMULATED_FAULTS and from the file nvml-faults in the node's state directory, separated
- * by blanks or line ends; a line that begins with '#' is a comment. The file is read at nvmlInit,
- * and anew by the next call (or the wait for an event) after it was changed:
+ * by blanks or line ends; a line that starts with '#' is a comment. The file is read by nvmlInit,
+ * and after a change by the next call or wait for an event:
  *
  *     nvmlInit=hang                 any function, named without its version, never returns
- *     nvmlInit=sleep:1500           … returns after 1500 ms, and then as usual
+ *     nvmlInit=sleep:1500           … returns 1500 ms late
  *     nvmlDeviceGetName=error:15    … returns this nvmlReturn_t
- *     nvmlDeviceGetUUID=crash       … the process dies of SIGSEGV
- *     gpu1=error:15                 whatever is asked about GPU 1 of the scenario: it is lost
- *     gpu1.nvmlDeviceGetName=error:999   only that function, and only about GPU 1
- *     any=hang                      any function at all
- *     count=7                       nvmlDeviceGetCount lies
- *     driver=550.54.15              nvmlSystemGetDriverVersion lies
+ *     nvmlDeviceGetUUID=crash       … kills the process with SIGSEGV
+ *     gpu1=error:15                 every query about GPU 1 of the scenario: it is lost
+ *     gpu1.nvmlDeviceGetName=error:999   only that function, and only for GPU 1
+ *     any=hang                      any function
+ *     count=7                       nvmlDeviceGetCount returns a wrong number
+ *     driver=550.54.15              nvmlSystemGetDriverVersion returns a wrong version
  *
  * Events come from the file nvml-events in the state directory. Each line that is added to it
  * after an event set was made is one event: "INDEX TYPE DATA [GPU-INSTANCE COMPUTE-INSTANCE]",
  * all numbers, TYPE 8 for an Xid ("0 8 79": GPU 0 has fallen off the bus).
  *
- * What the GPUs do is in files of the state directory too, read at each call, a line each, in
- * numbers; lines that begin with '#' are comments:
+ * The GPUs' activity is in files of the state directory too. Each call reads them; they contain
+ * numbers, a line per entry; lines that start with '#' are comments:
  *
  *     nvml-processes   [g|m] INDEX PID BYTES [GPU-INSTANCE COMPUTE-INSTANCE] [SM MEMORY ENC DEC]
- *                      a process on a GPU, with what it uses of the GPU in percent; g for one that
- *                      draws, m for a client of MPS
+ *                      a process on a GPU and its usage in percent; g for a graphics process, m for
+ *                      a client of MPS
  *     nvml-facts       INDEX NAME VALUE
- *                      what else a GPU says of itself: gpu, memory, encoder, decoder (percent; of
- *                      the processes if it is not told), temperature (degrees), milliwatts,
- *                      throttle (bits), millijoules (more than it has drawn while idle), and counts:
+ *                      other values of a GPU: gpu, memory, encoder, decoder (percent; by default
+ *                      the sum of the processes), temperature (degrees), milliwatts, throttle
+ *                      (bits), millijoules (in addition to the idle energy), and counts:
  *                      ecc-corrected, ecc-uncorrected, rows-corrected, rows-uncorrected,
  *                      rows-pending, rows-failed; recovery-action: what it needs to recover;
  *                      addressing-mode: how it sees the host's memory
  *     nvml-nvlinks     INDEX OTHER LINKS
- *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
- *                      numbers its links in the order of the lines
+ *                      the number of NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each
+ *                      GPU numbers its links in the order of the lines
  *
- * A GPU's compute mode is what was set last: one digit, in the file nvml-compute-mode-UUID. So is
- * MIG mode, in nvml-mig-mode-UUID: the mode now, and the one that is pending.
+ * The file nvml-compute-mode-UUID has a GPU's compute mode as one digit. The file
+ * nvml-mig-mode-UUID has two digits: the current and the pending MIG mode.
  *
- * MIG's instances are the scenario's until one is made or undone. From then on they are those of
- * the file nvml-mig, a line for each place in the tables below:
+ * The MIG instances are the scenario's until one is created or destroyed. After that they are in
+ * the file nvml-mig, a line for each entry of the tables below:
  *
- *     g INDEX PROFILE ID START             a GPU instance; "g -" for a place that is free
- *     c GPU-INSTANCE ID SLICES START       a compute instance of the one in that place; or "c -"
+ *     g INDEX PROFILE ID START             a GPU instance; "g -" for a free entry
+ *     c GPU-INSTANCE ID SLICES START       a compute instance of that GPU instance; or "c -"
  *
- * As with the real driver the kernel's list of capabilities follows, and so do their nodes.
+ * As with the real driver, the kernel's list of capabilities and their nodes follow.
  *
- * Energy grows by what an idle GPU draws, since boot.
+ * Energy grows from boot by an idle GPU's power.
  *
- * How often it was asked: each nvmlInit adds a byte to the file nvml-inits in the state directory,
- * if somebody has put one there.
+ * To count queries, create the file nvml-inits in the state directory: each nvmlInit adds a byte.
  *
- * The library runs in images that are older than the machine it was built on, so it uses no
- * symbol that is younger than glibc 2.28 (hence statx, mknodat by its number, and numbers read
- * by hand).
+ * The library also runs in images with an older C library than the build machine's, so it uses no
+ * symbol newer than glibc 2.28 (hence statx, mknodat by its number, and hand-written parsing).
  *
- * Layouts of structures: those that pynvml declares with ctypes, through which the tests read
- * them. One long file, as it is one table of functions.
+ * The structures have the layouts that pynvml declares with ctypes, which the tests use. This is
+ * one long file because it is one table of functions.
  */
 
 #define _GNU_SOURCE
@@ -119,7 +117,7 @@ enum { INSTANCES_OF_GPU = 15, COMPUTE_OF_INSTANCE = 8, FIRST_CAPABILITY = 3, CON
 enum { MOST_INSTANCES = MOST_GPUS * INSTANCES_OF_GPU };
 enum { MOST_COMPUTE = MOST_INSTANCES * COMPUTE_OF_INSTANCE };
 
-/* The node's state directory has the files that say what the GPUs do. */
+/* Files in the node's state directory describe the GPUs' activity. */
 static const char *state_file(const char *name)
 {
     static __thread char path[PATH_MAX];
@@ -128,12 +126,12 @@ static const char *state_file(const char *name)
     return path;
 }
 
-/* --- What is handed out ---------------------------------------------------------------- */
+/* --- Handles --------------------------------------------------------------------------- */
 
 /*
  * A device handle is the address of a struct gpu or of a struct mig in the tables; a handle of
- * a GPU instance or compute instance is the address of its struct. Callers' pointers are
- * compared with the tables, never followed, so that a wrong one is an answer and not a crash.
+ * a GPU instance or compute instance is the address of its struct. We compare callers' pointers
+ * with the tables and never follow them, so a wrong one returns an error instead of crashing.
  */
 
 static const struct gpu *visible[MOST_GPUS];
@@ -142,9 +140,9 @@ static const char *dev = "/dev";
 static int initialised;
 static char faults[4096];
 static struct statx faults_seen;      /* the file of them, when it was read */
-static __thread const char *function; /* the one that this thread is in */
+static __thread const char *function; /* the function that this thread is in */
 
-/* What there is now; a place without a profile, or without an instance, is free. */
+/* The current instances; an entry without a profile or instance is free. */
 static struct instance gpu_instances[MOST_INSTANCES];
 static struct mig migs[MOST_COMPUTE];
 static u32 instance_count, mig_count;
@@ -156,7 +154,7 @@ static u32 instance_count, mig_count;
     for (struct mig *mig = migs; mig < migs + mig_count; mig++)                                   \
         if (mig->instance)
 
-/* A GPU's number in the scenario, by which files name it. */
+/* A GPU's number in the scenario, which the files use. */
 static u32 index_of(const struct gpu *gpu)
 {
     return (u32)(gpu - GPUS);
@@ -186,7 +184,7 @@ static int is_node(u32 major_number, u32 minor_number, const char *format, ...)
            (major_number == 0 || status.stx_rdev_major == major_number);
 }
 
-/* What was set last, now and after a reset: a digit each; the scenario's until then. */
+/* The mode now and after a reset, a digit each; the scenario's until one is set. */
 static const char *mig_mode_file(const struct gpu *gpu)
 {
     char name[128];
@@ -232,7 +230,7 @@ static const struct instance *as_instance(const void *handle)
     return NULL;
 }
 
-/* The GPU of any device handle, a MIG device's too. */
+/* The GPU of a device handle, also of a MIG device's. */
 static const struct gpu *board_of(const void *handle)
 {
     const struct mig *mig = as_mig(handle);
@@ -304,7 +302,7 @@ static void read_faults(void)
             *c = ' ';
 }
 
-/* What stands after " NAME=" among the faults, NAME without its version; or NULL. */
+/* The text after " NAME=" in the faults, NAME without its version; or NULL. */
 static const char *fault_of(const char *name)
 {
     size_t length = strlen(name);
@@ -339,7 +337,7 @@ static void sleep_ms(u64 ms)
         ;
 }
 
-/* Suffer the fault that was asked for under this name; what the function is to return. */
+/* Perform the fault of this name; return what the function has to return. */
 static nvmlReturn_t suffer(const char *name)
 {
     const char *fault = fault_of(name);
@@ -362,11 +360,11 @@ static nvmlReturn_t suffer(const char *name)
     return SUCCESS;
 }
 
-/* --- What instances there are ----------------------------------------------------------- */
+/* --- MIG instances ---------------------------------------------------------------------- */
 
 static struct statx mig_seen; /* the file of them, when it was read */
 
-/* The kernel numbers capabilities once and for all (capabilities.py). */
+/* The kernel's numbers of capabilities are fixed (capabilities.py). */
 static u32 capability_of(const struct gpu *gpu, u32 instance, u32 compute)
 {
     u32 first = FIRST_CAPABILITY +
@@ -384,7 +382,7 @@ static void put_instance(struct instance *at, const struct gpu *gpu, u32 profile
     *at = (struct instance){gpu, found->name ? found : NULL, id, start, capability_of(gpu, id, 0)};
 }
 
-/* A compute instance that the scenario has keeps its UUID when it is made anew, as a real one. */
+/* A compute instance of the scenario keeps its UUID when it is created again, as on a real GPU. */
 static void put_mig(struct mig *at, const struct instance *instance, u32 id, u32 slices, u32 start)
 {
     const struct gpu *gpu = instance->gpu;
@@ -484,7 +482,7 @@ static nvmlReturn_t enter(const char *name)
     return fault ? fault : suffer(name);
 }
 
-/* Suffer what was asked for of a GPU, and of the function about it. */
+/* Perform the faults of a GPU, and of this function on it. */
 static nvmlReturn_t suffer_of(const struct gpu *gpu)
 {
     char name[128];
@@ -497,7 +495,7 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
     return suffer(name);
 }
 
-/* The head of every function that needs nvmlInit; then what it insists on. */
+/* The start of every function that needs nvmlInit; then its required arguments. */
 #define ENTER                                                                                      \
     do {                                                                                           \
         nvmlReturn_t entered = enter(__func__);                                                    \
@@ -527,7 +525,7 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
     REQUIRE(gpu, INVALID_ARGUMENT);                                                                \
     WELL(gpu)
 
-/* The head of most functions: what it is asked about, and that the answer has a place to go to. */
+/* The start of most functions: check the device and the pointer for the result. */
 #define EXPECT(answerable)                                                                         \
     ENTER;                                                                                         \
     REQUIRE(answerable, INVALID_ARGUMENT)
@@ -536,10 +534,10 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
     whom;                                                                                          \
     REQUIRE(answerable, INVALID_ARGUMENT)
 
-/* Another name of the same function; what only the first takes is left alone by the second. */
+/* Another name of the same function; the second ignores the first one's extra arguments. */
 #define ALIAS(name, of) API __typeof__(of) name __attribute__((alias(#of)));
 
-/* One byte more in the file of that name, if it is there. */
+/* Append one byte to the file of that name, if it exists. */
 static void count_init(void)
 {
     int descriptor = open(state_file("nvml-inits"), O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -604,7 +602,7 @@ struct pci_address {
     u32 domain, bus, device, function;
 };
 
-/* The forms that NVML takes of a PCI address: [domain:]bus:device[.function], in hexadecimal. */
+/* The forms of a PCI address that NVML accepts: [domain:]bus:device[.function], in hexadecimal. */
 static int parse_address(const char *text, struct pci_address *at)
 {
     const char *colon = strchr(text, ':');
@@ -620,9 +618,9 @@ static int parse_address(const char *text, struct pci_address *at)
 }
 
 /*
- * nvidia-smi asks for tables of internal functions, each by a UUID: its size in bytes, then
- * pointers. It goes on without nearly all of them, so each is one that is not supported. Without
- * two it takes no PCI address for -i: what reads an address, and what tells that of a GPU.
+ * nvidia-smi gets tables of internal functions by UUID: a size in bytes, then pointers. It works
+ * without nearly all of them, so they return "not supported". Two are needed for a PCI address
+ * after -i: the one that parses an address, and the one that returns a GPU's.
  */
 static nvmlReturn_t internal(void)
 {
@@ -715,9 +713,9 @@ API nvmlReturn_t nvmlSystemGetHicVersion(u32 *count, void *entries)
 ALIAS(nvmlUnitGetCount, nvmlSystemGetHicVersion)
 ALIAS(nvmlGetExcludedDeviceCount, nvmlSystemGetHicVersion)
 
-/* --- What the GPUs do, as files say ---------------------------------------------------- */
+/* --- The GPUs' activity, from files -------------------------------------------------- */
 
-/* The whole of a file, to be freed; NULL if it is not there. */
+/* A file's content, which the caller frees; NULL if it does not exist. */
 static char *content_of(const char *path)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -744,14 +742,14 @@ static char *content_of(const char *path)
     return content;
 }
 
-/* Where the next line begins. */
+/* The start of the next line. */
 static const char *after_line(const char *at)
 {
     at += strcspn(at, "\n");
     return *at ? at + 1 : at;
 }
 
-/* The numbers of what is left of a line. */
+/* The numbers in the rest of a line. */
 static u32 numbers(const char *at, u64 *values, u32 most)
 {
     u32 count = 0;
@@ -765,7 +763,7 @@ static u32 numbers(const char *at, u64 *values, u32 most)
     return count;
 }
 
-/* What the file of facts tells of a GPU; the last line counts. */
+/* A GPU's value in the file of facts; the last line counts. */
 static u64 fact(const struct gpu *gpu, const char *name, u64 otherwise)
 {
     char *facts = content_of(state_file("nvml-facts"));
@@ -856,7 +854,7 @@ static u32 percent_of(const struct gpu *gpu, enum use use)
     return (u32)fact(gpu, names[use], sums[use] < 100 ? sums[use] : 100);
 }
 
-/* A tenth of what it may draw while idle, and the rest of it by how busy it is. */
+/* A tenth of the power limit while idle, and the rest in proportion to the load. */
 static u32 milliwatts_of(const struct gpu *gpu)
 {
     u32 idle = gpu->milliwatts / 10;
@@ -939,7 +937,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, const voi
 
 ALIAS(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
-/* --- What a device is ------------------------------------------------------------------ */
+/* --- A device's identity --------------------------------------------------------------- */
 
 API nvmlReturn_t nvmlDeviceGetName(const void *device, char *name, u32 length)
 {
@@ -990,7 +988,7 @@ struct pci_v3 {
     char bus_id[32];
 };
 
-/* Where a device is; all versions of the question have the beginning of this answer. */
+/* A device's PCI address; all versions of the structure start the same way. */
 static struct pci_v3 pci_at(u32 domain, u32 bus, u32 device)
 {
     struct pci_v3 info = {.v1 = {.domain = domain, .bus = bus, .device = device}};
@@ -1038,7 +1036,7 @@ API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(const void *device, char *versi
     return text(version, 64, DRIVER_VERSION);
 }
 
-/* --- Compute mode: the one thing that is set, and stays so until the node is removed ------- */
+/* --- Compute mode: it persists until the node is removed ---------------------------------- */
 
 static const char *compute_mode_file(const struct gpu *gpu)
 {
@@ -1077,8 +1075,8 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
 }
 
 /*
- * Facts that are one number. They are written as a table, since they differ in nothing but
- * their name and the number.
+ * Functions that return one number. They are a table, because they differ only in the name and
+ * the number.
  */
 #define NUMBER_OF(type, name, of, value)                                                           \
     API nvmlReturn_t name(const void *device, type *number)                                        \
@@ -1090,7 +1088,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
 #define NUMBER(name, of, value) NUMBER_OF(u32, name, of, value)
 #define NUMBER64(name, of, value) NUMBER_OF(u64, name, of, value)
 
-/* Two numbers, and texts, likewise. */
+/* The same for two numbers, and for texts. */
 #define PAIR(name, of, value, other)                                                               \
     API nvmlReturn_t name(const void *device, u32 *one, u32 *two)                                  \
     {                                                                                              \
@@ -1112,7 +1110,7 @@ TEXT(nvmlDeviceGetVbiosVersion, BOARD_OF, gpu->vbios)
 PAIR(nvmlDeviceGetCudaComputeCapability, BOARD_OF, gpu->major, gpu->minor_capability)
 PAIR(nvmlDeviceGetGspFirmwareMode, BOARD_OF, 1, 1)
 PAIR(nvmlDeviceGetPowerManagementLimitConstraints, GPU_OF, gpu->milliwatts / 2, gpu->milliwatts)
-/* ECC is on, but for GPUs of players. */
+/* ECC is on, except on gaming GPUs. */
 PAIR(nvmlDeviceGetEccMode, GPU_OF, gpu->brand != GEFORCE, gpu->brand != GEFORCE)
 NUMBER64(nvmlDeviceGetSupportedClocksThrottleReasons, GPU_OF, 0x1ff)
 /* ECC single, ECC double, P-state, Xid, clock. */
@@ -1284,7 +1282,7 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct 
     return known ? SUCCESS : NOT_SUPPORTED;
 }
 
-/* Only drivers of branch 580 and later tell it; so does this one, of any, if a fact says so. */
+/* Only drivers of branch 580 and later report it; here any does, if there is such a fact. */
 API nvmlReturn_t nvmlDeviceGetAddressingMode(const void *device, u32 *version_and_mode)
 {
     u64 mode;
@@ -1309,7 +1307,7 @@ struct memory_v2 {
     u64 total, reserved, free, used;
 };
 
-/* What the driver keeps for itself: some of each GPU, a sliver of each MIG device. */
+/* The driver's own memory: some of each GPU, a little of each MIG device. */
 static nvmlReturn_t memory(const void *device, u64 *total, u64 *reserved, u64 *used)
 {
     const struct mig *mig = as_mig(device);
@@ -1372,11 +1370,11 @@ struct process_info {
     u32 instance, compute; /* since _v2 */
 };
 
-/* Where processes are put: those of a kind, as many as there is room for. */
+/* The output array: processes of one kind, as many as fit. */
 struct list {
     char kind;
     u32 room, count;
-    size_t size; /* of an entry, by the version of the question */
+    size_t size; /* of an entry, by the version of the function */
     char *entries;
 };
 
@@ -1397,7 +1395,7 @@ static void put_process(const struct process *process, void *data)
     list->count++;
 }
 
-/* Count is how many there is room for, and then how many there are. */
+/* Count is the size of the array, and on return the number of processes. */
 static nvmlReturn_t list_processes(const void *device, struct list *list, u32 *count)
 {
     BOARD_OF(device);
@@ -1464,7 +1462,7 @@ static void put_use(const struct process *process, void *data)
     uses->count++;
 }
 
-/* One sample of each process that did something, which is always new. */
+/* One sample of each active process, always a new one. */
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(const void *device, struct process_use *samples,
                                                  u32 *count, u64 since)
 {
@@ -1480,7 +1478,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(const void *device, struct proc
     return uses.count > uses.room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-/* --- Where a device hangs -------------------------------------------------------------- */
+/* --- Topology --------------------------------------------------------------------------- */
 
 API nvmlReturn_t nvmlDeviceGetMemoryAffinity(const void *device, u32 size, unsigned long *nodes,
                                              u32 scope)
@@ -1492,7 +1490,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryAffinity(const void *device, u32 size, unsig
     return SUCCESS;
 }
 
-/* Every CPU is near: the simulated sockets have none of their own. */
+/* All CPUs are local: the simulated sockets have none of their own. */
 API nvmlReturn_t nvmlDeviceGetCpuAffinity(const void *device, u32 size, unsigned long *cpus)
 {
     const u32 bits = 8 * sizeof *cpus;
@@ -1519,7 +1517,7 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(const void *one, const void
 
 enum { MOST_LINKS = 18, TO_SWITCH = -1, NO_LINK = -2, NVSWITCH_BUS = 0xc0 };
 
-/* Where a link of a GPU leads: the minor of the other GPU, or one of the above. */
+/* A link's remote end: the minor of the other GPU, or one of the above. */
 static int link_to(const struct gpu *gpu, u32 link)
 {
     char *links = content_of(state_file("nvml-nvlinks"));
@@ -1599,7 +1597,7 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(const void *device, u32 link,
     return SUCCESS;
 }
 
-/* Capabilities 0 read, 1 write, 2 NVLink, 3 atomics, 4 PCIe: 0 is yes, 5 that it is not so. */
+/* Capabilities 0 read, 1 write, 2 NVLink, 3 atomics, 4 PCIe: 0 means yes, 5 means no. */
 API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 capability,
                                         u32 *status)
 {
@@ -1633,7 +1631,7 @@ API nvmlReturn_t nvmlDeviceGetMigMode(const void *device, u32 *current, u32 *pen
     return SUCCESS;
 }
 
-/* Before Hopper it is pending until a reset; and nobody may have the GPU. */
+/* Before Hopper it is pending until a reset, and no process may use the GPU. */
 API nvmlReturn_t nvmlDeviceSetMigMode(const void *device, u32 mode, nvmlReturn_t *activation)
 {
     u32 processes = 0, instances = 0;
@@ -1726,7 +1724,7 @@ struct gpu_profile_v2 {
     char name[96];
 };
 
-/* What both versions say of a profile. */
+/* The fields that both versions of a profile have. */
 #define PROFILE_OF(profile)                                                                        \
     .id = (profile)->id, .slices = (profile)->slices, .instances = (profile)->instances,           \
     .multiprocessors = (profile)->multiprocessors, .copy_engines = (profile)->copy_engines,        \
@@ -1857,8 +1855,8 @@ API nvmlReturn_t nvmlGpuInstanceGetInfo(const void *handle, struct gpu_instance_
 }
 
 /*
- * Compute instance profiles are numbered by their slices. The driver's own number of one is the
- * same, as far as nvidia-smi shows it.
+ * Compute instance profiles are numbered by their slices. The driver's own number, which
+ * nvidia-smi shows, is the same.
  */
 static const u32 compute_slices[] = {1, 2, 3, 4, 7, 8, 6};
 
@@ -2008,9 +2006,9 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo(const void *handle, struct compute_i
     return SUCCESS;
 }
 
-/* --- Making and undoing instances -------------------------------------------------------- */
+/* --- Creating and destroying instances ---------------------------------------------------- */
 
-/* Only one changes them at a time. The descriptor of the lock; -1 for who may not. */
+/* One process changes them at a time. Return the lock's descriptor; -1 without permission. */
 static int begin_change(void)
 {
     int lock;
@@ -2088,7 +2086,7 @@ static void add_capability(const struct instance *instance, const struct mig *mi
             makedev(config.stx_rdev_major, minor_number));
 }
 
-/* The kernel's entry goes; whoever wants the node gone has to remove it. */
+/* Remove the kernel's entry; the device node stays, as with the real driver. */
 static void remove_capability(const struct instance *instance, const struct mig *mig)
 {
     char below[128];
@@ -2105,7 +2103,7 @@ static void remove_capability(const struct instance *instance, const struct mig 
     rmdir(state_file(below));
 }
 
-/* The place of a new GPU instance that starts there, if that is free; NULL otherwise. */
+/* The table entry for a new GPU instance that starts there; NULL if the slices are not free. */
 static struct instance *place_for(const struct gpu *gpu, const struct profile *profile, u32 start)
 {
     const u32 size = (1U << profile->memory_slices) - 1;
@@ -2269,9 +2267,9 @@ struct event {
 };
 
 struct event_set {
-    u64 types[MOST_GPUS]; /* what is registered of each GPU of the scenario */
+    u64 types[MOST_GPUS]; /* the registered event types of each GPU of the scenario */
     off_t seen;           /* how far the file of events has been read */
-    int changes;          /* tells of changes in the state directory; -1 if that cannot be had */
+    int changes;          /* inotify on the state directory; -1 if it is not available */
 };
 
 API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
@@ -2309,7 +2307,7 @@ API nvmlReturn_t nvmlDeviceRegisterEvents(const void *device, u64 types, struct 
     return SUCCESS;
 }
 
-/* The next event of the file that somebody registered for. */
+/* The next event of the file that is registered. */
 static int next_event(struct event_set *set, struct event *event)
 {
     int descriptor = open(state_file("nvml-events"), O_RDONLY | O_CLOEXEC), found = 0;
@@ -2353,7 +2351,7 @@ static u64 now_ms(void)
     return now.tv_sec * 1000ULL + now.tv_nsec / 1000000;
 }
 
-/* What is wrong with a GPU that is waited for. */
+/* The error of a GPU in the set. */
 static nvmlReturn_t suffer_of_set(const struct event_set *set)
 {
     nvmlReturn_t fault = SUCCESS;
@@ -2364,7 +2362,7 @@ static nvmlReturn_t suffer_of_set(const struct event_set *set)
     return fault;
 }
 
-/* Sleep until something changes in the state directory, and no longer than that. */
+/* Sleep until something changes in the state directory, at most until the timeout. */
 static void sleep_until_change(const struct event_set *set, u64 ms)
 {
     struct pollfd changes = {.fd = set->changes, .events = POLLIN};

@@ -1,6 +1,6 @@
 /*
- * A simulated node's scenario, as the tables that nvml.c reads: library.py writes them, and
- * compiles them apart, so that what does not change from node to node is compiled once.
+ * A simulated node's scenario, as the tables that nvml.c reads. library.py writes and compiles
+ * them separately, so that the rest is compiled only once for all nodes.
  */
 
 typedef unsigned int u32;

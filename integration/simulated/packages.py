@@ -1,20 +1,20 @@
-"""Debian packages that are only data: downloaded and unpacked, never installed.
+"""Download and unpack Debian packages as data, without installing them.
 
-The simulated node is made of NVIDIA's own driver files, which Debian has in its component
-``non-free``. Installing them would change the machine (and a driver package would ask for a kernel
-module), so they are fetched beside the system:
+A simulated node consists of NVIDIA's own driver files, which Debian has in the component
+``non-free``. Installing them would change the machine (and a driver package needs a kernel module),
+so we fetch them separately:
 
     debs = fetch(["libcuda1", "nvidia-smi"])
     unpack(debs, "/somewhere/driver-files")
 
 Rules
 - The archive is the machine's own (:mod:`integration.simulated.archive`).
-- apt's lists, cache and status are private ones in the cache directory, so nothing of the
-  system changes, and what is installed or pinned has no say in which version is taken.
-- A package is in the cache when its file is, because a file is moved there only when apt has
-  checked its hash. If all that is asked for is there, nothing is asked of the network.
-- Packages that are asked for together come from one state of the archive: when one is missing,
-  those that have been superseded meanwhile are fetched anew.
+- apt uses private lists, cache and status in the cache directory. So nothing on the system changes,
+  and installed or pinned packages do not influence the chosen version.
+- A package is in the cache if its file is: files are moved there only after apt has checked their
+  hash. If all requested packages are there, we do not use the network.
+- Packages of one request come from one state of the archive: if one is missing, outdated ones are
+  downloaded again.
 
 Source: apt.conf(5), apt-get(8).
 """
@@ -49,9 +49,9 @@ Dir::State::lists "{root}/lists";
 Dir::State::status "{root}/status";
 Dir::Cache "{root}/cache";
 APT::Update::Error-Mode "any";
-// The cache may be below a home that the user _apt cannot enter; apt would warn, and go on as root.
+// The cache may be below a home that the user _apt cannot enter; apt would warn and run as root.
 APT::Sandbox::User "root";
-// What the machine wants to be told after an update of its own lists is not for these.
+// Do not run the machine's hooks, which are for its own lists.
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
@@ -59,11 +59,10 @@ APT::Sandbox::User "root";
 
 
 def default_cache() -> str:
-    """The directory that packages are kept in: the checkout's ``.cache/packages``.
+    """Return the directory of packages: the checkout's ``.cache/packages``.
 
     Returns:
-        An absolute path. Where the project is installed and not a checkout, one below
-        ``/var/cache``.
+        An absolute path. For an installed tree it is below ``/var/cache``.
     """
     checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
@@ -79,22 +78,22 @@ def fetch(
     architecture: str = "",
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Have the packages ``names`` as files, downloading those that are not there yet.
+    """Return the packages ``names`` as files; download those that are missing.
 
     Args:
-        into: the cache directory, made if missing; if not given, :func:`default_cache`.
-        sources: deb822 text of the archive to use in place of the machine's own.
-        architecture: Debian's name of theirs ("i386"); the machine's own if empty.
-        say: told in one line what is being downloaded, when something is.
+        into: the cache directory, created if missing; by default :func:`default_cache`.
+        sources: deb822 text of the archive to use instead of the machine's own.
+        architecture: Debian's name of their architecture ("i386"); the machine's own if empty.
+        say: receives a line about each download.
 
     Returns:
         The path of one .deb for each name, in the order of the names.
 
     Raises:
         ArchiveNotFound: the machine's apt configuration names no archive.
-        ArchiveUnreachable: something is missing and the archive's lists cannot be read.
+        ArchiveUnreachable: a package is missing and the archive's lists cannot be read.
         PackageNotFound: the archive has no such package.
-        DownloadFailed: a package did not come whole.
+        DownloadFailed: a package was not downloaded completely.
     """
     wanted = list(dict.fromkeys(names))
     into = os.path.abspath(into or default_cache())
@@ -120,19 +119,18 @@ def fetch(
 def unpack(
     debs: Sequence[str], directory: str, *, finish: Callable[[str], None] | None = None
 ) -> None:
-    """Make ``directory`` the files of ``debs``, nothing more and nothing less.
+    """Replace ``directory`` by the files of ``debs``.
 
-    Already so by an earlier call with the same files: nothing is done. A file ``directory``
-    with ``.from`` appended remembers that.
+    If an earlier call did that with the same files, nothing happens. The file ``directory`` with
+    ``.from`` appended records it.
 
     Args:
         debs: paths of .deb files.
-        directory: where to; its parent is made, what stood there before is replaced.
-        finish: what else is to be done with the files before they count as unpacked; told
-            where they are while it is done.
+        directory: the target; its parent is created, its previous contents are replaced.
+        finish: called with the new directory before the files count as unpacked.
 
     Raises:
-        UnpackFailed: a file is no package, or there is no room; ``directory`` is as it was.
+        UnpackFailed: a file is not a package, or there is no room; ``directory`` is unchanged.
     """
     directory = os.path.abspath(directory)
     parent, stamp = os.path.dirname(directory), directory + ".from"
@@ -148,9 +146,9 @@ def unpack(
                 done = run(["dpkg-deb", "-x", deb, new], cwd=work)
                 if done.returncode:
                     raise UnpackFailed(
-                        f"unpack {os.path.basename(deb)}",
+                        f"to unpack {os.path.basename(deb)}",
                         found=complaint(done.stderr),
-                        do=f"look for room below {parent}, or remove {deb} to have it fetched anew",
+                        do=f"make room below {parent}, or remove {deb}; it is then fetched again",
                     )
             if finish is not None:
                 finish(new)
@@ -169,17 +167,17 @@ def unpack(
 class Apt:
     """apt-get with a private configuration and fresh lists."""
 
-    conf: str  # where its configuration is
+    conf: str  # the path of its configuration
 
     @classmethod
     def prepare(cls, cache: str, sources: str, names: Sequence[str], architecture: str = "") -> Apt:
-        """Have the lists of an archive.
+        """Download the lists of an archive.
 
         Args:
-            cache: the directory of packages, which nobody else uses meanwhile.
+            cache: the directory of packages, locked by the caller.
             sources: deb822 text of the archive.
-            names: what is going to be asked for.
-            architecture: as of :func:`fetch`.
+            names: the packages to fetch later.
+            architecture: see :func:`fetch`.
 
         Raises:
             ArchiveUnreachable: the lists cannot be read.
@@ -198,30 +196,30 @@ class Apt:
         done = apt.run("update")
         if done.returncode:
             raise ArchiveUnreachable(
-                f"read the archive's lists to fetch {_some(names)}",
+                f"to read the archive's lists for {_some(names)}",
                 found=complaint(done.stderr),
                 do="check the network and `apt-get update`",
             )
         return apt
 
     def run(self, *arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run apt-get to its end."""
+        """Run apt-get until it exits."""
         return run(["apt-get", "-c", self.conf, "-q", *arguments], cwd=cwd)
 
     def resolve(self, names: Sequence[str], *verb: str) -> dict[str, str]:
-        """The file name of the newest version of each package, by its name.
+        """Return the file name of the newest version of each package, by package name.
 
         Args:
-            names: of packages.
-            verb: what apt-get would be to do with them; "download" if nothing.
+            names: package names.
+            verb: an apt-get command; "download" by default.
 
         Raises:
-            PackageNotFound: there is none of a name.
+            PackageNotFound: there is no such package.
         """
         done = self.run(*(verb or ("download",)), "--print-uris", *names)
         if done.returncode:
             raise PackageNotFound(
-                f"fetch {_some(names)}",
+                f"to fetch {_some(names)}",
                 found=complaint(done.stderr),
                 do="check the name, and that the archive has the component non-free",
             )
@@ -232,16 +230,16 @@ class Apt:
         return {file.split("_")[0]: file for file in files}
 
     def download(self, names: Sequence[str], into: str) -> None:
-        """Download packages, in place of other versions of them.
+        """Download packages and remove other versions of them.
 
         Raises:
-            DownloadFailed: one did not come whole.
+            DownloadFailed: a package was not downloaded completely.
         """
         with _workplace(".download-", into) as work:
             done = self.run("download", *names, cwd=work)
             if done.returncode:
                 raise DownloadFailed(
-                    f"download {_some(names)}",
+                    f"to download {_some(names)}",
                     found=complaint(done.stderr),
                     do="try again",
                 )
@@ -259,8 +257,8 @@ def _versions(name: str, cache: str) -> list[str]:
 
 
 def in_cache(name: str, cache: str) -> str | None:
-    """The file of a package that is there; None if there is none."""
-    # There are two only if we were killed while one took the other's place.
+    """Return the file of a package; None if there is none."""
+    # There are two only if a process was killed while it replaced one by the other.
     found = _versions(name, cache)
     return found[0] if len(found) == 1 else None
 
@@ -276,9 +274,9 @@ def _some(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _workplace(prefix: str, directory: str) -> Iterator[str]:
-    """A directory for what is not finished yet; ``directory`` is locked by us.
+    """Yield a directory for unfinished work; the caller has locked ``directory``.
 
-    So what others have left there under the prefix is of processes that were killed.
+    So other directories with the prefix are left from killed processes and are removed.
     """
     for left in glob.glob(os.path.join(glob.escape(directory), f"{prefix}*")):
         shutil.rmtree(left, ignore_errors=True)
@@ -288,7 +286,7 @@ def _workplace(prefix: str, directory: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Hold ``directory`` against other processes that fetch or unpack into it."""
+    """Lock ``directory`` against other processes that fetch or unpack into it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,9 +1,9 @@
-"""Nodes on which NVIDIA's driver is not the usual one: a Jetson, and Linux in Windows.
+"""Build nodes without NVIDIA's usual driver: a Jetson, and WSL2.
 
     platform = "tegra"            # or "wsl"
 
-Their files are where a Jetson's packages and Windows put them; what is in them is Debian's driver
-for this machine, whatever its architecture is. Neither has /proc/driver/nvidia or NVML.
+The files are where a Jetson's packages and Windows put them; their contents are Debian's driver for
+this machine's architecture. Neither platform has /proc/driver/nvidia or NVML.
 
 Source: file lists of the nvidia-l4t packages of JetPack 6, its lists of host files for
 containers; a driver store of Windows as WSL2 shows it.
@@ -33,7 +33,7 @@ STORE: Final = "usr/lib/wsl/drivers/nv_dispi.inf_amd64_0123456789abcdef"
 _DXG_MINOR: Final = 127
 _NVMAP_MINOR: Final = 121
 
-# Libraries by their names on the platform, and what Debian's packages call them ({v}: version).
+# Libraries by their names on the platform, and their names in Debian's packages ({v}: version).
 _TEGRA_LIBRARIES: Final = {
     "libcuda.so.1.1": "libcuda.so.{v}",
     "libnvidia-ptxjitcompiler.so.540.4.0": "libnvidia-ptxjitcompiler.so.{v}",
@@ -76,15 +76,15 @@ sym, /usr/local/cuda
 
 
 def make_platform(platform: str, directory: str, tree: NodeTree, files: DriverFiles) -> None:
-    """Make what a platform has, on a node that has nothing else of NVIDIA's.
+    """Create a platform's files, on a node without NVIDIA's usual driver.
 
     Args:
         platform: "tegra" or "wsl".
-        directory: the node's, with its driver root; libraries are put there.
-        tree: what is going to be written; all else is added to it.
+        directory: the node's directory; libraries go into its driver root.
+        tree: receives everything else.
 
     Raises:
-        LibraryNotBuilt: no compiler for the stand-ins.
+        LibraryNotBuilt: there is no compiler for the stand-ins.
     """
     make = _make_tegra if platform == TEGRA else _make_wsl
     make(os.path.join(directory, "driver"), tree, files)

@@ -1,6 +1,6 @@
-"""The programs that a private containerd is made of.
+"""Find the programs of a private containerd.
 
-They are looked up where a system service finds them, not where a developer does.
+They are searched on the path of system services, not on the developer's.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LOW_LEVEL: Final = ("runc", "crun")
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs that a containerd is made of, as absolute paths."""
+    """The programs of a containerd, as absolute paths."""
 
-    name: str  # "installed", or the release that they are of
+    name: str  # "installed", or their release
     containerd: str  # the daemon
     ctr: str  # its client
     shim: str  # containerd-shim-runc-v2
-    runc: str  # the low-level runtime that shims call unless told otherwise
-    crun: str  # the other one
+    runc: str  # the default low-level runtime
+    crun: str  # the alternative
 
     @classmethod
     def installed(cls) -> Self:
-        """What the machine has.
+        """Return the installed programs.
 
         Raises:
             ContainerdNotInstalled: a program is missing.
@@ -45,7 +45,7 @@ class Programs:
 
     @property
     def path(self) -> str:
-        """A search path on which these programs come first."""
+        """A search path with these programs first."""
         system = SYSTEM_PATH.split(":")
         own = dict.fromkeys(os.path.dirname(program) for program in (self.runc, self.containerd))
         return ":".join((*(directory for directory in own if directory not in system), *system))
@@ -63,7 +63,7 @@ def _version_of(containerd: str) -> tuple[int, int]:
     match = re.search(r" v?(\d+)\.(\d+)\.", done.stdout)
     if match is None:
         raise ContainerdNotInstalled(
-            f"the version of {containerd}", found=done.stdout.strip() or "nothing"
+            f"to read the version of {containerd}", found=done.stdout.strip() or "no output"
         )
     return int(match[1]), int(match[2])
 
@@ -72,7 +72,7 @@ def _find(program: str) -> str:
     found = shutil.which(program, path=SYSTEM_PATH)
     if found is None:
         raise ContainerdNotInstalled(
-            f"the program {program}",
+            f"to find the program {program}",
             found=f"none in {SYSTEM_PATH}",
             do="install the packages containerd, runc and crun",
         )

@@ -1,13 +1,13 @@
-"""The small files, links and device nodes of a simulated node, as one value until they are written.
+"""Collect the small files, links and device nodes of a simulated node, and write them.
 
-Drivers add to a :class:`NodeTree` what they make on a real node: GPUs on the PCI bus, DRM nodes,
-majors in ``/proc/devices``. As in the kernel's own sysfs, the directories of devices lie below
-``sys/devices`` and everything else is relative links into it: ``bus/pci/devices``,
+Drivers add to a :class:`NodeTree` what they create on a real node: GPUs on the PCI bus, DRM nodes,
+majors in ``/proc/devices``. As in the kernel's own sysfs, device directories are below
+``sys/devices``, and everything else is relative links to them: ``bus/pci/devices``,
 ``bus/pci/drivers``, ``class/drm`` and ``dev/char``.
 
-``mknod`` as root works without a driver; opening such a node answers ENXIO. What is told apart by
-looking at nodes (type, numbers, mode, owner) is as on a real node. On a machine that has a driver
-the nodes would reach its GPUs.
+``mknod`` as root works without a driver; opening such a node fails with ENXIO. Type, numbers, mode
+and owner of the nodes are as on a real node. On a machine with a driver the nodes would reach its
+GPUs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRM_MAJOR: Final = 226
 MISC_MAJOR: Final = 10
 FIRST_RENDER: Final = 128
 
-# From where the kernel takes majors for those who ask for any: downwards, first the low range.
+# The majors that the kernel assigns dynamically: downwards, first the low range.
 # Source: include/linux/fs.h, CHRDEV_MAJOR_DYN_*.
 _DYNAMIC: Final = (*range(254, 233, -1), *range(511, 383, -1))
 
@@ -48,14 +48,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """What sysfs says of a GPU on the PCI bus."""
+    """A GPU on the PCI bus, as in sysfs."""
 
     address: str  # "0000:18:00.0"
     driver: str  # the kernel driver
     vendor: int  # PCI vendor id, also of the subsystem
     device: int  # PCI device id
     pci_class: int  # PCI class code
-    subsystem: int | None = None  # PCI subsystem id; None where it is not simulated
+    subsystem: int | None = None  # PCI subsystem id; None if not simulated
     more: dict[str, str] = field(default_factory=dict)  # the contents of other attributes
 
     @property
@@ -64,7 +64,7 @@ class PciDevice:
         return f"devices/pci{self.address[:7]}/{self.address}"
 
     def attributes(self) -> dict[str, str]:
-        """Its files without the line's end."""
+        """Return the contents of its files, without a final newline."""
         own = {
             "vendor": f"0x{self.vendor:04x}",
             "device": f"0x{self.device:04x}",
@@ -84,10 +84,10 @@ class PciDevice:
 
 
 class NodeTree:
-    """What is going to be written below a node's directory.
+    """What will be written below a node's directory.
 
     Attributes:
-        directories: those that may stay empty.
+        directories: directories that may stay empty.
         files: contents by path.
         links: targets by path; both are relative to the node's directory.
         devices: device nodes.
@@ -103,17 +103,17 @@ class NodeTree:
         self._free = free_majors(proc_devices)
 
     def free_major(self) -> int:
-        """The major that the kernel would give to the next driver that asks for any."""
+        """Return the major that the kernel would assign next."""
         return next(self._free)
 
     def add_major(self, name: str, major: int | None = None) -> int:
-        """Add a driver to /proc/devices; a free major is taken where none is named."""
+        """Add a driver to /proc/devices, by default with a free major; return the major."""
         chosen = self.free_major() if major is None else major
         self._majors.append((chosen, name))
         return chosen
 
     def add_pci(self, device: PciDevice) -> None:
-        """Add a device to the PCI bus, with its driver bound to it."""
+        """Add a device to the PCI bus, bound to its driver."""
         driver = f"sys/bus/pci/drivers/{device.driver}"
         place = f"sys/{device.directory}"
         self.files |= {f"{place}/{name}": f"{text}\n" for name, text in device.attributes().items()}
@@ -126,9 +126,9 @@ class NodeTree:
 
         Args:
             owner: the device's directory below ``sys``.
-            number: of the card node.
-            groups: of the card node and of the render node.
-            address: by which both are also found in ``dri/by-path``; "" for a part of a GPU.
+            number: the card node's number.
+            groups: the groups of the card node and of the render node.
+            address: the PCI address for the links in ``dri/by-path``; "" for a part of a GPU.
         """
         minors = (("card", "card", number), ("render", "renderD", FIRST_RENDER + number))
         for (kind, prefix, minor), gid in zip(minors, groups, strict=True):
@@ -146,7 +146,7 @@ class NodeTree:
                 self.links[f"dev/dri/by-path/pci-{address}-{kind}"] = f"dev/dri/{name}"
 
     def proc_devices(self) -> str:
-        """The machine's list of majors with those of the node's drivers; it stays in order."""
+        """Return the machine's list of majors with the node's drivers added, sorted."""
         character, _, block = self._proc_devices.partition("\n\n")
         title, *lines = character.splitlines()
         wanted = [f"{major:3} {name}" for major, name in self._majors]
@@ -154,10 +154,10 @@ class NodeTree:
         return "\n".join([title, *lines]) + f"\n\n{block}"
 
     def write(self, directory: str) -> None:
-        """Write all of it; files are readable by all.
+        """Write everything; all users may read the files.
 
         Raises:
-            DevicesForbidden: device nodes cannot be made there, or not be opened.
+            DevicesForbidden: device nodes cannot be created or opened there.
         """
         if self.devices:
             _make_devices(os.path.join(directory, "dev"), self.devices)
@@ -173,16 +173,16 @@ class NodeTree:
 
 
 def free_majors(proc_devices: str) -> Iterator[int]:
-    """Majors that no driver has, in the order in which the kernel gives them away."""
+    """Yield unused majors, in the order in which the kernel assigns them."""
     taken = {int(number) for number in re.findall(r"^ *(\d+) ", proc_devices, re.MULTILINE)}
     return (major for major in _DYNAMIC if major not in taken)
 
 
 def group_of(name: str, otherwise: int) -> int:
-    """The number of a group.
+    """Return the number of a group.
 
     Args:
-        otherwise: its number where the machine has no such group.
+        otherwise: the number if the machine has no such group.
     """
     try:
         return grp.getgrnam(name).gr_gid
@@ -191,8 +191,8 @@ def group_of(name: str, otherwise: int) -> int:
 
 
 def video_group() -> int:
-    """The group of most device nodes of GPUs."""
-    return group_of("video", 44)  # 44 is Debian's
+    """Return the group of most GPU device nodes."""
+    return group_of("video", 44)  # 44 in Debian
 
 
 def _place(directory: str, path: str) -> str:
@@ -207,11 +207,11 @@ def _make_devices(dev: str, devices: Iterable[Device]) -> None:
         path = _place(dev, device.path)
         os.mknod(path, stat.S_IFCHR | device.mode, os.makedev(device.major, device.minor))
         os.chown(path, 0, device.gid)
-        os.chmod(path, device.mode)  # past the umask
+        os.chmod(path, device.mode)  # mknod applied the umask
 
 
 def _check(dev: str) -> None:
-    """Try with a node that everybody may open: /dev/null's."""
+    """Check with a node that every user may open: a copy of /dev/null."""
     probe = os.path.join(dev, ".null")
     try:
         os.mknod(probe, stat.S_IFCHR | 0o666, _NULL)
@@ -219,9 +219,9 @@ def _check(dev: str) -> None:
     except OSError as error:
         nodev = error.errno == errno.EACCES
         raise DevicesForbidden(
-            f"make device nodes in {dev}",
+            f"to create device nodes in {dev}",
             found="its file system is mounted nodev" if nodev else str(error),
-            do="choose a directory on a file system with device nodes" if nodev else "be root",
+            do="choose a directory on a file system with device nodes" if nodev else "run as root",
         ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -1,12 +1,11 @@
-"""GPUs of AMD and Intel on a simulated node: their files in sysfs, and their device nodes.
+"""Add GPUs of AMD and Intel to a simulated node: their files in sysfs and their device nodes.
 
-    amd = ["mi300x", "mi300x/8"]     # the second one is cut into eight partitions
+    amd = ["mi300x", "mi300x/8"]     # the second one has eight partitions
     intel = ["flex170", "uhd770"]
 
-As the kernel has it: an AMD GPU is a PCI device with a node of KFD's topology, and each further
-partition of it a platform device ``amdgpu_xcp_N`` with a node of its own; an Intel GPU is a PCI
-device with DRM nodes. Nodes of the topology before those of GPUs are CPUs. All DRM nodes are
-numbered on after NVIDIA's.
+As in the kernel: an AMD GPU is a PCI device with a node in KFD's topology. Each further partition
+is a platform device ``amdgpu_xcp_N`` with its own node. An Intel GPU is a PCI device with DRM
+nodes. The topology lists CPUs before GPUs. DRM numbers continue after NVIDIA's.
 
 Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, drivers/gpu/drm/amd/amdxcp/amdgpu_xcp_drv.c.
 """
@@ -36,12 +35,12 @@ _KFD: Final = "sys/devices/virtual/kfd/kfd"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model says of itself."""
+    """A model's figures."""
 
     device: int  # PCI device id
     pci_class: int  # PCI class
     driver: str  # the kernel driver
-    partitions: tuple[int, ...] = (1,)  # into how many it can be cut
+    partitions: tuple[int, ...] = (1,)  # the possible numbers of partitions
 
 
 AMD_MODELS: Final = {
@@ -60,18 +59,18 @@ _AMD, _INTEL = 0x1002, 0x8086
 
 @dataclass(frozen=True, slots=True)
 class VendorGpu:
-    """One GPU that is not NVIDIA's."""
+    """One GPU of AMD or Intel."""
 
     vendor: int  # its PCI vendor
     key: str  # its model's key
     model: Model  # its model
     pci: str  # "0000:60:00.0"
-    partitions: int  # into how many it is cut; 1 for not at all
+    partitions: int  # the number of partitions; 1 for an undivided GPU
     first: int  # the number of its first card node; its partitions' follow
 
     @property
     def entry(self) -> str:
-        """What a scenario writes for it."""
+        """The GPU's entry in a scenario file."""
         return self.key if self.partitions == 1 else f"{self.key}/{self.partitions}"
 
     @property
@@ -83,18 +82,18 @@ class VendorGpu:
 def parse_vendors(
     amd: Sequence[object], intel: Sequence[object], first: int
 ) -> tuple[VendorGpu, ...]:
-    """The GPUs that a scenario lists.
+    """Return the GPUs that a scenario lists.
 
     Args:
-        amd: keys of models, each with a slash and a number of partitions if it has any.
-        intel: keys of models.
-        first: the number of the first card node that is free.
+        amd: model keys, each optionally with a slash and a number of partitions.
+        intel: model keys.
+        first: the number of the first free card node.
 
     Returns:
         AMD's, then Intel's.
 
     Raises:
-        ScenarioInvalid: there is no such model, it cannot be cut so, or there are too many.
+        ScenarioInvalid: an unknown model, an impossible number of partitions, or too many GPUs.
     """
     found: list[VendorGpu] = []
     for vendor, key, entries, models, bus in (
@@ -111,7 +110,7 @@ def parse_vendors(
                 raise invalid(asked, f"no model {name}", f"use {', '.join(models)}")
             if parts and parts not in map(str, model.partitions):
                 cuts = ", ".join(map(str, model.partitions))
-                raise invalid(asked, f"{entry} is not to be had", f"cut it into {cuts}")
+                raise invalid(asked, f"{entry} is not possible", f"use {cuts} partitions")
             pci = f"0000:{bus + index:02x}:00.0"
             found.append(VendorGpu(vendor, name, model, pci, int(parts or 1), first))
             first += found[-1].partitions
@@ -142,7 +141,7 @@ def add_vendors(tree: NodeTree, gpus: Sequence[VendorGpu]) -> None:
 
 
 def _add_topology(tree: NodeTree, gpus: Sequence[VendorGpu]) -> None:
-    """KFD's nodes: one CPU, then each partition of each GPU."""
+    """Add KFD's nodes: one CPU, then each partition of each GPU."""
     cpu = "cpu_cores_count 8\nsimd_count 0\ndrm_render_minor 0\n"
     nodes = [{"gpu_id": "0", "name": "", "properties": cpu}]
     for gpu in gpus:

@@ -243,7 +243,7 @@ def test_hook_that_is_not_known_runs_and_is_named(ground: Ground, tmp_path: Path
             text.split()
         )
     short = " ".join(short.split())
-    assert "8 of NVIDIA's in its spec: done in process, not run" in short
+    assert "8 of NVIDIA's hooks in its spec: done in process, not run" in short
     files = len(list(engine_cdi.mounts(node)))
     assert f"device nodes and {files} files of the driver in its spec" in short
     assert "has GPUs 0, 1 (NVIDIA H100" in short

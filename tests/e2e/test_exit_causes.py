@@ -327,7 +327,7 @@ def test_explain_and_ps_have_the_cause_of_a_stopped_container(
     told = ask(failing, "explain", name, *states)
     assert len(told.splitlines()) <= 10
     words = " ".join(told.split())
-    assert "it does not run" in words
+    assert "it is not running" in words
     assert "exit code 137, told as 85" in words
     assert "Xid 79 (GPU has fallen off the bus)" in words
     record = ended(failing, container)

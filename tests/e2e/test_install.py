@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 
 from integration.containers import traces
-from integration.install.survey import look
+from integration.install.survey import take_survey
 from integration.install.usage import Role, users
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from integration.tree import MANIFEST, Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
@@ -52,11 +52,11 @@ def new(workshop: str, built_tree: Tree) -> Tree:
 class Host:
     """A place to install to, and the words for it."""
 
-    place: Place
+    layout: InstallLayout
 
     @property
     def words(self) -> list[str]:
-        return ["--prefix", self.place.prefix, "--bindir", self.place.bindir]
+        return ["--prefix", self.layout.prefix, "--bindir", self.layout.bindir]
 
     def start(self, program: str, *words: str, **options: Any) -> subprocess.Popen[str]:
         argv = [program, *words, *self.words, "-o", "json"]
@@ -67,7 +67,7 @@ class Host:
         self, *words: str, program: str = "", code: int = 0, **options: Any
     ) -> dict[str, Any]:
         """Run ``nvshim``, the installed one if none is named; returns its answer."""
-        with self.start(program or f"{self.place.bindir}/nvshim", *words, **options) as process:
+        with self.start(program or f"{self.layout.bindir}/nvshim", *words, **options) as process:
             said, complained = process.communicate(timeout=50)
         assert process.returncode == code, complained or said
         document: dict[str, Any] = json.loads(said or complained)
@@ -83,10 +83,10 @@ class Host:
         return row
 
     def in_effect(self) -> str:
-        return look(self.place).current
+        return take_survey(self.layout).current
 
     def processes_of(self, tree: Tree, role: Role) -> set[int]:
-        found = users([self.place.path(tree.name)])
+        found = users([self.layout.path(tree.name)])
         return {user.pid for user in found if user.role is role}
 
     def shims_of(self, tree: Tree) -> set[int]:
@@ -96,9 +96,9 @@ class Host:
 @pytest.fixture
 def host(tmp_path: str) -> Iterator[Host]:
     with disk_of_its_own(f"{tmp_path}/disk") as disk:
-        host = Host(Place(f"{disk}/opt", f"{disk}/bin"))
+        host = Host(InstallLayout(f"{disk}/opt", f"{disk}/bin"))
         yield host
-        trees = [host.place.path(each.name) for each in look(host.place).installed]
+        trees = [host.layout.path(each.name) for each in take_survey(host.layout).installed]
         for user in users(trees):  # of a test that has failed
             with suppress(ProcessLookupError):
                 os.kill(user.pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def containerd(host: Host, shim_config: str) -> Iterator[PrivateContainerd]:
         containerd_with_images(
             Parts.installed(),
             [busybox()],
-            shim_directory=host.place.bindir,
+            shim_directory=host.layout.bindir,
             shim_config=shim_config,
         ) as containerd,
         nothing_left(containerd),
@@ -193,8 +193,8 @@ def test_running_containers_live_through_upgrade_rollback_and_uninstallation(
 
     answer = host.nvshim("uninstall", code=3)
     assert (answer["complete"], len(answer["shims"])) == (False, 2)
-    assert answer["needed_by_containerd"] == [f"{host.place.bindir}/{SHIM}"]
-    assert not os.path.lexists(host.place.path("previous"))
+    assert answer["needed_by_containerd"] == [f"{host.layout.bindir}/{SHIM}"]
+    assert not os.path.lexists(host.layout.path("previous"))
     # It would throw the containers' bundles away if it did not find the program.
     _restart(containerd)
     for container in (second, third):
@@ -203,8 +203,8 @@ def test_running_containers_live_through_upgrade_rollback_and_uninstallation(
         assert container.exit_code() == 128 + signal.SIGKILL
     eventually(lambda: not containerd.shim_pids(), "the shims have ended")
     assert host.nvshim("uninstall", "-o", "json")["complete"] is True
-    assert not os.path.exists(host.place.prefix)
-    assert os.listdir(host.place.bindir) == []
+    assert not os.path.exists(host.layout.prefix)
+    assert os.listdir(host.layout.bindir) == []
 
 
 def _broken(tree: Tree, path: str) -> Tree:
@@ -226,7 +226,7 @@ def test_a_version_that_starts_no_container_is_not_switched_to(
     broken = _broken(old, f"{workshop}/broken")
     answer = host.nvshim("install", "--from", broken.path, code=1)
     assert answer["error"]["code"] == "NVSHIM-E2630"
-    assert sorted(os.listdir(host.place.prefix)) == [old.name, "current"]
+    assert sorted(os.listdir(host.layout.prefix)) == [old.name, "current"]
     assert host.nvshim("status", "--verify")["problems"] == []
 
 
@@ -246,7 +246,7 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
         process.terminate()
         assert process.wait(timeout=20) == 128 + signal.SIGTERM
     _no_self_test_is_left()
-    assert sorted(os.listdir(host.place.prefix)) == [old.name, "current"]
+    assert sorted(os.listdir(host.layout.prefix)) == [old.name, "current"]
     os.unlink(f"{tmp_path}/began")
     with host.start(program, "install", "--runtime", waiting) as process:
         eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
@@ -260,4 +260,4 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
     assert host.install(new)["current"] == new.name
     _no_self_test_is_left()
     left = {old.name, new.name, "current", "previous"}
-    assert set(os.listdir(host.place.prefix)) == left
+    assert set(os.listdir(host.layout.prefix)) == left

@@ -22,7 +22,7 @@ from typing import Any, Final
 from api.errors import NvshimError
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import Scenario
-from integration.simulated.trying import container_flags, shim_directory
+from integration.simulated.smoke_test import container_flags, shim_directory
 from tests.tools import REPOSITORY
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.errors import DemoFailed

@@ -176,7 +176,7 @@ def test_commands_tell_what_containerd_alone_has_given(pods: Pods, two_gpus: Sim
     assert f"GPU 1: {two_gpus.scenario.gpus[1].model.name}" in told
     assert uuid in told
     none = nvshim("explain", f"{pod.config.metadata.name}/none", *where).stdout
-    assert "nothing is asked" in none
+    assert "nothing requested" in none
     # Nor does a configuration that cannot be read keep anybody from seeing what runs.
     blind = nvshim("ps", "-o", "json", "--config", "/nonexistent", *where[2:])
     assert pod.shims[0] in [row["pid"] for row in blind.items]

@@ -120,7 +120,7 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     lines = tell("explain", second.id[:20], "-v", "--diff", *config, *where)
     assert lines[0].endswith(rf"/evil\x1b[2J\nGPU\x9b7m-0\u202e ({second.id} in k8s.io)")
     assert any("+ NVIDIA_CTK_LIBCUDA_DIR" in line for line in lines)
-    assert "nothing is asked" in "\n".join(tell("explain", third.id, *where))
+    assert "nothing requested" in "\n".join(tell("explain", third.id, *where))
     done = nvshim("explain", "no-such-container", *where, check=False)
     assert (done.code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("NVSHIM-E2511 container-unknown: ")

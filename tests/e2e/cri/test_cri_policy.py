@@ -32,7 +32,9 @@ LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
 @pytest.fixture(scope="module")
 def node(workshop: str) -> Iterator[SimulatedNode]:
     """A node with two GPUs, a switch and IMEX channels."""
-    scenario = replace(Scenario.load("two"), imex_channels=(0, 3), beside=("gdrcopy", "nvswitch"))
+    scenario = replace(
+        Scenario.load("two"), imex_channels=(0, 3), companion_drivers=("gdrcopy", "nvswitch")
+    )
     with SimulatedNode.create(f"{workshop}/cri-policy", scenario) as node:
         yield node
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from integration.engines import apply, plan, plan_removal
-from integration.engines import desired as wanted
+from integration.engines import apply, desired, plan, plan_removal
 from integration.engines import effective_config as dump
 from integration.engines.effective_config import Containerd, differences, handlers, pruned
 from integration.engines.errors import (
@@ -179,7 +178,7 @@ def test_handler_of_runcs_type_is_known_by_the_programs_name_alone(
     make: MakeEtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make("trixie", GKE)
-    monkeypatch.setattr(wanted, "PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(desired, "PATH", str(tmp_path / "bin"))
     refused(node, ShimNotFound, "no containerd-shim-nvidia-v1 in", runtime_type=RUNC_TYPE)
     refused(node, ShimNotFound, "/opt/x is not called", runtime_type=RUNC_TYPE, shim="/opt/x")
     program = tmp_path / "bin" / PROGRAM
@@ -239,8 +238,8 @@ def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     images = node.dump()["plugins"]["io.containerd.cri.v1.images"]
     assert images["snapshotter"] == "overlayfs"
     change = plan(node.options(set_default=True))
-    assert "does not heed snapshotter" in change.notes[0]
-    assert 'the drop-in has snapshotter = "overlayfs"' in change.notes[0]
+    assert "ignores snapshotter" in change.notes[0]
+    assert 'the drop-in sets snapshotter = "overlayfs"' in change.notes[0]
     apply(change)
     assert node.dump()["plugins"]["io.containerd.cri.v1.images"] == images
     assert plan(node.options(set_default=True)).files == ()

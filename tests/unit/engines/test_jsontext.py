@@ -33,7 +33,7 @@ def test_value_is_exchanged_in_its_place() -> None:
 
 
 def test_member_cannot_be_put_into_what_is_no_object() -> None:
-    with pytest.raises(ValueError, match="no object"):
+    with pytest.raises(ValueError, match="not an object"):
         jsontext.set_member('{"a": 1}', ("a", "b"), 1)
 
 

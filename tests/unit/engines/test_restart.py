@@ -92,7 +92,7 @@ def test_docker_is_told_by_sighup_whoever_made_its_socket(
 @pytest.mark.usefixtures("daemon")
 def test_docker_that_has_not_reloaded_is_not_said_to_have(tmp_path: Path) -> None:
     (tmp_path / "s.bad").touch()
-    with pytest.raises(RestartFailed, match="does not say that it has"):
+    with pytest.raises(RestartFailed, match="does not report that it has"):
         restart(change("docker", Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker")
     assert (tmp_path / "s.hup").exists()
 
@@ -127,7 +127,7 @@ def test_containerd_gets_sighup_only_where_systemd_starts_it_again(
 
     # In no unit of systemd, as here.
     monkeypatch.setattr(restarts, "_unit_of", lambda pid: None)
-    with pytest.raises(RestartRefused, match="nobody starts it again"):
+    with pytest.raises(RestartRefused, match="nothing would start it again"):
         signal_containerd("always")
     monkeypatch.setattr(restarts, "_unit_of", lambda pid: "containerd.service")
     with pytest.raises(RestartRefused, match="Restart=on-failure"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.inspection.differences import differences, tell_differences
+from integration.inspection.differences import differences, render_differences
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from integration.inspection.differences import differences, tell_differences
 def test_what_differs_is_told(
     before: dict[str, Any], after: dict[str, Any], told: list[str]
 ) -> None:
-    assert list(tell_differences(differences(before, after))) == told
+    assert list(render_differences(differences(before, after))) == told
 
 
 JSON = st.recursive(
@@ -47,7 +47,7 @@ def test_nothing_differs_only_where_nothing_does(
     assert differences(one, one) == []
     if one != other:
         assert differences(one, other)
-    lines = list(tell_differences(differences(one, other)))
+    lines = list(render_differences(differences(one, other)))
     assert all(line.isprintable() for line in lines)
 
 

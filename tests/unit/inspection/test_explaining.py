@@ -22,7 +22,7 @@ from integration.inspection.explaining import (
     rootfs_of,
 )
 from integration.inspection.summary import summarize
-from integration.inspection.timeline import tell
+from integration.inspection.timeline import render
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import nvshim
 from tests.unit.cli.test_completion import complete
@@ -169,18 +169,18 @@ def test_who_gave_what_is_told_where_an_engine_has_applied_a_cdi_spec(
     lines = short.splitlines()
     assert len(lines) <= 10
     told = " ".join(short.split())
-    assert "asked for no device by itself (NVIDIA_VISIBLE_DEVICES=void)" in told
+    assert "asked no device itself (NVIDIA_VISIBLE_DEVICES=void)" in told
     assert "has GPU 0 (NVIDIA H100)" in told
-    assert "from device nodes and 1 file of the driver in its spec: of an engine that" in told
+    assert "from device nodes and 1 file of the driver in its spec, by an engine that" in told
     assert "added 1 link" in told
     assert "granted" not in told
     unknown = "createContainer /opt/nvidia-cdi-hook explode now: the runtime runs it"
     assert unknown in told
-    assert "hooks 2 of NVIDIA's in its spec: done in process, not run" in told
+    assert "hooks 2 of NVIDIA's hooks in its spec: done in process, not run" in told
     _, long, _ = explain("-v")
     assert "createContainer /opt/nvidia-cdi-hook update-ldcache: done in process, not run" in long
     assert unknown in long
-    assert "and 1 file of the driver that it mounts" in long
+    assert "and 1 file of the driver mounted by its spec" in long
 
 
 def test_what_an_engine_has_given_already_is_not_said_to_be_ours(
@@ -195,9 +195,9 @@ def test_what_an_engine_has_given_already_is_not_said_to_be_ours(
     told = " ".join(short.split())
     nodes, mounts = len(edits["devices"]) - 1, len(edits["mounts"]) - 1
     assert f"added {nodes} device nodes, {mounts} mount{'' if mounts == 1 else 's'}, " in told
-    assert "kept 1 device node, 1 mount that its spec had: of an engine that applies CDI" in told
+    assert "kept 1 device node, 1 mount already in its spec, by an engine that applies CDI" in told
     _, long, _ = explain("-v")
-    assert "1 of the mounts are of an engine that applies CDI, or --device:" in long
+    assert "1 of the mounts are by an engine that applies CDI or --device:" in long
 
 
 def test_hook_that_is_not_nvidias_is_named(bundle: Path, explain: Explain) -> None:
@@ -267,9 +267,7 @@ def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, explain: Exp
     write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=void")
     status, story, _ = explain()
     assert status == 0
-    assert story == (
-        "asked      nothing is asked (NVIDIA_VISIBLE_DEVICES=void); the spec is unchanged\n"
-    )
+    assert story == ("asked      nothing requested (NVIDIA_VISIBLE_DEVICES=void); spec unchanged\n")
 
 
 def test_denied_container_of_a_pod_is_told_what_and_why(
@@ -278,10 +276,10 @@ def test_denied_container_of_a_pod_is_told_what_and_why(
     write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all", namespace="team")
     status, story, _ = explain("-v", "--diff")
     assert status == 0
-    assert "mode default; asked by an unprivileged container of a pod in team\n" in story
+    assert "mode default; requested by an unprivileged container of a pod in team\n" in story
     assert "denied: NVIDIA_VISIBLE_DEVICES=all: no device plugin gave it to" in story
     assert "nvidia0" not in story
-    assert story.endswith(f"config     {config_file}\nspec       it stays as it is\n")
+    assert story.endswith(f"config     {config_file}\nspec       it is unchanged\n")
     with open(config_file, "a") as file:
         file.write('\n[policy]\ndenied = "fail"\n')
     status, story, errors = explain()
@@ -296,7 +294,7 @@ def test_without_an_image_the_directories_are_said_to_be_a_guess(
     status, story, _ = explain("-v")
     assert status == 0
     assert story.startswith(
-        "note       the image is not there to be looked at; where libraries go is"
+        "note       the image is not available, so the libraries' directories are a"
     )
     _, story, _ = explain("--rootfs", str(bundle / "elsewhere"))
     assert "guess" not in story
@@ -312,7 +310,7 @@ def test_a_spec_that_cannot_be_read_is_one_line(
         spec.write_bytes(content)
     status, _, errors = explain()
     assert status == 1
-    assert errors.startswith("NVSHIM-E0404 spec-unreadable: the spec ")
+    assert errors.startswith("NVSHIM-E0404 spec-unreadable: cannot read the spec ")
     assert errors.count("\n") == 1
 
 
@@ -355,7 +353,7 @@ def test_a_story_leaves_nothing_of_a_record_out() -> None:
         "edits": {"charms": [{"what": "a horseshoe"}]},
         "denied": {"why": "policy", "by": ["one", "two"]},
     }
-    story = tell(record)
+    story = render(record)
     for word in ("imex", "3", "charms", "a horseshoe", "denied", "policy", "one", "two"):
         assert word in story, word
 
@@ -367,7 +365,7 @@ def test_an_image_forges_no_line_and_moves_no_cursor() -> None:
         "policy": None,
         "else": [forged],
     }
-    lines = tell(record).split("\n")
+    lines = render(record).split("\n")
     assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
     assert "\\ngrant" in lines[0]
@@ -465,9 +463,9 @@ def test_a_record_of_another_version_is_no_traceback(
     found = find_container("odd", find_containers([str(tmp_path / "state")]))
     explanation = explain_container(found, Config())
     assert explanation.to_json()["record"]["format"] == 9
-    assert explanation.notes == ("its spec as it was before is not kept",)
+    assert explanation.notes == ("its original spec was not kept",)
     with pytest.raises(MalformedSpec, match="format 9"):
-        explanation.tell()
+        explanation.render()
 
 
 def test_a_container_that_other_shims_have_made_is_told_so(
@@ -475,10 +473,10 @@ def test_a_container_that_other_shims_have_made_is_told_so(
 ) -> None:
     make_bundle("other", spec={"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"], "user": {}}})
     found = find_container("other", find_containers([str(tmp_path / "state")]))
-    story = explain_container(found, Config()).tell()
-    assert "container  other (other in k8s.io)\n           it does not run\n" in story
-    assert "no shim of ours has made it" in story
-    assert story.endswith("request    nothing was injected: the spec stays as it is\n")
+    story = explain_container(found, Config()).render()
+    assert "container  other (other in k8s.io)\n           it is not running\n" in story
+    assert "our shim did not create it" in story
+    assert story.endswith("request    nothing was injected: the spec is unchanged\n")
 
 
 def test_containers_are_completed_by_id_and_by_pod(

@@ -58,7 +58,7 @@ def test_containers_are_listed_with_what_they_hold(node: Node) -> None:
         uuid_of(1): ["both", "cdi"],
         ABSENT: ["absent"],
     }
-    assert rows[2]["fault"] == "a container has it, and the node has it no more"
+    assert rows[2]["fault"] == "a container holds it, but the node no longer has it"
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
 
 

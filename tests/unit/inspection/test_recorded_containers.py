@@ -91,7 +91,7 @@ def test_who_got_its_devices_of_containerd_has_them(
     assert set(told["given"]["nodes"]) == {path for path in listed if "nvidia" in path}
     story = tried.nvshim(capsys, "explain", "one", "-v")
     assert all(uuid in story for uuid in given)
-    assert "nothing more is asked (NVIDIA_VISIBLE_DEVICES=void)" in story
+    assert "nothing more requested (NVIDIA_VISIBLE_DEVICES=void)" in story
     short = tried.nvshim(capsys, "explain", "one").splitlines()
     assert len(short) <= 10
     assert max(map(len, short)) <= 80
@@ -118,7 +118,7 @@ def test_who_got_nothing_of_ours_has_nothing(
     assert tried.holding(capsys) == []
     told = json.loads(tried.nvshim(capsys, "explain", "one", "-o", "json"))
     assert told["given"] is None
-    assert "nothing is asked" in told["nothing"]
+    assert "nothing requested" in told["nothing"]
 
 
 def claim(node: SimulatedNode, bundle: str, device: str) -> None:

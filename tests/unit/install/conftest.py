@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from tests.harness.trees import disk_of_its_own, small_tree
 from tests.unit.install.nodes import Node
 
@@ -17,7 +17,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     with disk_of_its_own(f"{tmp_path}/node") as directory:
         yield Node(
             directory,
-            Place(f"{directory}/opt", f"{directory}/bin"),
+            InstallLayout(f"{directory}/opt", f"{directory}/bin"),
             small_tree(f"{directory}/old", "1.0", more=1),
             small_tree(f"{directory}/new", "2.0", more=1),
         )

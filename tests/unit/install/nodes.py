@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from integration.install.effects import Workshop
-from integration.install.installing import Installation, install, uninstall
+from integration.install.effects import Installer
+from integration.install.installing import InstallOptions, install, uninstall
 from integration.install.status import status
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from integration.tree import Tree
 from tests.harness.launcher import REPOSITORY
 
@@ -24,31 +24,33 @@ class Node:
     """A place to install to, and two trees."""
 
     directory: str
-    place: Place
+    layout: InstallLayout
     old: Tree
     new: Tree
 
     def install(self, tree: Tree | None = None, **how: Any) -> dict[str, Any]:
         dry_run = how.pop("dry_run", False)
         source = tree.path if tree else ""
-        wanted = {"source": source, "test": False, "workshop": Workshop(self.place), **how}
-        return install(Installation(self.place, **wanted), dry_run=dry_run)
+        wanted = {"source": source, "test": False, "installer": Installer(self.layout), **how}
+        return install(InstallOptions(self.layout, **wanted), dry_run=dry_run)
 
     def uninstall(self, **how: Any) -> dict[str, Any]:
-        return uninstall(self.place, workshop=Workshop(self.place), engines_root="/nowhere", **how)
+        return uninstall(
+            self.layout, installer=Installer(self.layout), engines_root="/nowhere", **how
+        )
 
     def status(self) -> dict[str, Any]:
-        return status(self.place, verify=True, engines_root="/nowhere")
+        return status(self.layout, verify=True, engines_root="/nowhere")
 
     def said(self) -> list[str]:
         """What the program says that is found by the links."""
-        link = f"{self.place.bindir}/{PROGRAMS[0]}"
+        link = f"{self.layout.bindir}/{PROGRAMS[0]}"
         return subprocess.run([link], capture_output=True, text=True, check=True).stdout.split()
 
     @property
     def names(self) -> list[str]:
         with suppress(FileNotFoundError):
-            return sorted(os.listdir(self.place.prefix))
+            return sorted(os.listdir(self.layout.prefix))
         return []
 
 

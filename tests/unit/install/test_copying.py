@@ -70,7 +70,7 @@ def test_a_copy_is_the_tree_and_nothing_that_lies_beside_it(tree: Tree, target: 
 @pytest.mark.parametrize("mode", ["w:gz", "w"])
 def test_an_archive_unpacks_to_the_tree(tree: Tree, target: str, tmp_path: Path, mode: str) -> None:
     archive = _archive(tree, tmp_path / "a.tar", mode=mode)
-    seen, size = copying.look_at(archive)
+    seen, size = copying.inspect_source(archive)
     assert (seen.digest, size > 1 << 20) == (tree.digest, True)
     unpacked = copying.unpack(archive, target)
     copying.verify_copy(seen, target, tree.name)
@@ -83,14 +83,14 @@ def test_an_archive_unpacks_to_the_tree(tree: Tree, target: str, tmp_path: Path,
         (_member("/etc/x"), "leads out"),
         (_member(f"{TOP}/../x"), "leads out"),
         (_member(f"{TOP}/lib/../../../x"), "leads out"),
-        (_member("elsewhere/x"), "beside"),
-        (_member("x"), "beside"),
+        (_member("elsewhere/x"), "more than one top directory"),
+        (_member("x"), "more than one top directory"),
         (_member(f"{TOP}/x", tarfile.SYMTYPE, "/etc"), "leads out"),
         (_member(f"{TOP}/x", tarfile.SYMTYPE, "../.."), "leads out"),
-        (_member(f"{TOP}/x", tarfile.LNKTYPE, f"{TOP}/tree.json"), "no file, directory or link"),
-        (_member(f"{TOP}/x", tarfile.CHRTYPE), "no file, directory or link"),
-        (_member(f"{TOP}/x", tarfile.BLKTYPE), "no file, directory or link"),
-        (_member(f"{TOP}/x", tarfile.FIFOTYPE), "no file, directory or link"),
+        (_member(f"{TOP}/x", tarfile.LNKTYPE, f"{TOP}/tree.json"), "not a file, directory or link"),
+        (_member(f"{TOP}/x", tarfile.CHRTYPE), "not a file, directory or link"),
+        (_member(f"{TOP}/x", tarfile.BLKTYPE), "not a file, directory or link"),
+        (_member(f"{TOP}/x", tarfile.FIFOTYPE), "not a file, directory or link"),
         (_member(f"{TOP}/runtime/lib/sleep/x"), "below a link"),
         (_member(f"{TOP}/bin/nvshim"), "twice"),
     ],
@@ -121,10 +121,10 @@ def test_an_archive_that_is_cut_off_or_damaged_gives_the_whole_tree_or_none(
         content = file.read()
     damaged = str(tmp_path / "damaged")
     refused = 0
-    for number, place in enumerate(range(10, len(content), len(content) // 12)):
-        flipped = bytes([content[place] ^ 0xFF])
+    for number, offset in enumerate(range(10, len(content), len(content) // 12)):
+        flipped = bytes([content[offset] ^ 0xFF])
         for cut, wrong in enumerate(
-            (content[:place], content[:place] + flipped + content[place + 1 :])
+            (content[:offset], content[:offset] + flipped + content[offset + 1 :])
         ):
             with open(damaged, "wb") as file:
                 file.write(wrong)
@@ -164,15 +164,15 @@ def test_a_tree_that_is_not_what_it_says_is_not_copied(
 
 def test_what_is_no_tree_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(SourceMissing, match=r"no tree\.json"):
-        copying.look_at(str(tmp_path))
+        copying.inspect_source(str(tmp_path))
     with pytest.raises(SourceMissing, match="no such file"):
-        copying.look_at(str(tmp_path / "nothing"))
+        copying.inspect_source(str(tmp_path / "nothing"))
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(ArchiveRefused, match="damaged"):
-        copying.look_at(str(tmp_path / "text"))
+        copying.inspect_source(str(tmp_path / "text"))
     (tmp_path / MANIFEST).write_text("{}")
     with pytest.raises(SourceBroken):
-        copying.look_at(str(tmp_path))
+        copying.inspect_source(str(tmp_path))
 
 
 def test_an_archive_of_more_than_any_tree_has_is_refused(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from integration.install import checks, effects, installing, selftest
-from integration.install.effects import Workshop
+from integration.install.effects import Installer
 from integration.install.errors import (
     InstallerBusy,
     LabelFailed,
@@ -31,11 +31,11 @@ from integration.install.errors import (
     SourceMissing,
     StepFailed,
 )
-from integration.install.installing import Installation, collect, install
+from integration.install.installing import InstallOptions, collect, install
 from integration.install.status import status
-from integration.install.survey import look
+from integration.install.survey import take_survey
 from integration.install.trees import problem_of
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored
@@ -52,7 +52,7 @@ def test_a_self_test_that_fails_leaves_the_old_version_in_effect(
 
     def fails(tree: str, *_: object, **__: object) -> None:
         assert problem_of(tree) == ""
-        assert look(node.place).current != os.path.basename(tree)
+        assert take_survey(node.layout).current != os.path.basename(tree)
         raise SelfTestFailed("a test", found="nothing")
 
     monkeypatch.setattr(selftest, "run", fails)
@@ -69,34 +69,36 @@ def test_a_self_test_that_fails_leaves_the_old_version_in_effect(
 
 
 def test_without_a_runtime_there_is_no_self_test_and_no_installation(node: Node) -> None:
-    shop = Workshop(node.place, runtime="no-such-runtime")
+    shop = Installer(node.layout, runtime="no-such-runtime")
     with pytest.raises(NoRuntimeToTest, match="no-self-test"):
-        node.install(node.old, test=True, workshop=shop)
+        node.install(node.old, test=True, installer=shop)
     assert node.names == []
 
 
 def test_nothing_of_somebody_else_is_replaced_by_a_link(node: Node) -> None:
-    os.mkdir(node.place.bindir)
+    os.mkdir(node.layout.bindir)
     makers: list[Callable[[str], object]] = [
         lambda path: open(path, "w").close(),
         lambda path: os.symlink("/usr/bin/true", path),
         os.mkdir,
     ]
     for make in makers:
-        path = f"{node.place.bindir}/nvshim"
+        path = f"{node.layout.bindir}/nvshim"
         make(path)
         with pytest.raises(LinkTaken, match="nvshim"):
             node.install(node.old)
         assert node.names == []
-        assert [p for p in status(node.place, engines_root="/nowhere")["links"] if p["right"]] == []
+        assert [
+            p for p in status(node.layout, engines_root="/nowhere")["links"] if p["right"]
+        ] == []
         os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 def test_links_that_cannot_be_are_refused_before_anything_is_written(node: Node) -> None:
     os.symlink("nowhere", f"{node.directory}/dangling")
     for bindir in ("/etc/passwd", "/etc/passwd/bin", f"{node.directory}/dangling"):
-        with pytest.raises(LinkTaken, match="no directory"):
-            replace(node, place=replace(node.place, bindir=bindir)).install(node.old)
+        with pytest.raises(LinkTaken, match="is not a directory"):
+            replace(node, layout=replace(node.layout, bindir=bindir)).install(node.old)
         assert node.names == []
 
 
@@ -104,7 +106,7 @@ def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
     node: Node,
 ) -> None:
     for source, found in (
-        ("/dev/null", "no directory or file"),
+        ("/dev/null", "not a directory or file"),
         ("/nowhere", "no such file"),
         (node.directory, "no tree.json"),
     ):
@@ -121,23 +123,23 @@ def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
         archive.add(node.new.path, "top")
     with pytest.raises(SourceBroken, match=r"install \S+/broken.tar: tree.json: "):
         node.install(replace(node.old, path=f"{node.directory}/broken.tar"))
-    assert not os.path.exists(node.place.prefix)
+    assert not os.path.exists(node.layout.prefix)
     with pytest.raises(StepFailed, match="no such file"):
-        install(Installation(Place("/proc/x/y", ""), source=node.old.path, test=False))
+        install(InstallOptions(InstallLayout("/proc/x/y", ""), source=node.old.path, test=False))
 
 
 def test_make_uninstall_finds_a_program_although_no_version_is_in_effect(node: Node) -> None:
-    words = [f"PREFIX={node.place.prefix}", f"BINDIR={node.place.bindir}"]
+    words = [f"PREFIX={node.layout.prefix}", f"BINDIR={node.layout.bindir}"]
     argv = ["make", "--silent", "-C", REPOSITORY, "uninstall", *words]
     assert subprocess.run(argv, capture_output=True, check=True).stdout == b""
     node.install(node.old)
-    os.unlink(node.place.path("current"))
+    os.unlink(node.layout.path("current"))
     assert subprocess.run(argv, capture_output=True, check=True).stdout == b"nvshim 1.0\n"
 
 
 def test_a_second_installer_is_turned_away_and_a_dead_one_is_in_nobodys_way(node: Node) -> None:
     node.install(node.old)
-    fd = os.open(node.place.prefix, os.O_RDONLY)
+    fd = os.open(node.layout.prefix, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         calls: list[Callable[[], object]] = [lambda: node.install(node.new), node.uninstall]
@@ -158,9 +160,9 @@ def test_an_installer_that_waited_while_the_prefix_was_removed_locks_the_new_one
         asked.append(path)
         return len(asked) > 1
 
-    monkeypatch.setattr(effects, "_is_still", is_still)
+    monkeypatch.setattr(effects, "_is_same_directory", is_still)
     node.install(node.old)
-    assert asked == [node.place.prefix] * 2
+    assert asked == [node.layout.prefix] * 2
 
 
 @pytest.fixture
@@ -183,42 +185,42 @@ def test_a_place_that_is_no_place_is_refused_before_anything_is_written(
     node: Node, small_disk: Callable[..., str]
 ) -> None:
     disk = small_disk("64m", syscalls.MS_NOEXEC)
-    place = replace(node.place, prefix=f"{disk}/opt")
+    layout = replace(node.layout, prefix=f"{disk}/opt")
     with pytest.raises(PlaceNotExecutable):
-        install(Installation(place, source=node.old.path, test=False))
+        install(InstallOptions(layout, source=node.old.path, test=False))
     syscalls.mount("", disk, "", syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
     with pytest.raises(PlaceReadOnly):
-        install(Installation(place, source=node.old.path, test=False))
+        install(InstallOptions(layout, source=node.old.path, test=False))
     assert os.listdir(disk) == []
-    links = replace(node.place, bindir=f"{disk}/bin")
+    links = replace(node.layout, bindir=f"{disk}/bin")
     with pytest.raises(PlaceReadOnly, match="no-links"):
-        install(Installation(links, source=node.old.path, test=False))
+        install(InstallOptions(links, source=node.old.path, test=False))
 
 
 def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_up_is_left_as_it_was(
     node: Node, small_disk: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = small_disk("1m")
-    place = Place(f"{disk}/opt", node.place.bindir)
-    wanted = Installation(place, source=node.old.path, test=False, workshop=Workshop(place))
+    layout = InstallLayout(f"{disk}/opt", node.layout.bindir)
+    wanted = InstallOptions(layout, source=node.old.path, test=False, installer=Installer(layout))
     with pytest.raises(NoSpace, match="MiB"):
         install(wanted)
     monkeypatch.setattr(checks, "check_space", lambda *_: None)
     with pytest.raises(NoSpace, match="no space left"):
         install(wanted)
-    assert not os.path.exists(place.prefix)
+    assert not os.path.exists(layout.prefix)
 
 
 def test_a_prefix_that_others_may_change_is_refused(node: Node) -> None:
     os.mkdir(f"{node.directory}/open")
     os.chmod(f"{node.directory}/open", 0o777)
-    place = replace(node.place, prefix=f"{node.directory}/open/opt")
+    layout = replace(node.layout, prefix=f"{node.directory}/open/opt")
     with pytest.raises(PlaceUnsafe, match="others may write"):
-        install(Installation(place, source=node.old.path, test=False))
+        install(InstallOptions(layout, source=node.old.path, test=False))
     os.chmod(f"{node.directory}/open", 0o755)
     os.chown(f"{node.directory}/open", 1000, 0)
     with pytest.raises(PlaceUnsafe, match="user 1000"):
-        install(Installation(place, source=node.old.path, test=False))
+        install(InstallOptions(layout, source=node.old.path, test=False))
 
 
 def test_a_prefix_that_another_decides_the_way_to_is_neither_filled_nor_emptied(node: Node) -> None:
@@ -228,20 +230,22 @@ def test_a_prefix_that_another_decides_the_way_to_is_neither_filled_nor_emptied(
     os.symlink(f"{theirs}/link", f"{node.directory}/ours")
     os.chown(theirs, 1000, 1000)
     for prefix in (f"{theirs}/link", f"{node.directory}/ours"):
-        other = replace(node, place=replace(node.place, prefix=prefix))
+        other = replace(node, layout=replace(node.layout, prefix=prefix))
         calls: list[Callable[[], object]] = [
             lambda: other.install(node.old),  # noqa: B023 - called at once
             other.uninstall,
-            lambda: collect(other.place, keep=0, workshop=Workshop(other.place)),  # noqa: B023 - likewise
+            lambda: collect(other.layout, keep=0, installer=Installer(other.layout)),  # noqa: B023 - likewise
         ]
         for call in calls:
             with pytest.raises(PlaceUnsafe, match="user 1000"):
                 call()
     os.chown(theirs, 0, 0)
-    with pytest.raises(PlaceUnsafe, match="leads to nothing"):
-        replace(node, place=replace(node.place, prefix=f"{node.directory}/ours")).install(node.old)
-    os.mkdir(node.place.prefix)
-    replace(node, place=replace(node.place, prefix=f"{node.directory}/ours")).install(node.old)
+    with pytest.raises(PlaceUnsafe, match="is a link to nothing"):
+        replace(node, layout=replace(node.layout, prefix=f"{node.directory}/ours")).install(
+            node.old
+        )
+    os.mkdir(node.layout.prefix)
+    replace(node, layout=replace(node.layout, prefix=f"{node.directory}/ours")).install(node.old)
     assert node.names == [node.old.name, "current"]
 
 
@@ -258,8 +262,8 @@ def test_a_prefix_that_another_makes_at_this_moment_is_refused(
 
 
 def test_a_person_is_shown_no_control_characters_of_what_lies_there(node: Node) -> None:
-    os.makedirs(node.place.path("a\x1b[31m\nb"))
-    words = ["--prefix", node.place.prefix, "--bindir", node.place.bindir]
+    os.makedirs(node.layout.path("a\x1b[31m\nb"))
+    words = ["--prefix", node.layout.prefix, "--bindir", node.layout.bindir]
     nvshim = [sys.executable, "-m", "integration.cli"]
     done = subprocess.run(
         beside_engines("uninstall", *words), capture_output=True, text=True, check=True
@@ -273,15 +277,15 @@ def test_a_person_is_shown_no_control_characters_of_what_lies_there(node: Node) 
 
 
 def test_a_prefix_that_a_loader_would_misread_is_refused(node: Node) -> None:
-    place = replace(node.place, prefix=f"{node.directory}/a:b")
+    layout = replace(node.layout, prefix=f"{node.directory}/a:b")
     with pytest.raises(PlaceUnsafe, match="loader"):
-        install(Installation(place, source=node.old.path, test=False))
+        install(InstallOptions(layout, source=node.old.path, test=False))
 
 
 def test_a_damaged_version_is_not_switched_to(node: Node) -> None:
     node.install(node.old)
     node.install(node.new)
-    os.unlink(f"{node.place.prefix}/{node.old.name}/lib/api/module0.py")
+    os.unlink(f"{node.layout.prefix}/{node.old.name}/lib/api/module0.py")
     for how in ({"rollback": True}, {"use": "1.0"}):
         with pytest.raises(SourceBroken, match=r"module0\.py is missing"):
             node.install(**how)
@@ -293,13 +297,13 @@ def test_what_is_installed_is_for_everybody_to_look_at_whatever_the_umask(node: 
         os.umask(0o077)
         node.install(node.old)
         assert os.umask(0o077) == 0o077
-    tree = f"{node.place.prefix}/{node.old.name}"
+    tree = f"{node.layout.prefix}/{node.old.name}"
     for path in (
-        node.place.prefix,
+        node.layout.prefix,
         tree,
         f"{tree}/lib/api",
         f"{tree}/bin/nvshim",
-        node.place.bindir,
+        node.layout.bindir,
     ):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
@@ -323,21 +327,21 @@ def test_with_selinux_new_files_get_their_labels_or_nothing_is_switched(node: No
         os.mkdir(folder)
     with open(f"{selinux}/enforce", "w") as file:
         file.write("1")
-    workshop = Workshop(node.place, selinux=selinux, path=programs)
-    assert len(node.install(node.new, workshop=workshop)["warnings"]) == 3
+    installer = Installer(node.layout, selinux=selinux, path=programs)
+    assert len(node.install(node.new, installer=installer)["warnings"]) == 3
     node.uninstall()
     with open(f"{programs}/restorecon", "w") as file:
         file.write("#!/bin/sh\necho no policy >&2\nexit 1\n")
     os.chmod(f"{programs}/restorecon", 0o755)
     with pytest.raises(LabelFailed, match="no policy"):
-        node.install(node.old, workshop=workshop)
+        node.install(node.old, installer=installer)
     assert node.names == []
     with open(f"{programs}/restorecon", "w") as file:
         file.write(f'#!/bin/sh\necho "$@" >>{programs}/said\n')
-    assert node.install(node.old, workshop=workshop)["warnings"] == []
+    assert node.install(node.old, installer=installer)["warnings"] == []
     with open(f"{programs}/said") as file:
         said = file.read().splitlines()
     assert said == [
-        f"-R {node.place.prefix}/{node.old.name}",
-        *(f"-R {node.place.bindir}/{name}" for name in PROGRAMS),
+        f"-R {node.layout.prefix}/{node.old.name}",
+        *(f"-R {node.layout.bindir}/{name}" for name in PROGRAMS),
     ]

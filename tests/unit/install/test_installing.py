@@ -19,16 +19,16 @@ from integration.devices import drain_marks as marks
 from integration.engines import undo
 from integration.engines.runtime_options import RECORDS
 from integration.install import effects
-from integration.install import uninstall as leaving
-from integration.install.effects import Workshop
+from integration.install import uninstall as removal
+from integration.install.effects import Installer
 from integration.install.errors import (
     StillNamed,
 )
 from integration.install.installing import collect, uninstall
 from integration.install.status import status
-from integration.install.survey import look
+from integration.install.survey import take_survey
 from integration.install.trees import problem_of
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from tests.harness.trees import small_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 
@@ -61,8 +61,8 @@ def test_a_version_is_installed_upgraded_rolled_back_and_removed(node: Node) -> 
     assert node.install(use="2.0")["current"] == node.new.name
     answer = node.uninstall()
     assert (answer["complete"], answer["left"]) == (True, [])
-    assert not os.path.exists(node.place.prefix)
-    assert os.listdir(node.place.bindir) == []
+    assert not os.path.exists(node.layout.prefix)
+    assert os.listdir(node.layout.bindir) == []
 
 
 def test_an_archive_is_installed_as_its_tree(node: Node) -> None:
@@ -77,7 +77,7 @@ def test_an_archive_is_installed_as_its_tree(node: Node) -> None:
 def test_a_dry_run_says_the_steps_and_takes_none(node: Node) -> None:
     answer = node.install(node.old, dry_run=True)
     assert answer["steps"][0] == f"copy {node.old.path} to {node.old.name} and verify it"
-    assert not os.path.exists(node.place.prefix)
+    assert not os.path.exists(node.layout.prefix)
     node.install(node.old)
     assert node.uninstall(dry_run=True)["left"] != []
     assert node.names == [node.old.name, "current"]
@@ -85,7 +85,7 @@ def test_a_dry_run_says_the_steps_and_takes_none(node: Node) -> None:
 
 def test_a_damaged_tree_that_is_in_effect_is_replaced_by_one_beside_it(node: Node) -> None:
     node.install(node.old)
-    damaged = f"{node.place.prefix}/{node.old.name}/lib/api/module0.py"
+    damaged = f"{node.layout.prefix}/{node.old.name}/lib/api/module0.py"
     with open(damaged, "a") as file:
         file.write("#")
     assert [p for p in node.status()["problems"] if "module0.py is changed" in p]
@@ -97,30 +97,30 @@ def test_a_damaged_tree_that_is_in_effect_is_replaced_by_one_beside_it(node: Nod
 
 def test_a_tree_that_is_used_is_not_removed_before_its_last_process_ends(node: Node) -> None:
     node.install(node.old)
-    with _using(f"{node.place.prefix}/{node.old.name}"):
+    with _using(f"{node.layout.prefix}/{node.old.name}"):
         answer = node.install(node.new, keep=0)
         assert answer["collected"] == []
         assert [each["name"] for each in answer["in_use"]] == [node.old.name]
-        assert problem_of(f"{node.place.prefix}/{node.old.name}") == ""
+        assert problem_of(f"{node.layout.prefix}/{node.old.name}") == ""
         answer = node.uninstall()
         assert answer["complete"] is False
-        assert answer["left"] == [f"{node.place.prefix}/{node.old.name}"]
+        assert answer["left"] == [f"{node.layout.prefix}/{node.old.name}"]
     assert node.uninstall()["complete"] is True
-    assert not os.path.exists(node.place.prefix)
+    assert not os.path.exists(node.layout.prefix)
 
 
 def test_who_begins_to_use_a_tree_while_it_is_removed_keeps_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.install(node.old)
-    path = f"{node.place.prefix}/{node.old.name}"
+    path = f"{node.layout.prefix}/{node.old.name}"
     looked = []
 
-    def is_used(_: Workshop, seen: str) -> bool:
+    def is_used(_: Installer, seen: str) -> bool:
         looked.append(seen)
         return len(looked) == 2
 
-    monkeypatch.setattr(Workshop, "_is_used", is_used)
+    monkeypatch.setattr(Installer, "_is_used", is_used)
     node.install(node.new, keep=0)
     assert looked[0] == path
     assert os.path.basename(looked[1]).startswith(".removing-")
@@ -132,7 +132,7 @@ def test_a_tree_that_a_killed_installer_set_aside_although_it_is_used_gets_its_n
 ) -> None:
     node.install(node.old)
     node.install(node.new)
-    path, aside = (f"{node.place.prefix}/{name}" for name in (node.old.name, ".removing-00000001"))
+    path, aside = (f"{node.layout.prefix}/{name}" for name in (node.old.name, ".removing-00000001"))
     with _using(path):
         os.rename(path, aside)
         node.install(node.new)
@@ -144,9 +144,9 @@ def test_a_tree_that_a_killed_installer_set_aside_although_it_is_used_gets_its_n
 
 def test_what_an_installer_works_on_is_no_leftover_while_it_works(node: Node) -> None:
     node.install(node.old)
-    os.mkdir(f"{node.place.prefix}/.incoming-00000001")
+    os.mkdir(f"{node.layout.prefix}/.incoming-00000001")
     assert "interrupted" in node.status()["problems"][0]
-    with effects.locked(node.place.prefix, make=False):
+    with effects.locked(node.layout.prefix, make=False):
         assert (node.status()["being_changed"], node.status()["problems"]) == (True, [])
 
 
@@ -155,11 +155,11 @@ def test_old_versions_are_collected_when_asked_and_the_previous_one_is_kept(node
     for tree in (oldest, node.old):
         node.install(tree, keep=9)
     node.install(node.new, keep=9)
-    assert len(look(node.place).installed) == 3
-    shop = Workshop(node.place)
-    assert collect(node.place, keep=1, workshop=shop)["collected"] == [oldest.name]
-    assert collect(node.place, keep=1, workshop=shop)["changed"] is False
-    assert collect(node.place, keep=0, workshop=shop)["collected"] == [node.old.name]
+    assert len(take_survey(node.layout).installed) == 3
+    shop = Installer(node.layout)
+    assert collect(node.layout, keep=1, installer=shop)["collected"] == [oldest.name]
+    assert collect(node.layout, keep=1, installer=shop)["changed"] is False
+    assert collect(node.layout, keep=0, installer=shop)["collected"] == [node.old.name]
 
 
 # -- what stays behind -----------------------------------------------------------------------
@@ -180,11 +180,11 @@ def test_a_purge_removes_what_has_our_names_and_nothing_else(tmp_path: Path) -> 
     settings = Config(state=str(state), layers=str(layers), drained=str(drained))
     marks.put(settings, Drain("GPU-0"))
     (state / "drained.lock").unlink()
-    assert leaving.purge(settings, in_use=True, config_path=str(config)) == [str(layers)]
+    assert removal.purge(settings, in_use=True, config_path=str(config)) == [str(layers)]
     assert (config.exists(), (state / "inventory.json").exists()) == (True, True)
     assert not gone_boot.exists()
     assert os.listdir(drained) == ["GPU-0"], "what runs on goes by it"
-    gone = leaving.purge(settings, in_use=False, config_path=str(config))
+    gone = removal.purge(settings, in_use=False, config_path=str(config))
     assert gone == [str(drained), str(config)]
     assert sorted(os.listdir(state)) == ["mine"]
     assert sorted(os.listdir(tmp_path)) == ["etc", "state"]
@@ -201,16 +201,16 @@ def test_engines_that_name_the_shim_are_found_and_comments_are_not(tmp_path: Pat
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert leaving.mentions(str(tmp_path)) == [
+    assert removal.mentions(str(tmp_path)) == [
         f"{tmp_path}/etc/containerd/conf.d/99-x.toml", f"{tmp_path}/etc/docker/daemon.json",
     ]  # fmt: skip
 
 
 def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) -> None:
     node.install(node.old)
-    shim = node.place.path("current/bin/containerd-shim-nvidia-v1")
-    words = ("uninstall", "--prefix", node.place.prefix, "--bindir", node.place.bindir)
-    before = (node.names, os.listdir(node.place.bindir))
+    shim = node.layout.path("current/bin/containerd-shim-nvidia-v1")
+    words = ("uninstall", "--prefix", node.layout.prefix, "--bindir", node.layout.bindir)
+    before = (node.names, os.listdir(node.layout.bindir))
 
     def done(*more: str, **engines: str) -> subprocess.CompletedProcess[str]:
         argv = beside_engines(*words, *more, **engines)
@@ -226,7 +226,7 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
         "--force",
     ):
         assert text in refused.stderr
-    assert (node.names, os.listdir(node.place.bindir)) == before
+    assert (node.names, os.listdir(node.layout.bindir)) == before
     dry = done("--dry-run", docker=engines["docker"])
     assert dry.returncode == 3
     assert "run nvshim configure docker --remove, or its pods will fail" in dry.stdout
@@ -252,8 +252,8 @@ def test_configuration_of_another_place_is_known_by_its_record(tmp_path: Path) -
     record = undo.Record("", "nvidia", command, files={config: undo.Written(None, text)})
     (records / "containerd-1.json").write_text(record.to_text())
     (records / "broken.json").write_text("{")
-    assert leaving.mentions(str(tmp_path)) == [f"{tmp_path}{config}"]
-    assert leaving.remedy([f"{tmp_path}{config}"], str(tmp_path)) == f"run {command}"
+    assert removal.mentions(str(tmp_path)) == [f"{tmp_path}{config}"]
+    assert removal.remedy([f"{tmp_path}{config}"], str(tmp_path)) == f"run {command}"
 
 
 def test_an_engine_names_the_shim_that_it_would_find(node: Node, tmp_path: Path) -> None:
@@ -263,14 +263,14 @@ def test_an_engine_names_the_shim_that_it_would_find(node: Node, tmp_path: Path)
     with open(config, "w") as file:
         file.write('runtime_type = "io.containerd.nvidia.v1"\n')
     places = [
-        replace(node, place=Place(f"{root}/{name}", f"{root}/{bindir}"))
+        replace(node, layout=InstallLayout(f"{root}/{name}", f"{root}/{bindir}"))
         for name, bindir in (("first", "usr/local/bin"), ("second", "usr/bin"))
     ]
     for each in places:
         each.install(node.old)
     for each, named in ((places[1], False), (places[0], True)):
         do = functools.partial(
-            uninstall, each.place, workshop=Workshop(each.place), engines_root=root
+            uninstall, each.layout, installer=Installer(each.layout), engines_root=root
         )
         if named:
             with pytest.raises(StillNamed):
@@ -284,8 +284,8 @@ def test_a_status_without_an_installation_says_so_and_which_engines_will_miss_it
 ) -> None:
     os.makedirs(tmp_path / "etc/docker")
     (tmp_path / "etc/docker/daemon.json").write_text('"io.containerd.nvidia.v1"')
-    found = status(node.place, engines_root=str(tmp_path))["problems"]
+    found = status(node.layout, engines_root=str(tmp_path))["problems"]
     assert found == [
-        f"nothing is installed below {node.place.prefix}",
-        f"{tmp_path}/etc/docker/daemon.json names a shim that is not there",
+        f"nothing is installed below {node.layout.prefix}",
+        f"{tmp_path}/etc/docker/daemon.json names a shim that does not exist",
     ]

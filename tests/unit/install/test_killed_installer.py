@@ -13,7 +13,7 @@ import pytest
 
 from integration.containers import tree_users
 from integration.containers.procfs import Procfs
-from integration.install.survey import look
+from integration.install.survey import take_survey
 from integration.install.trees import problem_of
 from tests.unit.install.nodes import PROGRAMS, Node
 
@@ -73,7 +73,7 @@ def _every_death(work: Callable[[], object], check: Callable[[], None]) -> int:
 
 def _whole(node: Node, *versions: str) -> None:
     """One of these versions is in effect, and whole."""
-    survey = look(node.place, check=problem_of)
+    survey = take_survey(node.layout, check=problem_of)
     current = survey.named(survey.current)
     assert current is not None
     assert current.tree is not None
@@ -94,10 +94,10 @@ def test_an_upgrade_that_is_killed_at_any_change_leaves_one_version_whole_and_is
     # Each begins where the one before was killed, which repairs what that has left.
     assert _every_death(lambda: node.install(node.new), check) > 20
     assert node.names == [node.old.name, node.new.name, "current", "previous"]
-    assert sorted(os.listdir(node.place.bindir)) == PROGRAMS
+    assert sorted(os.listdir(node.layout.bindir)) == PROGRAMS
     assert node.said() == [PROGRAMS[0], "2.0"]
     assert node.status()["problems"] == []
-    assert look(node.place).previous == node.old.name
+    assert take_survey(node.layout).previous == node.old.name
 
 
 def test_each_death_of_a_first_installation_is_repaired_by_the_next_one(
@@ -108,10 +108,10 @@ def test_each_death_of_a_first_installation_is_repaired_by_the_next_one(
         deaths += 1
         node.install(node.old)
         assert node.names == [node.old.name, "current"]
-        assert sorted(os.listdir(node.place.bindir)) == PROGRAMS
+        assert sorted(os.listdir(node.layout.bindir)) == PROGRAMS
         assert node.status()["problems"] == []
-        shutil.rmtree(node.place.prefix)
-        shutil.rmtree(node.place.bindir)
+        shutil.rmtree(node.layout.prefix)
+        shutil.rmtree(node.layout.bindir)
     assert deaths > 20
 
 
@@ -126,9 +126,9 @@ def test_an_uninstallation_that_is_killed_at_any_change_is_finished_by_the_next_
             break
         deaths += 1
         # As long as there is a program, it is one of a whole tree.
-        if os.path.exists(f"{node.place.bindir}/{PROGRAMS[0]}"):
+        if os.path.exists(f"{node.layout.bindir}/{PROGRAMS[0]}"):
             _whole(node, "2.0")
         node.uninstall()
-        assert not os.path.exists(node.place.prefix)
-        assert os.listdir(node.place.bindir) == []
+        assert not os.path.exists(node.layout.prefix)
+        assert os.listdir(node.layout.bindir) == []
     assert deaths > 20

@@ -10,9 +10,9 @@ import pytest
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
 from integration.install.planning import (
-    Wish,
-    asked_paths,
+    InstallRequest,
     installed_version,
+    needed_programs,
     plan_collection,
     plan_installation,
     plan_uninstallation,
@@ -20,10 +20,10 @@ from integration.install.planning import (
 )
 from integration.install.survey import Installed, Link, Survey
 from integration.install.usage import Role, User
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from integration.tree import Tree
 
-PLACE: Final = Place("/opt/x", "/usr/local/bin")
+PLACE: Final = InstallLayout("/opt/x", "/usr/local/bin")
 SHIM_LINK: Final = "/usr/local/bin/containerd-shim-nvidia-v1"
 
 
@@ -55,7 +55,7 @@ WITH_OLD: Final = Survey(PLACE, (_installed(OLD),), current=OLD.name, links=_lin
 
 
 def test_the_first_installation_tests_before_anything_leads_to_the_tree() -> None:
-    assert plan_installation(EMPTY, Wish(tree=NEW, source="/src")) == [
+    assert plan_installation(EMPTY, InstallRequest(tree=NEW, source="/src")) == [
         steps.Put("/src", NEW.name),
         steps.Test(NEW.name, new=True),
         steps.Point("current", NEW.name),
@@ -64,7 +64,7 @@ def test_the_first_installation_tests_before_anything_leads_to_the_tree() -> Non
 
 
 def test_an_upgrade_remembers_what_was_in_effect_before_it_switches() -> None:
-    assert plan_installation(WITH_OLD, Wish(tree=NEW, source="/src")) == [
+    assert plan_installation(WITH_OLD, InstallRequest(tree=NEW, source="/src")) == [
         steps.Put("/src", NEW.name),
         steps.Test(NEW.name, new=True),
         steps.Point("previous", OLD.name),
@@ -74,23 +74,23 @@ def test_an_upgrade_remembers_what_was_in_effect_before_it_switches() -> None:
 
 
 def test_what_is_in_effect_already_needs_nothing() -> None:
-    assert plan_installation(WITH_OLD, Wish(tree=OLD, source="/src")) == []
+    assert plan_installation(WITH_OLD, InstallRequest(tree=OLD, source="/src")) == []
 
 
 def test_leftovers_go_first_and_links_that_lead_elsewhere_are_set_right() -> None:
     survey = replace(WITH_OLD, leftovers=("/opt/x/.incoming-1",), links=_links(right=False))
-    plan = plan_installation(survey, Wish(tree=OLD, source="/src"))
+    plan = plan_installation(survey, InstallRequest(tree=OLD, source="/src"))
     assert plan[0] == steps.Clear("/opt/x/.incoming-1")
     assert [type(step) for step in plan[1:]] == [steps.Link, steps.Link]
 
 
 def test_an_intact_tree_is_used_again_and_a_damaged_one_left_as_it_is() -> None:
     there = replace(WITH_OLD, installed=(_installed(OLD), _installed(NEW)))
-    assert plan_installation(there, Wish(tree=NEW, source="/src"))[0] == steps.Test(
+    assert plan_installation(there, InstallRequest(tree=NEW, source="/src"))[0] == steps.Test(
         NEW.name, new=False
     )
     damaged = replace(WITH_OLD, installed=(_installed(OLD, problem="a is changed"),))
-    assert plan_installation(damaged, Wish(tree=OLD, source="/src"))[0] == steps.Put(
+    assert plan_installation(damaged, InstallRequest(tree=OLD, source="/src"))[0] == steps.Put(
         "/src", f"{OLD.name}.2"
     )
 
@@ -99,7 +99,7 @@ def test_another_tree_with_the_same_name_is_placed_beside_it() -> None:
     twin = replace(OLD, digest="a" * 8 + "f" * 56)
     assert twin.name == OLD.name
     assert steps.Put("/src", f"{OLD.name}.2") in plan_installation(
-        WITH_OLD, Wish(tree=twin, source="/src")
+        WITH_OLD, InstallRequest(tree=twin, source="/src")
     )
 
 
@@ -128,24 +128,24 @@ def test_a_tree_that_is_used_stays_and_its_fork_servers_end() -> None:
 
 def test_nothing_is_collected_while_there_may_be_shims_that_are_not_seen() -> None:
     survey = Survey(
-        PLACE, (_installed(OLDER), _installed(NEW)), NEW.name, links=_links(), blind=True
+        PLACE, (_installed(OLDER), _installed(NEW)), NEW.name, links=_links(), may_miss_shims=True
     )
     assert plan_collection(survey, keep=0) == []
     assert steps.RemovePrefix(PLACE.prefix) not in plan_uninstallation(survey)
-    assert asked_paths(survey) == {SHIM_LINK}
+    assert needed_programs(survey) == {SHIM_LINK}
 
 
 def test_the_fork_servers_of_what_was_in_effect_end_at_the_switch() -> None:
     survey = replace(WITH_OLD, installed=(_installed(OLD, _user(Role.FORK_SERVER, OLD)),))
-    assert plan_installation(survey, Wish(tree=NEW, source="/src"))[-1] == steps.EndForkServers(
-        (OLD.name,)
-    )
+    assert plan_installation(survey, InstallRequest(tree=NEW, source="/src"))[
+        -1
+    ] == steps.EndForkServers((OLD.name,))
 
 
 def test_going_back_swaps_what_is_in_effect_and_what_was() -> None:
     survey = Survey(PLACE, (_installed(OLD), _installed(NEW)), NEW.name, OLD.name, _links())
     chosen = previous_version(survey)
-    assert plan_installation(survey, Wish(name=chosen.name)) == [
+    assert plan_installation(survey, InstallRequest(name=chosen.name)) == [
         steps.Test(OLD.name, new=False),
         steps.Point("previous", NEW.name),
         steps.Point("current", OLD.name),
@@ -161,7 +161,7 @@ def test_a_version_is_named_in_any_way_that_is_not_ambiguous() -> None:
     assert installed_version(survey, "2.0").name == NEW.name
     assert installed_version(survey, twin.name).name == twin.name
     assert installed_version(survey, "1.0-d").name == twin.name
-    for version, found in (("1.0", "2 that it could be"), ("3", "only ")):
+    for version, found in (("1.0", "2 match"), ("3", "only ")):
         with pytest.raises(VersionNotInstalled, match=found):
             installed_version(survey, version)
 

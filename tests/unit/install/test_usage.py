@@ -14,9 +14,9 @@ from typing import Final
 import pytest
 
 from integration.containers.tree_users import is_blind
-from integration.install.survey import look
+from integration.install.survey import take_survey
 from integration.install.usage import Role, User, role_of, users
-from integration.install_places import Place
+from integration.install_layout import InstallLayout
 from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import small_tree
 
@@ -209,13 +209,13 @@ def _asked(question: str, capabilities: str) -> bool:
 
 def test_links_are_looked_for_where_they_usually_are(tmp_path: Path) -> None:
     prefix, *usual = (str(tmp_path / name) for name in ("opt", "one", "two"))
-    assert Place.of(prefix, None, usual=usual) == Place(prefix, usual[0])
+    assert InstallLayout.of(prefix, None, usual=usual) == InstallLayout(prefix, usual[0])
     for directory, to in zip(usual, ("/elsewhere", prefix), strict=True):
         os.mkdir(directory)
         os.symlink(f"{to}/current/bin/nvshim", f"{directory}/nvshim")
-    assert Place.of(prefix, None, usual=usual) == Place(prefix, usual[1])
-    assert Place.of(prefix, usual[0], usual=usual) == Place(prefix, usual[0])
-    assert Place.of(prefix, "", usual=usual) == Place(prefix, "")
+    assert InstallLayout.of(prefix, None, usual=usual) == InstallLayout(prefix, usual[1])
+    assert InstallLayout.of(prefix, usual[0], usual=usual) == InstallLayout(prefix, usual[0])
+    assert InstallLayout.of(prefix, "", usual=usual) == InstallLayout(prefix, "")
 
 
 def test_what_nobody_knows_below_the_prefix_is_no_tree(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_what_nobody_knows_below_the_prefix_is_no_tree(tmp_path: Path) -> None:
     (tmp_path / ".self-test-").mkdir()
     os.symlink("1.0-00000000", tmp_path / "current")
     os.symlink("/etc", tmp_path / "previous")
-    survey = look(Place(str(tmp_path), ""))
+    survey = take_survey(InstallLayout(str(tmp_path), ""))
     assert [each.name for each in survey.installed] == ["1.0-00000000"]
     assert (survey.current, survey.previous) == ("1.0-00000000", "")
     assert survey.foreign == (".self-test-", "notes")

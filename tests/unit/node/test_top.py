@@ -16,7 +16,7 @@ from hooks.node.gpus import Gpu, MigDevice
 from integration import exits
 from integration.cli.top import _fitting, _hidden_typing, _render
 from integration.containers.bundles import Container, Pod
-from integration.inspection.top import Moment, Sort, frame_of, lines_of
+from integration.inspection.top import Sort, UsageSnapshot, frame_of, lines_of
 from integration.node.holders.values import DeviceUse, Holding
 from integration.nvml.values import DeviceSample, GpuSample, Sample
 from tests.harness.nvshim import nvshim
@@ -49,7 +49,7 @@ USES: Final = (
     DeviceUse(holding("gone", "GPU-gone"), "GPU-gone"),
     DeviceUse(holding("taken"), "GPU-b", (12,), 1),
 )  # fmt: skip
-MOMENT: Final = Moment(
+MOMENT: Final = UsageSnapshot(
     1_700_000_000.0,
     Sample(
         5.0,
@@ -85,7 +85,7 @@ def test_devices_are_in_order_and_each_has_its_containers() -> None:
 def test_gpus_without_a_uuid_are_told_apart_by_their_addresses() -> None:
     node = node_with(Gpu(0, 0, "", "0000:01:00.0", "A"), Gpu(1, 1, "", "0000:02:00.0", "B"))
     uses = (DeviceUse(holding("one", "0000:02:00.0"), "0000:02:00.0"),)
-    moment = Moment(1.0, Sample(1.0, failure="hangs"), uses, inventory=node)
+    moment = UsageSnapshot(1.0, Sample(1.0, failure="hangs"), uses, inventory=node)
     devices = frame_of(moment)["devices"]
     assert [(d["index"], d["name"], len(d["containers"])) for d in devices] == [
         ("0", "A", 0), ("1", "B", 1),

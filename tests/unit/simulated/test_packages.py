@@ -226,7 +226,7 @@ def test_an_unknown_package_is_named(shelf: Shelf, cache: str) -> None:
     shelf.add("ant")
     with pytest.raises(PackageNotFound, match="unicorn") as caught:
         fetch(["ant", "unicorn"], cache, sources=shelf.sources)
-    assert str(caught.value).startswith("NVSHIM-E2003 package-not-found: fetch ant, unicorn")
+    assert str(caught.value).startswith("NVSHIM-E2003 package-not-found: cannot fetch ant, unicorn")
     assert kept(cache) == []
 
 
@@ -259,7 +259,7 @@ def test_the_machines_own_lists_are_left_alone(shelf: Shelf, cache: str) -> None
 
 def test_without_apt_one_line_says_so(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ArchiveNotFound, match="there is no apt-config here"):
+    with pytest.raises(ArchiveNotFound, match="apt-config is not installed"):
         fetch(["ant"], cache)
 
 

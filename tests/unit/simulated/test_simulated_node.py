@@ -95,7 +95,7 @@ def test_what_is_there_already_is_left_alone(tmp_path: Path, kind: str) -> None:
         (path / "mine").write_text("mine")
     else:
         path.symlink_to("nowhere")
-    with pytest.raises(NodeExists, match="something is there already"):
+    with pytest.raises(NodeExists, match="it is not empty"):
         SimulatedNode.create(str(path), Scenario.of())
     assert os.path.lexists(path)
     if kind == "full directory":

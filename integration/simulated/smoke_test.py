@@ -1,7 +1,7 @@
-"""A container on a node, with a containerd of its own: for who tries things.
+"""Run one container on a node, with a private containerd.
 
-The containerd is the installed one, unmodified, in a directory that goes with it; the container
-runs through this tree's shim, on a simulated node or on the real one. Nothing is left.
+The containerd is the installed one, unmodified, in a temporary directory. The container runs
+through this tree's shim, on a simulated node or on the real one. Everything is removed afterwards.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _NAME: Final = "try"
 
 
 def shim_directory() -> str:
-    """The directory of the program that containerd is to execute.
+    """Return the directory of the shim that containerd should execute.
 
     Returns:
-        That of this installed tree, or what ``make setup`` has made in this checkout, or else the
-        one on the search path.
+        That of this installed tree, or of ``make setup`` in this checkout, or else of the one on
+        the search path.
 
     Raises:
-        ShimNotFound: there is none.
+        ShimNotFound: there is no shim.
     """
     candidates = [
         os.path.join(os.path.dirname(_ROOT), "bin"),
@@ -40,8 +40,8 @@ def shim_directory() -> str:
     found = shutil.which(PROGRAM)
     if found is None:
         raise ShimNotFound(
-            f"{PROGRAM} for containerd to execute",
-            found=f"none in {', '.join(candidates)}, nor on the search path",
+            f"to find {PROGRAM} for containerd",
+            found=f"none in {', '.join(candidates)} or on the search path",
             do="run `make setup` in the checkout, or install",
         )
     return os.path.dirname(found)
@@ -55,20 +55,20 @@ def run(
     capabilities: str,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Run a command in a container with GPUs; it writes where this process does.
+    """Run a command in a container with GPUs; its output goes to this process's output.
 
     Args:
-        config_path: the shim's configuration; None for that of this machine.
-        words: the command, in an image that has glibc and a shell.
-        devices: which GPUs the container asks for.
-        capabilities: which of the driver's.
-        say: told in one line what is being done; "" once it is done.
+        config_path: the shim's configuration; None for this machine's.
+        words: the command, in an image with glibc and a shell.
+        devices: the GPUs that the container requests.
+        capabilities: the driver capabilities that it requests.
+        say: receives progress messages; "" at the end.
 
     Returns:
-        The exit status of the command; that of ``ctr``, 1, if the container could not be made.
+        The command's exit status; 1, from ``ctr``, if the container could not be created.
 
     Raises:
-        IntegrationError: something is not installed, or it does not start. Nothing is left.
+        IntegrationError: a program is missing or does not start. Nothing is left behind.
     """
     containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config_path)
     try:
@@ -86,7 +86,7 @@ def run(
 
 
 def container_flags(devices: str, capabilities: str) -> list[str]:
-    """What ``ctr run`` is told of a container that asks for GPUs."""
+    """Return the flags of ``ctr run`` for a container that requests GPUs."""
     return [
         "--runtime", RUNTIME_NAME,
         "--env", f"NVIDIA_VISIBLE_DEVICES={devices}",

@@ -1,7 +1,7 @@
-"""What a simulated node has beside GPUs: the drivers that work with them, each with its nodes.
+"""Drivers other than the GPUs' that a simulated node can have, each with its device nodes.
 
 ============  ====================================================================
-key           what it brings
+key           device nodes and files
 ============  ====================================================================
 ``gds``       nvidia-fs: 16 nodes, as the module makes them, and /etc/cufile.json
               and /run/udev below the driver root
@@ -53,10 +53,10 @@ def _add_nvswitch(tree: NodeTree) -> None:
     tree.devices += [Device(f"nvidia-nvswitch{number}", major, number) for number in range(4)]
 
 
-BESIDE: Final[Mapping[str, Callable[[NodeTree], None]]] = {
+COMPANION_DRIVERS: Final[Mapping[str, Callable[[NodeTree], None]]] = {
     "gds": _add_gds,
     "mofed": _add_mofed,
     "gdrcopy": _add_gdrcopy,
     "nvswitch": _add_nvswitch,
 }
-"""What adds each driver to a node, by the driver's key."""
+"""The function that adds each driver to a node, by the driver's key."""

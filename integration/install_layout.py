@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstallLayout:
     """An installation's directories."""
 
     prefix: str = PREFIX  # the directory of the trees; absolute
@@ -42,8 +42,10 @@ class Place:
     bindir: str = BINDIR
 
     @classmethod
-    def of(cls, prefix: str, bindir: str | None, *, usual: Iterable[str] = BINDIRS) -> Place:
-        """Return the place for a command's options.
+    def of(
+        cls, prefix: str, bindir: str | None, *, usual: Iterable[str] = BINDIRS
+    ) -> InstallLayout:
+        """Return the layout for a command's options.
 
         Args:
             prefix: absolute or relative.
@@ -54,7 +56,7 @@ class Place:
         if bindir is not None:
             return cls(prefix, os.path.abspath(bindir) if bindir else "")
         places = [cls(prefix, directory) for directory in usual]
-        return next((place for place in places if place.has_links()), places[0])
+        return next((layout for layout in places if layout.has_links()), places[0])
 
     def has_links(self) -> bool:
         """Return whether there is a link to the current tree."""

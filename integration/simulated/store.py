@@ -1,4 +1,4 @@
-"""Where simulated nodes are kept that have a name, and the scenarios that are shipped."""
+"""Manage simulated nodes by name, and list the shipped scenarios."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from api.errors import NvshimError
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import SHIPPED, Scenario
 
-SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
-"""Where a node is made that is given a name and no path."""
+STORE: Final = "/var/lib/containerd-shim-nvidia/simulated"
+"""The directory of nodes that have a name instead of a path."""
 
 
-def place_of(name: str, shelf: str = SHELF) -> str:
-    """The directory of a node.
+def node_directory(name: str, store: str = STORE) -> str:
+    """Return the directory of a node.
 
     Args:
-        name: a path, if there is a slash in it; otherwise a name.
+        name: a path if it has a slash, otherwise a name.
     """
-    return os.path.abspath(name if os.sep in name else os.path.join(shelf, name))
+    return os.path.abspath(name if os.sep in name else os.path.join(store, name))
 
 
-def nodes_on(shelf: str = SHELF) -> Iterator[SimulatedNode]:
-    """The nodes that have names.
+def stored_nodes(store: str = STORE) -> Iterator[SimulatedNode]:
+    """Yield the named nodes.
 
     Args:
-        shelf: where they are; it need not be there.
+        store: the directory of named nodes; it need not exist.
     """
     try:
-        names = sorted(os.listdir(shelf))
+        names = sorted(os.listdir(store))
     except OSError:
         return
     for name in names:
         try:
-            yield SimulatedNode.open(os.path.join(shelf, name))
+            yield SimulatedNode.open(os.path.join(store, name))
         except NvshimError:
-            continue  # something else, or a node that is being made
+            continue  # not a node, or one that is being created
 
 
-def remove_node(name: str, shelf: str = SHELF) -> None:
-    """Remove a node, and where nodes with names are if it was the last.
+def remove_node(name: str, store: str = STORE) -> None:
+    """Remove a node; after the last named node, remove the store as well.
 
     Args:
-        name: as :func:`place_of` takes it.
+        name: see :func:`node_directory`.
 
     Raises:
-        NodeNotFound: there is none.
+        NodeNotFound: there is no such node.
     """
-    node = SimulatedNode.open(place_of(name, shelf))
+    node = SimulatedNode.open(node_directory(name, store))
     node.remove()
-    if os.path.dirname(node.directory) == os.path.abspath(shelf):
-        with contextlib.suppress(OSError):  # there are others
-            os.rmdir(shelf)
+    if os.path.dirname(node.directory) == os.path.abspath(store):
+        with contextlib.suppress(OSError):  # other nodes remain
+            os.rmdir(store)
 
 
 def shipped_scenarios() -> dict[str, str]:
-    """What each shipped scenario is, by its name."""
+    """Return the description of each shipped scenario, by name."""
     found = {}
     for file in sorted(os.listdir(SHIPPED)):
         if file.endswith(".toml"):
@@ -69,7 +69,7 @@ def shipped_scenarios() -> dict[str, str]:
 
 
 def summary_of(scenario: Scenario) -> str:
-    """What a scenario has, in a few words."""
+    """Return a short description of a scenario's hardware."""
     count: dict[str, int] = {}
     for gpu in scenario.gpus:
         mig = "" if gpu.mig is None else " with MIG"
@@ -82,10 +82,10 @@ def summary_of(scenario: Scenario) -> str:
 
 
 def describe(node: SimulatedNode) -> dict[str, Any]:
-    """What a node has, and how to use it.
+    """Return a node's hardware and paths.
 
     Returns:
-        Plain values; the keys are an interface.
+        Plain values; the keys are a public interface.
     """
     scenario = node.scenario
     cuda = None
