@@ -197,10 +197,11 @@ def test_what_is_to_be_done_after_an_installation_is_said(
 ) -> None:
     text = notes(kubectl, chart, {})
     assert "kubectl label namespace there pod-security.kubernetes.io/enforce=privileged" in text
-    assert "restarted after the installation" in text
-    assert "restarted" not in notes(kubectl, chart, {"restart": "systemd"})
-    assert "no label is needed" in text
-    assert "runtimeClass.nodeSelector keeps" in text
+    assert "The installer does not restart containerd." in text
+    assert "restart" not in notes(kubectl, chart, {"restart": "systemd"})
+    assert "need not label nodes" in text
+    assert "keep such pods on nodes with a label of your own" in text
+    assert "runtimeClass.nodeSelector" in text
     selects = {"runtimeClass": {"nodeSelector": {"example.com/gpu": "yes"}}}
     assert "runtimeClass.nodeSelector" not in notes(kubectl, chart, selects)
 
