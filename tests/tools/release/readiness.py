@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["placeholders", "problems", "require_ready"]
 
 _CHANGES: Final = "CHANGELOG.md"
+_UNRELEASED: Final = "[Unreleased]"
 # Says what a placeholder is.
 _ITSELF: Final = "tests/tools/dist/project.py"
 
@@ -53,15 +54,28 @@ def problems(inputs: Inputs, *, key: str) -> list[str]:
     found = []
     if not inputs.released:
         found.append(f"{inputs.revision or 'the checkout'} is not tagged v{inputs.version}")
-    with open(os.path.join(inputs.source, _CHANGES), encoding="utf-8") as file:
-        heading = re.search(r"^## (.+)$", file.read(), re.MULTILINE)
-    said = heading[1] if heading else "nothing"
-    if not re.fullmatch(rf"{re.escape(inputs.version)} \(\d{{4}}-\d\d-\d\d\)", said):
-        found.append(f"{_CHANGES} begins with “{said}”, not with “{inputs.version} (DATE)”")
+    found += _changelog_problems(inputs)
     if to_fill_in := placeholders(inputs.source):
         found.append(f"{len(to_fill_in)} addresses are placeholders (make lint lists them)")
     if not key:
         found.append("there is no key to sign it by (KEY=FILE)")
+    return found
+
+
+def _changelog_problems(inputs: Inputs) -> list[str]:
+    """Return what the changelog lacks, in the format of https://keepachangelog.com/en/1.1.0/.
+
+    A release has no entries under Unreleased, and its own section is the first one with a version.
+    """
+    with open(os.path.join(inputs.source, _CHANGES), encoding="utf-8") as file:
+        sections = re.split(r"^## ", file.read(), flags=re.MULTILINE)[1:]
+    found = []
+    upcoming = sections.pop(0) if sections and sections[0].startswith(_UNRELEASED) else ""
+    if upcoming.removeprefix(_UNRELEASED).strip():
+        found.append(f"{_CHANGES} has entries below {_UNRELEASED}")
+    heading = sections[0].partition("\n")[0] if sections else "nothing"
+    if not re.fullmatch(rf"\[{re.escape(inputs.version)}\] - \d{{4}}-\d\d-\d\d", heading):
+        found.append(f"{_CHANGES} begins with “{heading}”, not with “[{inputs.version}] - DATE”")
     return found
 
 

@@ -46,7 +46,7 @@ def test_everything_that_says_the_version_says_the_same() -> None:
         for name in ("base", "verify")
         for image in yaml.safe_load(_read(MANIFESTS, name, "kustomization.yaml"))["images"]
     ]
-    changes = re.search(r"^## (\S+) \(", _read("CHANGELOG.md"), re.MULTILINE)
+    changes = re.search(r"^## \[(\d\S*)\] - ", _read("CHANGELOG.md"), re.MULTILINE)
     assert changes
     assert {
         project["version"], changes[1], *(image["newTag"] for image in images)
@@ -63,13 +63,17 @@ def test_everything_that_says_the_version_says_the_same() -> None:
 # -- when there is none ---------------------------------------------------------------------
 
 
+# The heading of a version that is ready, below that of what comes next.
+DATED: Final = "## [1.2.0] - 2026-11-25"
+
+
 def _checkout(path: Path, *, changes: str, tag: str = "", more: str = "") -> Inputs:
     def git(*words: str) -> None:
         about = ("-c", "user.name=x", "-c", "user.email=x@example.com")
         subprocess.run(["git", "-C", path, *about, *words], check=True, capture_output=True)
 
     (path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
-    (path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {changes}\n\n## 1.1.0 (2026-01-01)\n")
+    (path / "CHANGELOG.md").write_text(f"# Changelog\n\n{changes}\n\n## [1.1.0] - 2026-01-01\n")
     (path / "README.md").write_text(more)
     git("init", "--quiet")
     git("add", ".")
@@ -80,17 +84,23 @@ def _checkout(path: Path, *, changes: str, tag: str = "", more: str = "") -> Inp
 
 
 def test_a_tagged_commit_that_lacks_nothing_is_a_release(tmp_path: Path) -> None:
-    inputs = _checkout(tmp_path, changes="1.2.0 (2026-11-25)", tag="v1.2.0")
+    inputs = _checkout(tmp_path, changes=DATED, tag="v1.2.0")
+    assert require_ready(inputs, key="/key") == []
+
+
+def test_a_release_may_have_an_empty_section_for_what_comes_next(tmp_path: Path) -> None:
+    inputs = _checkout(tmp_path, changes=f"## [Unreleased]\n\n{DATED}", tag="v1.2.0")
     assert require_ready(inputs, key="/key") == []
 
 
 @pytest.mark.parametrize(
     ("changes", "more", "key", "found"),
     [
-        ("1.2.0 (unreleased)", "", "/key", "begins with “1.2.0 (unreleased)”"),
-        ("1.1.0 (2026-01-01)", "", "/key", "begins with “1.1.0 (2026-01-01)”"),
-        ("1.2.0 (2026-11-25)", f"https://{PLACEHOLDER}/", "/key", "1 addresses are placeholders"),
-        ("1.2.0 (2026-11-25)", "", "", "no key"),
+        ("## [1.2.0] - unreleased", "", "/key", "begins with “[1.2.0] - unreleased”"),
+        ("", "", "/key", "begins with “[1.1.0] - 2026-01-01”"),
+        (f"## [Unreleased]\n\n- one\n\n{DATED}", "", "/key", "has entries below [Unreleased]"),
+        (DATED, f"https://{PLACEHOLDER}/", "/key", "1 addresses are placeholders"),
+        (DATED, "", "", "no key"),
     ],
 )
 def test_a_tagged_commit_that_lacks_something_is_refused(
@@ -104,7 +114,7 @@ def test_a_tagged_commit_that_lacks_something_is_refused(
 
 
 def test_any_other_commit_is_a_preview_that_says_why(tmp_path: Path) -> None:
-    inputs = _checkout(tmp_path, changes="1.2.0 (2026-11-25)")
+    inputs = _checkout(tmp_path, changes=DATED)
     assert require_ready(inputs, key="/key") == [f"{inputs.revision} is not tagged v1.2.0"]
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n\n')
     assert any(
@@ -113,7 +123,7 @@ def test_any_other_commit_is_a_preview_that_says_why(tmp_path: Path) -> None:
 
 
 def test_every_address_that_is_to_be_filled_in_is_named(tmp_path: Path) -> None:
-    _checkout(tmp_path, changes="1.2.0 (unreleased)", more=f"one\nhttps://{PLACEHOLDER}/x\n")
+    _checkout(tmp_path, changes="## [1.2.0] - unreleased", more=f"one\nhttps://{PLACEHOLDER}/x\n")
     assert placeholders(str(tmp_path)) == [f"README.md:2: https://{PLACEHOLDER}/x"]
     named = {line.partition(":")[0] for line in placeholders()}
     assert {"pyproject.toml", "SECURITY.md", "CODE_OF_CONDUCT.md", "RELEASE_KEYS"} <= named
