@@ -114,11 +114,12 @@ soak: setup #- A day's work in minutes, with a look at what stays of it; MINUTES
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
 
 .PHONY: lint
-lint: $(VENV)/.ready ## Check style, types and the directions of imports
+lint: $(VENV)/.ready ## Check style, types, the directions of imports, and plain words
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m tests.tools.plain_words
 	$(VENV)/bin/python -m tests.tools.release.readiness
 
 .PHONY: bench
