@@ -104,7 +104,7 @@ def measure_agent(stage: Stage) -> Results:
 
 
 _ROWS: Final = {
-    "begin": ("begin, until the kubelet has the list", "s"),
+    "begin": ("start, until the kubelet has the list", "s"),
     "allocate-p50": ("Allocate, median", "ms"),
     "allocate-p99": ("Allocate, 99 of 100", "ms"),
     "preferred-p50": ("GetPreferredAllocation of 4, median", "ms"),

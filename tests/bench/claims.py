@@ -40,7 +40,7 @@ _HELD: Final = 100
 _SETTLE: Final = 6.0
 
 _COLUMNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "plugin": ("beside the device plugin", ()),
+    "plugin": ("with the device plugin", ()),
     "alone": ("without it", ("--device-plugin", "no")),
 }
 _ROWS: Final = {
@@ -50,7 +50,7 @@ _ROWS: Final = {
     "unprepare-p99": ("NodeUnprepareResources, 99 of 100", "ms"),
     "processor": ("processor time of both", "ms"),
     "wake-ups": ("wake-ups for both", ""),
-    "lists": ("lists that the kubelet's device manager is told for both", ""),
+    "lists": ("device lists that the kubelet receives for both", ""),
     "held-p50": ("NodePrepareResources with 100 claims, median", "ms"),
     "held-p99": ("NodePrepareResources with 100 claims, 99 of 100", "ms"),
     "held-processor": ("processor time of both with 100 claims", "ms"),

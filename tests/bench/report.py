@@ -99,7 +99,7 @@ def targets(results: Results, wanted: Sequence[Target] = TARGETS) -> str:
         elif seen <= target.aim:
             verdict = "better than aimed at" if seen < target.aim else "as aimed at"
         elif target.must is None:
-            verdict = "told"
+            verdict = "reported"
         else:
             verdict = "reached" if seen <= target.must else "**missed**"
         must = "reported" if target.must is None else f"≤ {ratio(target.must)}"
