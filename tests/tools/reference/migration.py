@@ -50,7 +50,10 @@ def defaults() -> str:
     """What differs from our defaults on a node that has nothing but NVIDIA's file."""
     read = parse_nvidia_config(b"", _FILE)
     changed = "; ".join(code(line) for line in _differences(read, Config()))
-    return f"With an empty file of NVIDIA's, and none of ours, this holds: {changed}.\n"
+    return (
+        "With an empty file of NVIDIA's and without a file of ours, these settings differ from our "
+        f"defaults: {changed}.\n"
+    )
 
 
 def _meaning(name: str) -> str:
