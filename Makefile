@@ -1,5 +1,5 @@
 # containerd-shim-nvidia: everything a newcomer, a developer and CI need.
-# Set-up is part of every target: nothing has to be installed by hand but git, python3 and make.
+# Every target sets up what it needs. Install only git, python3 and make by hand.
 
 PYTHON  ?= /usr/bin/python3
 PREFIX  ?= /opt/containerd-shim-nvidia
@@ -9,14 +9,14 @@ BINDIR  ?= /usr/local/bin
 PACKAGES := binutils busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
             libc6-dev openssh-client patchelf procps python3-venv runc strace zstd
 
-# What virtual machines are made and run with, and what runs in them: that which depends on
-# version 2 of cgroups and on systemd.
+# What builds and runs virtual machines, and the tests that run in them because they need cgroup v2
+# and systemd.
 VM_PACKAGES := e2fsprogs mmdebstrap qemu-system-x86
 VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
                tests/e2e/test_checkpoint_images.py tests/e2e/test_fast_path.py \
                tests/unit/shim/test_orphans.py
 
-# What a release is made with, and tried with.
+# What builds and tests a release.
 RELEASE_PACKAGES := lintian mmdebstrap openssh-client rpm
 
 VENV     := .venv
@@ -31,32 +31,31 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## Say what each target does
+help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
-	@echo; echo 'Also, for those who change it:'
+	@echo; echo 'For development:'
 	@sed -n 's/^\([a-z-]*\):.*#- \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 .PHONY: demo
 demo: setup ## Run a GPU container through the shim on a private containerd
 	@$(VENV)/bin/python -m tests.tools.demo
 
-# What fails once fails again: examples are the same in each run, and so is the order of sets.
+# Make failures repeatable: each run has the same examples and the same order of sets.
 test test-thorough: export PYTHONHASHSEED := 0
-# Each module is compiled once, and not by each worker and program, whatever the environment says.
+# Compile each module once, not in each worker and program, even if the environment forbids it.
 $(CACHE)/.collected test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
-# Tests that run side by side. Those end to end wait for others half of their time.
+# Tests that run in parallel. End-to-end tests spend half of their time waiting.
 WORKERS ?= $(shell n=$$((3 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Modules of tests are compiled once, by looking for them, before all workers would; and again when
-# one has changed.
+# Collect the tests once to compile their modules before the workers start; again when one changes.
 $(CACHE)/.collected: $(VENV)/.ready $(shell find tests -name '*.py')
 	@$(VENV)/bin/python -m pytest --collect-only -q >/dev/null && touch $@ || true
 
-# The first tests need no tree: it is made beside them. Whoever needs it waits for it.
+# The first tests need no tree, so it is built while they run. Tests that need it wait for it.
 .PHONY: test
-test: setup $(CACHE)/.parts $(CACHE)/.collected ## Run all tests: unit, security and end to end against a real containerd; TESTS=paths
+test: setup $(CACHE)/.parts $(CACHE)/.collected ## Run all tests: unit, security and end to end with a real containerd; TESTS=paths
 	@$(VENV)/bin/python -m tests.harness.dist & \
 	status=0; \
 	run() { $(VENV)/bin/python -m pytest "$$@" || { code=$$?; $(if $(TESTS),[ $$code = 5 ] ||) status=$$code; }; }; \
@@ -74,43 +73,43 @@ check-more: setup ## Run everything beyond make test, one after another, and pri
 	@$(VENV)/bin/python -m tests.more $(if $(ONLY),--only $(ONLY))
 
 .PHONY: test-thorough
-test-thorough: setup $(CACHE)/.parts #- Run rare combinations of what make test proves
+test-thorough: setup $(CACHE)/.parts #- Run rare combinations of the cases that make test covers
 	@files=$$(grep -rl --include='test_*.py' 'mark\.thorough' tests); \
 	$(VENV)/bin/python -m pytest $(BESIDE) -m 'thorough and not newest and not serial' $$files; \
 	$(VENV)/bin/python -m pytest -m 'thorough and serial' $$files
 
 .PHONY: test-examples
 test-examples: export NVSHIM_TEST_EXAMPLES := random
-test-examples: setup $(CACHE)/.parts #- Look for examples that fail, at random, again and again; MINUTES=10
+test-examples: setup $(CACHE)/.parts #- Search for random examples that fail; MINUTES=10
 	@until=$$((SECONDS + 60 * $(or $(MINUTES),10))); \
 	while $(VENV)/bin/python -m pytest -x -o timeout=600 -m '(hypothesis or seeded) and not newest'; do \
 	  [ $$SECONDS -lt $$until ] || exit 0; done; exit 1
 
 .PHONY: test-matrix
-test-matrix: setup $(CACHE)/.parts #- Run the end-to-end tests on other containerds, runcs and cruns too
+test-matrix: setup $(CACHE)/.parts #- Run the end-to-end tests with other releases of containerd, runc and crun
 	@$(VENV)/bin/python -m tests.harness.dist
 	@$(VENV)/bin/python -m tests.matrix
 
 .PHONY: test-vm
-test-vm: setup $(CACHE)/.vm-packages $(CACHE)/.parts #- Run what depends on cgroup v2 and systemd in virtual machines
+test-vm: setup $(CACHE)/.vm-packages $(CACHE)/.parts #- Run the tests that need cgroup v2 and systemd, in virtual machines
 	@nice -n 10 $(VENV)/bin/python -m tests.tools.vm -- \
 	  python3 -m pytest -o timeout=300 $(VM_TESTS)
 
 .PHONY: test-hostile
-test-hostile: setup $(CACHE)/.parts #- Run hostile images in all their ways, and race for SECONDS=300
+test-hostile: setup $(CACHE)/.parts #- Run hostile images in every variant, and race for SECONDS=300
 	@NVSHIM_TEST_HOSTILE_SECONDS=$(or $(SECONDS),300) $(VENV)/bin/python -m pytest tests/security
 
 .PHONY: fuzz
-fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; MINUTES=5
+fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of untrusted data; MINUTES=5
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
 
 .PHONY: test-chaos
-test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way, and the agent at each step of a claim
+test-chaos: setup #- Make GPUs and NVML fail at every step of a pod, and kill the agent at every step of a claim
 	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
 	@$(VENV)/bin/python -m tests.chaos.claims $(CLAIMS)
 
 .PHONY: soak
-soak: setup #- A day's work in minutes, with a look at what stays of it; MINUTES=4
+soak: setup #- Do a day's work in minutes, and check for leaks; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
 
 .PHONY: lint
@@ -123,11 +122,11 @@ lint: $(VENV)/.ready ## Check style, types, the directions of imports, and plain
 	$(VENV)/bin/python -m tests.tools.release.readiness
 
 .PHONY: bench
-bench: setup ## Measure side by side with containerd's own shim; BENCH=--help tells how
+bench: setup ## Measure next to containerd's own shim; BENCH=--help lists the options
 	@$(VENV)/bin/python -m tests.bench $(if $(BENCH),$(BENCH),--charts $(CACHE)/bench)
 
 .PHONY: flamegraph
-flamegraph: setup $(CACHE)/.profile #- Draw where the shim's time goes into docs/performance
+flamegraph: setup $(CACHE)/.profile #- Draw flame graphs of the shim into docs/performance
 	@$(VENV)/bin/python -m tests.bench.flamegraph docs/performance
 
 .PHONY: release
@@ -144,24 +143,24 @@ chart: $(VENV)/.ready #- Pack the Helm chart, integration/kubernetes/chart, in d
 	@$(VENV)/bin/python -m tests.tools.release --chart-only dist
 
 .PHONY: gpu-bundle
-gpu-bundle: setup #- Collect all that a bare machine with a GPU needs into dist/gpu-bundle
+gpu-bundle: setup #- Build the test bundle for a machine with a GPU, dist/gpu-bundle
 	@$(VENV)/bin/python -m tests.tools.gpu.bundle dist/gpu-bundle
 
 .PHONY: dist
-dist: $(CACHE)/.packages ## Make the self-contained tree and its archives in dist
+dist: $(CACHE)/.packages ## Build the self-contained tree and its archives in dist
 	@$(PYTHON) -m tests.tools.dist dist
 
 .PHONY: image
-image: dist $(VENV)/.ready #- Make the image for Kubernetes, dist/image.tar, without a registry
+image: dist $(VENV)/.ready #- Build the image for Kubernetes, dist/image.tar, without a registry
 	@$(VENV)/bin/python -m tests.tools.node_image dist/tree dist/image.tar
 
 .PHONY: pod-trace
-pod-trace: setup #- Trace a pod with a GPU, and tell its way in docs/kubernetes.md
+pod-trace: setup #- Trace a pod with a GPU, and update the diagram in docs/kubernetes.md
 	@$(VENV)/bin/python -m tests.tools.pod_trace
 	@$(VENV)/bin/python -m tests.tools.reference
 
 .PHONY: reference
-reference: $(VENV)/.ready #- Re-make those pages of docs/ that say what the code says
+reference: $(VENV)/.ready #- Regenerate the pages and tables of docs/ that come from the code
 	@$(VENV)/bin/python -m tests.tools.reference
 
 .PHONY: docs
@@ -170,11 +169,11 @@ docs: $(VENV)/.ready ## Build the documentation as a site, in .cache/site-docs
 	@echo 'open $(CURDIR)/$(CACHE)/site-docs/index.html'
 
 .PHONY: proto
-proto: $(VENV)/.ready #- Re-make the modules of api/proto from the .proto files
+proto: $(VENV)/.ready #- Regenerate the modules of api/proto from the .proto files
 	$(VENV)/bin/python -m tests.tools.protos
 
 .PHONY: lock
-lock: $(VENV)/.ready #- Pin the dependencies anew, with hashes
+lock: $(VENV)/.ready #- Update the pinned dependencies, with hashes
 	$(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  --extra cli --extra dev --extra node -o requirements-dev.txt pyproject.toml
@@ -201,7 +200,7 @@ install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia
 	@dist/tree/bin/nvshim install --prefix '$(PREFIX)' --bindir '$(BINDIR)'
 
 .PHONY: uninstall
-uninstall: #- Remove what install made, but for what running containers need
+uninstall: #- Remove the installation, except for files that running containers need
 	@[ -e '$(PREFIX)' ] || exit 0; \
 	for nvshim in '$(PREFIX)'/{current,*-*}/bin/nvshim dist/tree/bin/nvshim; do \
 	  if [ -x "$$nvshim" ]; then \
@@ -209,7 +208,7 @@ uninstall: #- Remove what install made, but for what running containers need
 	echo 'no nvshim below $(PREFIX) nor in dist: make dist, and run it again' >&2; exit 1
 
 .PHONY: clean
-clean: #- Remove everything that the other targets made in this directory
+clean: #- Remove everything that the other targets created in this directory
 	rm -rf $(VENV) $(CACHE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -218,7 +217,7 @@ clean: #- Remove everything that the other targets made in this directory
 .PHONY: setup
 setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER) $(PROBE)
 
-# Of some packages, those that are not installed. A mark is out of date once one was removed.
+# Those of some packages that are not installed. A mark is out of date when one was removed.
 missing = $(filter-out $(shell dpkg-query -W -f '$${db:Status-Status}/$${Package}\n' $(1) 2>/dev/null \
             | sed -n 's|^installed/||p'),$(1))
 .PHONY: lacking
@@ -227,7 +226,7 @@ $(CACHE)/.packages: WANTED := $(PACKAGES)
 $(CACHE)/.vm-packages: WANTED := $(VM_PACKAGES)
 $(CACHE)/.release-packages: WANTED := $(RELEASE_PACKAGES)
 .SECONDEXPANSION:
-# An archive that changes between its lists and its packages is asked once more.
+# Retry once: the archive may change between the download of its lists and of the packages.
 $(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile $$(if $$(call missing,$$(WANTED)),lacking)
 	@mkdir -p $(CACHE)
 	@missing='$(call missing,$(WANTED))'; \
@@ -241,13 +240,13 @@ $(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile $$
 	    || { tail -n 20 $(CACHE)/apt.log >&2; exit 1; }; fi
 	@touch $@
 
-# From nothing: what an interrupted run has left may be half of a package.
+# Start with an empty environment: an interrupted run may have left half of a package.
 $(VENV)/.ready: requirements-dev.txt | $(CACHE)/.packages
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
 	@touch $@
 
-# Built for some versions of CPython only; without it the mutations are blind, and that is said.
+# atheris exists for some versions of CPython only. Without it the fuzzer mutates blindly and warns.
 $(CACHE)/.fuzz: requirements-fuzz.txt $(VENV)/.ready
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --only-binary :all: \
 	  -r requirements-fuzz.txt || echo 'no atheris for this Python' >&2
@@ -257,24 +256,24 @@ $(CACHE)/.profile: requirements-profile.txt $(VENV)/.ready
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-profile.txt
 	@touch $@
 
-# Others' judgement of the lists of what is inside a release.
+# Validators for the lists of a release's contents.
 $(CACHE)/release-site/.ready: requirements-release.txt $(VENV)/.ready
 	rm -rf $(@D)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --target $(@D) \
 	  -r requirements-release.txt
 	@touch $@
 
-# What the shim itself imports, apart from the tools of development: structlog would import
-# rich on sight, and the tests have to see what a node sees.
+# What the shim itself imports, without the development tools: structlog imports rich if it is
+# there, and tests should run with the packages of a node.
 $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	rm -rf $(SITE)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --target $(SITE) \
 	  -r requirements.txt
 	@touch $@
 
-# The driver, and programs of other releases, before a test's time is measured. Debian unstable's
-# are for make test-matrix, which gets them itself: they change from day to day. What needs nothing
-# of the environment can be had while that is made.
+# Download the driver and programs of other releases now, so that no test has to. make test-matrix
+# downloads those of Debian unstable itself, because they change daily. The first target does not
+# need the virtual environment, so both can be made at the same time.
 $(CACHE)/.programs: integration/simulated/driver.py tests/tools/parts.py | $(CACHE)/.packages
 	$(PYTHON) -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
 	$(PYTHON) -m tests.tools.parts trixie
@@ -291,7 +290,7 @@ $(LAUNCHER): $(SITE)/.ready tests/tools/launcher.py $(wildcard shim/forkserver/*
 	$(PYTHON) -m tests.tools.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'
 
-# What nvshim verify runs in its containers.
+# The program that nvshim verify runs in its containers.
 $(PROBE): integration/verify/probe.c tests/tools/launcher.py
 	@mkdir -p $(@D)
 	$(PYTHON) -c 'from tests.tools.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'

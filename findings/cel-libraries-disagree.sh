@@ -1,12 +1,12 @@
 #!/bin/bash
 # Packages:  cel-python 0.5.0, common-expression-language 0.10.0, cel-expr-python 0.1.3 (PyPI)
-# Guess:     three libraries for CEL, the language of Kubernetes' admission policies, give the same
-#            answer to an expression without extensions; the language has a specification and
-#            conformance tests.
-# Behaviour: they do not. One counts the bytes of a string, in place of its code points. One compares
-#            no int with a double, though the specification has that since 2021. One reads "0x1F" as
-#            an int. They spell numbers differently. A policy that was tried with one of them can
-#            decide differently on an API server, which uses cel-go.
+# Guess:     Three libraries for CEL, the language of Kubernetes' admission policies, give the same
+#            result for an expression without extensions, because the language has a specification
+#            and conformance tests.
+# Behaviour: The results differ. One library counts the bytes of a string instead of its code points.
+#            One cannot compare an int with a double, though the specification allows it since 2021.
+#            One parses "0x1F" as an int. They format numbers differently. So a policy that passes a
+#            test with one of them can decide differently on an API server, which uses cel-go.
 # Seen:
 #   expression             cel-python  common-expression-language  cel-expr-python
 #   size("é") == 1         True        False                       True

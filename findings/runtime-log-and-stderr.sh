@@ -1,10 +1,10 @@
 #!/bin/bash
 # Packages:  runc 1.1.5+ds1-1+deb12u1, crun 1.8.1-1+deb12u1 (Debian 12)
-# Guess:     with --log FILE a runtime writes its error to that file, and nothing to stderr: who
-#            calls it reads the file, and stderr is that of the container's process.
-# Behaviour: both write the same error to both. A caller that gives a runtime the container's stderr,
-#            as it has to for a process without a terminal, finds the error in the container's output
-#            as well, unless it passes nothing on before the process has been made.
+# Guess:     With --log FILE a runtime writes its error to that file, and nothing to stderr: the
+#            caller reads the file, and stderr belongs to the container's process.
+# Behaviour: runc and crun write the same error to both. The caller has to give the runtime the
+#            container's stderr if the process has no terminal. So the error also appears in the
+#            container's output, unless the caller forwards nothing until the process exists.
 # Seen:
 #   runc: once in the log, once on stderr
 #   crun: once in the log, once on stderr
