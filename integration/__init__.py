@@ -1,1 +1,4 @@
-"""How the shim meets the world: the simulated GPU node, packages that are only data."""
+"""How the shim meets the world: CLI, node agent, engines, installation, Kubernetes.
+
+docs/architecture.md has the floors, each of which imports only those below it.
+"""
