@@ -57,6 +57,7 @@ _LIMITS: Final = {
 _getsignal: Final = _signal.getsignal
 _TIMERS: Final = {"real": 0, "virtual": 1, "profiling": 2}
 _SOCKET: Final = "a socket"
+_KERNEL_OBJECT: Final = "an object of the kernel without a file, as epoll and eventfd"
 _NAMESPACES: Final = ("mnt", "net", "uts")
 # Of pytest itself: it changes in each phase of a test.
 _OF_PYTEST: Final = b"PYTEST_CURRENT_TEST"
@@ -131,8 +132,12 @@ def _files() -> Values:
             status = os.fstat(int(name))
         except OSError:
             continue  # the descriptor that listed them
-        is_socket = stat.S_ISSOCK(status.st_mode)
-        found[int(name)] = _SOCKET if is_socket else (status.st_dev, status.st_ino)
+        if stat.S_ISSOCK(status.st_mode):
+            found[int(name)] = _SOCKET
+        elif not stat.S_IFMT(status.st_mode):
+            found[int(name)] = _KERNEL_OBJECT
+        else:
+            found[int(name)] = (status.st_dev, status.st_ino)
     return found
 
 
@@ -257,12 +262,13 @@ _ASPECTS: Final = (
     Aspect("interpreter", _interpreter, is_cheap=True),
     Aspect("child", children, waits=True, may_go=lambda _: True, may_be_another=True),
     Aspect("thread", _threads, waits=True, may_go=lambda _: True, is_cheap=True),
-    # A library that has a connection for the session, as gRPC, closes and opens it by itself.
+    # A library that has a connection for the session, as gRPC, closes and opens it by itself. Its
+    # epoll and eventfd are closed in a thread, some time after the last user has gone.
     Aspect(
         "descriptor",
         _files,
         waits=True,
-        may_go=lambda value: value == _SOCKET,
+        may_go=lambda value: value in {_SOCKET, _KERNEL_OBJECT},
         may_be_another=True,
     ),
 )

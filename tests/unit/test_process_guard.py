@@ -49,11 +49,12 @@ _GUILTY = {
 }
 
 _FILE = """
-import atexit, gc, os, pytest, resource, signal, subprocess, sys, threading
+import atexit, gc, os, pytest, resource, select, signal, subprocess, sys, threading
 from shim import syscalls
 from tests.harness.own_process import outliving, restored
 
 left, end = [], threading.Event()
+polled = [select.epoll()]
 held = [os.open("/dev/zero", os.O_RDONLY) for _ in range(2)]
 atexit.register(lambda: [each.kill() for each in left if isinstance(each, subprocess.Popen)])
 
@@ -121,6 +122,9 @@ def test_innocent_of_what_is_restored():
 
 def test_innocent_of_what_ends_by_itself():
     threading.Timer(0.05, lambda: None).start()
+
+def test_innocent_of_what_a_library_closes_late():
+    polled.pop().close()
 
 def test_that_fails():
     assert not held
