@@ -180,11 +180,18 @@ def test_container_is_ended(program: Program, bundle: Path, root: Path, name: st
         assert [pid for pid in map(int, started) if not has_ended(pid)] == []
 
 
+def _have_own_sockets() -> None:
+    """Mount a directory of sockets that no `start` of another test looks into."""
+    directory = sockets.prepare_directory()
+    syscalls.mount("tmpfs", directory, "tmpfs", 0, f"mode={os.stat(directory).st_mode & 0o777:o}")
+
+
 @pytest.mark.parametrize("whose", ["its own", "another's"])
 @in_private_mount_namespace
 def test_a_delete_that_was_killed_is_finished_by_the_next_start(
     program: Program, bundle: Path, root: Path, whose: str
 ) -> None:
+    _have_own_sockets()
     with container(bundle, root) as left:
         left.run()
         processes = left.processes()
@@ -217,6 +224,7 @@ def test_a_container_that_got_the_id_of_a_killed_delete_is_left_alone(
     program: Program, bundle: Path, root: Path
 ) -> None:
     """Its own start has seen to what was left; only then its Create could be made."""
+    _have_own_sockets()
     with container(bundle, root) as left:
         left.run()
         directory = sockets.prepare_directory()
