@@ -383,7 +383,7 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
     said: list[str] = []
 
     def say(_: str, __: str, *, why: str) -> None:
-        assert why != "over" or not full, "it is still so"
+        assert why != "resolved" or not full, "it is still so"
         said.append(why)
 
     async with at_work(tmp_path, say) as context:
