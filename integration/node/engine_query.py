@@ -40,7 +40,7 @@ class EngineQuery:
         self._lock = anyio.Lock()
 
     async def ask(self) -> Engine | None:
-        """Return what the engine says of itself; None if no engine answers."""
+        """Return what the engine can do; None if no engine answers."""
         async with self._lock:
             sockets = tuple(map(socket_identity, self._sockets))
             if self._engine is None or sockets != self._queried:

@@ -33,7 +33,9 @@ def fault_rows(config: Config) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise CausesUnreadable(
-            f"the faults in {directory}", found=str(error.strerror).lower(), do="run it as root"
+            f"the faults in {directory}",
+            found=str(error.strerror).lower(),
+            do="run the command as root",
         ) from error
     rows = [
         _row(key, entry, fault)
