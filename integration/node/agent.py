@@ -1,4 +1,4 @@
-"""``nvshim node``: one process per node that keeps up to date what others read about its GPUs.
+"""``nvshim node``: the agent of a node, which keeps its CDI spec, inventory and status current.
 
 ::
 
@@ -18,9 +18,9 @@ Rules
 - On SIGHUP the agent reads the node and its settings again.
 - An agent that runs from the installed tree exits when another tree becomes current, so that its
   supervisor starts the new version. The agent has no other way to notice an upgrade.
-- The status file is written when its content changes; its modification time is the time of the last
-  look, which the readiness check reads. If it cannot be written, the agent runs on, reports that in
-  its log and metrics, and is not ready.
+- The agent writes the status file when its content changes. The file's modification time is the
+  time of the last read of the node, for the readiness check. If the file cannot be written, the
+  agent continues, reports that in its log and metrics, and is not ready.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ async def serve(
     """Run the agent until SIGTERM or SIGINT, or until its own tree is replaced.
 
     Args:
-        once: look at the node once, and return.
+        once: read the node once, and return.
 
     Returns:
-        What the last look found.
+        The node as last read.
 
     Raises:
         AgentRunning: another agent has the node.
@@ -154,7 +154,7 @@ def _show_pod(context: Context, lock: NodeLock) -> None:
     line = ""
     try:
         lock.show_pod(context.options.pod_uid)
-    except AgentStateUnusable as error:  # the next look tries again
+    except AgentStateUnusable as error:  # the next round tries again
         line = str(error)
     context.fault(_POD, line, level="warning")
 
@@ -223,7 +223,7 @@ class _Rounds:
         return node
 
     async def wait(self) -> None:
-        """Wait for a reason to look again, or until it is time for the next look."""
+        """Wait for a change of the node, a request, or the next poll."""
         config, options, state = self._context.config, self._context.options, self._context.state
         node = state.node.value
         # An update of the driver first removes its files: keep watching where they were.
@@ -240,14 +240,14 @@ class _Rounds:
             self._context.say("warning", "cannot watch for all changes; polling", **unwatched)
         if self._changed:
             return
-        # Look again when a doubtful answer of NVML expires.
+        # Read again when a doubtful answer of NVML expires.
         pause = min(options.poll, RETRY_AFTER) if node.faults else options.poll
-        which, heard = await first_of(
+        which, changed = await first_of(
             partial(self._watcher.wait, pause),
             partial(wait_any, state.look_requested, since=self._requests),
         )
         is_requested = state.look_requested.version != self._requests
-        self._changed = bool(which) or heard or is_requested
+        self._changed = bool(which) or changed or is_requested
 
     async def keep_written(self, pause: float, *topics: Watched) -> NoReturn:
         """Write the status file whenever some topics change, until cancelled.
@@ -375,7 +375,7 @@ def _log(say: Callable[..., None], before: NodeSnapshot, now: NodeSnapshot, *, f
 
 
 def _write_status(context: Context, looked: float) -> None:
-    """Write the status file, and set its modification time to that of the last look.
+    """Write the status file, and set its modification time to that of the last read.
 
     Args:
         looked: seconds since the epoch.
@@ -409,7 +409,7 @@ def _write_status(context: Context, looked: float) -> None:
     try:
         if read_file(path) != content:
             replace_file(path, content, durable=False)  # the file is useless after a crash
-        with suppress(FileNotFoundError):  # the file was removed; the next look writes it again
+        with suppress(FileNotFoundError):  # the file was removed; the next round writes it again
             os.utime(path, (looked, looked))
     except OSError as error:
         raise AgentStateUnusable(

@@ -56,11 +56,11 @@ class State:
         self.recent_holders = RecentHolders()
         self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.happened)
         self.faults = FaultTable("what is wrong with services now, a line each")
-        self.look_requested = Signal("the node may have changed, look at it soon")
+        self.look_requested = Signal("the node may have changed, read it again soon")
 
         # -- the agent -------------------------------------------------------------------------
         self.node: Topic[NodeSnapshot] = Topic(
-            NodeSnapshot(), ServiceName.AGENT, "what the last look at the node found"
+            NodeSnapshot(), ServiceName.AGENT, "the node's inventory and faults, as last read"
         )
         self.reloads: Topic[int] = Topic(
             0, ServiceName.AGENT, "how often SIGHUP asked to read settings again"

@@ -161,7 +161,7 @@ class _Recorder:
         """
         event, state = recent.event, self._state
         verdict = judge(self._table(), event, Policy())
-        whose = attribute(event, verdict, state.ledger.value, state.recent_holders)
+        attribution = attribute(event, verdict, state.ledger.value, state.recent_holders)
         holders = [
             each
             for uuid in dict.fromkeys((*verdict.devices, verdict.gpu))
@@ -170,7 +170,7 @@ class _Recorder:
         hits = hits_of(
             event,
             verdict,
-            whose,
+            attribution,
             holders,
             at=epoch(event.when),
             action=self._recovery_actions.get(verdict.gpu),

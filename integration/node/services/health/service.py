@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from integration.node.service import Context
 
 # Seconds between two samples: while all devices are healthy, and while one is lost or unwatched.
-_SELDOM: Final = 300.0
-_OFTEN: Final = 5.0
+_IDLE_INTERVAL: Final = 300.0
+_PROBE_INTERVAL: Final = 5.0
 _MOST_TOTALS: Final = 4096
 _RETRY: Final = 10.0  # seconds until a failed write is retried
 
@@ -133,7 +133,7 @@ class _Monitor:
         self._known_lost: dict[str, str] = {}
         self._saving = anyio.Lock()
         self._changed = anyio.Event()
-        self._news = anyio.Event()
+        self._table_changed = anyio.Event()
         record = store.read(context.config)
         if record.fault:
             self._say("warning", record.fault)
@@ -165,22 +165,24 @@ class _Monitor:
         if event.kind not in _KINDS:
             return
         verdict = judge(self._table, event, self._policy)
-        whose = attribute(event, verdict, self._state.ledger.value, self._state.recent_holders)
-        verdict = replace(verdict, blamed=whose.titles)
+        attribution = attribute(
+            event, verdict, self._state.ledger.value, self._state.recent_holders
+        )
+        verdict = replace(verdict, blamed=attribution.titles)
         self._put(after_event(self._table, event, verdict, _now(), self._rules))
-        self._log_event(event, verdict, whose)
-        self._count(event, verdict, whose)
+        self._log_event(event, verdict, attribution)
+        self._count(event, verdict, attribution)
 
-    def _count(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
+    def _count(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
         if event.kind != "xid":
             return
-        key = (verdict.gpu, event.xid, whose.titles[0] if whose.titles else "")
+        key = (verdict.gpu, event.xid, attribution.titles[0] if attribution.titles else "")
         if key not in self._totals and len(self._totals) >= _MOST_TOTALS:
             key = (verdict.gpu, event.xid, "")
         self._totals[key] = self._totals.get(key, 0) + event.times
         self._xid_counts.publish(dict(self._totals))
 
-    def _log_event(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
+    def _log_event(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
         fields: dict[str, Any] = {
             "gpu": verdict.gpu or event.gpu or event.bus_id or "unknown",
             "severity": verdict.severity.value,
@@ -189,8 +191,11 @@ class _Monitor:
             fields["device"] = verdict.devices[0]
         if verdict.severity != Severity.IGNORE:
             fields["do"] = verdict.remedy.value
-        if whose.titles:
-            fields |= {"container": one_line(", ".join(whose.titles)), "known": whose.how.value}
+        if attribution.titles:
+            fields |= {
+                "container": one_line(", ".join(attribution.titles)),
+                "known": attribution.how.value,
+            }
         if event.pid:
             fields |= {"process": event.pid, "program": one_line(event.process)}
         if event.times > 1:
@@ -280,13 +285,13 @@ class _Monitor:
             last: the time of the last sample, in seconds since boot.
         """
         while True:
-            often = min(self._options.poll, _OFTEN)
-            when = next_sample(self._table, last, self._rules, often)
-            pause = min(when, last + _SELDOM) - _now().boot
+            interval = min(self._options.poll, _PROBE_INTERVAL)
+            when = next_sample(self._table, last, self._rules, interval)
+            pause = min(when, last + _IDLE_INTERVAL) - _now().boot
             if pause <= 0:
                 return
             with anyio.move_on_after(pause):
-                await self._news.wait()  # a new table may change when the sample is due
+                await self._table_changed.wait()  # a new table may change when the sample is due
 
     # -- requests of administrators ------------------------------------------------------------
 
@@ -336,8 +341,8 @@ class _Monitor:
                 fields["do"] = health.remedy
             self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
         self._health.publish(now)
-        self._news.set()
-        self._news = anyio.Event()
+        self._table_changed.set()
+        self._table_changed = anyio.Event()
         if worse:  # the inventory may be outdated
             self._state.look_requested.send()
         self._changed.set()

@@ -10,7 +10,7 @@ The service reads the bundles
 - when the node changes, since the driver may be another one;
 - when a poll finds a change that causes no event: the kubelet's assignments, the driver's files, or
   a containerd that is known only by its shims;
-- and at every tenth poll in any case, in case an event was lost.
+- and after ten polls without a change, in case an event was lost.
 """
 
 from __future__ import annotations
