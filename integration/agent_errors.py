@@ -1,12 +1,12 @@
-"""What can go wrong with the node agent.
+"""The errors of the node agent.
 
 Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.IntegrationError`::
 
     NodeAgentError         E27xx
-    ├── AgentRunning, …    each part's below its heading, in the order of their codes
-    ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
-    ├── SettingsError      E2720 to E2725: what the device plugin is told to do
-    └── DraError           E2772 to E2797: what a kubelet is told of a resource claim
+    ├── AgentRunning, …    the errors of each part, below its heading
+    ├── ServingError       E2704 to E2715: between the device plugin and the kubelet
+    ├── SettingsError      E2720 to E2725: the device plugin's settings
+    └── DraError           E2772 to E2797: resource claims
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -18,91 +18,91 @@ from integration.errors import IntegrationError
 
 
 class NodeAgentError(IntegrationError):
-    """Base of what can go wrong with the node agent."""
+    """Base of the node agent's errors."""
 
 
 class AgentRunning(NodeAgentError, code="NVSHIM-E2701", status=Status.ALREADY_EXISTS):
-    """There is an agent for this node already. Raised by :func:`integration.node.agent.serve`."""
+    """Another agent runs on this node. Raised by :func:`integration.node.agent.serve`."""
 
 
 class AgentStateUnusable(NodeAgentError, code="NVSHIM-E2702", status=Status.FAILED_PRECONDITION):
-    """Where the agent says how it is cannot be written."""
+    """The agent cannot write its status file or lock file."""
 
 
 # -- the device plugin -------------------------------------------------------------------------
 
 
 class ServingError(NodeAgentError):
-    """Base of what can go wrong between the device plugin and a kubelet."""
+    """Base of the errors between the device plugin and the kubelet."""
 
 
 class TooManyShares(ServingError, code="NVSHIM-E2704", status=Status.INVALID_ARGUMENT):
-    """A container is to get several shares, and the settings say that nobody does.
+    """A container asks for several shares, and ``failRequestsGreaterThanOne`` forbids it.
 
-    A second share of the same device is no second device, nor more of it.
+    A second share of a device is neither a second device nor a larger part of it.
     """
 
 
 class DeviceGone(ServingError, code="NVSHIM-E2705", status=Status.FAILED_PRECONDITION):
-    """The kubelet was told of the device, and it is not there, or cannot be told to be, now."""
+    """The kubelet chose a device that is now missing, or whose presence is now unknown."""
 
 
 class CdiDeviceUnwritten(ServingError, code="NVSHIM-E2706", status=Status.FAILED_PRECONDITION):
-    """The container is to get its devices by CDI, and no spec has them."""
+    """The container gets its devices by CDI, but no spec lists them."""
 
 
 class ChannelsMissing(ServingError, code="NVSHIM-E2707", status=Status.FAILED_PRECONDITION):
-    """IMEX channels are required, and the node does not have one of them."""
+    """The settings require an IMEX channel that the node does not have."""
 
 
 class KubeletRefused(ServingError, code="NVSHIM-E2708", status=Status.FAILED_PRECONDITION):
-    """The kubelet does not accept a resource's registration. It is tried again."""
+    """The kubelet refuses the registration of a resource. The agent retries."""
 
 
 class KubeletUnreachable(ServingError, code="NVSHIM-E2709", status=Status.UNAVAILABLE):
-    """There is no kubelet at its socket, or it does not answer. It is tried again."""
+    """No kubelet listens on its socket, or it does not answer. The agent retries."""
 
 
 class OtherPlugin(ServingError, code="NVSHIM-E2710", status=Status.ALREADY_EXISTS):
-    """Another program serves the sockets of a device plugin of NVIDIA's here."""
+    """Another program serves the sockets of NVIDIA's device plugin on this node."""
 
 
 class PluginSocketUnusable(ServingError, code="NVSHIM-E2711", status=Status.FAILED_PRECONDITION):
-    """A plugin's socket cannot be made beside the kubelet's."""
+    """The agent cannot create a device plugin's socket in the kubelet's directory."""
 
 
 class PluginSpecUnwritten(ServingError, code="NVSHIM-E2712", status=Status.FAILED_PRECONDITION):
-    """The CDI spec that containers are to be made with cannot be put in place."""
+    """The agent cannot write the CDI spec for the device plugin's containers."""
 
     remedy = "remove it, or name another directory in spec-dirs"
 
 
 class GrantIneffective(ServingError, code="NVSHIM-E2713", status=Status.FAILED_PRECONDITION):
-    """The shim's configuration keeps it from believing the way in which devices are given."""
+    """The shim's configuration ignores the configured device list strategy."""
 
 
 class PluginFailed(ServingError, code="NVSHIM-E2714", status=Status.INTERNAL):
-    """A call of the kubelet's could not be answered; what has happened is in the log."""
+    """A call of the kubelet failed unexpectedly, or a server stopped; the agent's log has more."""
 
 
 class DeviceDrained(ServingError, code="NVSHIM-E2715", status=Status.FAILED_PRECONDITION):
-    """The kubelet has chosen a device that a person has just taken out of service."""
+    """The kubelet chose a device that an administrator has just taken out of service."""
 
 
 class SettingsError(NodeAgentError):
-    """Base of what can be wrong with its settings."""
+    """Base of errors in the device plugin's settings."""
 
 
 class SettingsUnreadable(SettingsError, code="NVSHIM-E2720", status=Status.NOT_FOUND):
-    """The configuration file is not there, or cannot be read."""
+    """The configuration file is missing or not readable."""
 
 
 class SettingsMalformed(SettingsError, code="NVSHIM-E2721", status=Status.INVALID_ARGUMENT):
-    """The configuration file is neither YAML nor JSON, or has the configuration inside of it."""
+    """The configuration file is not a YAML or JSON object, or has the configuration as a text."""
 
 
 class WrongSetting(SettingsError, code="NVSHIM-E2723", status=Status.INVALID_ARGUMENT):
-    """A value of the file, of a flag or of a variable is none that there is."""
+    """A value in the file, of an option or of a variable is not valid."""
 
 
 class SettingsConflict(SettingsError, code="NVSHIM-E2724", status=Status.INVALID_ARGUMENT):
@@ -110,279 +110,280 @@ class SettingsConflict(SettingsError, code="NVSHIM-E2724", status=Status.INVALID
 
 
 class NoSettingsChosen(SettingsError, code="NVSHIM-E2725", status=Status.NOT_FOUND):
-    """There are several configurations, and none of them is chosen, or one that is not there."""
+    """There are several configurations, and none is chosen, or the chosen one does not exist."""
 
 
 class MigLayoutUnsuitable(NodeAgentError, code="NVSHIM-E2726", status=Status.FAILED_PRECONDITION):
-    """The GPUs are cut in a way that ``migStrategy`` cannot tell a kubelet of."""
+    """``migStrategy`` does not support the MIG layout of the node's GPUs."""
 
 
 class MigDevicesUnknown(NodeAgentError, code="NVSHIM-E2727", status=Status.UNAVAILABLE):
-    """There are GPUs in MIG mode, and NVML does not say what they are cut into."""
+    """GPUs are in MIG mode, and NVML does not list their MIG devices."""
 
 
 class SharingUnsuitable(NodeAgentError, code="NVSHIM-E2728", status=Status.FAILED_PRECONDITION):
-    """A device cannot be shared as it is to be: MIG devices by MPS, or a GPU by too many."""
+    """A device cannot be shared as configured: a MIG device by MPS, or a GPU too many times."""
 
 
 class DeviceUnknown(NodeAgentError, code="NVSHIM-E2730", status=Status.NOT_FOUND):
-    """A device is named that the resource does not have."""
+    """The resource has no device of that name."""
 
 
 class TooFewAvailable(NodeAgentError, code="NVSHIM-E2731", status=Status.RESOURCE_EXHAUSTED):
-    """More devices are asked for than are free."""
+    """The request is for more devices than are free."""
 
 
 class PreferenceUnsuitable(NodeAgentError, code="NVSHIM-E2732", status=Status.INVALID_ARGUMENT):
-    """What has to be given is not free, or is more than is asked for."""
+    """A required device is not free, or more devices are required than requested."""
 
 
 # -- MPS ---------------------------------------------------------------------------------------
 
 
 class MpsNotReady(NodeAgentError, code="NVSHIM-E2735", status=Status.UNAVAILABLE):
-    """A container would wait for a daemon that is not there, or would go past it.
+    """The MPS daemon is not ready: a container would wait for it, or bypass it.
 
     Raised by :func:`integration.node.mps.clients.refuse_unready`.
     """
 
 
 class MpsImpossible(NodeAgentError, code="NVSHIM-E2736", status=Status.FAILED_PRECONDITION):
-    """The devices cannot be shared by MPS. Raised by :func:`integration.node.mps.plan.plan_of`."""
+    """MPS cannot share the devices. Raised by :func:`integration.node.mps.plan.plan_of`."""
 
 
 class MpsProgramMissing(NodeAgentError, code="NVSHIM-E2737", status=Status.FAILED_PRECONDITION):
-    """The driver's files have no control daemon, or no server."""
+    """The driver's files lack the MPS control daemon or the MPS server."""
 
 
 class MpsDaemonFailed(NodeAgentError, code="NVSHIM-E2738", status=Status.UNAVAILABLE):
-    """The control daemon could not be started, has ended, or does not answer as it should."""
+    """The MPS control daemon failed to start, exited, or gives an unexpected answer."""
 
 
 class MpsStateUnusable(NodeAgentError, code="NVSHIM-E2739", status=Status.FAILED_PRECONDITION):
-    """What daemons and containers share cannot be made below ``mpsRoot``."""
+    """The agent cannot create the MPS directories and files below ``mpsRoot``."""
 
 
 class ComputeModeFailed(NodeAgentError, code="NVSHIM-E2740", status=Status.UNAVAILABLE):
     """NVML did not set the compute mode of a GPU."""
 
 
-# -- GPUs that are watched ---------------------------------------------------------------------
+# -- the monitor -------------------------------------------------------------------------------
 
 
 class KernelLogUnusable(NodeAgentError, code="NVSHIM-E2746", status=Status.FAILED_PRECONDITION):
-    """The kernel's log cannot be read, so that an Xid is not attributed to its process."""
+    """The kernel log is not readable, so Xids are not attributed to processes."""
 
 
 # -- health ------------------------------------------------------------------------------------
 
 
 class XidListWrong(NodeAgentError, code="NVSHIM-E2755", status=Status.INVALID_ARGUMENT):
-    """A list of errors that is none. Raised by :func:`integration.node.faults.policy.policy_of`."""
+    """A list of Xids is not valid. Raised by :func:`integration.node.faults.policy.policy_of`."""
 
 
 class HealthUnknown(NodeAgentError, code="NVSHIM-E2756", status=Status.FAILED_PRECONDITION):
-    """No agent watches the devices of this node, or it does not say what it sees."""
+    """No agent watches the devices of this node, or its health file is not readable."""
 
 
 class DeviceUnwatched(NodeAgentError, code="NVSHIM-E2757", status=Status.NOT_FOUND):
-    """No device of that name is watched."""
+    """The agent watches no device of that name."""
 
 
 class AgentSilent(NodeAgentError, code="NVSHIM-E2758", status=Status.UNAVAILABLE):
-    """The agent does not answer. What was asked of it is taken back."""
+    """The agent did not answer in time; the request is withdrawn."""
 
 
 # -- the ledger --------------------------------------------------------------------------------
 
 
 class LedgerUnwritten(NodeAgentError, code="NVSHIM-E2765", status=Status.FAILED_PRECONDITION):
-    """The agent cannot write down who holds what; it goes on, and others are told."""
+    """The agent cannot write the ledger's file. It continues with the ledger in memory."""
 
 
 class ClaimUnknown(NodeAgentError, code="NVSHIM-E2766", status=Status.NOT_FOUND):
-    """Nobody claims a device by the name that was given."""
+    """No [sharing] claim has that name, container or bundle."""
 
 
 class ClaimHolds(NodeAgentError, code="NVSHIM-E2767", status=Status.FAILED_PRECONDITION):
-    """A claim was to be released whose container may still use its devices."""
+    """The container of a [sharing] claim may still use its devices, so it is not released."""
 
 
 class ClaimsUnreadable(NodeAgentError, code="NVSHIM-E2768", status=Status.PERMISSION_DENIED):
-    """Who claims what may not be read, or not be removed."""
+    """The [sharing] claims cannot be read or removed."""
 
 
 class EventNotMade(NodeAgentError, code="NVSHIM-E2769", status=Status.UNAVAILABLE):
-    """The API server does not answer, or does not let the agent make an event of a pod."""
+    """The API server does not answer, or does not let the agent write an event on a pod."""
 
-    remedy = "see what the API server says of it; it is tried again after a minute"
+    remedy = "check the API server's answer; the agent retries after a minute"
 
 
 class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAILABLE):
-    """The cluster's API server does not answer, or not as one does."""
+    """The cluster's API server does not answer, or its answer is not valid."""
 
-    remedy = "see that it can be reached from the node"
+    remedy = "check that the node can reach the API server"
 
 
 class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMISSION_DENIED):
-    """The cluster's API server says no."""
+    """The cluster's API server refuses the call."""
 
-    remedy = "see the ClusterRole of the agent's service account"
-    http: int = 0  # the status of its answer
-    retry_after: float = 0.0  # seconds after which it may be asked again; 0 if it does not say
-    denied_by: str = ""  # the admission policy or webhook that says no; "" if none does
-    invalid: tuple[str, ...] = ()  # what it takes for wrong: each field, and the server's words
+    remedy = "check the ClusterRole of the agent's service account"
+    http: int = 0  # the HTTP status
+    retry_after: float = 0.0  # seconds before the next attempt; 0 if the server does not say
+    denied_by: str = ""  # the admission policy or webhook that denied it; "" for none
+    invalid: tuple[str, ...] = ()  # each invalid field, with the server's message
 
     def is_about(self, word: str) -> bool:
-        """Return whether the server takes something for wrong that has this word in its name."""
+        """Return whether an invalid field has this word in its name."""
         return any(word in each.lower() for each in self.invalid)
 
 
 class KubeconfigUnusable(NodeAgentError):
-    """A kubeconfig does not say how to ask the API server, or in a way that is not to be used."""
+    """A kubeconfig lacks a server or credentials, or asks for something unsupported or insecure."""
 
     code = "NVSHIM-E2795"
     status = Status.INVALID_ARGUMENT
-    remedy = "give one with a server, its authority, and a token or a client certificate"
+    remedy = "use one with a server, its CA, and a token or a client certificate"
 
 
 # -- metrics -----------------------------------------------------------------------------------
 
 
 class MetricsAddressInvalid(NodeAgentError, code="NVSHIM-E2785", status=Status.INVALID_ARGUMENT):
-    """What was said to be an address is none. Raised by :func:`.metrics.address.parse_address`."""
+    """The metrics address is not valid. Raised by :func:`.metrics.address.parse_address`."""
 
 
 class MetricsAddressUnusable(NodeAgentError, code="NVSHIM-E2786", status=Status.UNAVAILABLE):
-    """Another program listens there, or the address is not this node's. It is tried again."""
+    """Another program uses the metrics address, or it is not this node's. The agent retries."""
 
     remedy = "choose another address for the metrics"
 
 
-# -- causes of containers' ends ----------------------------------------------------------------
+# -- faults of containers, and the memory guard ------------------------------------------------
 
 
 class ContainerNotKilled(NodeAgentError, code="NVSHIM-E2790", status=Status.UNAVAILABLE):
-    """A container exceeds its limit of GPU memory, and its shim does not end it. It is tried again.
+    """A container exceeds its GPU memory limit, and its shim does not kill it. The agent retries.
 
     Raised by :mod:`integration.node.services.memory_guard`.
     """
 
-    remedy = "see that the container's shim answers: nvshim ps"
+    remedy = "check with `nvshim ps` that the container's shim answers"
 
 
 class CausesUnreadable(NodeAgentError, code="NVSHIM-E2791", status=Status.PERMISSION_DENIED):
-    """Which faults containers had to do with may not be read."""
+    """The faults of containers are not readable."""
 
 
 # -- dynamic resource allocation ---------------------------------------------------------------
 
 
 class DraError(NodeAgentError):
-    """Base of what a kubelet is told of a resource claim."""
+    """Base of the errors of resource claims."""
 
 
 class ResourceClaimUnusable(DraError, code="NVSHIM-E2772", status=Status.FAILED_PRECONDITION):
-    """A kubelet names a claim that is gone, is another one of that name, or has no allocation."""
+    """The kubelet names a claim that was deleted, was replaced, or has no allocation."""
 
-    remedy = "have the pod made anew"
+    remedy = "delete the pod; its controller recreates it"
 
 
 class ClaimedDeviceMissing(DraError, code="NVSHIM-E2773", status=Status.FAILED_PRECONDITION):
-    """A claim was given a device that this node does not have, or cannot be told to have, now."""
+    """A claim is allocated a device that is now missing, or whose presence is now unknown."""
 
 
 class DeviceTaken(DraError, code="NVSHIM-E2774", status=Status.FAILED_PRECONDITION):
-    """A device is to be given that another claim has, or that a device plugin has given."""
+    """Another claim holds the device or too much of it, or a device plugin has allocated it."""
 
-    remedy = "wait for the end of the pod that has it: it is tried again"
+    remedy = "wait until the pod that holds it has terminated; the kubelet retries"
 
 
 class ClaimConfigUnknown(DraError, code="NVSHIM-E2775", status=Status.INVALID_ARGUMENT):
-    """A claim or its DeviceClass has a configuration for this driver that it does not know."""
+    """A claim or its DeviceClass has a configuration that this driver does not know."""
 
     remedy = "remove it from the claim or its DeviceClass"
 
 
 class EngineReadsNoCdi(DraError, code="NVSHIM-E2776", status=Status.FAILED_PRECONDITION):
-    """The container engine does not read the CDI names by which a claim's devices are given.
+    """The container engine does not read the CDI names of a claim's devices.
 
-    The pod would run without its devices, and nobody would say so.
+    The pod would run without its devices, and without an error.
     """
 
 
 class DraStateUnwritten(DraError, code="NVSHIM-E2777", status=Status.FAILED_PRECONDITION):
-    """It cannot be written down what was prepared, so nothing is."""
+    """The checkpoint of prepared claims cannot be written, so no claim is prepared."""
 
-    remedy = "see who may write there, and whether there is space"
+    remedy = "check the directory's permissions and free space"
 
 
 class SlicesRefused(DraError, code="NVSHIM-E2778", status=Status.INTERNAL):
-    """The API server takes the node's ResourceSlices for wrong. They are kept as they were."""
+    """The API server calls the node's ResourceSlices invalid. The previous ones stay."""
 
-    remedy = "report it, with the message"
+    remedy = "report a bug, with the message"
 
 
 class CountersMissing(DraError, code="NVSHIM-E2797", status=Status.FAILED_PRECONDITION):
-    """The API server keeps no counters, so devices that could be made for claims are left out."""
+    """The API server drops shared counters, so MIG devices made on demand are not published."""
 
     remedy = (
-        "switch DRAPartitionableDevices on in API server, controllers and scheduler (it is from "
-        "Kubernetes 1.36), or make the MIG devices by hand"
+        "enable DRAPartitionableDevices in the API server, controller manager and scheduler (it "
+        "is from Kubernetes 1.36), or create the MIG devices by hand"
     )
 
 
 class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
-    """A mistake of ours, in an answer to a kubelet or in publishing; the agent's log has more."""
+    """A bug in an answer to the kubelet or in publishing; the agent's log has the details."""
 
     remedy = "see the agent's log"
 
 
 class ClaimUnfinished(DraError, code="NVSHIM-E2783", status=Status.UNAVAILABLE):
-    """What a kubelet asks for a claim takes longer than it waits; it goes on."""
+    """A call for a claim takes longer than the kubelet waits; the work continues."""
 
-    remedy = "wait: it is asked for again; see the node agent's faults for what hangs"
+    remedy = "wait: the kubelet retries; check the node agent's faults for what hangs"
 
 
 class MigDeviceNotMade(DraError, code="NVSHIM-E2780", status=Status.FAILED_PRECONDITION):
-    """A claim was given a MIG device that is made for it, and it cannot be made now."""
+    """The driver cannot create the MIG device that a claim is allocated."""
 
     remedy = (
-        "see `nvidia-smi mig -lgi` on the node; have the pod made anew, or wait: it is tried again"
+        "check `nvidia-smi mig -lgi` on the node; the kubelet retries, or delete the pod and its "
+        "controller recreates it"
     )
 
 
 class MigModeNotSwitched(DraError, code="NVSHIM-E2782", status=Status.FAILED_PRECONDITION):
-    """A claim needs a GPU in MIG mode, or out of it, and its mode cannot be switched now."""
+    """A claim needs a GPU with MIG mode on or off, and the mode cannot be switched now."""
 
     remedy = (
-        "see who has it open: `nvshim drain GPU` lists them, and DCGM and nvidia-persistenced "
-        "count, too; it is tried again"
+        "close the programs that use the GPU: `nvshim drain GPU` lists them, and DCGM and "
+        "nvidia-persistenced count, too; the kubelet retries"
     )
 
 
 class MigDeviceNotUndone(DraError, code="NVSHIM-E2781", status=Status.FAILED_PRECONDITION):
-    """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
+    """A claim's MIG device cannot be destroyed now. Its pod stays until it is destroyed."""
 
-    remedy = "see on the node who uses it (`nvshim ps`); it is tried again"
+    remedy = "run `nvshim ps` on the node to see which container uses it; the kubelet retries"
 
 
 class TimeSliceFailed(DraError, code="NVSHIM-E2788", status=Status.FAILED_PRECONDITION):
     """nvidia-smi did not set the time slice that a claim asks for on its GPU."""
 
-    remedy = "ask for no time slice; some GPUs have none that can be set"
+    remedy = "remove the time slice from the claim; some GPUs do not support one"
 
 
 class SharingConflict(DraError, code="NVSHIM-E2789", status=Status.FAILED_PRECONDITION):
-    """A claim asks for a GPU to be shared in another way than claims that share it already."""
+    """A claim asks for another kind of sharing than the claims that share the GPU already."""
 
-    remedy = "give both claims the same configuration, or wait for the end of the other"
+    remedy = "give all these claims the same configuration, or wait until the others are released"
 
 
 class ExtendedResourceClash(DraError, code="NVSHIM-E2796", status=Status.FAILED_PRECONDITION):
-    """A pod asked for a resource that the scheduler makes claims for and a device plugin serves.
+    """Both a DeviceClass and the device plugin serve a resource that a pod asks for.
 
-    A node can have it in one of the two ways only: the scheduler and the kubelet count it apart.
+    Only one of them may serve it on a node: the scheduler and the kubelet count devices separately.
     """
 
     remedy = "run the agent with --device-plugin no on nodes with that DeviceClass"

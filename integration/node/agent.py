@@ -1,26 +1,26 @@
-"""``nvshim node``: one process per node that keeps up to date what others read about its GPUs.
+"""``nvshim node``: the agent of a node, which keeps its CDI spec, inventory and status current.
 
 ::
 
-    a change, or the time is up ──▶ refresh ──▶ CDI spec, inventory, nodes and /dev/char links
-                                       │
-                                       ├──▶ STATE/node.json: what was found, when, what is wrong
-                                       └──▶ the state that the agent's services share
+    a change, or a timer ──▶ refresh ──▶ CDI spec, inventory, device nodes and /dev/char links
+                                │
+                                ├──▶ STATE/node.json: the node's GPUs, driver and faults
+                                └──▶ the state that the agent's services share
 
 Rules
-- One agent per node, which a lock in its state directory ensures (:mod:`.lock`). A second agent
-  exits. In a rolling update with DRA it waits instead and answers the kubelet for the first one
-  (:mod:`integration.node.services.dra.server`), until that has ended.
-- A look at the node runs in a thread, and asks the driver in a child process. A hung driver or file
-  system cannot keep the agent from ending: it waits only until that child is killed.
-- A fault of the node is logged when it appears and when it is gone, and is in the status file
-  meanwhile. It does not end the agent.
-- SIGHUP makes the agent look at the node and read its settings again.
-- An agent that runs from the installed tree ends when another tree is put into effect, so that its
-  supervisor starts the new one. Nothing else would tell it of an upgrade.
-- The status file is written when its content changes; its modification time is the time of the last
-  look, which the readiness check reads. If it cannot be written, the agent runs on, reports that in
-  its log and metrics, and is not ready.
+- A lock in the state directory (:mod:`.lock`) admits one agent per node. A second agent exits. In a
+  rolling update with DRA the second agent waits instead, and forwards the kubelet's calls to the
+  first one (:mod:`integration.node.services.dra.server`) until the first one has exited.
+- The agent reads the node in a thread, and queries the driver in a child process. A hung driver or
+  file system cannot keep the agent from stopping: it waits only until that child is killed.
+- The agent logs a fault of the node when it appears and when it is resolved, and lists it in the
+  status file meanwhile. A fault does not stop the agent.
+- On SIGHUP the agent reads the node and its settings again.
+- An agent that runs from the installed tree exits when another tree becomes current, so that its
+  supervisor starts the new version. The agent has no other way to notice an upgrade.
+- The agent writes the status file when its content changes. The file's modification time is the
+  time of the last read of the node, for the readiness check. If the file cannot be written, the
+  agent continues, reports that in its log and metrics, and is not ready.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ _WRITE_CLAIMS_AFTER: Final = 1.0
 
 _STATUS: Final = "status-file"
 _POD: Final = "pod"
-"""The subjects of the faults that a file of the agent cannot be written."""
+"""The subjects of faults about a file that the agent cannot write."""
 
 # Seconds without a change after which a burst of changes is over.
 _QUIET: Final = 0.3
 
-# Seconds until a child that asks the driver is killed.
-_TO_END: Final = 2.0
+# Seconds until the child that queries the driver is killed.
+_CHILD_TIMEOUT: Final = 2.0
 
 
 async def serve(
@@ -91,10 +91,10 @@ async def serve(
     """Run the agent until SIGTERM or SIGINT, or until its own tree is replaced.
 
     Args:
-        once: look at the node once, and return.
+        once: read the node once, and return.
 
     Returns:
-        What the last look found.
+        The node as last read.
 
     Raises:
         AgentRunning: another agent has the node.
@@ -123,7 +123,7 @@ async def _serve(
                 await tasks.start(_handle_signals, tasks.cancel_scope, context)
                 if not is_ours:
                     context = await _wait(tasks, context, lock)
-                say("info", "begins", version=VERSION, spec=options.spec or "none")
+                say("info", "node agent started", version=VERSION, spec=options.spec or "none")
                 _show_pod(context, lock)
             rounds = _Rounds(context, watcher, unannounced)
             node = await rounds.look(first=True, strict=once)
@@ -139,31 +139,31 @@ async def _serve(
                     await rounds.wait()
                     _show_pod(context, lock)
                     node = await rounds.look()
-                say("info", "ends", reason="another version was put into effect")
+                say("info", "node agent stops", reason="another version was installed")
             tasks.cancel_scope.cancel()
     return node
 
 
 def _may_wait(options: Options) -> bool:
-    """Whether the agent waits until another ends: with DRA it has work meanwhile."""
+    """Return whether the agent waits for the lock: with DRA it serves the kubelet meanwhile."""
     return options.dra and bool(options.pod_uid)
 
 
 def _show_pod(context: Context, lock: NodeLock) -> None:
-    """Mark the agent's pod as running, unless that is done already."""
+    """Mark the agent's pod as running, unless it is marked already."""
     line = ""
     try:
         lock.show_pod(context.options.pod_uid)
-    except AgentStateUnusable as error:  # the next look tries again
+    except AgentStateUnusable as error:  # the next round tries again
         line = str(error)
     context.fault(_POD, line, level="warning")
 
 
 async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
-    """Stand by as second instance of the DRA driver until this agent has the node.
+    """Stand by as the second instance of the DRA driver until this agent has the lock.
 
     Returns:
-        The context to go on with.
+        The context for the rest of the run.
     """
     from integration.node.services.dra.server import stand_by  # noqa: PLC0415 - it loads gRPC
 
@@ -171,11 +171,11 @@ async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) ->
 
 
 class _Rounds:
-    """Looks at the node again and again, and writes the status file.
+    """Reads the node on each change and at intervals, and writes the status file.
 
     Args:
         watcher: waits for changes of the node.
-        unannounced: why it gets no uevents from the kernel; "" if it does.
+        unannounced: why the watcher gets no uevents; "" if it does.
     """
 
     def __init__(self, context: Context, watcher: Watcher, unannounced: str) -> None:
@@ -191,10 +191,10 @@ class _Rounds:
         self._logged = NodeSnapshot()
 
     async def look(self, *, first: bool = False, strict: bool = False) -> NodeSnapshot:
-        """Look at the node, log what differs, and publish it.
+        """Read the node, log the differences, and publish it.
 
         Args:
-            first: log what the node has even if it is nothing.
+            first: log the inventory even if it is empty.
             strict: raise if the status file cannot be written.
 
         Raises:
@@ -223,7 +223,7 @@ class _Rounds:
         return node
 
     async def wait(self) -> None:
-        """Wait for a reason to look again, or until it is time for the next look."""
+        """Wait for a change of the node, a request, or the next poll."""
         config, options, state = self._context.config, self._context.options, self._context.state
         node = state.node.value
         # An update of the driver first removes its files: keep watching where they were.
@@ -237,17 +237,17 @@ class _Rounds:
         unwatched = {what: line for what, line in why.items() if line}
         if unwatched != self._unwatched:
             self._unwatched = unwatched
-            self._context.say("warning", "not all changes are heard, only looked for", **unwatched)
+            self._context.say("warning", "cannot watch for all changes; polling", **unwatched)
         if self._changed:
             return
-        # Look again when a doubtful answer of NVML expires.
+        # Read again when a doubtful answer of NVML expires.
         pause = min(options.poll, RETRY_AFTER) if node.faults else options.poll
-        which, heard = await first_of(
+        which, changed = await first_of(
             partial(self._watcher.wait, pause),
             partial(wait_any, state.look_requested, since=self._requests),
         )
         is_requested = state.look_requested.version != self._requests
-        self._changed = bool(which) or heard or is_requested
+        self._changed = bool(which) or changed or is_requested
 
     async def keep_written(self, pause: float, *topics: Watched) -> NoReturn:
         """Write the status file whenever some topics change, until cancelled.
@@ -291,7 +291,7 @@ async def _start_services(tasks: anyio.abc.TaskGroup, context: Context) -> None:
 
 
 async def _detached(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
-    """Look in a thread of its own. When this is cancelled, the look asks NVML nothing more."""
+    """Read the node in a separate thread. Cancelling this also stops its queries of NVML."""
     stop, done = Stop(), threading.Event()
 
     def run() -> NodeSnapshot:
@@ -305,12 +305,12 @@ async def _detached(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
         return await run_detached(run)
     except BaseException:
         stop.set()
-        done.wait(_TO_END)
+        done.wait(_CHILD_TIMEOUT)
         raise
 
 
 def _is_in_effect() -> bool:
-    """Whether this program runs from the installed tree that ``current`` links to."""
+    """Return whether this program runs from the installed tree that ``current`` links to."""
     tree = own_tree()
     try:
         return bool(tree) and os.path.samefile(tree, os.path.join(os.path.dirname(tree), CURRENT))
@@ -319,7 +319,7 @@ def _is_in_effect() -> bool:
 
 
 def _look(config: Config, *, changed: bool, ask_nvml: bool) -> NodeSnapshot:
-    """Make the device nodes and links that the configuration asks for, then look at the node."""
+    """Create the device nodes and links that the configuration asks for, then read the node."""
     if driver_of(read_drains(config)):
         return look(config)
     steps = create(config, CreateOptions(nodes=config.make_nodes, links=config.char_links))
@@ -334,7 +334,7 @@ async def _handle_signals(
     *,
     task_status: anyio.abc.TaskStatus[None],
 ) -> None:
-    """End the agent on SIGTERM or SIGINT; on SIGHUP look at the node and read settings again."""
+    """Stop the agent on SIGTERM or SIGINT; on SIGHUP read the node and the settings again."""
     reloads = context.state.reloads.publisher(ServiceName.AGENT)
     with open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         task_status.started()
@@ -343,7 +343,7 @@ async def _handle_signals(
                 reloads.publish(context.state.reloads.value + 1)
                 context.state.look_requested.send()
                 continue
-            context.say("info", "ends", signal=signal.Signals(number).name)
+            context.say("info", "node agent stops", signal=signal.Signals(number).name)
             scope.cancel()
             return
 
@@ -356,7 +356,7 @@ def _log(say: Callable[..., None], before: NodeSnapshot, now: NodeSnapshot, *, f
     ):
         say(
             "info",
-            "the node has",
+            "node inventory",
             driver=now.driver or "none",
             gpus=len(now.gpus),
             mig_devices=len(now.mig_devices),
@@ -368,14 +368,14 @@ def _log(say: Callable[..., None], before: NodeSnapshot, now: NodeSnapshot, *, f
             say("warning", fault)
     for fault in before.faults:
         if fault not in now.faults:
-            say("info", "over", fault=fault)
+            say("info", "fault resolved", fault=fault)
 
 
 # -- the status file --------------------------------------------------------------------------
 
 
 def _write_status(context: Context, looked: float) -> None:
-    """Write the status file, and set its modification time to that of the last look.
+    """Write the status file, and set its modification time to that of the last read.
 
     Args:
         looked: seconds since the epoch.
@@ -408,8 +408,8 @@ def _write_status(context: Context, looked: float) -> None:
     path = status_path(context.config)
     try:
         if read_file(path) != content:
-            replace_file(path, content, durable=False)  # it is of no use after a crash
-        with suppress(FileNotFoundError):  # somebody removed it; the next look writes it again
+            replace_file(path, content, durable=False)  # the file is useless after a crash
+        with suppress(FileNotFoundError):  # the file was removed; the next round writes it again
             os.utime(path, (looked, looked))
     except OSError as error:
         raise AgentStateUnusable(

@@ -1,13 +1,13 @@
 """Uevents: the kernel announces that GPUs or their driver may have changed.
 
 Rules
-- An announcement is a reason to look, not a fact. However a look came about, the inventory is
-  compared with the node itself (:func:`hooks.engine.load_inventory`).
+- A uevent is only a reason to read the node again. In each round the agent compares the inventory
+  with the node itself (:func:`hooks.engine.load_inventory`).
 - The kernel announces devices and modules that appear and disappear. inotify reports files of the
-  driver, and device nodes made by hand. MIG devices are not announced, only the nodes made for
-  them: for these and for whatever was missed, the agent looks again at intervals.
+  driver, and device nodes made by hand. MIG devices cause no uevents, only their device nodes do.
+  For MIG devices, and for events that were lost, the agent also reads the node at intervals.
 - If the socket or a watch is not available (a container without the host's network, inotify's
-  limit), the agent only looks at intervals, and logs that.
+  limit), the agent only polls, and logs that.
 
 Source: netlink(7), NETLINK_KOBJECT_UEVENT; kernel lib/kobject_uevent.c.
 """
@@ -81,7 +81,7 @@ _WORDS: Final = (b"nvidia", b"DRIVER=nouveau", b"PCI_CLASS=3", b"\0SUBSYSTEM=drm
 
 
 def concerns_gpus(message: bytes) -> bool:
-    """Whether a uevent may be about a GPU or its driver.
+    """Return whether a uevent may be about a GPU or its driver.
 
     Args:
         message: ``ACTION@DEVPATH`` and KEY=VALUE strings, each followed by a zero byte.

@@ -6,9 +6,9 @@ the container starts without a GPU. If the running engine says that it does not 
 shim reads.
 
 Rules
-- What the settings ask for stays in the answer. An engine that learns to read it uses it, and both
-  together do no harm. The variable (``envvar``) is added.
-- Settings by which the shim learns of the devices anyway stay as they are.
+- The answer keeps the configured strategies and adds the variable (``envvar``). An engine that is
+  upgraded later uses the former; both together do no harm.
+- If the shim can read a configured strategy anyway, nothing is added.
 
 Source: the kubelet's change 126435: "containerd versions older than v1.7.2 don't support passing
 CDI info through CRI"; and :mod:`integration.cri.engine`.
@@ -31,7 +31,7 @@ class DeliveryMode(NamedTuple):
     """The strategies by which containers learn of their devices."""
 
     strategies: tuple[DeviceList, ...]  # in each answer to Allocate
-    why: str = ""  # why there are more than the settings ask for; "" if there are no more
+    why: str = ""  # why strategies were added to those of the settings; "" if none were
 
 
 def delivery_mode(settings: Settings, engine: Engine | None) -> DeliveryMode:
@@ -40,16 +40,16 @@ def delivery_mode(settings: Settings, engine: Engine | None) -> DeliveryMode:
     Args:
         engine: what the running engine can do; None if none answers.
     """
-    asked = settings.device_list_strategies
-    if any(_is_read(each, settings, engine) for each in asked):
-        return DeliveryMode(asked)
+    configured = settings.device_list_strategies
+    if any(_is_read(each, settings, engine) for each in configured):
+        return DeliveryMode(configured)
     if engine is None:
         why = "no engine says whether it reads CDI names of the CRI"
     elif engine.reads_cdi is None:
         why = f"{engine} does not say whether it reads CDI names of the CRI"
     else:
         why = f"{engine} does not read CDI names of the CRI, or is not set to"
-    return DeliveryMode(_sorted({*asked, DeviceList.ENVVAR}), why)
+    return DeliveryMode(_sorted({*configured, DeviceList.ENVVAR}), why)
 
 
 def _is_read(strategy: DeviceList, settings: Settings, engine: Engine | None) -> bool:

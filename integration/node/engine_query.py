@@ -1,10 +1,10 @@
-"""The engine of this node, as it says of itself: asked when it is another than the last time.
+"""Ask the node's container engine what it can do, again only after the engine restarted.
 
 Rules
-- It is asked on the socket on which it serves the kubelet, and not looked up in files, which it may
-  not have read yet (:mod:`integration.cri.engine`).
-- An engine that is started makes its socket anew, so what it has said holds as long as the sockets
-  are the same ones. One that does not answer is asked again each time somebody needs to know.
+- The query goes to the socket on which the engine serves the kubelet. The engine's configuration
+  files do not count, since the engine may not have read them yet (:mod:`integration.cri.engine`).
+- An engine that starts creates a new socket, so its answer is valid while the sockets are the same.
+  An engine that does not answer is asked again at the next call.
 
 Source: CRI v1 Version, Status.
 """
@@ -26,27 +26,27 @@ from integration.kubelet.sockets import socket_identity
 _TIMEOUT: Final = 2.0
 
 
-class EngineAsked:
-    """What the engine has said.
+class EngineQuery:
+    """Asks the engine, and caches its answer.
 
     Args:
-        sockets: where one may serve the kubelet; the first that answers is meant.
+        sockets: the possible sockets of engines; the first that answers counts.
     """
 
     def __init__(self, sockets: Sequence[str]) -> None:
         self._sockets = tuple(sockets)
-        self._asked_of: tuple[object, ...] | None = None
+        self._queried: tuple[object, ...] | None = None
         self._engine: Engine | None = None
-        self._asking = anyio.Lock()
+        self._lock = anyio.Lock()
 
     async def ask(self) -> Engine | None:
-        """What it says now; None if none answers."""
-        async with self._asking:
+        """Return what the engine can do; None if no engine answers."""
+        async with self._lock:
             sockets = tuple(map(socket_identity, self._sockets))
-            if self._engine is None or sockets != self._asked_of:
-                self._engine, self._asked_of = None, sockets
-                for path, there in zip(self._sockets, sockets, strict=True):
-                    if there is not None and self._engine is None:
+            if self._engine is None or sockets != self._queried:
+                self._engine, self._queried = None, sockets
+                for path, identity in zip(self._sockets, sockets, strict=True):
+                    if identity is not None and self._engine is None:
                         self._engine = await run_detached(_ask, path)
             return self._engine
 

@@ -1,4 +1,4 @@
-"""The lock by which one agent has the node, held in its state directory while the agent lives.
+"""The node lock: a lock file in the state directory that admits one agent per node.
 
 ::
 
@@ -6,11 +6,11 @@
     STATE/pods/UID    locked by the agent of that pod once it has the node or stands by
 
 Rules
-- A check whether a lock is held takes it for a moment. Therefore taking it is tried for a second.
-- A thread of its own holds each lock (:mod:`integration.node.private_file`). A thread that hangs in
-  the kernel keeps a killed agent alive as a zombie, and must not keep the lock with it.
-- Waiting for the lock happens in the kernel, in a thread that the process can leave behind.
-- The agent that gets the node removes what ended agents left in ``pods``.
+- A readiness check holds a lock for a moment to test it, so the agent tries for a second to lock.
+- A separate thread holds each lock (:mod:`integration.node.private_file`). If another thread hangs
+  in the kernel, a killed agent stays as a zombie, but the lock is released.
+- A detached thread waits for the lock in the kernel; the process can exit without it.
+- The agent that gets the node removes the files of exited agents in ``pods``.
 
 Source: flock(2); proc_locks(5).
 """
@@ -40,19 +40,19 @@ __all__ = ["NodeLock", "holds"]
 _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o711
 # Seconds until a readiness check has released the lock.
-_TO_CHECK: Final = 1.0
+_CHECK_TIME: Final = 1.0
 
 
 def _lock_path(config: Config) -> str:
-    """The file that an agent locks, and writes its pid into."""
+    """Return the path of the file that an agent locks, and writes its pid to."""
     return os.path.join(config.state, LOCK)
 
 
 def holds(pid: int, config: Config) -> bool:
-    """Whether a process is the agent that has the node, by the kernel's list of locks.
+    """Return whether a process holds the node lock, by the kernel's list of locks.
 
     Args:
-        pid: its id in our pid namespace.
+        pid: the process id in our pid namespace.
     """
     try:
         inode = os.stat(_lock_path(config)).st_ino
@@ -68,7 +68,7 @@ def holds(pid: int, config: Config) -> bool:
 
 
 class NodeLock:
-    """The lock: a context manager that opens the file, and releases what was taken.
+    """The lock: a context manager that opens the file, and releases the locks at the end.
 
     Raises:
         AgentStateUnusable: the file cannot be opened.
@@ -98,25 +98,25 @@ class NodeLock:
 
     @property
     def holder(self) -> str:
-        """The id of the process that has it; "unknown" if the file does not say."""
+        """The id of the process that holds the lock; "unknown" if the file has none."""
         return os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
 
     def held(self) -> AgentRunning:
-        """Return the error for an agent that cannot get it."""
+        """Return the error for an agent that cannot get the lock."""
         return AgentRunning(
-            "to keep this node's GPUs",
+            "to start the node agent",
             found=f"another agent, process {self.holder}, holds {self._path}",
             do="stop it first; it may run in a pod",
         )
 
     def take(self) -> bool:
-        """Take it if it is free, and return whether it was."""
-        if is_taken := flock_within(self._fd, fcntl.LOCK_EX, _TO_CHECK):
+        """Take the lock if it is free; return whether it was."""
+        if is_taken := flock_within(self._fd, fcntl.LOCK_EX, _CHECK_TIME):
             self._own()
         return is_taken
 
     async def wait(self) -> None:
-        """Wait until it is free, and take it."""
+        """Wait until the lock is free, and take it."""
         await run_detached(fcntl.flock, self._fd, fcntl.LOCK_EX)
         self._own()
 
@@ -132,7 +132,7 @@ class NodeLock:
         path = pod_path(self._config, uid)
         while uid and self._pod is None:
             fd = _opened(path)
-            flock_within(fd, fcntl.LOCK_EX, _TO_CHECK)
+            flock_within(fd, fcntl.LOCK_EX, _CHECK_TIME)
             if _is_at(fd, path):
                 self._pod = path, keep_private(fd)
             else:  # another agent removed the file before it was locked
@@ -143,7 +143,7 @@ class NodeLock:
         self._release = keep_private(self._fd)
 
     def _sign(self) -> None:
-        with suppress(OSError):  # the disk is full; the pid is only for people
+        with suppress(OSError):  # the disk is full; the pid is informative only
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         pods = os.path.join(self._config.state, PODS)

@@ -23,7 +23,7 @@ class Options:
     """The agent's options."""
 
     spec: str  # the path of the CDI spec to keep up to date; "" for none
-    poll: float  # seconds between two looks at an unchanged node
+    poll: float  # seconds between two reads of an unchanged node
     # whether to run the device plugin: AUTO (if a kubelet runs here and no other plugin serves the
     # same resources), YES, NO
     device_plugin: str = AUTO
@@ -52,7 +52,7 @@ class Options:
     dra_mig: bool = False  # whether to create MIG devices for claims
     node_condition: bool = False  # whether to set the condition on the Node
     node_name: str = ""  # of this Node in the cluster
-    # of the pod that the agent runs in; another agent's pod may run at the same time in an update
+    # the UID of the agent's pod; during an update another agent's pod may run at the same time
     pod_uid: str = ""
     states: tuple[str, ...] = ()  # containerd's state directories; empty for the usual ones
     ignored_xids: str = ""  # the value of ``DP_DISABLE_HEALTHCHECKS``

@@ -1,15 +1,15 @@
-"""Keep a file open in a thread that has descriptors of its own.
+"""Keep a file open in one thread only, with a descriptor table of its own.
 
-The kernel closes the files of a process with the last of its threads. A thread that waits for a
-file system that does not answer outlives SIGKILL. The process stays as a zombie, and a lock by
-flock(2) that it holds stays with it.
+The kernel closes the files of a process when its last thread exits. A thread that waits for a hung
+file system outlives SIGKILL. The process then stays as a zombie, and so does a lock by flock(2)
+that it holds.
 
-Therefore one thread alone has such a file open. It only waits for an event, so SIGKILL and
-exit_group(2) end it at once, and the kernel closes its file. The other threads run no more of the
-program's code by then: the kernel has sent SIGKILL to all of them first, and one that still waits
-in the kernel dies before it returns to user space.
+Therefore only one thread has such a file open. That thread only waits for an event, so SIGKILL and
+exit_group(2) end it at once, and the kernel closes its file. The lock is not released too early:
+the kernel has sent SIGKILL to all other threads first, and one that still waits in the kernel dies
+before it returns to user space.
 
-The thread takes no signals: it has no descriptor by which a handler could wake the event loop.
+The thread blocks all signals: it has no descriptor by which a handler could wake the event loop.
 
 Source: unshare(2), CLONE_FILES; flock(2); signal(7); kernel/signal.c, zap_other_threads().
 """
@@ -37,9 +37,9 @@ def keep_private(fd: int) -> Callable[[], None]:
             not allow that (seccomp), the file stays open in the whole process.
 
     Returns:
-        A function that closes the file; to be called once.
+        A function that closes the file; call it once.
     """
-    settled, wanted, closed = threading.Event(), threading.Event(), threading.Event()
+    started, closing, closed = threading.Event(), threading.Event(), threading.Event()
     moved = False
 
     def keep() -> None:
@@ -51,14 +51,14 @@ def keep_private(fd: int) -> Callable[[], None]:
         except OSError:
             return  # its copies are closed with this thread
         finally:
-            settled.set()
-        wanted.wait()
+            started.set()
+        closing.wait()
         os.close(fd)
         closed.set()
 
     def close() -> None:
         if moved:
-            wanted.set()
+            closing.set()
             closed.wait()
         else:
             os.close(fd)
@@ -68,14 +68,14 @@ def keep_private(fd: int) -> Callable[[], None]:
         threading.Thread(target=keep, name="private-file", daemon=True).start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    settled.wait()
+    started.wait()
     if moved:
         os.close(fd)
     return close
 
 
 def _close_all_but(fd: int) -> None:
-    """Close the thread's copies of what other threads have open."""
+    """Close the thread's copies of the other threads' descriptors."""
     for name in os.listdir("/proc/thread-self/fd"):
         if int(name) != fd:
             try:

@@ -1,15 +1,15 @@
-"""One look at the node, and what it brings up to date: inventory, CDI spec, device nodes and links.
+"""Read the node once, and update the cached inventory and the CDI spec.
 
 Rules
-- The shim looks for itself when it creates a container, and needs nothing that is kept here. The
-  kept inventory saves the next container a question to NVML. The CDI spec is for other runtimes
+- The shim reads the node itself when it creates a container, and works without an agent. The
+  cached inventory saves the next container a query of NVML. The CDI spec is for other runtimes
   (Podman, CRI-O, Docker's ``--device``).
 - The spec is replaced in one step, and only if its content changes. Without a driver it is removed:
   a stale spec fails containers with a misleading error.
 - Only files that we have made are replaced or removed. Their first line marks them, also those of
   the unit that makes the spec on nodes without an agent.
-- While the driver is out of service, NVML is not asked; the kept inventory counts if it is still
-  true.
+- While the driver is out of service, NVML is not queried; the cached inventory counts if it still
+  matches the node.
 - A fault of the node is part of the result and does not end the agent.
 """
 
@@ -30,17 +30,17 @@ from integration.nvml.inventory import inventory_of
 from integration.nvml.snapshot import NodeSnapshot
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
-"""The first line of the spec. A file without it is not ours."""
+"""The first line of the spec. A file without it belongs to another program."""
 
 MARK_OF_UNIT: Final = b"# Made by nvshim-cdi-refresh.service, until nvshim node replaces it.\n"
 """The first line of a spec made by ``integration/systemd/nvshim-cdi-refresh.service``."""
 
 _MARKS: Final = (MARK, MARK_OF_UNIT)
 
-# After so many looks in a row that found no change, the text is made again all the same.
-_TRUSTED: Final = 10
+# After this many rounds without a change, generate the text again anyway.
+_TRUSTED_ROUNDS: Final = 10
 
-_WISH: Final = generating.SpecOptions(
+_OPTIONS: Final = generating.SpecOptions(
     kind="gpu",
     vendor="",
     class_="",
@@ -54,8 +54,8 @@ _WISH: Final = generating.SpecOptions(
 class SpecText:
     """The text of the CDI spec, cached for as long as the node stays the same.
 
-    Making it takes half a second for a hundred MIG devices. It is made again when a change was
-    reported, when the inventory differs, and now and then in case both were missed.
+    Generating it takes half a second for a hundred MIG devices. It is generated again when a change
+    was reported, when the inventory differs, and at every tenth round in case both were missed.
     """
 
     def __init__(self) -> None:
@@ -66,25 +66,25 @@ class SpecText:
     def get(self, inventory: Inventory, config: Config, *, changed: bool) -> bytes:
         """Return the text for an inventory."""
         self._used += 1
-        if changed or self._used >= _TRUSTED or inventory != self._inventory:
+        if changed or self._used >= _TRUSTED_ROUNDS or inventory != self._inventory:
             self._text = _text(inventory, config)
             self._inventory, self._used = inventory, 0
         return self._text
 
 
 def look(config: Config, *, changed: bool = False, ask_nvml: bool = False) -> NodeSnapshot:
-    """Look at the node.
+    """Read the node.
 
     Args:
-        changed: something has changed, so ask NVML again even if it has just failed.
-        ask_nvml: ask NVML even if the kept inventory seems to be true.
+        changed: something has changed, so query NVML again even if it has just failed.
+        ask_nvml: query NVML even if the cached inventory seems to match the node.
 
     Returns:
-        What was found, without a spec. Its faults say what is wrong.
+        The node and its faults, without a spec.
     """
     try:
         if why := driver_of(read_drains(config)):
-            # Asking NVML, or making a device node, would load the driver again.
+            # A query of NVML, or a new device node, would load the driver again.
             return NodeSnapshot(load_inventory(config), (f"the driver is out of service {why}",))
         inventory = inventory_of(config, confirmed=changed, fresh=ask_nvml)
     except NvshimError as error:
@@ -99,10 +99,10 @@ def keep_spec(
     """Bring the CDI spec up to date.
 
     Args:
-        spec: its path; "" for none.
+        spec: the path of the spec; "" for none.
 
     Returns:
-        The node with its spec. Its faults say what is wrong with that.
+        The node with its spec, and the faults of both.
     """
     if not spec:
         return node
@@ -128,10 +128,14 @@ def keep_spec(
 
 
 def _text(inventory: Inventory, config: Config) -> bytes:
-    tree = schema.to_tree(generating.generate(_WISH, inventory, config))
+    tree = schema.to_tree(generating.generate(_OPTIONS, inventory, config))
     return MARK + text_of(tree, "yaml").encode()
 
 
 def _whose(content: bytes) -> str:
     is_ours = content.startswith(_MARKS)
-    return "" if is_ours else "is not ours: remove it, or name another with --cdi-spec"
+    return (
+        ""
+        if is_ours
+        else "another program owns it: remove it, or name another file with --cdi-spec"
+    )

@@ -1,6 +1,6 @@
-"""Keep the cluster informed of what a service knows: write it when it changes, retry on failure.
+"""Write to the API server whenever topics change, and retry on failure.
 
-A call that the API server does not accept is logged once and repeated after a minute.
+A refused call is logged once and repeated after a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def keep_reported(
     """Write to the cluster now, and whenever one of the topics changes, until cancelled.
 
     Args:
-        write: called in a thread; a typed error means that the server did not accept it.
+        write: called in a thread; raises a typed error if the server refuses.
         topics: what ``write`` reads.
     """
     failed = ""

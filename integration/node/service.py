@@ -1,4 +1,4 @@
-"""The services of the agent, and how they are kept running.
+"""The table of the agent's services, and their supervision.
 
 A service is a coroutine ``run(context)`` in a module of its own. The module is imported only if the
 options want the service, so that a node without metrics does not pay for them. A service runs until
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.options import Options
 
-# Seconds that a restarted service must run until its fault is cleared: one that fails at once each
-# time is at fault throughout.
+# Seconds that a restarted service must run until its fault is cleared. The fault of a service that
+# fails at each start is never cleared.
 _RUNS_WELL_AFTER: Final = 2.0
 
 
 class Serves(Protocol):
-    """What serves the kubelet as a driver (:mod:`integration.node.services.dra.server`)."""
+    """A DRA server for the kubelet (:mod:`integration.node.services.dra.server`)."""
 
     async def work(self, answers: Any) -> None:
         """Answer the kubelet with ``answers`` from now on, until cancelled."""
@@ -46,27 +46,27 @@ class Serves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What each service gets."""
+    """The arguments of each service."""
 
     config: Config  # where the node's files are
-    options: Options  # what the agent's command line asks for
+    options: Options  # the agent's options
     say: Callable[..., None]  # writes a line of the log: level, event, fields
-    state: State = field(default_factory=State)  # what the services share
+    state: State = field(default_factory=State)  # shared by the services
     # the DRA server of an agent that stood by until it got the node; None if it had it at once
     serving: Serves | None = None
     kubelet: PodResources = field(default_factory=PodResources)  # which pod has which devices
     topologies: Topologies = field(init=False, repr=False)  # how close GPUs are to each other
 
     def __post_init__(self) -> None:
-        """Make what depends on the configuration."""
+        """Set the attributes that depend on the configuration."""
         object.__setattr__(self, "topologies", Topologies(self.config))
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Report a fault in the state, and log it when it is new.
 
         Args:
-            name: its subject: a service ("plugin") or something that one does ("plugin specs").
-            line: what is wrong; "" once it is repaired.
+            name: the subject: a service ("plugin") or one of its tasks ("plugin specs").
+            line: the fault; "" once it is resolved.
             fields: more fields of the log's line.
         """
         if line and self.state.faults.lines.get(name) != line:
@@ -137,7 +137,7 @@ async def supervise(name: str, context: Context, module: str) -> None:
 
 
 async def _run(module: str, context: Context) -> Exception | None:
-    """Run a service until it ends; return what it raised, None if it just returned."""
+    """Run a service until it ends; return its exception, None if it returned."""
     try:
         await importlib.import_module(module).run(context)
     except Exception as raised:  # noqa: BLE001 - one service must not end the others

@@ -1,10 +1,10 @@
-"""CDI specs that the agent keeps: the node's (:mod:`.refresh`), and the device plugin's.
+"""Write the CDI specs of the agent: the node's (:mod:`.refresh`), and the device plugin's.
 
 Rules
-- One is written, in one step, if it would differ, and removed when there is nothing to say.
-- A file that is somebody else's is neither replaced nor removed.
-- NVML that does not answer, as in the middle of a reset, takes no devices away: without it MIG
-  devices are unknown. So a spec of which everything is there still stays until NVML answers.
+- A spec is replaced in one step if its content changes, and removed if the node has no devices.
+- A file of another program is neither replaced nor removed.
+- While NVML does not answer (during a reset, say), MIG devices are unknown. So the agent keeps the
+  existing spec until NVML answers, as long as all devices and files in it still exist.
 """
 
 from __future__ import annotations
@@ -26,40 +26,43 @@ if TYPE_CHECKING:
 __all__ = ["Whose", "put", "still_true"]
 
 Whose = Callable[[bytes], str]
-"""Says of a file's content what keeps it from being replaced; "" for nothing."""
+"""Returns why a file with this content must not be replaced; "" if it may be."""
 
 
 def still_true(
     path: str, inventory: Inventory, config: Config, whose: Whose
 ) -> tuple[bytes, SpecFile] | None:
-    """The spec that is there, and its text, if it is to stay as it is."""
+    """Return the existing spec and its text if it must stay while NVML does not answer."""
     if not inventory.nvml_failure:
         return None
     try:
-        there = read_file(path)
-        if there is None or whose(there):
+        content = read_file(path)
+        if content is None or whose(content):
             return None
-        spec = schema.parse(files.tree_of(there, path), path)
+        spec = schema.parse(files.tree_of(content, path), path)
     except (OSError, CdiError):
         return None
     gpus = {device.name for device in spec.devices if device.name.startswith("GPU-")}
     gone = gpus.difference(gpu.uuid for gpu in inventory.gpus)
     if gone or any(each.weight == ERROR for each in check_spec(spec, config)):
         return None
-    return there, spec
+    return content, spec
 
 
 def put(path: str, text: bytes | None, whose: Whose) -> bool:
-    """Write a spec, or remove it; whether that was needed.
+    """Write or remove a spec; return whether the file changed.
+
+    Args:
+        text: the new content; None to remove the file.
 
     Raises:
-        FileExistsError: the file there is somebody else's.
-        OSError: it could not be done.
+        FileExistsError: the file belongs to another program.
+        OSError: the file cannot be read, written or removed.
     """
-    there = read_file(path)
-    if there == text:
+    content = read_file(path)
+    if content == text:
         return False
-    if there is not None and (why := whose(there)):
+    if content is not None and (why := whose(content)):
         raise FileExistsError(errno.EEXIST, why, path)
     if text is None:
         remove_file(path)

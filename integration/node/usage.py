@@ -1,15 +1,15 @@
-"""What each container uses of each GPU: NVML's processes, containers' cgroups and the ledger.
+"""Compute the GPU use of each container from NVML's processes, cgroups and the ledger.
 
 Rules
-- A process belongs to the container of its cgroup (:mod:`integration.containers.cgroups`). One
-  outside of containers is listed without one. So is a process that started after NVML reported its
-  id: the kernel has reused the id, and the usage was that of an earlier process.
-- NVML lists a process once for compute and once for graphics. It is one process with one memory.
-- A container that holds a device and has no process on it is listed with no use. One that has a
-  process on a device that it does not hold (a privileged container) is listed with that device.
-- A figure that NVML has for no process of a container is unknown. Otherwise it is the sum of those
-  that it has. Percents are of the device, and at most 100.
-- NVML is asked only when somebody wants to know.
+- A process belongs to the container of its cgroup (:mod:`integration.containers.cgroups`). A
+  process outside containers is listed without a container. So is a process that started after NVML
+  reported its id: the kernel has reused the id, and the usage was that of an earlier process.
+- NVML lists a process once for compute and once for graphics. It counts as one process.
+- A container without a process on its device is listed with no use. A privileged container with a
+  process on a device that it does not hold is listed with that device.
+- A figure is the sum over the container's processes for which NVML reports it, and unknown if NVML
+  reports it for none. Percentages are of the device, and at most 100.
+- The caller samples NVML, and only on demand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from integration.node.service import Context
     from integration.nvml.values import ProcessUse, Sample
 
-# Figures that processes and containers have by the same names.
+# Fields that ProcessUse and DeviceUse have in common.
 _AMOUNTS: Final = (
     "memory_bytes", "sm_percent", "memory_percent", "encoder_percent", "decoder_percent",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def owners_of(
 
 
 def _is_same(procfs: Procfs, pid: int, when: float) -> bool:
-    """Whether the process with that id was already running at a time, in seconds since boot."""
+    """Return whether the process with that id was running at a time, in seconds since boot."""
     status = procfs.status(pid)
     return status is None or status.existed_at(when, _SLACK)
 
@@ -110,18 +110,18 @@ def join(
         Sorted by container and device; processes without a container come last.
     """
     holdings = {each.container.bundle: each for each in ledger.holdings}
-    found: dict[tuple[str, str], dict[int, ProcessUse]] = {
+    by_device: dict[tuple[str, str], dict[int, ProcessUse]] = {
         (each.container.bundle, device): {} for each in ledger.holdings for device in each.devices
     }
     for process in sample.processes:
         owner = owners.get(process.pid)
         if owner is not None:
             holdings.setdefault(owner.bundle, Holding(owner, ()))
-        processes = found.setdefault((owner.bundle if owner else "", process.device), {})
+        processes = by_device.setdefault((owner.bundle if owner else "", process.device), {})
         processes[process.pid] = _greater(process, processes.get(process.pid, process))
     uses = [
         _use(holdings.get(bundle), device, processes, sample)
-        for (bundle, device), processes in found.items()
+        for (bundle, device), processes in by_device.items()
     ]
     return tuple(sorted(uses, key=_order))
 

@@ -91,7 +91,7 @@ def _measure(directory: str, flags: tuple[str, ...]) -> dict[str, float]:
         rss, pss = rss_and_pss(place.agent.pid)
         place.agent.stop()
         with place.new_agent(*flags, dra=False) as agent:
-            eventually(lambda: agent.said("the node has"), "it has looked")
+            eventually(lambda: agent.said("node inventory"), "it has looked")
             time.sleep(_SETTLE)
             rss_without, pss_without = rss_and_pss(agent.pid)
     return {

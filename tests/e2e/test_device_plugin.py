@@ -66,7 +66,7 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
     agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path
 ) -> None:
     with agent:
-        eventually(lambda: agent.said("the node has"), "the agent has looked")
+        eventually(lambda: agent.said("node inventory"), "the agent has looked")
         kubelet.start()  # its directory was not there until now
         ids = kubelet.wait_for(GPU, 2)
         assert ids == {gpu.uuid for gpu in agent.node.scenario.gpus}

@@ -101,7 +101,7 @@ def test_both_instances_serve_and_what_one_prepares_the_other_takes_back(place: 
         eventually(lambda: second.health.keys() == first.health.keys(), "health is passed on")
 
         assert place.agent.stop() == 0
-        eventually(lambda: waiter.said("begins"), "the second has the node")
+        eventually(lambda: waiter.said("node agent started"), "the second has the node")
         assert endpoints(place) == [endpoint(place, NEW)], "it is not registered anew"
         assert place.driver is second
         assert second.is_connected, "its stream has not ended"
@@ -124,7 +124,10 @@ def test_slices_are_the_firsts_to_write_until_it_ends(place: Place) -> None:
         assert len(place.cluster.writes) == written + 3, "each is written once"
         assert place.cluster.watches == 1
         place.agent.stop()
-        eventually(lambda: place.cluster.watches == 1 and waiter.said("begins"), "the second has")
+        eventually(
+            lambda: place.cluster.watches == 1 and waiter.said("node agent started"),
+            "the second has",
+        )
         place.cluster.wipe()
         place.published(4)
         assert len(place.cluster.writes) == written + 4
@@ -157,7 +160,7 @@ def test_a_call_that_meets_the_change_of_hands_waits_for_it(place: Place, end: s
         call.join(60)
         goes_on.set()
         assert answers == [["", ""]]
-        eventually(lambda: waiter.said("begins"), "the second has the node")
+        eventually(lambda: waiter.said("node agent started"), "the second has the node")
         other = place.claim("other", place.gpus[1])
         assert "NVSHIM-E2774" in error_of(driver, other)
         assert asked(driver, "unprepare", *claims) == ["", ""]
@@ -179,7 +182,7 @@ def test_the_first_is_killed_in_the_middle_of_a_prepare(place: Place, nth: int) 
         with killed_at(place.agent.pid, MOVES, nth=nth):
             assert asked(driver, "prepare", claim) == [""]
             place.agent.kill()
-        assert waiter.said("begins")
+        assert waiter.said("node agent started")
         assert os.path.exists(place.spec(claim))
         assert "NVSHIM-E2774" in error_of(driver, place.claim("other", place.gpus[0]))
         assert asked(driver, "unprepare", claim) == [""]
@@ -211,7 +214,7 @@ def test_an_agent_without_a_pod_of_its_own_can_be_the_first(place: Place) -> Non
         assert endpoints(place) == ["dra.sock", endpoint(place, NEW)]
         place.have(claim)
         place.agent.kill()
-        eventually(lambda: waiter.said("begins"), "the second has the node")
+        eventually(lambda: waiter.said("node agent started"), "the second has the node")
         assert asked(place.driver, "unprepare", claim) == [""]
         assert left(place) == ([], [])
         config = ("--config", place.node.config_path, "--api-server", "127.0.0.1", "--dra")
@@ -230,7 +233,7 @@ def test_a_pod_is_ready_once_its_agent_serves(place: Place) -> None:
         assert nvshim(*ready, "--pod-uid", OLD, check=False).code == 0
         waiter.start()
         place.agent.stop()
-        eventually(lambda: waiter.said("begins"), "the second has the node")
+        eventually(lambda: waiter.said("node agent started"), "the second has the node")
         assert nvshim(*ready, "--pod-uid", OLD, check=False).code != 0
         eventually(lambda: nvshim(*ready, "--pod-uid", NEW, check=False).code == 0, "it is ready")
         assert os.listdir(f"{place.node.state}/pods") == [NEW]
@@ -273,7 +276,7 @@ def test_what_was_begun_is_finished_before_an_agent_ends(place: Place) -> None:
     assert reads.wait(60)
     assert place.agent.process is not None
     place.agent.process.terminate()
-    eventually(lambda: place.agent.said("ends"), "it is told to end")
+    eventually(lambda: place.agent.said("node agent stops"), "it is told to end")
     goes_on.set()
     call.join(60)
     assert answers == [[""]]

@@ -162,7 +162,7 @@ def test_the_node_says_what_no_pod_can_have(place: Place, tmp_path: Path) -> Non
         assert kinds == {"application/strategic-merge-patch+json"}
         written = len(api.patches)
         with agent:
-            eventually(lambda: agent.said("the node has"), "it has looked")
+            eventually(lambda: agent.said("node inventory"), "it has looked")
             place.call("drain", "1")
             eventually(lambda: condition()[0] == "True", "it is told anew")
         # What the Node had already was not written again.

@@ -102,7 +102,7 @@ def test_the_spec_follows_the_node(own_gpus: SimulatedNode, tmp_path: Path) -> N
     told = [line["event"] for line in lines if line["event"].startswith("CDI")]
     assert told[0] == "CDI spec written"
     assert told[-2:] == ["CDI spec removed", "CDI spec written"]
-    assert lines[-1]["event"] == "ends"
+    assert lines[-1]["event"] == "node agent stops"
 
 
 def test_one_agent_per_node_and_readiness(own_gpus: SimulatedNode, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_spec_of_somebody_elses_stays(own_gpus: SimulatedNode, tmp_path: Path)
     spec.write_text("cdiVersion: 0.5.0\n")
     once = call(own_gpus, str(spec), "--once")
     assert once.code == 3
-    assert "is not ours" in once.stderr
+    assert "another program owns it" in once.stderr
     assert spec.read_text() == "cdiVersion: 0.5.0\n"
 
 
@@ -154,7 +154,7 @@ def test_a_file_system_that_hangs_does_not_keep_the_agent(
     os.mkfifo(spec)  # to open it is to wait for a writer that does not come
     with agent(own_gpus, str(spec)) as process:
         assert process.stderr is not None
-        assert "begins" in process.stderr.readline()
+        assert "node agent started" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
 

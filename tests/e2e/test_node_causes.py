@@ -271,13 +271,13 @@ def test_who_takes_more_gpu_memory_than_it_may_is_told_and_then_ended(
         eventually(lambda: not is_alive(greedy.pid), "it was ended")
         names = [each.name for each in faults(it, greedy) if each.kind == "memory-limit"]
         assert names[0] == "6.0 GiB of GPU memory, over its limit of 4.0 GiB"
-        assert names[-1] == f"{names[0]}, ended by the memory guard"
+        assert names[-1] == f"{names[0]}, killed by the memory guard"
         eventually(lambda: cause_of(it, greedy), "its shim has told of it")
         assert f"{names[-1]} by this container" in cause_of(it, greedy)
         assert is_alive(modest.pid)
         assert is_alive(alone.pid)
         assert faults(it, modest) == faults(it, alone) == ()
-        done = [line["done"] for line in it.said("a container uses more GPU memory")]
+        done = [line["done"] for line in it.said("a container exceeds its GPU memory limit")]
         assert done == ["told", "killed"]
 
 
@@ -301,6 +301,8 @@ def test_a_pod_that_limits_itself_is_told_and_goes_on(
         eventually(lambda: [each.kind for each in faults(it, later)] == ["memory-limit"], "told")
         assert is_alive(mine.pid)
         assert faults(it, wrong) == ()
-        (line,) = it.said("a limit of GPU memory that is none")
+        (line,) = it.said("ignoring an invalid GPU memory limit")
         assert line["annotation"] == "much"
-        assert {each["done"] for each in it.said("a container uses more")} == {"told"}
+        assert {each["done"] for each in it.said("a container exceeds its GPU memory limit")} == {
+            "told"
+        }

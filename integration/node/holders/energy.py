@@ -1,14 +1,14 @@
-"""What share of a GPU's energy each container has used, since it is watched.
+"""Attribute the energy of each GPU to the containers that use it.
 
 Rules
-- Between two samples a GPU has drawn energy; it is shared out by the time that each one's kernels
-  ran on the multiprocessors, as the later sample says. What is drawn while nobody computes is
-  nobody's, and so is that of the first sample.
-- Processes of no container count: what they have used is not a container's.
-- Where NVML does not say who computed (MIG), nobody's share is known.
-- A counter that goes back (a driver that was loaded anew) begins anew. A container's sum never goes
-  back, and is forgotten with the container.
-- A sample is counted once, however often it is asked about.
+- The energy that a GPU used between two samples is divided by the SM utilisation of each container
+  in the later sample. Energy of an idle GPU is attributed to no container, and neither is the
+  energy before the first sample.
+- Processes outside containers take their share, so that containers are not charged for it.
+- On a MIG GPU NVML reports no utilisation of processes, so energy is unknown there.
+- A counter that goes back (the driver was reloaded) starts again. A container's total never goes
+  back; it is dropped when the container is gone.
+- Each sample counts once, even if it is read several times.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from integration.nvml.values import Sample
 
-# Of an interval without a look, so many seconds are taken for ones of the work that is seen at its
-# end; nobody can tell whose the rest was.
+# Seconds. If two samples are further apart, the later one describes only so much of the interval;
+# the energy of the rest cannot be attributed.
 _LONGEST: Final = 120.0
 
 
 class Meter:
-    """The sums so far, by container (its bundle) and GPU."""
+    """The energy used so far, by container (its bundle) and GPU."""
 
     def __init__(self) -> None:
         self._when = 0.0
@@ -33,11 +33,11 @@ class Meter:
         self._sums: dict[tuple[str, str], float] = {}
 
     def update(self, sample: Sample, busy: Mapping[tuple[str, str], int]) -> None:
-        """Share out what was drawn since the sample before.
+        """Attribute the energy used since the previous sample.
 
         Args:
-            busy: for how much of the time each computed, in percent, by container ("" for none)
-                and GPU; those of whom it is known.
+            busy: the SM utilisation in percent, by container ("" for processes outside containers)
+                and GPU, as far as it is known.
         """
         if sample.failure or sample.when <= self._when:
             return
@@ -48,26 +48,30 @@ class Meter:
                 continue
             when, joules = self._before.get(gpu.uuid, (0.0, gpu.energy_joules))
             self._before[gpu.uuid] = (sample.when, gpu.energy_joules)
-            drawn = gpu.energy_joules - joules
-            shares = {whose: n for (whose, uuid), n in busy.items() if uuid == gpu.uuid and n > 0}
+            used = gpu.energy_joules - joules
+            shares = {
+                container: percent
+                for (container, uuid), percent in busy.items()
+                if uuid == gpu.uuid and percent > 0
+            }
             total = sum(shares.values())
-            if drawn <= 0 or not total:
+            if used <= 0 or not total:
                 continue
-            drawn *= _LONGEST / max(sample.when - when, _LONGEST)
-            for whose, percent in shares.items():
-                if whose:
-                    key = (whose, gpu.uuid)
-                    self._sums[key] = self._sums.get(key, 0.0) + drawn * percent / total
+            used *= _LONGEST / max(sample.when - when, _LONGEST)
+            for container, percent in shares.items():
+                if container:
+                    key = (container, gpu.uuid)
+                    self._sums[key] = self._sums.get(key, 0.0) + used * percent / total
 
     def keep(self, containers: Iterable[str]) -> None:
-        """Forget all containers but these.
+        """Drop the energy of all containers but these.
 
         Args:
-            containers: bundles.
+            containers: their bundles.
         """
         kept = frozenset(containers)
         self._sums = {key: joules for key, joules in self._sums.items() if key[0] in kept}
 
     def joules(self, container: str, gpu: str) -> float:
-        """What a container has used of a GPU's energy."""
+        """Return the energy that a container has used of a GPU, in joules."""
         return self._sums.get((container, gpu), 0.0)

@@ -48,15 +48,19 @@ def holdings_of(
         inventory: the node's devices; None if unknown, and then only records count.
         allocated: the kubelet's assignments; None if it does not answer.
     """
-    found = []
+    holdings = []
     for container in containers:
         if container.sandbox or container.has_stopped:
             continue
         devices, gpus = devices_of(container, inventory)
-        if not devices and (named := _given_to(container, allocated)) and is_privileged(container):
-            devices, gpus = named, gpus_of(named, inventory)
+        if (
+            not devices
+            and (assigned := _assigned_to(container, allocated))
+            and is_privileged(container)
+        ):
+            devices, gpus = assigned, gpus_of(assigned, inventory)
         if devices:
-            found.append(
+            holdings.append(
                 Holding(
                     container,
                     devices,
@@ -66,7 +70,7 @@ def holdings_of(
                     shares=shares_of(container),
                 )
             )
-    return tuple(found)
+    return tuple(holdings)
 
 
 def stopped_of(containers: Iterable[Container], inventory: Inventory | None) -> tuple[Holding, ...]:
@@ -83,14 +87,14 @@ def stopped_of(containers: Iterable[Container], inventory: Inventory | None) -> 
     return tuple(each for each in held if each.devices)
 
 
-def _given_to(container: Container, allocated: Allocated | None) -> tuple[str, ...]:
+def _assigned_to(container: Container, allocated: Allocated | None) -> tuple[str, ...]:
     """Return the devices that the kubelet has assigned to a container, by UUID."""
     pod = container.pod
     if pod is None or allocated is None:
         return ()
-    given = allocated.get((pod.namespace, pod.name), {}).get(container.name, ())
-    named = (_of_share(device) for _, device in given)
-    return tuple(dict.fromkeys(device for device in named if device.startswith(_UUIDS)))
+    assigned = allocated.get((pod.namespace, pod.name), {}).get(container.name, ())
+    uuids = (_device_of(device) for _, device in assigned)
+    return tuple(dict.fromkeys(device for device in uuids if device.startswith(_UUIDS)))
 
 
 def stale_of(container: Container) -> str:
@@ -103,7 +107,7 @@ def stale_of(container: Container) -> str:
 
 def _orphan(container: Container, procfs: Procfs, allocated: Allocated | None) -> str:
     if container.pid and not has_shim(container.pid, procfs):
-        return "its shim is gone, and it runs on"
+        return "its shim is gone, but it still runs"
     pod = container.pod
     if pod and allocated is not None and (pod.namespace, pod.name) not in allocated:
         return UNKNOWN_POD
@@ -133,13 +137,13 @@ def unheld_of(
     }
     return tuple(
         Unheld(*pod, name, resource, device, *running.get((*pod, name), (0, "")))
-        for pod, given in allocated.items()
-        for name, devices in given.items()
+        for pod, containers_of_pod in allocated.items()
+        for name, devices in containers_of_pod.items()
         for resource, device in devices
-        if device.startswith(_UUIDS) and (*pod, name, _of_share(device)) not in held
+        if device.startswith(_UUIDS) and (*pod, name, _device_of(device)) not in held
     )
 
 
-def _of_share(device: str) -> str:
+def _device_of(device: str) -> str:
     """Return the UUID of a device; "UUID::N" is one share of it."""
     return device.partition("::")[0]

@@ -1,4 +1,8 @@
-"""The claims of ``[sharing]`` (:mod:`shim.work.claims`) for people, and the end of dead ones."""
+"""List the leases of ``[sharing]`` and remove dead ones.
+
+The command line and the files call them claims (:mod:`shim.work.claims`). They have nothing to do
+with resource claims.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from shim.work import claims
 
 
 def claim_rows(config: Config) -> list[dict[str, Any]]:
-    """Which container claims what.
+    """Return the claims with their containers and devices.
 
     Returns:
         An object for each claim; the keys are an interface.
@@ -21,51 +25,53 @@ def claim_rows(config: Config) -> list[dict[str, Any]]:
         ClaimsUnreadable: the caller is not root.
     """
     try:
-        found = list(claims.read_claims(_directory(config)))
+        entries = list(claims.read_claims(_directory(config)))
     except OSError as error:
         raise _unreadable(config, error) from error
     return [
         {
             "claim": name,
-            "container": None if kept is None else kept.title,
-            "bundle": None if kept is None else kept.bundle,
-            "devices": [] if kept is None else list(kept.devices),
-            "dead": not holds or kept is None or claims.has_ended(kept.bundle),
+            "container": None if claim is None else claim.title,
+            "bundle": None if claim is None else claim.bundle,
+            "devices": [] if claim is None else list(claim.devices),
+            "dead": not holds or claim is None or claims.has_ended(claim.bundle),
         }
-        for name, kept, holds in found
+        for name, claim, holds in entries
     ]
 
 
 def release(config: Config, named: Sequence[str]) -> list[str]:
-    """Remove dead claims. A container's next one would do that; nothing else needs it.
+    """Remove dead claims.
+
+    This is optional: the shim removes them when it makes the next claim.
 
     Args:
-        named: claims, bundles or containers; none for all that are dead.
+        named: claims, bundles or containers; empty for all dead claims.
 
     Returns:
-        The claims that were removed.
+        The removed claims.
 
     Raises:
-        ClaimUnknown: there is none of that name; nothing was removed.
-        ClaimHolds: one of them is not dead; nothing was removed.
+        ClaimUnknown: a name matches no claim; nothing was removed.
+        ClaimHolds: a named claim is not dead; nothing was removed.
         ClaimsUnreadable: the caller is not root.
     """
     rows = claim_rows(config)
-    meant = [row for row in rows if row["dead"]] if not named else []
+    selected = [row for row in rows if row["dead"]] if not named else []
     for name in named:
-        found = [row for row in rows if name in _names(row)]
-        if not found:
+        matching = [row for row in rows if name in _names(row)]
+        if not matching:
             raise ClaimUnknown(
                 f"to release {name}",
-                found="nobody claims a device by that name",
-                do="see `nvshim ledger claims`",
+                found="no claim, container or bundle has that name",
+                do="run `nvshim ledger claims` to list the claims",
             )
-        for row in found:
+        for row in matching:
             if not row["dead"]:
                 raise _holds(name, row)
-        meant += [row for row in found if row not in meant]
+        selected += [row for row in matching if row not in selected]
     removed = []
-    for row in meant:
+    for row in selected:
         try:
             is_removed = claims.remove_dead(_directory(config), row["claim"])
         except OSError as error:
@@ -87,8 +93,8 @@ def _names(row: dict[str, Any]) -> set[str]:
 def _holds(name: str, row: dict[str, Any]) -> ClaimHolds:
     return ClaimHolds(
         f"to release {name}",
-        found=f"{row['container']} has not ended, or its bundle {row['bundle']} is being made",
-        do="delete its task; the claim goes with it",
+        found=f"{row['container']} has not exited, or its bundle {row['bundle']} is being created",
+        do="delete the container's task; that releases the claim",
     )
 
 
@@ -98,5 +104,7 @@ def _directory(config: Config) -> str:
 
 def _unreadable(config: Config, error: OSError) -> ClaimsUnreadable:
     return ClaimsUnreadable(
-        f"the claims in {_directory(config)}", found=str(error.strerror).lower(), do="ask as root"
+        f"the claims in {_directory(config)}",
+        found=str(error.strerror).lower(),
+        do="run the command as root",
     )

@@ -1,15 +1,15 @@
-"""Who was there a moment ago: holders of devices, and the processes that used them.
+"""Remember the recent holders of devices, and the processes that used them.
 
-The ledger says who holds what now. The driver's errors are told later than they happen, and often
-after the process that one has ended is gone, or its container. So it is remembered for a while.
+The ledger has the holders of this moment. The driver reports an error late, often after the process
+or the container that it killed is gone. So both are remembered for a while.
 
 Rules
 - A process that used a GPU, and the first process of a container that holds one, is remembered for
-  :data:`REMEMBERED` seconds after it was seen last. The kernel may give its number again: whoever
-  asks has looked whether the process is still there.
-- A container that has stopped, or is gone, counts among the holders for :data:`LATE` seconds more.
-  One whose whole life was between two looks of the ledger is known by its bundle.
-- What is remembered is bounded. For one event loop.
+  :data:`REMEMBERED` seconds after it was last seen. The kernel may reuse its id, so the caller
+  first checks that the process has exited.
+- A container that has stopped or was deleted still counts as a holder for :data:`LATE` seconds. A
+  container that started and stopped between two ledgers is known by its bundle.
+- The memory is bounded. For one event loop.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from integration.containers.bundles import Container
 
 REMEMBERED: Final = 120.0
-"""Seconds that an ended process is remembered: twice the time between two scrapes of a minute."""
+"""Seconds that an exited process is remembered: twice a scrape interval of one minute."""
 
 LATE: Final = 5.0
-"""Seconds after the end of a container in which an error may still be one that it has met."""
+"""Seconds after a container's exit in which an error may still concern it."""
 
 _MOST_PIDS: Final = 4096
 _MOST_HOLDINGS: Final = 1024
@@ -37,14 +37,14 @@ _MOST_HOLDINGS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A holding whose container has stopped, and when that was seen, in seconds since boot."""
+    """A holding whose container has stopped."""
 
     holding: Holding
-    when: float
+    when: float  # when the ledger first showed it stopped, in seconds since boot
 
 
 class RecentHolders:
-    """What is remembered. All times are in seconds since boot."""
+    """The recent holders and processes. All times are in seconds since boot."""
 
     def __init__(self) -> None:
         self._pids: OrderedDict[int, tuple[Container, float]] = OrderedDict()
@@ -53,11 +53,7 @@ class RecentHolders:
         self._is_new = True
 
     def saw(self, ledger: Ledger, now: float) -> None:
-        """Take in who holds what now.
-
-        Args:
-            ledger: one that was just made.
-        """
+        """Update the holders from a new ledger."""
         present = {each.container.bundle: each for each in ledger.holdings}
         stopped = {each.container.bundle: each for each in ledger.stopped}
         for bundle, holding in self._present.items():
@@ -66,10 +62,10 @@ class RecentHolders:
                 self._gone.setdefault((bundle, pid), _Gone(holding, now))
         known = {*self._present, *(bundle for bundle, _ in self._gone)}
         for bundle in stopped.keys() - known:
-            # Of those that the first ledger finds stopped nobody knows since when.
+            # When a container stopped before the first ledger is unknown.
             self._gone[bundle, 0] = _Gone(stopped[bundle], -math.inf if self._is_new else now)
         self._is_new = False
-        # One that stopped long ago stays known as long as its bundle is there: it is not new.
+        # Keep an old entry while its bundle exists: otherwise the next ledger would add it again.
         for key, each in tuple(self._gone.items()):
             if now - each.when > LATE and key[0] not in stopped:
                 del self._gone[key]
@@ -82,7 +78,7 @@ class RecentHolders:
         self._bound()
 
     def used(self, usage: Iterable[DeviceUse], now: float) -> None:
-        """Take in who uses devices now."""
+        """Update the processes from a new measurement of use."""
         for use in usage:
             if use.holding is not None:
                 for pid in use.processes:
@@ -90,16 +86,16 @@ class RecentHolders:
         self._bound()
 
     def container_of(self, pid: int, now: float) -> Container | None:
-        """The container that a process was of; None if that is not known."""
-        found = self._pids.get(pid)
-        if found is None:
+        """Return the container the process ran in; None if unknown."""
+        known = self._pids.get(pid)
+        if known is None:
             return None
-        container, when = found
-        is_there = any(each.container.pid == pid for each in self._present.values())
-        return container if is_there or now - when <= REMEMBERED else None
+        container, when = known
+        is_running = any(each.container.pid == pid for each in self._present.values())
+        return container if is_running or now - when <= REMEMBERED else None
 
     def holders(self, uuid: str, now: float) -> tuple[Holding, ...]:
-        """Who holds a device or a part of it, or did so until :data:`LATE` seconds ago.
+        """Return the current holders of a device or a part of it, and those of recent seconds.
 
         Args:
             uuid: of a GPU or MIG device.

@@ -1,4 +1,4 @@
-"""Who holds what, and who uses what, as values."""
+"""Values: the devices that containers hold, and their use of them."""
 
 from __future__ import annotations
 
@@ -12,98 +12,96 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one container holds."""
+    """The devices of one container."""
 
-    container: Container  # which; it is running, or was created and not started yet
+    container: Container  # running, or created and not started yet
     devices: tuple[str, ...]  # UUIDs of GPUs and MIG devices
-    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that those are, or are parts of
-    # what of the driver that it was made with is no more; "" for nothing. Such a pod is to be
-    # drained.
+    gpus: tuple[str, ...] = ()  # UUIDs of these GPUs, and of the parents of these MIG devices
+    # which part of the driver from its creation was removed; "" for none. Drain such a pod.
     stale: str = ""
-    orphan: str = ""  # why nobody seems to know of it any more; "" if somebody does
-    shares: tuple[Share, ...] = ()  # the parts of GPUs that resource claims have given it
+    orphan: str = ""  # why no shim or kubelet manages it; "" if one does
+    shares: tuple[Share, ...] = ()  # its shares of GPUs from resource claims
 
 
 @dataclass(frozen=True, slots=True)
 class Unheld:
-    """A device that the kubelet has given to a container, and that no container of that name has.
+    """A device that the kubelet allocated to a container, and that this container does not hold.
 
-    For a while that is so of every pod: until its image is there. Once a container runs without it,
-    it is a fault: the pod is Running and Ready, and has no GPU.
+    This is normal while the pod's image is pulled. It is a fault once the container runs: the pod
+    is Running and Ready, but has no GPU.
     """
 
     namespace: str  # of the pod
     pod: str  # its name
     container: str  # its name in the pod
-    resource: str  # whose device it is ("nvidia.com/gpu")
-    device: str  # what the kubelet calls it
+    resource: str  # the device's resource ("nvidia.com/gpu")
+    device: str  # the kubelet's id of the device
     pid: int = 0  # of the container that runs without it; 0 if none runs
-    pod_uid: str = ""  # of the pod of that container; "" if it is not known
+    pod_uid: str = ""  # of the pod of that container; "" if unknown
 
     @property
     def title(self) -> str:
-        """What people call the container."""
+        """The container's name for display."""
         return f"{self.namespace}/{self.pod}/{self.container}"
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """What a container of a pod has asked for and was not given, since nobody granted it."""
+    """A request of a pod's container that the policy denied."""
 
     namespace: str  # of the pod
     pod: str  # its name
-    pod_uid: str  # "" if it is not known
+    pod_uid: str  # "" if unknown
     container: str  # its name in the pod
-    why: str  # what it may not have, and why, for people
+    why: str  # what was denied, and why, for display
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Who holds what at one moment."""
+    """The holders of all devices at one moment."""
 
-    # seconds since boot (CLOCK_BOOTTIME). Two that differ in nothing else are equal.
+    # seconds since boot (CLOCK_BOOTTIME); ignored by comparisons
     when: float = field(default=0.0, compare=False)
-    holdings: tuple[Holding, ...] = ()  # a container each
+    holdings: tuple[Holding, ...] = ()  # one for each container
     unknown: tuple[str, ...] = ()  # why some containers could not be read, a line each
-    unheld: tuple[Unheld, ...] = ()  # what the kubelet has given, and nobody has
-    denied: tuple[Denied, ...] = ()  # what containers of pods were not given
-    # what those held whose init has ended, and whose bundle is still there
+    unheld: tuple[Unheld, ...] = ()  # allocated by the kubelet, but held by no container
+    denied: tuple[Denied, ...] = ()  # denied requests of pods' containers
+    # the holdings of containers whose init has exited and whose bundle still exists
     stopped: tuple[Holding, ...] = ()
-    # all that there are, with and without devices; they are not compared
+    # all containers, with and without devices; ignored by comparisons
     containers: tuple[Container, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def missing(self) -> tuple[Unheld, ...]:
-        """Of what is unheld, what a container runs without."""
+        """The unheld devices whose container runs."""
         return tuple(each for each in self.unheld if each.pid)
 
     def holders(self, uuid: str) -> tuple[Holding, ...]:
-        """Who holds a device: that one, or the whole GPU that it is a part of counts for a GPU.
+        """Return the holders of a device.
 
         Args:
-            uuid: of a GPU or MIG device. For a GPU, those who hold a part of it are included.
+            uuid: of a GPU or MIG device. The holders of a GPU include those of its MIG devices.
         """
         return tuple(each for each in self.holdings if uuid in {*each.devices, *each.gpus})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What one container uses of one device at one moment; None for what is not known."""
+    """The use of one device by one container at one moment; None for an unknown figure."""
 
-    holding: Holding | None  # whose it is; None for processes of no container
+    holding: Holding | None  # the container's; None for processes outside containers
     device: str  # UUID of the GPU or MIG device
     processes: tuple[int, ...] = ()  # their pids, in the node's pid namespace
-    memory_bytes: int | None = None  # of the device's memory
-    sm_percent: int | None = None  # of the time that its kernels ran
-    memory_percent: int | None = None  # of the time that memory was read or written
-    encoder_percent: int | None = None  # of the encoder's time
-    decoder_percent: int | None = None  # of the decoder's time
-    # its share since it is watched, by time on the multiprocessors
-    energy_joules: float | None = None
+    memory_bytes: int | None = None  # device memory
+    sm_percent: int | None = None  # SM utilisation
+    memory_percent: int | None = None  # utilisation of the memory bandwidth
+    encoder_percent: int | None = None  # utilisation of the encoder
+    decoder_percent: int | None = None  # utilisation of the decoder
+    energy_joules: float | None = None  # energy attributed to the container (see :mod:`.energy`)
 
 
 def as_document(ledger: Ledger) -> dict[str, Any]:
-    """All of a ledger, but when it was so."""
+    """Return a ledger as JSON, without its time."""
     return {
         "holdings": [holding_row(each) for each in ledger.holdings],
         "unheld": [asdict(each) for each in ledger.unheld],
@@ -113,7 +111,7 @@ def as_document(ledger: Ledger) -> dict[str, Any]:
 
 
 def holding_row(holding: Holding) -> dict[str, Any]:
-    """What one container holds."""
+    """Return a holding as JSON."""
     container = holding.container
     return {
         **container.to_json(),

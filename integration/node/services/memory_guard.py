@@ -1,19 +1,19 @@
-"""The memory guard: watch the memory of shared GPUs, if the configuration asks for it.
+"""The memory guard: enforce GPU memory limits of containers, if any are configured.
 
 ::
 
-    [guard] of config.toml, annotations of pods ──▶ limits
-    NVML's processes, every so many seconds ──────▶ who uses more ──▶ state.memory_excesses, the log
-                                                                 ╰──▶ Kill, if so configured
+    [guard] of config.toml, pod annotations, shares ──▶ limits
+    NVML's processes, at an interval ──▶ containers over a limit ──▶ state.memory_excesses, the log
+                                                            ╰──▶ Kill, with beyond = "kill"
 
 Rules
-- It is after the fact: a container can take memory faster than anybody looks, and what it was
-  refused before is not known. Hard limits are those of MPS and MIG.
-- Who uses more is told so first. Who still does at the next look is killed, if the configuration
-  says so; never at the first, and never by what NVML did not say just then.
-- A container is killed by its own shim. One whose shim does not do it is tried again.
-- Without a limit nothing is asked.
-- What a container may use is never what it says itself (:mod:`.shares`).
+- The guard acts after the fact: a container can allocate memory between two samples, and refused
+  allocations are unknown. MPS and MIG have hard limits.
+- The guard reports a container over its limit first. If the next sample still shows it over the
+  limit, the guard kills it, if the configuration says so. It never kills on a sample that failed.
+- The container's own shim does the killing. If the shim fails to, the guard tries again.
+- Without a limit the guard does not sample NVML.
+- A container cannot set its own share (:mod:`integration.node.faults.shares`).
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ if TYPE_CHECKING:
 
 _FAULT: Final = "memory-guard.shares"
 
-_KILLED: Final = "ended by the memory guard"
-_LONGEST: Final = 64  # characters of an annotation: no limit is longer
-_TO_END: Final = 10.0  # seconds for the shim's answer
-_TO_WRITE: Final = 1.0  # seconds for the cause to be where the shim finds it
+_KILLED: Final = "killed by the memory guard"
+_LONGEST: Final = 64  # characters of an annotation; no valid limit is longer
+_KILL_TIMEOUT: Final = 10.0  # seconds for the shim's answer
+_TO_WRITE: Final = 1.0  # seconds until the causes service has written the fault for the shim
 
 _Which = tuple[str, int, str]
 """A container's bundle and first process, and a device."""
 
 
 async def run(context: Context) -> None:
-    """Watch over GPU memory, until cancelled."""
+    """Watch GPU memory until cancelled."""
     try:
         await _Guard(context).keep()
     finally:
@@ -74,7 +74,7 @@ async def run(context: Context) -> None:
 
 
 class _Guard:
-    """Who watches."""
+    """Compares the use of GPU memory with the limits."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._state = context, context.state
@@ -93,11 +93,11 @@ class _Guard:
             version = version_of(*inputs)
             own = await self._limits(state.ledger.value)
             shares = await self._shares()
-            is_wanted = bool(state.ledger.value.holdings) and (
+            is_needed = bool(state.ledger.value.holdings) and (
                 self._limit is not None or own or shares
             )
-            if not is_wanted or isinstance(state.sampler.value, Unsampled):
-                self._post({})
+            if not is_needed or isinstance(state.sampler.value, Unsampled):
+                self._publish({})
                 await wait_any(*inputs, since=version)
                 continue
             sample = await state.sampler.value.sample(max_age=self._interval / 2)
@@ -106,7 +106,7 @@ class _Guard:
             await anyio.sleep(self._interval)
 
     async def _limits(self, ledger: Ledger) -> dict[str, Limit]:
-        """Pods' own limits, by the bundle; each is read once."""
+        """Return the limits of pods' annotations, by bundle; each is read once."""
         containers = {(h.container.bundle, h.container.pid): h.container for h in ledger.holdings}
         self._own = {key: limit for key, limit in self._own.items() if key in containers}
         for key, container in containers.items():
@@ -115,23 +115,25 @@ class _Guard:
                 self._own[key] = limit = parse_limit(text)
                 if text and limit is None:
                     self._context.say(
-                        "warning", "a limit of GPU memory that is none",
+                        "warning", "ignoring an invalid GPU memory limit",
                         container=printable(container.title), annotation=printable(text),
                     )  # fmt: skip
         return {bundle: limit for (bundle, _), limit in self._own.items() if limit is not None}
 
     async def _shares(self) -> dict[str, dict[str, int]]:
-        """Bytes of the shares that containers have by resource claims, by bundle and device."""
+        """Return the bytes of containers' shares by resource claims, by bundle and device."""
         state, context = self._state, self._context
         if not any(device.memory for claim in state.claims.value for device in claim.devices):
             context.fault(_FAULT, "")
             return {}
         of_pods, why = await run_detached(pod_claims, context.config)
-        named = await context.kubelet.claims(context.options.pod_resources)
-        is_known = of_pods is not None or named is not None
-        line = "" if is_known else f"which pods have shares of GPUs is not known: {why}"
+        of_containers = await context.kubelet.claims(context.options.pod_resources)
+        is_known = of_pods is not None or of_containers is not None
+        line = "" if is_known else f"cannot tell which pods have shares of GPUs: {why}"
         context.fault(_FAULT, line)
-        return share_limits(state.ledger.value.containers, state.claims.value, of_pods, named)
+        return share_limits(
+            state.ledger.value.containers, state.claims.value, of_pods, of_containers
+        )
 
     async def _judge(
         self, sample: Sample, own: dict[str, Limit], shares: Mapping[str, Mapping[str, int]]
@@ -151,34 +153,34 @@ class _Guard:
                 over[which] = await self._kill(each, before)
             else:
                 over[which] = before
-        self._post(over)
+        self._publish(over)
 
-    async def _kill(self, excess: Excess, told: Hit) -> Hit:
-        if told.fault.name.endswith(_KILLED):
-            return told  # it has not ended yet
-        # It has to be written before the end that it is the cause of.
+    async def _kill(self, excess: Excess, reported: Hit) -> Hit:
+        if reported.fault.name.endswith(_KILLED):
+            return reported  # killed already, but it has not exited yet
+        # The fault must be in the container's file before the shim handles the exit.
         hit = excess.hit(time.time(), _KILLED)
-        self._post({**self._over, _which(excess): hit})
+        self._publish({**self._over, _which(excess): hit})
         await anyio.sleep(_TO_WRITE)
         try:
-            await _end(excess.container)
+            await _kill_container(excess.container)
         except ContainerNotKilled as error:
             line = str(error)
             if line != self._failed:
                 self._context.say("error", line)
             self._failed = line
-            return told
+            return reported
         self._say(excess, "killed")
         return hit
 
-    def _post(self, over: dict[_Which, Hit]) -> None:
+    def _publish(self, over: dict[_Which, Hit]) -> None:
         self._over = over
         self._state.memory_excesses.publisher(ServiceName.MEMORY_GUARD).publish(over)
 
     def _say(self, excess: Excess, what: str) -> None:
         self._context.say(
             "warning",
-            "a container uses more GPU memory than it may",
+            "a container exceeds its GPU memory limit",
             container=printable(excess.container.title),
             device=excess.device,
             used=gibibytes(excess.used),
@@ -187,17 +189,17 @@ class _Guard:
         )
 
 
-async def _end(container: Container) -> None:
-    """Have its shim kill all processes of a container, which tells of the exit.
+async def _kill_container(container: Container) -> None:
+    """Ask the container's shim to kill all its processes; the shim then reports the exit.
 
     Raises:
-        ContainerNotKilled: the shim cannot be asked, or does not do it.
+        ContainerNotKilled: the shim is unreachable, or the call fails.
     """
-    asked = f"to end the container {container.title}"
+    asked = f"to kill the container {container.title}"
     if not container.address:
-        raise ContainerNotKilled(asked, found="the address of its shim is not known")
+        raise ContainerNotKilled(asked, found="the address of its shim is unknown")
     try:
-        await kill(container, signal.SIGKILL, timeout=_TO_END)
+        await kill(container, signal.SIGKILL, timeout=_KILL_TIMEOUT)
     except (NvshimError, OSError) as error:
         raise ContainerNotKilled(asked, found=str(error) or "no answer") from error
 
@@ -207,7 +209,7 @@ def _which(excess: Excess) -> _Which:
 
 
 def _annotation(container: Container) -> str:
-    """A pod's own limit, as its author has written it; "" for none."""
+    """Return the text of the pod's limit annotation; "" for none."""
     try:
         annotations = container.spec().get("annotations")
     except BundleUnusable:

@@ -1,14 +1,13 @@
-"""Set a condition on the Node that says which of its GPUs no pod can get, and why.
+"""Set a condition on the Node that names the GPUs out of service, and why.
 
-``kubectl describe node`` then shows one condition more, :data:`TYPE`: ``True`` while a person has
-taken anything out of service, or while a device is unhealthy; ``False`` if all are in service. No
-scheduler goes by it: the device plugin and the shim give no pod what is out of service.
+``kubectl describe node`` then shows the condition :data:`TYPE`: ``True`` while an administrator has
+taken a device out of service or a device is unhealthy, ``False`` if all devices are in service.
+Schedulers ignore the condition: the device plugin and the shim refuse devices out of service.
 
 Rules
-- It is said only if it is wanted (``--node-condition``), and where the cluster has given the agent
-  a token.
-- It is written when it changes, and not more often.
-- The time of its change is kept where only the words change, also by another agent.
+- The service runs only with ``--node-condition``, and needs a token from the cluster.
+- It writes the condition only when the condition changes.
+- If only the message changes, ``lastTransitionTime`` stays, even after a restart of the agent.
 
 Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status properties".
 """
@@ -34,64 +33,66 @@ TYPE: Final = "GPUOutOfService"
 _LONGEST: Final = 1024  # characters of a message
 
 
-class Said(NamedTuple):
-    """What the condition says; its words are Kubernetes' own."""
+class NodeCondition(NamedTuple):
+    """The fields of the condition, in Kubernetes' terms."""
 
     status: str
     reason: str
     message: str
 
 
-def said_of(drains: Iterable[Drain], health: Mapping[str, Condition]) -> Said:
-    """What there is to say of a node.
+def condition_of(drains: Iterable[Drain], health: Mapping[str, Condition]) -> NodeCondition:
+    """Return the condition of a node.
 
     Args:
-        drains: what persons have taken out of service.
-        health: what is thought of each device, by its UUID.
+        drains: the devices that administrators took out of service.
+        health: the health of each device, by UUID.
     """
     drained = {each.device: f"{each.name} is out of service {each.why}" for each in drains}
-    ill = [
+    unhealthy = [
         f"{uuid} is {known.state}{f': {known.reason}' if known.reason else ''}"
         for uuid, known in sorted(health.items())
         if not known.state.is_given and uuid not in drained
     ]
-    if not drained and not ill:
-        return Said("False", "AllInService", "every GPU can be given")
-    reason = "Drained" if not ill else "Unhealthy" if not drained else "DrainedAndUnhealthy"
-    message = "; ".join([*(drained[name] for name in sorted(drained)), *ill])
-    return Said("True", reason, message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…")
+    if not drained and not unhealthy:
+        return NodeCondition("False", "AllInService", "all GPUs are in service")
+    reason = "Drained" if not unhealthy else "Unhealthy" if not drained else "DrainedAndUnhealthy"
+    message = "; ".join([*(drained[name] for name in sorted(drained)), *unhealthy])
+    return NodeCondition(
+        "True", reason, message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
+    )
 
 
-def _write(api: ApiServer, node: str, said: Said) -> None:
-    """Say it on the Node.
+def _write(api: ApiServer, node: str, wanted: NodeCondition) -> None:
+    """Write the condition to the Node.
 
     Raises:
         ApiServerSilent: the server does not answer.
-        ApiServerRefused: it says no.
+        ApiServerRefused: the server refuses.
     """
     path = f"/api/v1/nodes/{quote(node, safe='')}"
-    known = api.call("GET", path).get("status") or {}
+    status = api.call("GET", path).get("status") or {}
     before: dict[str, Any] = next(
-        (c for c in known.get("conditions") or () if c.get("type") == TYPE), {}
+        (c for c in status.get("conditions") or () if c.get("type") == TYPE), {}
     )
-    if said == (before.get("status"), before.get("reason"), before.get("message")):
+    if wanted == (before.get("status"), before.get("reason"), before.get("message")):
         return
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    condition: dict[str, Any] = {"type": TYPE, **said._asdict(), "lastHeartbeatTime": now}
-    if said.status != before.get("status"):
+    condition: dict[str, Any] = {"type": TYPE, **wanted._asdict(), "lastHeartbeatTime": now}
+    if wanted.status != before.get("status"):
         condition["lastTransitionTime"] = now
-    # Merged by the type: other conditions stay.
+    # The server merges conditions by type; the others stay.
     api.call("PATCH", f"{path}/status", {"status": {"conditions": [condition]}})
 
 
 async def run(context: Context) -> None:
-    """Keep the condition true, until cancelled."""
-    written: list[Said] = []
+    """Keep the condition up to date until cancelled."""
+    written: list[NodeCondition] = []
 
-    def tell(api: ApiServer) -> None:
-        said = said_of(read_drains(context.config), context.state.health.value)
-        if written != [said]:
-            _write(api, context.options.node_name, said)
-            written[:] = [said]
+    def write(api: ApiServer) -> None:
+        wanted = condition_of(read_drains(context.config), context.state.health.value)
+        if written != [wanted]:
+            _write(api, context.options.node_name, wanted)
+            written[:] = [wanted]
 
-    await keep_reported(context, tell, context.state.node, context.state.health)
+    await keep_reported(context, write, context.state.node, context.state.health)

@@ -1,19 +1,21 @@
 """Write events on pods: a missing or denied device, and faults of their GPUs.
 
-``kubectl describe pod`` then has what a person would otherwise look for in a node's log: that a
-container runs without a device that the kubelet has given it, or without one that its image asks
-for and nobody granted; and what its GPU suffered, which may be why it ended.
+``kubectl describe pod`` then shows what is otherwise only in the node's log: a container runs
+without a device that the kubelet allocated to it, or its image asks for a GPU that no policy
+granted, or its GPU had a fault, which may be why the container exited.
 
 Rules
-- Only where the cluster has given the agent a token, and the right to make events.
-- An event is made once for each container and cause, as long as its pod is there, however often the
-  container starts. When the text for the same cause changes, because the driver tells later what
-  the GPU needs, the agent changes that event and raises its count. If it may not, or the event has
-  expired, the first text stays.
-- That the memory of a GPU is full is no event: many programs take all of it on purpose.
-- An event that the server refuses (the pod's namespace is being deleted, a policy denies it) keeps
-  no other from being made. A server that is silent, busy or failing is asked for no more of them.
-- Which faults are of this agent's time is told by the clock as it is now: it may be set back.
+- The service needs a token from the cluster, and permission to create events.
+- It creates one event for each container and cause while the pod exists, however often the
+  container restarts. If the text for a cause changes later (the driver names the recovery action),
+  the service patches the event and raises its count. If it may not, or the event has expired, the
+  first text stays.
+- Full GPU memory causes no event, since many programs allocate all of it on purpose.
+- If the server refuses one event (the pod's namespace is being deleted, a policy denies it), the
+  service still creates the others. If the server is silent, busy or failing, the service stops
+  until the next attempt.
+- The service compares the time of a fault with the agent's start by the current clock, which may
+  have been set back since.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
 """
@@ -42,26 +44,26 @@ if TYPE_CHECKING:
     from integration.node.service import Context
     from shim.causes.record import Fault
 
-_RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
+_RECENT: Final = 60.0  # seconds before the agent's start whose faults may have no event yet
 _COMPONENT: Final = "nvshim-node"
 
 
 def _write_event(
     api: ApiServer, namespace: str, event: dict[str, Any], name: str = ""
 ) -> dict[str, Any]:
-    """Make an event, or change one.
+    """Create or patch an event.
 
     Args:
-        event: core/v1; what differs of one that is changed.
-        name: of the event that is changed; "" to make one.
+        event: a core/v1 Event, or the changed fields for a patch.
+        name: the event to patch; "" to create one.
 
     Returns:
-        The event as the server has it.
+        The server's version of the event.
 
     Raises:
-        EventNotMade: the server does not answer, or says no.
+        EventNotMade: the server does not answer, or refuses.
     """
-    asked = f"an event in the namespace {namespace}"
+    asked = f"to write an event in the namespace {namespace}"
     path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     try:
         if name:
@@ -73,21 +75,21 @@ def _write_event(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Notice:
-    """What is said on a pod."""
+    """The content of an event on a pod."""
 
     namespace: str
     pod: str
     pod_uid: str
     container: str
-    cause: str  # what it is about: two that differ in nothing but what they say of it are one
+    cause: str  # with the fields above, identifies the notice; its text may change
     reason: str = field(compare=False)
     message: str = field(compare=False)
 
     def event(self, now: str) -> dict[str, Any]:
-        """The event that says it.
+        """Return the Kubernetes event.
 
         Args:
-            now: the time, as Kubernetes writes it.
+            now: the time in RFC 3339.
         """
         return {
             "apiVersion": "v1",
@@ -112,20 +114,20 @@ class Notice:
 
 
 def _notices(ledger: Ledger) -> Iterator[Notice]:
-    """What there is to say on pods now."""
+    """Yield a notice for each missing device and each denied request."""
     for missing in ledger.missing:
         yield Notice(
             missing.namespace, missing.pod, missing.pod_uid, missing.container,
             missing.device, "DeviceMissing",
             f"container {missing.container} runs without {missing.device} ({missing.resource}), "
-            "which the kubelet has given it; see that the pod names the shim's RuntimeClass, and "
-            "`nvshim doctor` on the node",
+            "which the kubelet allocated to it; check that the pod names the shim's RuntimeClass, "
+            "and run `nvshim doctor` on the node",
         )  # fmt: skip
     for denied in ledger.denied:
         yield Notice(
             denied.namespace, denied.pod, denied.pod_uid, denied.container,
             denied.why, "DeviceDenied",
-            f"container {denied.container} is not given what it asks for: {denied.why}",
+            f"container {denied.container} does not get the GPUs it asks for: {denied.why}",
         )  # fmt: skip
 
 
@@ -139,12 +141,12 @@ _REASONS: Final = {
 
 
 def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Notice]:
-    """What there is to say of faults that containers of pods had to do with.
+    """Yield a notice for each fault that a pod's container met.
 
     Args:
-        since: seconds since the epoch; what was before, another agent has told.
+        since: seconds since the epoch; an earlier agent reported the faults before that.
     """
-    found: dict[Notice, Fault] = {}
+    faults: dict[Notice, Fault] = {}
     for entry, fault in first_faults(causes):
         pod = entry.pod
         if not pod or fault.kind == GPU_MEMORY or fault.at < since:
@@ -156,36 +158,36 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
             "/".join((fault.kind, str(fault.code), fault.gpu, whose)), reason,
             exit_message([fault]),
         )  # fmt: skip
-        # Of two faults with the same cause, the driver may have judged only one.
-        if notice not in found or by_weight([fault, found[notice]])[0] == fault:
-            found.pop(notice, None)
-            found[notice] = fault
-    yield from found
+        # Of two faults with the same cause, the driver may have named the recovery of only one.
+        if notice not in faults or by_weight([fault, faults[notice]])[0] == fault:
+            faults.pop(notice, None)
+            faults[notice] = fault
+    yield from faults
 
 
 @dataclass(slots=True)
-class _Made:
-    """An event that was made."""
+class _Created:
+    """An event that this agent created."""
 
-    name: str  # what the server calls it
-    said: tuple[str, str]  # reason and message
+    name: str  # assigned by the server
+    text: tuple[str, str]  # reason and message
     count: int = 1
 
 
-def _say(api: ApiServer, notice: Notice, made: dict[Notice, _Made]) -> None:
-    """Make the event of a notice, or change it if the notice's text has changed.
+def _write(api: ApiServer, notice: Notice, created: dict[Notice, _Created]) -> None:
+    """Create the event of a notice, or patch it if the text has changed.
 
     Raises:
-        EventNotMade: the server does not answer, or makes no such event.
+        EventNotMade: the server does not answer, or refuses.
     """
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    known, said = made.get(notice), (notice.reason, notice.message)
+    known, text = created.get(notice), (notice.reason, notice.message)
     if known is None:
         event = _write_event(api, notice.namespace, notice.event(moment))
         metadata = event.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        made[notice] = _Made(str(name or ""), said)
-    elif known.said != said and known.name:
+        created[notice] = _Created(str(name or ""), text)
+    elif known.text != text and known.name:
         change = {
             "reason": notice.reason,
             "message": notice.message,
@@ -199,26 +201,26 @@ def _say(api: ApiServer, notice: Notice, made: dict[Notice, _Made]) -> None:
                 raise
         else:
             known.count += 1
-        known.said = said
+        known.text = text
 
 
 async def run(context: Context) -> None:
-    """Make events of what is missing or denied, and of faults, until cancelled."""
+    """Write events for missing devices, denied requests and faults, until cancelled."""
     state, since = context.state, now() - _RECENT
-    made: dict[Notice, _Made] = {}
+    created: dict[Notice, _Created] = {}
 
-    def tell(api: ApiServer) -> None:
+    def write_all(api: ApiServer) -> None:
         ledger = state.ledger.value
         notices = [*_notices(ledger), *notices_of_faults(state.causes.value, epoch(since))]
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
-        gone = made.keys() - set(notices)
+        gone = created.keys() - set(notices)
         for each in gone:
             if (each.namespace, each.pod, each.pod_uid) not in pods:
-                del made[each]
+                del created[each]
         failed: EventNotMade | None = None
         for each in sorted(notices):
             try:
-                _say(api, each, made)
+                _write(api, each, created)
             except EventNotMade as error:
                 failed = failed or error
                 if is_away(error.__cause__):
@@ -226,4 +228,4 @@ async def run(context: Context) -> None:
         if failed is not None:
             raise failed
 
-    await keep_reported(context, tell, state.ledger, state.causes)
+    await keep_reported(context, write_all, state.ledger, state.causes)

@@ -1,1 +1,1 @@
-"""What the services of the agent tell each other, as immutable values in a typed store."""
+"""The shared state of the agent's services: immutable values in a typed store."""

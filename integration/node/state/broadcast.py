@@ -21,7 +21,7 @@ class Broadcast(Generic[T]):
     """Sends each event to all who listen at that time. For one event loop.
 
     Args:
-        on_send: called with each event, whether or not anybody listens.
+        on_send: called with each event, with or without listeners.
     """
 
     def __init__(self, on_send: Callable[[T], object] = lambda _: None) -> None:
@@ -30,7 +30,7 @@ class Broadcast(Generic[T]):
 
     @property
     def has_listeners(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there are listeners."""
         return bool(self._streams)
 
     def send(self, event: T) -> None:

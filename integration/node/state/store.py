@@ -43,11 +43,11 @@ class Unsampled:
     async def sample(self, *, max_age: float) -> Sample:
         """See :class:`~integration.nvml.values.Sampler`."""
         del max_age
-        return Sample(now(), failure="nobody asks NVML")
+        return Sample(now(), failure="no monitor samples NVML")
 
 
 class State:
-    """What is known now. For one event loop."""
+    """The current state. For one event loop."""
 
     def __init__(self) -> None:
         # -- not topics: changed by any service, or kept while services restart ----------------
@@ -56,11 +56,11 @@ class State:
         self.recent_holders = RecentHolders()
         self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.happened)
         self.faults = FaultTable("what is wrong with services now, a line each")
-        self.look_requested = Signal("the node may have changed, look at it soon")
+        self.look_requested = Signal("the node may have changed, read it again soon")
 
         # -- the agent -------------------------------------------------------------------------
         self.node: Topic[NodeSnapshot] = Topic(
-            NodeSnapshot(), ServiceName.AGENT, "what the last look at the node found"
+            NodeSnapshot(), ServiceName.AGENT, "the node's inventory and faults, as last read"
         )
         self.reloads: Topic[int] = Topic(
             0, ServiceName.AGENT, "how often SIGHUP asked to read settings again"
@@ -106,7 +106,7 @@ class State:
         )
         self.memory_excesses: Topic[Mapping[tuple[str, int, str], Hit]] = Topic(
             {}, ServiceName.MEMORY_GUARD,
-            "who uses more GPU memory than it may, by bundle, first process and device",
+            "containers over their GPU memory limit, by bundle, first process and device",
         )  # fmt: skip
         self.ledger: Topic[Ledger] = Topic(
             Ledger(), ServiceName.LEDGER, "which container holds which devices",

@@ -10,7 +10,7 @@
 
 Rules
 - A value is immutable and is replaced whole.
-- A value that equals the one before makes no new version and wakes nobody.
+- A value that equals the one before makes no new version and wakes no reader.
 - A slow reader sees the newest value; it may miss those between.
 - All of this belongs to one event loop: nothing is locked.
 """

@@ -334,7 +334,7 @@ def test_a_restart_of_the_agent_loses_nothing(place: Place) -> None:
         code, document = place.verify("--only", "restart", "--restart-agent")
     assert code == 0, document
     assert "a container kept its GPU" in told(document, "restart")
-    assert len(place.agent.said("begins")) > 1
+    assert len(place.agent.said("node agent started")) > 1
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def test_orphans_are_told_from_those_that_somebody_knows(
     ]
     allocated: Allocated = {("team", "web"): {}}
     found = {e.container.id: e.orphan for e in holdings_of(containers, None, proc, allocated)}
-    gone, unknown = "its shim is gone, and it runs on", "the kubelet does not know its pod"
+    gone, unknown = "its shim is gone, but it still runs", "the kubelet does not know its pod"
     assert found == {"known": "", "unknown": unknown, "no-pod": "", "no-shim": gone}
     silent = {e.container.id: e.orphan for e in holdings_of(containers, None, proc, None)}
     assert silent == {"known": "", "unknown": "", "no-pod": "", "no-shim": gone}
@@ -383,7 +383,7 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
     said: list[str] = []
 
     def say(_: str, __: str, *, why: str) -> None:
-        assert why != "over" or not full, "it is still so"
+        assert why != "resolved" or not full, "it is still so"
         said.append(why)
 
     async with at_work(tmp_path, say) as context:
@@ -395,7 +395,7 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
         full = False
         put(tmp_path / "third", json.dumps(granted("GPU-a"))).rename(namespace / "third")
         await until(lambda: len(context.state.ledger.value.holders("GPU-a")) == 2)
-        await until(lambda: said == ["No space left on device", "over"])
+        await until(lambda: said == ["No space left on device", "resolved"])
         (namespace / "one" / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
         await until(lambda: context.state.ledger.value.holders("GPU-b"))
 
@@ -431,7 +431,7 @@ async def test_a_driver_that_nobody_told_of_is_found(
         (tmp_path / "another").write_text("new")
         (tmp_path / "another").rename(library)
         await until(lambda: context.state.ledger.value.holdings[0].stale)
-    assert said[0] == ("warning", "to be drained")
+    assert said[0] == ("warning", "container is stale: drain its pod")
 
 
 def test_what_cannot_be_read_is_told_without_what_moves_the_cursor(

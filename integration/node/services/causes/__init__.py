@@ -1,4 +1,4 @@
-"""What the faults of a node's GPUs mean for each container: its cause file.
+"""The causes service: write a file for each container with the GPU faults that it met.
 
 ::
 
@@ -6,6 +6,6 @@
     files.py       their files in STATE/causes, written by a thread
     query.py       reads them
 
-What faults are, and whom they hit, is in :mod:`integration.node.faults`; the memory guard is
-:mod:`integration.node.services.memory_guard`.
+:mod:`integration.node.faults` decides which containers a fault hits. Faults for memory limits come
+from :mod:`integration.node.services.memory_guard`.
 """

@@ -1,13 +1,13 @@
-"""The files of faults, ``STATE/causes``: written by a thread, read once when the agent begins.
+"""The files of faults in ``STATE/causes``: read once when the agent starts, then written.
 
 Rules
-- The first fault of a container is written at once: its shim may look for it in the next
-  milliseconds. Of what follows, a container's file is written every :data:`QUIET` seconds at most.
-- What cannot be written is tried again; the agent goes on, and says so once.
-- What an agent before this one has written is kept. A name that is none is left alone.
-- When the agent ends, what was not written yet is.
-- What is known only after a container's end is added to what the shim has kept of that end
-  (:mod:`shim.causes.exit_store`).
+- The service writes the first fault of a container at once: the shim may read it within
+  milliseconds. It writes later faults at most every :data:`QUIET` seconds.
+- The service retries failed writes and reports the fault once. The agent continues.
+- Faults that an earlier agent wrote are kept. Files with an unknown name are left alone.
+- When the agent stops, it writes what is still pending.
+- A fault that becomes known only after the container's exit is added to the shim's record of that
+  exit (:mod:`shim.causes.exit_store`).
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ QUIET: Final = 0.25
 
 _SUFFIX: Final = ".json"
 _MOST: Final = 4096
-_TO_END: Final = 1.0
+_SHUTDOWN: Final = 1.0  # seconds for the last write
 
 
 def read_all(state: str) -> dict[Key, Entry]:
-    """What the files say of each container.
+    """Return the faults in the files, by container.
 
     Args:
         state: the directory ``state`` of the configuration.
     """
-    found: dict[Key, Entry] = {}
+    entries: dict[Key, Entry] = {}
     for namespace in _names(os.path.join(state, DIRECTORY)):
         for name in _names(os.path.join(state, DIRECTORY, namespace)):
             container = name.removesuffix(_SUFFIX)
-            if container == name or len(found) >= _MOST:
+            if container == name or len(entries) >= _MOST:
                 continue
-            with suppress(NvshimError):  # a name that is none of a container's
+            with suppress(NvshimError):  # the name is not that of a container
                 faults = record.read_causes(state, namespace, container)
                 if faults:
                     pod = record.read_pod(state, namespace, container)
-                    found[namespace, container] = Entry(faults, pod)
-    return found
+                    entries[namespace, container] = Entry(faults, pod)
+    return entries
 
 
 def _names(directory: str) -> list[str]:
@@ -66,65 +66,65 @@ def _names(directory: str) -> list[str]:
 
 
 class Files:
-    """Who writes.
+    """Writes the files.
 
     Args:
-        fault_log: what is to be written.
+        fault_log: the faults to write.
     """
 
     def __init__(self, context: Context, fault_log: FaultLog) -> None:
         self._context = context
         self._state = context.config.state
-        self._journal = fault_log
-        self._news = anyio.Event()
+        self._fault_log = fault_log
+        self._wake = anyio.Event()
 
     def changed(self) -> None:
-        """Have what was not written yet be written."""
-        if self._journal.unwritten:
-            self._news.set()
+        """Start a write if anything is pending."""
+        if self._fault_log.unwritten:
+            self._wake.set()
 
     async def keep(self) -> NoReturn:
-        """Write what has changed, until cancelled."""
+        """Write changes until cancelled."""
         backoff = Backoff()
         try:
             while True:
-                await self._news.wait()
-                self._news = anyio.Event()
+                await self._wake.wait()
+                self._wake = anyio.Event()
                 line = await self._write()
                 self._context.fault(FAULT, line, part=FAULT)
                 if line:
                     await anyio.sleep(backoff.pause())
-                    self._news.set()
+                    self._wake.set()
                 else:
                     backoff = Backoff()
                     await anyio.sleep(QUIET)
         finally:
-            with anyio.move_on_after(_TO_END, shield=True):
+            with anyio.move_on_after(_SHUTDOWN, shield=True):
                 await self._write()
 
     async def _write(self) -> str:
-        """Write; why something could not be."""
-        taken = self._journal.take_unwritten()
+        """Write what is pending; return the first error, or ""."""
+        pending = self._fault_log.take_unwritten()
         failed: dict[Key, str] = {}
-        await run_detached(_write_all, self._state, taken, failed)
-        self._journal.unwritten |= failed.keys()
+        await run_detached(_write_all, self._state, pending, failed)
+        self._fault_log.unwritten |= failed.keys()
         return next(iter(failed.values()), "")
 
 
-def _write_all(state: str, taken: Mapping[Key, Entry], failed: dict[Key, str]) -> None:
-    for key, entry in taken.items():
+def _write_all(state: str, pending: Mapping[Key, Entry], failed: dict[Key, str]) -> None:
+    for key, entry in pending.items():
         try:
             if entry.faults:
                 record.write_causes(state, *key, entry.faults, pod=entry.pod)
-                _add_to_end(state, key, entry)
+                _add_to_exit(state, key, entry)
             else:
                 record.forget_causes(state, *key)
         except (NvshimError, OSError) as error:
-            failed[key] = f"causes of ends of {key[1]}: {error}"
+            failed[key] = f"cannot write the faults of container {key[1]}: {error}"
 
 
-def _add_to_end(state: str, key: Key, entry: Entry) -> None:
-    """Tell of a container that has ended what was not known then."""
+def _add_to_exit(state: str, key: Key, entry: Entry) -> None:
+    """Add faults to the record of a container's exit that were not known at the exit."""
     document = exit_store.read_ended(state, *key)
     if document is not None:
         late = relevant(entry.faults, document["ended"])

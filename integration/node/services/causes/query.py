@@ -1,4 +1,4 @@
-"""The faults that the agent has left for containers, for a person who asks: from their files."""
+"""Read the faults of containers for the command line, from the agent's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fault_rows(config: Config) -> list[dict[str, Any]]:
-    """The faults of all containers, also of those that are gone since a while.
+    """Return the faults of all containers, including containers that are gone.
 
     Returns:
         An object for each, the oldest first; the keys are an interface.
@@ -33,7 +33,9 @@ def fault_rows(config: Config) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise CausesUnreadable(
-            f"the faults in {directory}", found=str(error.strerror).lower(), do="ask as root"
+            f"the faults in {directory}",
+            found=str(error.strerror).lower(),
+            do="run the command as root",
         ) from error
     rows = [
         _row(key, entry, fault)
@@ -66,7 +68,7 @@ def _row(key: Key, entry: Entry, fault: Fault) -> dict[str, Any]:
 
 
 def fault_of(config: Config, namespace: str, container: str) -> str | None:
-    """What a container that runs had to do with lately, in one line; None for nothing.
+    """Return the recent faults of a running container, in one line; None if there are none.
 
     Args:
         namespace: containerd's.

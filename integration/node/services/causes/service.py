@@ -2,18 +2,19 @@
 
 ::
 
-    events ──▶ judge, blame ──▶ hits ──▶ fault_log ──▶ STATE/causes/NAMESPACE/ID.json: the shim
-    lost GPUs, driver, MPS daemons ──▶     │    ╰──▶ state.causes: events on pods
-    full GPU memory, limits ───────▶       ╰────────▶ counters: metrics
-    what the driver needs to recover ──▶ changes what was told of the GPU
+    events ──▶ judge, attribute ──▶ hits ──▶ fault_log ──▶ STATE/causes/NAMESPACE/ID.json: the shim
+    lost GPUs, driver, MPS daemons ──▶         │    ╰──▶ state.causes: events on pods
+    full GPU memory, limits ───────▶           ╰────────▶ counters: metrics
+    the driver's recovery actions ──▶ update the GPU's faults in the fault log
 
 Rules
-- It judges by NVIDIA's table alone, whether or not the operator has devices judged by it: what
-  ended a container is no matter of policy.
-- An event is held against each ledger of the next seconds, too: a container that has just been
-  started is not in the ledger yet. One that was made after the event is not hit.
-- After a failure of a device NVML is asked, once, what the GPU needs. It may hang, or not know.
-- Xid 154 says what the GPU needs, and is a failure only if that is a reset.
+- Only NVIDIA's table decides what an Xid means here. The operator's health policy does not change
+  why a container exited.
+- The service also compares an event with each ledger of the next seconds, since a container that
+  has just started is not in the ledger yet. An event does not hit a container created after it.
+- After a device fails, the service samples NVML once to learn the recovery action. NVML may hang,
+  or not know it.
+- Xid 154 names the recovery action. It is a failure only if the action is a reset.
 """
 
 from __future__ import annotations
@@ -53,32 +54,32 @@ if TYPE_CHECKING:
     from integration.containers.bundles import Container
     from integration.node.service import Context
 
-# Events that are held against later ledgers at the same time.
+# Upper bound of the events that are compared with later ledgers.
 _MOST_RECENT: Final = 256
-# Seconds after a failure until the driver knows what the GPU needs.
-_TO_KNOW: Final = 1.0
-# Seconds by which a container's time and an event's may differ.
+# Seconds after a failure until the driver knows the recovery action.
+_SETTLE: Final = 1.0
+# Seconds by which the times of a container and of an event may differ.
 _SLACK: Final = 0.1
 
 
 async def run(context: Context) -> None:
-    """Keep the causes of containers' ends, until cancelled."""
+    """Record the faults of containers until cancelled."""
     with context.state.gpu_events.listen() as events:
-        clerk = _Clerk(context)  # what is posted while files are read is news
-        clerk.fault_log.entries |= await run_detached(read_all, context.config.state)
-        await clerk.keep(events)
+        recorder = _Recorder(context)  # subscribed first: events during the read are not missed
+        recorder.fault_log.entries |= await run_detached(read_all, context.config.state)
+        await recorder.keep(events)
 
 
 @dataclass(slots=True)
 class _Recent:
-    """An event, and whom it has hit so far."""
+    """An event, and the bundles of the containers that it has hit."""
 
     event: GpuEvent
     hit: set[str] = field(default_factory=set)
 
 
-class _Clerk:
-    """Who does it."""
+class _Recorder:
+    """Records faults from the agent's state."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._state = context, context.state
@@ -86,8 +87,8 @@ class _Clerk:
         self.fault_log = FaultLog()
         self._files = Files(context, self.fault_log)
         self._recent: deque[_Recent] = deque(maxlen=_MOST_RECENT)
-        # What the driver has said that GPUs need.
-        self._needs: dict[str, Action] = {}
+        # The driver's recovery action for each GPU that needs one.
+        self._recovery_actions: dict[str, Action] = {}
         self._lost: frozenset[str] = frozenset()
         self._mps = context.state.mps_daemons.value
         self._exceeded = context.state.memory_excesses.value
@@ -97,35 +98,35 @@ class _Clerk:
         self._places = HealthTable()
 
     async def keep(self, events: MemoryObjectReceiveStream[GpuEvent]) -> None:
-        """Go by everything that is told.
+        """Record faults until cancelled.
 
         Args:
-            events: what happens.
+            events: Xids and other events of the GPUs.
         """
         state = self._state
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._files.keep)
-                tasks.start_soon(self._ask)
-                tasks.start_soon(self._forget)
+                tasks.start_soon(self._sample_failed)
+                tasks.start_soon(self._expire)
                 follow = partial(call_on_change, at_once=True)
-                tasks.start_soon(follow, self._ledger, state.ledger)
-                tasks.start_soon(follow, self._losses, state.lost_gpus)
-                tasks.start_soon(follow, self._driver, state.node)
-                tasks.start_soon(follow, self._daemons, state.mps_daemons)
-                tasks.start_soon(follow, self._sampled, state.sample)
-                tasks.start_soon(follow, self._used, state.usage)
-                tasks.start_soon(follow, self._limits, state.memory_excesses)
-                self._tell()
+                tasks.start_soon(follow, self._on_ledger, state.ledger)
+                tasks.start_soon(follow, self._on_lost_gpus, state.lost_gpus)
+                tasks.start_soon(follow, self._on_driver, state.node)
+                tasks.start_soon(follow, self._on_mps_daemons, state.mps_daemons)
+                tasks.start_soon(follow, self._on_sample, state.sample)
+                tasks.start_soon(follow, self._on_usage, state.usage)
+                tasks.start_soon(follow, self._on_excesses, state.memory_excesses)
+                self._publish()
                 async for event in events:
-                    self._hear(event)
+                    self._on_event(event)
         finally:
             self._causes.publish({})
             state.faults.report(FAULT, "")
 
     # -- Xids ----------------------------------------------------------------------------------
 
-    def _hear(self, event: GpuEvent) -> None:
+    def _on_event(self, event: GpuEvent) -> None:
         if event.kind != XID:
             return
         recent = _Recent(event)
@@ -133,15 +134,17 @@ class _Clerk:
             action = recovery_asked(event.text)
             if action is None:
                 return
-            self._heed(self._table().gpu_of(event), action, epoch(event.when) - TOGETHER)
+            self._set_recovery_action(
+                self._table().gpu_of(event), action, epoch(event.when) - TOGETHER
+            )
             if action in {Action.NOTHING, Action.DRAIN}:
                 return
         self._hit(recent)
         self._recent.append(recent)
-        self._tell()
+        self._publish()
 
     def _table(self) -> HealthTable:
-        """Where devices are; of a storm's events for each look at the node once."""
+        """Return the places of devices; computed once for each inventory."""
         inventory = self._state.node.value.inventory
         if inventory is not self._places_of:
             self._places_of = inventory
@@ -151,14 +154,14 @@ class _Clerk:
         return self._places
 
     def _hit(self, recent: _Recent, *, later: bool = False) -> None:
-        """Note whom an event hits, once each.
+        """Record the containers that an event hits, once each.
 
         Args:
-            later: whether containers are known by now that were not when it was heard.
+            later: whether the ledger is newer than the event.
         """
         event, state = recent.event, self._state
         verdict = judge(self._table(), event, Policy())
-        whose = attribute(event, verdict, state.ledger.value, state.recent_holders)
+        attribution = attribute(event, verdict, state.ledger.value, state.recent_holders)
         holders = [
             each
             for uuid in dict.fromkeys((*verdict.devices, verdict.gpu))
@@ -167,10 +170,10 @@ class _Clerk:
         hits = hits_of(
             event,
             verdict,
-            whose,
+            attribution,
             holders,
             at=epoch(event.when),
-            action=self._needs.get(verdict.gpu),
+            action=self._recovery_actions.get(verdict.gpu),
             mps=self._shared_by_mps(),
         )
         for hit in hits:
@@ -180,72 +183,72 @@ class _Clerk:
             recent.hit.add(bundle)
             is_known = self.fault_log.has_failed(hit.container, hit.fault.gpu)
             if event.xid == RECOVERY and is_known:
-                continue  # it says what to do about what was told already
-            self._note(hit)
+                continue  # it only names the recovery action for a recorded fault
+            self._record(hit)
 
     def _holders_of(
         self, uuid: str, gpu: str, devices: Iterable[str], when: float
     ) -> tuple[Holding, ...]:
-        """Who holds a device that was hit: those who have the whole GPU hold its parts, too."""
-        found = self._state.recent_holders.holders(uuid, when)
+        """Return the holders of a device that was hit, including those of its whole GPU."""
+        holders = self._state.recent_holders.holders(uuid, when)
         if uuid == gpu and gpu not in devices:
-            return tuple(each for each in found if gpu in each.devices)
-        return found
+            return tuple(each for each in holders if gpu in each.devices)
+        return holders
 
     def _shared_by_mps(self) -> set[str]:
         return {uuid for each in self._state.mps_daemons.value.values() for uuid in each.devices}
 
-    def _note(self, hit: Hit) -> None:
+    def _record(self, hit: Hit) -> None:
         self.fault_log.add(hit)
         fault = hit.fault
         self._state.counters.faulted(fault.kind, fault.code, fault.whose)
         if fault.kind == XID and fault.whose in {Whose.DEVICE, Whose.UNCLEAR}:
             self._failed.set()
 
-    # -- what the driver says that a GPU needs -------------------------------------------------
+    # -- recovery actions of the driver --------------------------------------------------------
 
-    async def _ask(self) -> None:
-        """Ask NVML after each failure, until cancelled."""
+    async def _sample_failed(self) -> None:
+        """Sample NVML after each failure, until cancelled."""
         while True:
             await self._failed.wait()
-            await anyio.sleep(_TO_KNOW)
+            await anyio.sleep(_SETTLE)
             self._failed = anyio.Event()
             sampler = self._state.sampler.value
             if not isinstance(sampler, Unsampled):
-                await sampler.sample(max_age=0)  # it is posted, and heard there
+                await sampler.sample(max_age=0)  # published as state.sample
 
-    def _sampled(self) -> None:
+    def _on_sample(self) -> None:
         sample = self._state.sample.value
         if sample is None or sample.failure:
             return
         for gpu in sample.gpus:
             if gpu.recovery_action is not None and gpu.recovery_action in RECOVERY_ACTIONS:
                 action = RECOVERY_ACTIONS[gpu.recovery_action]
-                # What it said before it can have known of a fault says nothing of that.
+                # "Nothing" from before the driver could know of the fault does not count.
                 recent = max(
                     (r.event.when for r in self._recent if r.event.gpu == gpu.uuid), default=0.0
                 )
-                if action == Action.NOTHING and sample.when < recent + _TO_KNOW:
+                if action == Action.NOTHING and sample.when < recent + _SETTLE:
                     continue
-                self._heed(gpu.uuid, action, epoch(sample.when) - TOGETHER)
-        self._tell()
+                self._set_recovery_action(gpu.uuid, action, epoch(sample.when) - TOGETHER)
+        self._publish()
 
-    def _heed(self, gpu: str, action: Action, since: float) -> None:
+    def _set_recovery_action(self, gpu: str, action: Action, since: float) -> None:
         if action == Action.NOTHING:
-            self._needs.pop(gpu, None)
+            self._recovery_actions.pop(gpu, None)
         elif gpu:
-            self._needs[gpu] = action
+            self._recovery_actions[gpu] = action
         self.fault_log.heed(gpu, action, since)
 
-    # -- what is gone --------------------------------------------------------------------------
+    # -- lost GPUs, driver and MPS daemons -----------------------------------------------------
 
-    def _losses(self) -> None:
+    def _on_lost_gpus(self) -> None:
         before, self._lost = self._lost, frozenset(self._state.lost_gpus.value)
         at = now()
         for gpu in self._lost - before:
             hits = lost(
                 GPU_LOST,
-                "the GPU does not answer any more",
+                "the GPU stopped answering",
                 self._state.recent_holders.holders(gpu, at),
                 at=time.time(),
                 gpu=gpu,
@@ -253,111 +256,111 @@ class _Clerk:
             )
             for hit in hits:
                 if not self.fault_log.has_failed(hit.container, gpu):
-                    self._note(hit)
-        self._tell()
+                    self._record(hit)
+        self._publish()
 
-    def _driver(self) -> None:
-        """See whether the driver was unloaded or loaded anew below those who use it."""
+    def _on_driver(self) -> None:
+        """Record a fault if the driver was unloaded or reloaded while containers used it."""
         before, self._load = self._load, store.load_of_driver(self._context.config)
         if not before or before == self._load:
             return
-        what = "the driver was loaded anew" if self._load else "the driver was unloaded"
+        what = "the driver was reloaded" if self._load else "the driver was unloaded"
         holders = [
             each
             for gpu in {gpu for held in self._state.ledger.value.holdings for gpu in held.gpus}
             for each in self._state.recent_holders.holders(gpu, now())
         ]
         for hit in lost(DRIVER_LOST, what, holders, at=time.time(), whose=Whose.HOST):
-            self._note(hit)
-        self._tell()
+            self._record(hit)
+        self._publish()
 
-    def _daemons(self) -> None:
-        """See whether an MPS daemon has ended by itself: its clients' work is lost."""
+    def _on_mps_daemons(self) -> None:
+        """Record a fault if an MPS daemon exited by itself, since its clients lose their work."""
         before, self._mps = self._mps, self._state.mps_daemons.value
         at = now()
         for name, daemon in self._mps.items():
             known = before.get(name)
             if known is None or daemon.restarts <= known.restarts:
                 continue
-            # One that has ended serves none any more.
+            # The devices of the exited daemon; the new one may serve others.
             holders = [
                 h for uuid in known.devices for h in self._state.recent_holders.holders(uuid, at)
             ]
             for hit in lost(
                 MPS,
-                "the MPS control daemon ended",
+                "the MPS control daemon exited",
                 holders,
                 at=time.time(),
                 whose=Whose.NEIGHBOUR,
                 sure=False,
             ):
-                self._note(hit)
-        self._tell()
+                self._record(hit)
+        self._publish()
 
     # -- memory --------------------------------------------------------------------------------
 
-    def _used(self) -> None:
-        """Note who holds a GPU whose memory is full, for as long as it is."""
+    def _on_usage(self) -> None:
+        """Record the containers on a GPU whose memory is full, as long as it is full."""
         sample = self._state.sample.value
         if sample is None or sample.failure:
             return
         hits = full_memory(sample, self._state.usage.value, epoch(sample.when))
         full = {(hit.container.namespace, hit.container.id) for hit in hits}
-        there = {(each.namespace, each.id) for each in self._state.ledger.value.containers}
-        # Of one that has gone it is known how it was last.
-        self.fault_log.drop(GPU_MEMORY, there - full)
+        present = {(each.namespace, each.id) for each in self._state.ledger.value.containers}
+        # A container that is gone keeps its last state.
+        self.fault_log.drop(GPU_MEMORY, present - full)
         for hit in hits:
             self.fault_log.add(hit)
-        self._tell()
+        self._publish()
 
-    def _limits(self) -> None:
+    def _on_excesses(self) -> None:
         before, self._exceeded = self._exceeded, self._state.memory_excesses.value
         for which, hit in self._exceeded.items():
             if before.get(which) != hit:
-                self._note(hit)
-        self._tell()
+                self._record(hit)
+        self._publish()
 
     # -- containers ----------------------------------------------------------------------------
 
-    def _ledger(self) -> None:
+    def _on_ledger(self) -> None:
         if not self._state.ledger.version:
-            return  # nobody has looked yet who is there
+            return  # there is no ledger yet
         at = now()
         while self._recent and at - self._recent[0].event.when > LATE:
             self._recent.popleft()
         for recent in self._recent:
             self._hit(recent, later=True)
         self.fault_log.expire(self._state.ledger.value.containers, at)
-        self._tell()
+        self._publish()
 
-    async def _forget(self) -> None:
-        """Forget who is gone for long, until cancelled."""
+    async def _expire(self) -> None:
+        """Drop the faults of containers that are long gone, until cancelled."""
         while True:
             version = version_of(self._state.ledger, self._state.causes)
             due = self.fault_log.next_expiry()
             pause = float("inf") if due is None else max(0.0, due - now()) + 1
             await wait_any(self._state.ledger, self._state.causes, since=version, timeout=pause)
-            self._ledger()
+            self._on_ledger()
 
-    def _tell(self) -> None:
-        """Have it written, and tell the others."""
+    def _publish(self) -> None:
+        """Write and publish the fault log if it changed."""
         if self.fault_log.unwritten:
             self._files.changed()
             self._causes.publish(dict(self.fault_log.entries))
 
 
 def _was_there(container: Container, when: float, *, known: bool) -> bool:
-    """Whether a container's process was made before something happened.
+    """Return whether a container's process existed at a time.
 
     Args:
         when: seconds since boot.
-        known: the answer, if its bundle does not say when it was made.
+        known: the answer if the bundle has no creation time.
     """
     created = container.created
     if created is None:
         return known
     if created <= epoch(when) + _SLACK:
         return True
-    # By a clock that was set back since it may seem to be made later than it was.
+    # If the clock was set back since, the creation time may seem later than it was.
     status = Procfs().status(container.pid) if container.pid else None
     return status is not None and status.existed_at(when, _SLACK)

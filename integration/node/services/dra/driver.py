@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from api.errors import one_line
-from integration.node.engine_query import EngineAsked
+from integration.node.engine_query import EngineQuery
 from integration.node.reporter import api_server_of
 from integration.node.services.dra.claim_reader import ClaimReader
 from integration.node.services.dra.claim_specs import ClaimSpecs
@@ -80,7 +80,7 @@ class Driver:
             reader=self.reader,
             discovery=self.discovery,
             plugins=self.plugins,
-            engine=EngineAsked(options.cri_sockets),
+            engine=EngineQuery(options.cri_sockets),
             mig=self.mig,
             sharing=self.sharing,
             specs=self.specs,

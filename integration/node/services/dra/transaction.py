@@ -56,7 +56,7 @@ from integration.node.services.dra.claims import (
 from integration.node.services.dra.mig_create import is_unmade
 
 if TYPE_CHECKING:
-    from integration.node.engine_query import EngineAsked
+    from integration.node.engine_query import EngineQuery
     from integration.node.service import Context
     from integration.node.services.dra.claim_reader import ClaimReader
     from integration.node.services.dra.claim_specs import ClaimSpecs
@@ -80,7 +80,7 @@ class ClaimTransactions:
     reader: ClaimReader  # reads a claim from the API server
     discovery: DeviceDiscovery  # the devices of the node
     plugins: PluginDevices  # what the device plugins gave away
-    engine: EngineAsked  # the container engine
+    engine: EngineQuery  # the container engine
     mig: DynamicMig
     sharing: SharingSetup
     specs: ClaimSpecs

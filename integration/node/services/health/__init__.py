@@ -1,1 +1,1 @@
-"""Whether a GPU or MIG device can be given to a container, and what makes it so."""
+"""The health service: decide whether each GPU or MIG device can be allocated, and why not."""

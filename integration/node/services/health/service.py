@@ -1,17 +1,18 @@
-"""The health of devices: whether each can be given to a container.
+"""Track the health of devices: whether each can be allocated to a container.
 
 ::
 
-    events ──▶ judge ──▶ blame ──▶ table ──▶ state.health, xid_counts, STATE/health.json, the log
-    looks  ──────────────────────▶  │
-    samples ◀── asked for when a device has something to prove, and every few minutes
-    requests of people ──────────▶  │
+    events ──────▶ judge ──▶ attribute ──▶ table ──▶ state.health, xid_counts, health.json, the log
+    inventories ─────────────────────────▶  │
+    samples ◀── requested while a device recovers, and every few minutes
+    requests of administrators ──────────▶  │
 
 Rules
-- Every error is said, with whose it is as far as that is known, and counted once. What the kernel's
-  log and NVML tell of the same error comes as one event
-  (:mod:`integration.node.services.monitor.merging`).
-- What becomes of a device is said when its state changes: why, by whom, and what to do.
+- The log has a line for each error, with the container that caused it if that is known. Each error
+  counts once: the kernel log and NVML may both report it, and
+  :mod:`integration.node.services.monitor.merging` makes one event of that.
+- The log has a line for each change of a device's state: the reason, the containers involved and
+  the remedy.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ from integration.watcher import ANY, Watcher
 if TYPE_CHECKING:
     from integration.node.service import Context
 
-# Seconds between two samples while all is well, and at most while a device is away or unwatched.
-_SELDOM: Final = 300.0
-_OFTEN: Final = 5.0
+# Seconds between two samples: while all devices are healthy, and while one is lost or unwatched.
+_IDLE_INTERVAL: Final = 300.0
+_PROBE_INTERVAL: Final = 5.0
 _MOST_TOTALS: Final = 4096
-_AGAIN: Final = 10.0  # until a file that could not be written is tried again
+_RETRY: Final = 10.0  # seconds until a failed write is retried
 
 _FILE: Final = "health.file"
-"""What the fault is called that the file cannot be written."""
+"""The name of the fault "the file cannot be written"."""
 
 _KINDS: Final = frozenset({"xid", "ecc-double"})
 _LEVELS: Final = {
@@ -84,24 +85,24 @@ _LEVEL_OF_STATE: Final = {
 
 
 async def run(context: Context) -> None:
-    """Watch over the devices until cancelled.
+    """Watch the devices until cancelled.
 
     Raises:
-        XidListWrong: a list of errors is none.
+        XidListWrong: a list of Xids is not valid.
     """
     options = context.options
     policy = policy_of(context.config, options.ignored_xids, options.heeded_xids)
     if not policy.judged:
-        context.say("warning", "no device's health is judged", reason="DP_DISABLE_HEALTHCHECKS")
+        context.say("warning", "health checks are disabled", reason="DP_DISABLE_HEALTHCHECKS")
         context.state.health.publisher(ServiceName.HEALTH).publish({})
-        with suppress(OSError):  # what one before it has thought is not shown as of now
+        with suppress(OSError):  # mark the file of an earlier agent as no longer current
             store.write(context.config, store.read(context.config).table, judged=False)
         await anyio.sleep_forever()
-    await _Ward(context, policy).watch()
+    await _Monitor(context, policy).watch()
 
 
 def rules_of(config: Config) -> Rules:
-    """How patient one is, as the configuration says."""
+    """Return the thresholds of the configuration."""
     return Rules(
         suspects=config.health_suspects,
         window=config.health_window,
@@ -115,8 +116,8 @@ def _now() -> Moment:
     return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
-class _Ward:
-    """All devices, and what is done when something becomes of them."""
+class _Monitor:
+    """Updates the health table, publishes it and logs its changes."""
 
     def __init__(self, context: Context, policy: Policy) -> None:
         self._config = context.config
@@ -132,54 +133,56 @@ class _Ward:
         self._known_lost: dict[str, str] = {}
         self._saving = anyio.Lock()
         self._changed = anyio.Event()
-        self._news = anyio.Event()
+        self._table_changed = anyio.Event()
         record = store.read(context.config)
         if record.fault:
             self._say("warning", record.fault)
         self._table: HealthTable = record.table
-        # That a GPU has gone was said when it went; it is not said again at each start.
+        # The log already has a line for each missing GPU; do not repeat it at each start.
         known = reports(record.table)
         self._health.publish({uuid: known[uuid] for uuid in known.keys() & record.table.gone})
         self._put(record.table)
 
     async def watch(self) -> None:
-        """Go by everything that is told."""
+        """Follow events, inventories, samples and requests until cancelled."""
         with self._state.gpu_events.listen() as events:
-            self._look()
+            self._on_inventory()
             async with anyio.create_task_group() as tasks:
                 follow = partial(call_on_change, at_once=True)
-                tasks.start_soon(follow, self._look, self._state.node)
-                tasks.start_soon(follow, self._watched, self._state.unwatched)
-                tasks.start_soon(follow, self._lost, self._state.lost_gpus)
-                tasks.start_soon(call_on_change, self._sampled_by_others, self._state.sample)
-                tasks.start_soon(self._ask)
+                tasks.start_soon(follow, self._on_inventory, self._state.node)
+                tasks.start_soon(follow, self._on_unwatched, self._state.unwatched)
+                tasks.start_soon(follow, self._on_lost_gpus, self._state.lost_gpus)
+                tasks.start_soon(call_on_change, self._on_sample, self._state.sample)
+                tasks.start_soon(self._request_samples)
                 tasks.start_soon(self._serve_requests)
                 tasks.start_soon(self._keep_file)
                 async for event in events:
-                    self._hear(event)
+                    self._on_event(event)
 
     # -- events --------------------------------------------------------------------------------
 
-    def _hear(self, event: GpuEvent) -> None:
+    def _on_event(self, event: GpuEvent) -> None:
         if event.kind not in _KINDS:
             return
         verdict = judge(self._table, event, self._policy)
-        whose = attribute(event, verdict, self._state.ledger.value, self._state.recent_holders)
-        verdict = replace(verdict, blamed=whose.titles)
+        attribution = attribute(
+            event, verdict, self._state.ledger.value, self._state.recent_holders
+        )
+        verdict = replace(verdict, blamed=attribution.titles)
         self._put(after_event(self._table, event, verdict, _now(), self._rules))
-        self._tell(event, verdict, whose)
-        self._count(event, verdict, whose)
+        self._log_event(event, verdict, attribution)
+        self._count(event, verdict, attribution)
 
-    def _count(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
+    def _count(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
         if event.kind != "xid":
             return
-        key = (verdict.gpu, event.xid, whose.titles[0] if whose.titles else "")
+        key = (verdict.gpu, event.xid, attribution.titles[0] if attribution.titles else "")
         if key not in self._totals and len(self._totals) >= _MOST_TOTALS:
             key = (verdict.gpu, event.xid, "")
         self._totals[key] = self._totals.get(key, 0) + event.times
         self._xid_counts.publish(dict(self._totals))
 
-    def _tell(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
+    def _log_event(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
         fields: dict[str, Any] = {
             "gpu": verdict.gpu or event.gpu or event.bus_id or "unknown",
             "severity": verdict.severity.value,
@@ -188,30 +191,33 @@ class _Ward:
             fields["device"] = verdict.devices[0]
         if verdict.severity != Severity.IGNORE:
             fields["do"] = verdict.remedy.value
-        if whose.titles:
-            fields |= {"container": one_line(", ".join(whose.titles)), "known": whose.how.value}
+        if attribution.titles:
+            fields |= {
+                "container": one_line(", ".join(attribution.titles)),
+                "known": attribution.how.value,
+            }
         if event.pid:
             fields |= {"process": event.pid, "program": one_line(event.process)}
         if event.times > 1:
             fields["times"] = event.times
         if not verdict.gpu:
-            fields["note"] = "no GPU of the node is that one; all are asked"
+            fields["note"] = "the inventory has no such GPU; all GPUs are checked"
         self._say(_LEVELS[verdict.severity], verdict.reason, source=event.source, **fields)
 
-    # -- looks and samples ---------------------------------------------------------------------
+    # -- inventories and samples ---------------------------------------------------------------
 
-    def _look(self) -> None:
-        seen, now = self._state.node.value, _now()
+    def _on_inventory(self) -> None:
+        node, now = self._state.node.value, _now()
         load = store.load_of_driver(self._config)
-        inventory = seen.inventory
+        inventory = node.inventory
         if inventory is None:
-            if not seen.faults:
-                return  # nobody has looked yet
+            if not node.faults:
+                return  # the agent has not read the inventory yet
             table = after_inventory(
-                self._table, None, {}, now, self._rules, load=load, why=seen.faults[0]
+                self._table, None, {}, now, self._rules, load=load, why=node.faults[0]
             )
         else:
-            # An inventory that was kept knows nothing of a GPU that has answered since.
+            # A cached inventory may call a GPU lost that has answered since.
             lost = {
                 gpu.uuid: gpu.lost
                 for gpu in inventory.gpus
@@ -219,7 +225,7 @@ class _Ward:
             }
             table = after_inventory(
                 self._table,
-                places_of(inventory, self._there()),
+                places_of(inventory, self._present_places()),
                 lost,
                 now,
                 self._rules,
@@ -229,87 +235,93 @@ class _Ward:
         self._put(after_watch(table, self._state.unwatched.value, now, self._rules))
 
     def _answered(self, uuid: str) -> float:
-        """When a device that was lost answered again, in seconds since boot; 0 if it was not."""
+        """Return when a lost device answered again, in seconds since boot; 0 if it has not."""
         known = self._table.conditions.get(uuid)
         return 0.0 if known is None or known.lost else known.answers_since
 
-    def _there(self) -> dict[str, Place]:
-        """Where those are that were there at the last look."""
+    def _present_places(self) -> dict[str, Place]:
+        """Return the places of the devices that are not missing."""
         table = self._table
         return {uuid: place for uuid, place in table.places.items() if uuid not in table.gone}
 
-    def _watched(self) -> None:
+    def _on_unwatched(self) -> None:
         self._put(after_watch(self._table, self._state.unwatched.value, _now(), self._rules))
 
-    def _lost(self) -> None:
-        """That a GPU is lost is known at once; that it is back, samples have to prove."""
+    def _on_lost_gpus(self) -> None:
+        """Apply new losses at once. Only samples prove that a GPU is back."""
         before, self._known_lost = self._known_lost, dict(self._state.lost_gpus.value)
         lost = {gpu: why for gpu, why in self._known_lost.items() if gpu not in before}
         self._put(after_loss(self._table, lost, _now(), self._rules))
 
-    def _sampled_by_others(self) -> None:
+    def _on_sample(self) -> None:
         if self._state.sample.value is not None:
-            self._take(self._state.sample.value)
+            self._apply_sample(self._state.sample.value)
 
-    def _take(self, sample: Sample) -> None:
+    def _apply_sample(self, sample: Sample) -> None:
         if sample.when <= self._sampled or isinstance(self._state.sampler.value, Unsampled):
             return
         if sample.failure and self._state.nvml_unavailable:
-            return  # it is not asked on purpose: so long its devices are unwatched, and no worse
+            return  # NVML is paused on purpose: its devices are unwatched, not unhealthy
         self._sampled = sample.when
         self._put(after_sample(self._table, sample, _now(), self._rules))
 
-    async def _ask(self) -> None:
-        """Have NVML asked when a device has something to prove, and every now and then."""
-        asked = -math.inf
+    async def _request_samples(self) -> None:
+        """Request a sample while a device recovers, and every few minutes."""
+        last = -math.inf
         while True:
-            await self._until_due(asked)
+            await self._until_due(last)
             sampler = self._state.sampler.value
             if isinstance(sampler, Unsampled):
                 version = version_of(self._state.sampler)
                 await wait_any(self._state.sampler, since=version, timeout=self._options.poll)
             else:
-                asked = _now().boot
-                self._take(await sampler.sample(max_age=0))
+                last = _now().boot
+                self._apply_sample(await sampler.sample(max_age=0))
 
-    async def _until_due(self, asked: float) -> None:
-        """Wait until NVML is to be asked."""
+    async def _until_due(self, last: float) -> None:
+        """Wait until the next sample is due.
+
+        Args:
+            last: the time of the last sample, in seconds since boot.
+        """
         while True:
-            often = min(self._options.poll, _OFTEN)
-            when = next_sample(self._table, asked, self._rules, often)
-            pause = min(when, asked + _SELDOM) - _now().boot
+            interval = min(self._options.poll, _PROBE_INTERVAL)
+            when = next_sample(self._table, last, self._rules, interval)
+            pause = min(when, last + _IDLE_INTERVAL) - _now().boot
             if pause <= 0:
                 return
             with anyio.move_on_after(pause):
-                await self._news.wait()  # there may be less time, or more
+                await self._table_changed.wait()  # a new table may change when the sample is due
 
-    # -- people --------------------------------------------------------------------------------
+    # -- requests of administrators ------------------------------------------------------------
 
     async def _serve_requests(self) -> None:
         directory = requests.directory_of(self._config)
-        with suppress(OSError):  # then nobody can ask
+        with suppress(OSError):  # without the directory there are no requests
             os.makedirs(directory, mode=0o700, exist_ok=True)
-        unheard = ""
+        reported = ""
         with Watcher(quiet=0) as watcher:
             while True:
                 for name in requests.waiting(self._config):
                     await self._clear(name)
                 await watcher.change({directory: ANY})
-                if watcher.deaf and watcher.deaf != unheard:
-                    self._say("warning", "requests are only looked for", reason=watcher.deaf)
-                unheard = watcher.deaf
+                if watcher.deaf and watcher.deaf != reported:
+                    self._say(
+                        "warning", "polling for health requests: no file watch", reason=watcher.deaf
+                    )
+                reported = watcher.deaf
 
     async def _clear(self, name: str) -> None:
-        """Put a device back, and say so once that lasts."""
+        """Return a device to service; acknowledge the request once the file is saved."""
         self._say("warning", "returned to service by hand", device=name)
         self._put(after_clear(self._table, [name], _now(), self._rules))
         await self._save()
         requests.taken(self._config, name)
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------
 
     def _put(self, table: HealthTable) -> None:
-        """Go by a new table: tell the others, and say what has become of whom."""
+        """Replace the table, publish the health of devices and log each change of state."""
         before, self._table = self._state.health.value, table
         now = reports(table)
         worse = False
@@ -329,16 +341,16 @@ class _Ward:
                 fields["do"] = health.remedy
             self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
         self._health.publish(now)
-        self._news.set()
-        self._news = anyio.Event()
-        if worse:  # what the inventory says of it may be old
+        self._table_changed.set()
+        self._table_changed = anyio.Event()
+        if worse:  # the inventory may be outdated
             self._state.look_requested.send()
         self._changed.set()
 
     async def _keep_file(self) -> None:
         while True:
-            # A disk that was full is tried again, though nothing has changed.
-            with anyio.move_on_after(_AGAIN if self._state.faults.lines.get(_FILE) else math.inf):
+            # Retry after a failed write (a full disk, say), even if nothing has changed.
+            with anyio.move_on_after(_RETRY if self._state.faults.lines.get(_FILE) else math.inf):
                 await self._changed.wait()
             self._changed = anyio.Event()
             await self._save()
@@ -351,5 +363,5 @@ class _Ward:
             except OSError as error:
                 line = f"{store.path_of(self._config)}: {error.strerror}"
             if line and self._state.faults.lines.get(_FILE) != line:
-                self._say("warning", "health cannot be kept over a restart", reason=line)
+                self._say("warning", "cannot save device health; a restart loses it", reason=line)
             self._state.faults.report(_FILE, line)

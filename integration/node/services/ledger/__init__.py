@@ -1,1 +1,1 @@
-"""Which container holds which GPU, and what it uses of it."""
+"""The ledger service: record which container holds which GPU or MIG device."""

@@ -1,13 +1,16 @@
 """The ledger: which container holds which devices, kept up to date.
 
-It is made of the bundles alone, so an agent that begins has the ledger that its predecessor had. It
-is published, and written to ``STATE/ledger.json``, when it differs.
+The service builds the ledger from the bundles alone, so a restarted agent finds the same ledger
+again. It publishes the ledger and writes ``STATE/ledger.json`` when the ledger changes.
 
-One looks anew when containers come, go, are made or end
-(:mod:`integration.containers.bundle_watch`), when the node changed
-(the driver may be another), and when what nobody tells of has: what the kubelet says of its pods,
-the driver's files, containerds that are known by their shims alone. After some times of that
-nothing is believed any more, and all is read.
+The service reads the bundles
+
+- when containers are created, start, exit or are deleted
+  (:mod:`integration.containers.bundle_watch`);
+- when the node changes, since the driver may be another one;
+- when a poll finds a change that causes no event: the kubelet's assignments, the driver's files, or
+  a containerd that is known only by its shims;
+- and after ten polls without a change, in case an event was lost.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ if TYPE_CHECKING:
 FILE: Final = LEDGER
 _PROC: Final = "/proc"
 
-# Seconds after which a swarm of changes is over, and how long one may last.
+# Seconds without a change that end a burst of changes, and the longest burst.
 _QUIET: Final = 0.2
-_LONGEST_SWARM: Final = 2.0
+_LONGEST_BURST: Final = 2.0
 
-# So many times in turn it is believed that all that happened was heard.
-_TRUSTED: Final = 10
+# After this many polls without a change, read all bundles again.
+_TRUSTED_POLLS: Final = 10
 
 
 def look(
@@ -63,13 +66,13 @@ def look(
     allocated: Allocated | None = None,
     proc: str = _PROC,
 ) -> Ledger:
-    """The ledger, of the bundles as they are now.
+    """Return the ledger of the current bundles.
 
     Args:
-        allocated: what the kubelet says; None if it says nothing.
+        allocated: the kubelet's assignments; None if it does not answer.
 
     Raises:
-        StateUnreadable: a directory may not be read: the caller is not root.
+        StateUnreadable: a directory is not readable, since the caller is not root.
     """
     return _ledger_of(tuple(find_containers(states, proc)), inventory, allocated, proc)
 
@@ -88,7 +91,7 @@ def _ledger_of(
         holdings=holdings,
         unheld=()
         if allocated is None
-        else unheld_of(allocated, holdings, containers if _tells_nodes(inventory) else ()),
+        else unheld_of(allocated, holdings, containers if _knows_devices(inventory) else ()),
         denied=tuple(_denied(containers)),
         stopped=stopped_of(containers, inventory),
         containers=containers,
@@ -96,18 +99,18 @@ def _ledger_of(
 
 
 def _denied(containers: Iterable[Container]) -> Iterator[Denied]:
-    """What containers of pods were not given, by their records."""
+    """Yield the denied requests in the records of pods' containers."""
     for each in containers:
-        judged = (each.record or {}).get("policy")
-        if each.pod is None or not isinstance(judged, dict):
+        policy = (each.record or {}).get("policy")
+        if each.pod is None or not isinstance(policy, dict):
             continue
         pod = each.pod
-        for why in judged.get("denied") or ():
+        for why in policy.get("denied") or ():
             yield Denied(pod.namespace, pod.name, pod.uid, each.name, one_line(str(why)))
 
 
-def _tells_nodes(inventory: Inventory | None) -> bool:
-    """Whether it is known what a container has by its nodes: MIG devices are NVML's to tell."""
+def _knows_devices(inventory: Inventory | None) -> bool:
+    """Return whether a container's device nodes identify its devices; MIG devices need NVML."""
     return inventory is not None and not inventory.nvml_failure
 
 
@@ -118,14 +121,14 @@ async def look_and_ask(
     ask: Callable[[], Awaitable[Allocated | None]],
     proc: str = _PROC,
 ) -> Ledger:
-    """The ledger as of :func:`look`, in which no pod is an orphan because it has just come.
+    """Return the ledger as :func:`look` does; a pod that has just started is not an orphan.
 
     Args:
-        allocated: what the kubelet has said; None if it says nothing.
-        ask: asks it once more, if it did not know a pod.
+        allocated: the kubelet's assignments; None if it does not answer.
+        ask: asks the kubelet again, called if it did not know a pod.
 
     Raises:
-        StateUnreadable: as of :func:`look`.
+        StateUnreadable: see :func:`look`.
     """
     ledger = await run_detached(look, states, inventory, allocated, proc)
     if not any(each.orphan == UNKNOWN_POD for each in ledger.holdings):
@@ -137,53 +140,54 @@ async def look_and_ask(
 
 
 async def run(context: Context) -> None:
-    """Keep the ledger, until cancelled.
+    """Keep the ledger up to date until cancelled.
 
     Raises:
-        StateUnreadable: containerd's state may not be read.
+        StateUnreadable: containerd's state directory is not readable.
     """
     state, options = context.state, context.options
     ask = partial(context.kubelet.allocated, options.pod_resources)
     states: tuple[str, ...] = ()
-    looked: object = None
-    left, late, again = 0, True, False
+    inputs: object = None
+    polls_left, is_poll, again = 0, True, False
     deaf = ""
-    with Watcher(_QUIET, _LONGEST_SWARM) as watcher:
+    with Watcher(_QUIET, _LONGEST_BURST) as watcher:
         while True:
-            if late:
+            if is_poll:
                 states = await run_detached(states_to_watch, options.states)
             allocated = await ask()
             version = version_of(state.node)
-            # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
-            if late and left and looked == (states, allocated) and not deaf:
-                left, again = left - 1, await run_detached(_is_overtaken, state.ledger.value)
+            # The watch reports every change of a bundle, but none of the driver's files.
+            if is_poll and polls_left and inputs == (states, allocated) and not deaf:
+                polls_left -= 1
+                again = await run_detached(_is_outdated, state.ledger.value)
             else:
-                left, looked = _TRUSTED, (states, allocated)
+                polls_left, inputs = _TRUSTED_POLLS, (states, allocated)
                 ledger = await look_and_ask(states, state.node.value.inventory, allocated, ask)
-                _tell(context, state.ledger.value, ledger)
+                _log_faults(context, state.ledger.value, ledger)
                 state.ledger.publisher(ServiceName.LEDGER).publish(ledger)
                 state.faults.report("ledger", await run_detached(_write, context.config, ledger))
                 ended = watcher.follow_processes(await run_detached(_processes, ledger))
                 again = watcher.follow(watched_directories(states)) or ended
                 if watcher.deaf != deaf:
                     deaf = watcher.deaf
-                    context.say("warning", "not all containers are heard", why=deaf or "over")
-            late = False
+                    context.say("warning", "cannot watch all bundles", why=deaf or "resolved")
+            is_poll = False
             if not again:
-                which, heard = await first_of(
+                which, changed = await first_of(
                     partial(watcher.wait, options.poll),
                     partial(wait_any, state.node, since=version),
                 )
-                late = not which and not heard and version_of(state.node) == version
+                is_poll = not which and not changed and version_of(state.node) == version
 
 
-def _is_overtaken(ledger: Ledger) -> bool:
-    """Whether a holding's driver is another by now."""
+def _is_outdated(ledger: Ledger) -> bool:
+    """Return whether the driver of a holding has changed since the ledger was built."""
     return any(stale_of(each.container) != each.stale for each in ledger.holdings)
 
 
 def _processes(ledger: Ledger) -> set[int]:
-    """Whose end matters: that of those who hold something, and of their shims."""
+    """Return the processes whose exit changes the ledger: the holders' and their shims'."""
     procfs = Procfs(_PROC)
     pids = {each.container.pid for each in ledger.holdings if each.container.pid}
     known = {each.container.pid for each in ledger.holdings if not each.orphan} & pids
@@ -191,22 +195,28 @@ def _processes(ledger: Ledger) -> set[int]:
     return pids | {status.parent for status in statuses if status is not None} - {0, 1}
 
 
-def _tell(context: Context, before: Ledger, now: Ledger) -> None:
-    """Say what has come to be wrong, a line for each container."""
+def _log_faults(context: Context, before: Ledger, now: Ledger) -> None:
+    """Log what is newly wrong, a line for each container."""
     known = {(each.container.bundle, each.stale, each.orphan) for each in before.holdings}
     for each in now.holdings:
         if (each.container.bundle, each.stale, each.orphan) in known:
             continue
         title, bundle = printable(each.container.title), each.container.bundle
         if each.stale:
-            context.say("warning", "to be drained", container=title, why=each.stale, bundle=bundle)
+            context.say(
+                "warning", "container is stale: drain its pod",
+                container=title, why=each.stale, bundle=bundle,
+            )  # fmt: skip
         if each.orphan:
-            context.say("warning", "an orphan", container=title, why=each.orphan, bundle=bundle)
+            context.say(
+                "warning", "container is an orphan",
+                container=title, why=each.orphan, bundle=bundle,
+            )  # fmt: skip
     for missing in now.missing:
         if missing not in before.missing:
             context.say(
                 "error",
-                "a container runs without a device that the kubelet has given it",
+                "a container runs without a device that the kubelet allocated to it",
                 container=printable(missing.title),
                 device=printable(missing.device),
                 resource=printable(missing.resource),
@@ -218,7 +228,7 @@ def _tell(context: Context, before: Ledger, now: Ledger) -> None:
 
 
 def _write(config: Config, ledger: Ledger) -> str:
-    """Write it down, if it differs; why that cannot be done."""
+    """Write the ledger's file if it changed; return the error, or ""."""
     path = os.path.join(config.state, FILE)
     content = (json.dumps(as_document(ledger), indent=2) + "\n").encode()
     try:

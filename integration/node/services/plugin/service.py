@@ -86,7 +86,7 @@ from integration.nvml.topology import numa_nodes
 from integration.watcher import ANY, Interest, Watcher
 
 if TYPE_CHECKING:
-    from integration.node.engine_query import EngineAsked
+    from integration.node.engine_query import EngineQuery
     from integration.node.services.plugin.serving import Serving
 
 _NAME: Final = "plugin"
@@ -150,7 +150,7 @@ class _Plugin:
         self._keeping_specs = anyio.Lock()
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
-        self._engine: EngineAsked | None = None
+        self._engine: EngineQuery | None = None
         self._mode = DeliveryMode(())
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
@@ -369,9 +369,9 @@ class _Plugin:
 
     async def _hear_engine(self) -> DeliveryMode:
         """Ask the engine, and return how containers learn of their devices."""
-        from integration.node.engine_query import EngineAsked  # noqa: PLC0415 - it loads gRPC
+        from integration.node.engine_query import EngineQuery  # noqa: PLC0415 - it loads gRPC
 
-        self._engine = self._engine or EngineAsked(self._options.cri_sockets)
+        self._engine = self._engine or EngineQuery(self._options.cri_sockets)
         engine = await self._engine.ask()
         settings = self._known.settings
         mode = self._mode if settings is None else delivery_mode(settings, engine)

@@ -11,7 +11,7 @@ import pytest
 from hooks.config import Config
 from integration.agent_errors import CausesUnreadable, ContainerNotKilled
 from integration.node.services.causes.query import fault_of, fault_rows
-from integration.node.services.memory_guard import _end
+from integration.node.services.memory_guard import _kill_container
 from shim.causes.record import Fault, Whose, write_causes
 from tests.unit.node.causes.holders import holding
 
@@ -59,4 +59,4 @@ async def test_a_shim_that_cannot_be_asked_is_said(tmp_path: Path, address: str)
         holding("a").container, address=str(tmp_path / address) if address else ""
     )  # fmt: skip
     with pytest.raises(ContainerNotKilled, match="research/pod-a/a"):
-        await _end(container)
+        await _kill_container(container)

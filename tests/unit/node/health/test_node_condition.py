@@ -13,7 +13,7 @@ from integration.node import reporter
 from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
 from integration.node.service import Context
-from integration.node.services.node_condition import TYPE, run, said_of
+from integration.node.services.node_condition import TYPE, condition_of, run
 from integration.node.values.health import HealthState
 from tests.harness.api_server import ApiServer, denied, denied_by_webhook, refusal, webhook_failed
 from tests.harness.waiting import until
@@ -29,22 +29,22 @@ WELL = {"GPU-a": Condition(), "GPU-b": Condition(HealthState.SUSPECT, reason="Xi
 
 
 def test_what_is_given_is_no_reason() -> None:
-    assert said_of([], WELL) == ("False", "AllInService", "every GPU can be given")
-    assert said_of([], {}).status == "False"
+    assert condition_of([], WELL) == ("False", "AllInService", "all GPUs are in service")
+    assert condition_of([], {}).status == "False"
 
 
 def test_each_device_that_no_pod_can_have_is_named_once_with_its_reason() -> None:
-    told = said_of([], {**WELL, "GPU-d": BACK, "GPU-c": ILL})
+    told = condition_of([], {**WELL, "GPU-d": BACK, "GPU-c": ILL})
     assert told == ("True", "Unhealthy", "GPU-c is unhealthy: Xid 79; GPU-d is recovering")
-    told = said_of([Drain("GPU-c", reason="fan")], {**WELL, "GPU-c": ILL})
+    told = condition_of([Drain("GPU-c", reason="fan")], {**WELL, "GPU-c": ILL})
     assert told == ("True", "Drained", "GPU-c is out of service fan")
-    told = said_of([Drain(DRIVER)], {"GPU-c": ILL})
+    told = condition_of([Drain(DRIVER)], {"GPU-c": ILL})
     assert told[:2] == ("True", "DrainedAndUnhealthy")
     assert told.message.startswith("the driver is out of service without a word of why; GPU-c is ")
 
 
 def test_a_message_has_an_end() -> None:
-    told = said_of([Drain(f"GPU-{n:04}", reason="x" * 99) for n in range(64)], {})
+    told = condition_of([Drain(f"GPU-{n:04}", reason="x" * 99) for n in range(64)], {})
     assert len(told.message) == 1025
     assert told.message.endswith("…")
 
