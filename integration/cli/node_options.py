@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from integration.node.options import DRA_DRIVER
 from integration.node.services.metrics.address import parse_address
 from integration.node.settings.readers import BOOLEAN
-from integration.node.settings.table import FLAGS, Given
+from integration.node.settings.table import FLAGS, Override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
 class CliSettings(NamedTuple):
     """The settings of the command line, for the device plugin and for the agent."""
 
-    plugin: tuple[Given, ...]  # the plugin's settings that flags or variables set
+    plugin: tuple[Override, ...]  # the plugin's settings that flags or variables set
     agent: dict[str, Any]  # the values of the agent's own options, by name
 
 
@@ -80,7 +80,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
     )  # fmt: skip
 
 
-def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
+def _given(context: click.Context, flag: Setting, value: Any) -> Override | None:
     """Return a flag's value and origin; None if neither it nor its variable is set."""
     source = context.get_parameter_source(parameter_of(flag))
     if source is ParameterSource.ENVIRONMENT:
@@ -89,7 +89,7 @@ def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
         origin = f"--{flag.name}"
     else:
         return None
-    return Given(flag.path, origin, tuple(value) if flag.repeated else (value,))
+    return Override(flag.path, origin, tuple(value) if flag.repeated else (value,))
 
 
 # -- the agent's own options -------------------------------------------------------------------

@@ -354,7 +354,7 @@ def test_files_of_users_give_the_shares_that_they_ask_for(
             kubelet.allocate(resource, 1, pod=resource)
         assert set(kubelet.plugins) == set(shares)
         assert agent.faults() == []
-        notes = [line["event"].partition(" in ")[0] for line in agent.said("means nothing here")]
+        notes = [line["event"].partition(" in ")[0] for line in agent.said("has no effect")]
         assert notes == noted
 
 
@@ -422,7 +422,7 @@ def test_a_kubelet_that_refuses_and_a_plugin_that_was_here_first(
 
 
 NAMES: Final = "k8s.device-plugin.nvidia.com/gpu="
-ADAPTED: Final = "containers are told of their devices by"
+ADAPTED: Final = "containers receive their devices by"
 
 
 def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:

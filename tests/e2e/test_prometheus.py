@@ -18,7 +18,7 @@ import yaml
 
 from integration.containers.bundles import TASKS, Pod
 from integration.node.holders.values import Holding, Ledger
-from integration.node.services.metrics.text import FAMILIES, OPENMETRICS, collect, write
+from integration.node.services.metrics.text import METRICS, OPENMETRICS, collect, write
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
 from tests.harness.node_agent import agent_process
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from integration.node.services.metrics.snapshot import Moment
+    from integration.node.services.metrics.snapshot import Snapshot
 
 HOSTILE: Final = 'a"} 1\nnvshim_gpu_up{gpu="evil"} 0\n# \\'
 # What only a node that is in trouble has.
@@ -75,16 +75,16 @@ def said(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 
 
 @contextmanager
-def exporter(moment: Moment) -> Iterator[str]:
+def exporter(snapshot: Snapshot) -> Iterator[str]:
     """Another node, that tells what the agent would; but for allocations, always the same."""
-    told = collect(moment)
-    allocations = [each for each in FAMILIES if each.name.startswith("nvshim_allocation")]
+    told = collect(snapshot)
+    allocations = [each for each in METRICS if each.name.startswith("nvshim_allocation")]
     fixed = write([each for each in told if each[0] not in allocations], OPENMETRICS)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            moment.state.counters.allocated("nvidia.com/gpu", 0.004, "ok")
-            again = [each for each in collect(moment) if each[0] in allocations]
+            snapshot.state.counters.allocated("nvidia.com/gpu", 0.004, "ok")
+            again = [each for each in collect(snapshot) if each[0] in allocations]
             text = fixed.removesuffix(b"# EOF\n") + write(again, OPENMETRICS)
             self.send_response(200)
             self.send_header("Content-Type", OPENMETRICS.type)
@@ -106,16 +106,16 @@ def exporter(moment: Moment) -> Iterator[str]:
         server.server_close()
 
 
-def everything() -> Moment:
+def everything() -> Snapshot:
     """A large node, with a container of a name that nobody should have."""
-    moment = large()
-    uuid = moment.state.ledger.value.holdings[0].devices[0]
+    snapshot = large()
+    uuid = snapshot.state.ledger.value.holdings[0].devices[0]
     hostile = Holding(container(999, name=HOSTILE, pod=Pod("evil", HOSTILE)), (uuid,))
-    moment.state.counters.registered("nvidia.com/gpu", "ok")
+    snapshot.state.counters.registered("nvidia.com/gpu", "ok")
     ledger = Ledger(
-        10.0, (*moment.state.ledger.value.holdings, hostile), moment.state.ledger.value.unknown
+        10.0, (*snapshot.state.ledger.value.holdings, hostile), snapshot.state.ledger.value.unknown
     )
-    return changed(moment, ledger=ledger)
+    return changed(snapshot, ledger=ledger)
 
 
 def config(directory: Path) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Pa
             text = answer.read().decode()
         assert Promtool(programs)("check", "metrics", stdin=text) == (True, "")
         told = {name for family in read_told(text).values() for name, _ in family.series}
-        assert told <= {name for family in FAMILIES for name in family.samples}
+        assert told <= {name for family in METRICS for name in family.samples}
         eventually(
             lambda: len(prometheus.query("count_over_time(up[1m]) > 1 and up == 1")) == 2,
             "two scrapes of both", timeout=30,
@@ -270,7 +270,7 @@ def _a_hostile_name_is_a_name(prometheus: Prometheus) -> None:
 
 def _nothing_is_lost(prometheus: Prometheus) -> None:
     names = set(prometheus.get("label/__name__/values"))
-    missing = {name for family in FAMILIES for name in family.samples} - names
+    missing = {name for family in METRICS for name in family.samples} - names
     assert missing == set()
     in_types = {
         name: entries[0]["type"]

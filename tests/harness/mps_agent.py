@@ -34,8 +34,7 @@ from integration.node.options import Options
 from integration.node.refresh import look
 from integration.node.service import Context
 from integration.node.services.mps import compute_modes as modes
-from integration.node.services.mps import daemon, host_setup
-from integration.node.services.mps import daemon_supervisor as keeper
+from integration.node.services.mps import daemon, daemon_supervisor, host_setup
 from integration.node.services.mps import service as component
 from integration.node.services.plugin.resources import resources_of
 from integration.node.state.topic import wait_any
@@ -51,9 +50,9 @@ RESOURCE: Final = "nvidia.com/gpu"
 PROGRAM: Final = "usr/bin/nvidia-cuda-mps-control"
 
 STEPS: Final = (
-    (host_setup, "lay"),
+    (host_setup, "prepare"),
     (host_setup, "empty_pipe"),
-    (modes, "note"),
+    (modes, "record"),
     (modes, "set_mode"),
     (os, "posix_spawn"),
     (daemon.Daemon, "answers"),
@@ -172,8 +171,8 @@ def end_daemons(root: Path, node: SimulatedNode) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     eventually(lambda: not processes(root), "daemons and servers have ended")
-    host_setup.take_shm(str(root))
-    host_setup.take_cgroups()
+    host_setup.remove_shm(str(root))
+    host_setup.remove_cgroups()
     for gpu in node.scenario.gpus:
         Path(f"{node.state}/nvml-compute-mode-{gpu.uuid}").unlink(missing_ok=True)
 
@@ -247,10 +246,10 @@ async def _tell(context: Context) -> None:
 if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
     daemon.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
-    keeper._TO_START = 100.0  # type: ignore[misc]
+    daemon_supervisor._TO_START = 100.0  # type: ignore[misc]
     backoff._FIRST_PAUSE = 0.2  # type: ignore[misc]
     backoff._LONGEST_PAUSE = 0.5  # type: ignore[misc]
-    keeper._AGAIN = 0.5  # type: ignore[misc]
+    daemon_supervisor._QUIT_INTERVAL = 0.5  # type: ignore[misc]
     if _wish["dies"]:
         _die_after(_wish["dies"])
     anyio.run(_main, _wish)

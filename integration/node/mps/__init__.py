@@ -1,25 +1,20 @@
-"""MPS: the control daemon of each resource that is shared by it, and what its clients need.
+"""MPS: the values that the services share about control daemons and their clients.
 
-With NVIDIA's Multi-Process Service the processes of several containers work on one GPU at the same
-time, each within its share of memory and of threads. It has three sides::
+With NVIDIA's Multi-Process Service, processes of several containers compute on one GPU at the same
+time, each within its share of the memory and of the threads. Three programs take part::
 
-    container              libcuda: a client, which finds the control daemon by its pipe directory
-    nvidia-cuda-mps-control   one per resource: starts servers, and knows the clients' limits
-    nvidia-cuda-mps-server    holds the GPU, which nobody else may open meanwhile
+    container                 libcuda: a client, finds the control daemon by its pipe directory
+    nvidia-cuda-mps-control   one per resource: starts servers and knows the clients' limits
+    nvidia-cuda-mps-server    holds the GPU; no other process may open it meanwhile
 
 All programs are the driver's. Modules::
 
-    claims.py      the same for what resource claims ask for                   (pure)
-    places.py      where everything lies, in the host and in containers
-    plan.py        what a resource needs: devices, limits                      (pure)
-    containers.py  what a container gets, and when; what others are told       (pure)
-    launch.py      the child that becomes a daemon, or speaks to one
-    daemon.py      one daemon: found again, started, asked, stopped
-    host_setup.py  what all of them stand on: directories, shared memory, labels
-    modes.py       compute modes: how many processes may open a GPU
-    users.py       which containers have a daemon's pipes
-    keeper.py      keeps one going
-    component.py   which there are to be
+    paths.py          the directories and files, on the host and in containers
+    plan.py           the daemon of a shared resource: devices, limits, programs   (pure)
+    claim_daemons.py  the daemon of a resource claim                               (pure)
+    clients.py        the mounts and variables of a client, and when to refuse one (pure)
+
+:mod:`integration.node.services.mps` runs the daemons.
 
 Sources: nvidia-cuda-mps-control(1); "Multi-Process Service", NVIDIA; k8s-device-plugin,
 cmd/mps-control-daemon.

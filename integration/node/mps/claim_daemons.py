@@ -1,14 +1,15 @@
-"""The control daemons of resource claims: what each is to be like, beside those of resources.
+"""Plan the control daemons of resource claims.
 
 Rules
-- A claim says nothing of devices that others have. Of a daemon that serves MIG devices no compute
-  mode is set: those have none.
-- A device that is lost is left out, as for a resource, and so is one that is not seen: a MIG device
-  that was just made will be. One that is out of service is not: who has it, keeps it.
-- A daemon stays when the agent ends: containers of the claim may be started meanwhile.
+- A claim's plan leaves devices of other claims alone. MIG devices have no compute mode, so the
+  agent sets none for a daemon that serves them.
+- A lost device is left out, as for a resource. So is a device that the inventory does not have yet:
+  a new MIG device appears there a moment later. A device out of service stays: its claim keeps it.
+- The daemon keeps running when the agent stops, because the kubelet may start containers of the
+  claim meanwhile.
 - Not every driver's control program can serve several users at once: that of branch 555 can, that
-  of 550 cannot, and does not say so. So the program's file is looked into first. GPUs before Volta
-  cannot.
+  of 550 cannot and reports no error. So the agent searches the program's file for the option first.
+  GPUs before Volta cannot.
 
 Sources: nvidia-cuda-mps-control(1) of driver 555.58.02, "-multiuser-server"; NVIDIA's MPS
 documentation, "Server"; kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go (Volta).
@@ -27,44 +28,44 @@ __all__ = ["CLAIMS", "SHARES", "is_of_claim", "is_of_claims", "plan_of_claim"]
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
-"""What comes before the slash in the names of daemons: of a claim's devices, and of a device of
-which claims have shares. No resource is called so."""
+"""The part before the slash in a daemon's name: CLAIMS for the daemon of one claim, SHARES for the
+daemon of a device of which several claims hold shares. No resource has such a name."""
 
 MULTI_USER: Final = "-multiuser-server"
 _VOLTA: Final = 7
 
 
 def is_of_claims(name: str) -> bool:
-    """Whether a daemon is one of claims, by what it is called."""
+    """Whether a daemon of this name serves claims."""
     return name.startswith((f"{CLAIMS}/", f"{SHARES}/"))
 
 
 def is_of_claim(name: str) -> bool:
-    """Whether a daemon is one of a single claim, so that there is never another of its name."""
+    """Whether a daemon of this name serves a single claim; the name is never used again."""
     return name.startswith(f"{CLAIMS}/")
 
 
 def plan_of_claim(name: str, daemon: ClaimDaemon, inventory: Inventory) -> Plan:
-    """What the control daemon of a claim is to be like.
+    """Return the plan for the control daemon of a claim.
 
     Args:
-        name: what it is called.
+        name: the daemon's name.
 
     Raises:
-        MpsImpossible: the driver cannot do what is asked for.
-        MpsProgramMissing: the driver has not all of MPS.
+        MpsImpossible: the driver or a GPU does not support the request.
+        MpsProgramMissing: the driver lacks a program of MPS.
     """
     gpus = {gpu.index: gpu for gpu in inventory.gpus}
-    there = {gpu.uuid: (gpu.index, -1, gpu.lost) for gpu in inventory.gpus if not gpu.mig}
-    there |= {
+    known = {gpu.uuid: (gpu.index, -1, gpu.lost) for gpu in inventory.gpus if not gpu.mig}
+    known |= {
         mig.uuid: (mig.gpu, mig.index, gpus[mig.gpu].lost)
         for mig in inventory.mig_devices
         if mig.gpu in gpus
     }
-    devices = sorted(there.keys() & daemon.limits, key=lambda uuid: there[uuid][:2])
+    devices = sorted(known.keys() & daemon.limits, key=lambda uuid: known[uuid][:2])
     plan = Plan(
         resource=name,
-        devices=tuple(uuid for uuid in devices if not there[uuid][2]),
+        devices=tuple(uuid for uuid in devices if not known[uuid][2]),
         limits={uuid: size for uuid, size in daemon.limits.items() if size},
         others=frozenset(
             gpu.uuid for gpu in inventory.gpus if gpu.uuid not in daemon.limits and not gpu.lost
@@ -87,18 +88,18 @@ def _refuse_multi_user(plan: Plan, inventory: Inventory) -> None:
         if gpu.uuid in plan.devices and major.isdecimal() and int(major) < _VOLTA:
             raise MpsImpossible(
                 asked, found=f"{gpu.uuid} is {gpu.model}, older than Volta",
-                do="give the containers one user",
+                do="run all containers of the claim as one user",
             )  # fmt: skip
-    if not _knows(plan.programs, MULTI_USER):
+    if not _supports(plan.programs, MULTI_USER):
         raise MpsImpossible(
             asked,
             found=f"the control program of driver {plan.driver} has no option {MULTI_USER}",
-            do="install a driver of branch 555 or newer, or give the containers one user",
+            do="install a driver of branch 555 or newer, or run all containers as one user",
         )
 
 
-def _knows(programs: Programs, option: str) -> bool:
-    """Whether the control program knows an option."""
+def _supports(programs: Programs, option: str) -> bool:
+    """Whether the control program supports an option."""
     try:
         return option.encode() in (read_file(programs.root + programs.control) or b"")
     except OSError:

@@ -1,16 +1,16 @@
-"""What a container needs to be a client of MPS, and when it may not be one.
+"""Make a container a client of MPS, or refuse it while its daemon is not ready.
 
 Rules
-- The pipe directory is seen where NVIDIA's plugin shows it, so that images find it. It is mounted
-  read-only: a client connects to the sockets in it, which that allows; root of one container could
-  otherwise put sockets of its own there, for all others to connect to.
-- /dev/shm is that of the daemon, for the server and its clients have memory in common. It is not
-  the pod's own: what containers leave there, all clients of MPS on the node may see.
-- The container's limits are the daemon's, and no environment variables of the container: there a
-  client could take them away. Two shares of one device are limited as one is; the plugin refuses
-  such requests unless it was told not to.
-- While the daemon does not serve its device, a container gets nothing: its first call of CUDA would
-  fail, or take the whole GPU.
+- The pipe directory has the same path in the container as with NVIDIA's plugin, so that images find
+  it. The mount is read-only, which still allows a client to connect. Otherwise root in one
+  container could create sockets there that all other clients connect to.
+- /dev/shm is the daemon's, because the server and its clients share memory. It replaces the pod's
+  own, so all MPS clients on the node can see what a container leaves there.
+- The daemon enforces the limits. Environment variables of the container could not: a client can
+  change them. Two shares of one device have the limits of one share; by default the plugin refuses
+  such requests.
+- A container is refused while the daemon does not serve its device: its first CUDA call would fail,
+  or use the whole GPU.
 
 Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVIDIA.
 """
@@ -37,19 +37,19 @@ class MpsDaemon:
 
     resource: str  # the resource's name ("nvidia.com/gpu.shared")
     devices: tuple[str, ...]  # UUIDs of the GPUs that it serves
-    unready: str = ""  # why no container can use it now, one line; "" if it can
-    pid: int = 0  # its process; 0 while there is none
-    restarts: int = 0  # how often it was started again because it had ended by itself
-    has_failed: bool = False  # whether what was tried last has failed; it is tried again
+    unready: str = ""  # why containers cannot use it now, one line; "" if they can
+    pid: int = 0  # its process; 0 for none
+    restarts: int = 0  # how often the agent started it again because it had stopped by itself
+    has_failed: bool = False  # whether the last attempt failed; the agent tries again
 
 
 def add_client(
     answer: pb.ContainerAllocateResponse, settings: Settings, resource: Resource
 ) -> None:
-    """Add what a container needs that got devices of a resource that is shared by MPS.
+    """Add the mounts and the variable of an MPS client to a response.
 
     Args:
-        answer: to Allocate, with any way of telling the runtime which devices they are.
+        answer: the response to Allocate; it already has the devices.
     """
     places = Places(settings.mps_root, resource.name)
     answer.envs["CUDA_MPS_PIPE_DIRECTORY"] = places.container_pipe
@@ -58,17 +58,17 @@ def add_client(
 
 
 def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> str:
-    """Why containers cannot have devices now: such a device is not healthy for the kubelet.
+    """Return why containers cannot use devices now; the plugin announces those as unhealthy.
 
     Args:
-        resource: the resource's name; it is shared by MPS.
+        resource: the name of a resource shared by MPS.
 
     Returns:
-        One line; "" if they can.
+        One line; "" if they can use them.
     """
     daemon = daemons.get(resource)
     if daemon is None:
-        return "its MPS control daemon is not started yet"
+        return "its MPS control daemon has not started yet"
     if daemon.unready:
         return daemon.unready
     missing = [uuid for uuid in uuids if uuid not in daemon.devices]
@@ -76,15 +76,15 @@ def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon
 
 
 def refuse_unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> None:
-    """Refuse devices of a resource that is shared by MPS while its daemon cannot serve them.
+    """Refuse devices shared by MPS while their daemon cannot serve them.
 
     Raises:
-        MpsNotReady: it cannot.
+        MpsNotReady: the daemon cannot serve them yet.
     """
     uuids = tuple(uuids)
     if reason := unready(resource, uuids, daemons):
         raise MpsNotReady(
             f"{resource} for a container: {', '.join(uuids)}",
             found=reason,
-            do="see what the node agent says of it: it starts the daemon again by itself",
+            do="read the node agent's log; the agent starts the daemon again by itself",
         )

@@ -1,15 +1,15 @@
-"""Where MPS has its files: below the host's ``mpsRoot``, and where containers see them.
+"""The paths of MPS, below the host's ``mpsRoot`` and in containers.
 
 ::
 
-    MPSROOT/shm                    a tmpfs: /dev/shm of daemons and of their clients
-    MPSROOT/RESOURCE/pipe          sockets, which containers are given
-    MPSROOT/RESOURCE/log           what a daemon writes
-    MPSROOT/RESOURCE/.lock         held by a daemon and its servers as long as they live; says whose
+    MPSROOT/shm                    a tmpfs: /dev/shm of daemons and their clients
+    MPSROOT/RESOURCE/pipe          sockets, mounted into containers
+    MPSROOT/RESOURCE/log           the daemon's logs
+    MPSROOT/RESOURCE/.lock         locked by a daemon and its servers; names the daemon
     MPSROOT/RESOURCE/.devices      the GPUs whose compute mode was set
 
-RESOURCE is a name with a slash, "nvidia.com/gpu". The first three are where NVIDIA's plugin has
-them; the others are ours.
+RESOURCE is a name with a slash, "nvidia.com/gpu". NVIDIA's plugin uses the same paths for the first
+three; the others are ours.
 
 Source: k8s-device-plugin, cmd/mps-control-daemon/mps/root.go.
 """
@@ -24,35 +24,35 @@ from typing import Final
 from integration.files import directories
 
 CONTAINER_ROOT: Final = "/mps"
-"""The directory that containers see the pipes below."""
+"""The directory in containers that contains the pipe directories."""
 SHM: Final = "/dev/shm"  # noqa: S108 - where glibc's shm_open() looks
-"""Where containers and daemons see the shared memory."""
+"""The path of the shared memory in containers and for daemons."""
 
 LOCK: Final = ".lock"
-"""The file that is locked, beside the pipes."""
+"""The lock file, next to the pipe directory."""
 
 _SHM: Final = "shm"
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the files of one resource are."""
+    """The paths of one resource."""
 
     root: str  # the host's directory of MPS
     resource: str  # the resource's name
-    directory: str = field(init=False, repr=False)  # all that belongs to the resource
+    directory: str = field(init=False, repr=False)  # contains all files of the resource
     pipe: str = field(init=False, repr=False)  # CUDA_MPS_PIPE_DIRECTORY of the daemon
-    container_pipe: str = field(init=False, repr=False)  # likewise, of clients in containers
+    container_pipe: str = field(init=False, repr=False)  # the same for clients in containers
     log: str = field(init=False, repr=False)  # CUDA_MPS_LOG_DIRECTORY
-    log_file: str = field(init=False, repr=False)  # what the daemon and its servers say
-    # locked by flock(2) as long as a daemon, or a server of one, is alive
+    log_file: str = field(init=False, repr=False)  # the log of the daemon and its servers
+    # locked by flock(2) while the daemon, or a server of it, runs
     lock: str = field(init=False, repr=False)
-    devices: str = field(init=False, repr=False)  # names the GPUs whose compute mode was set
+    devices: str = field(init=False, repr=False)  # lists the GPUs whose compute mode was set
 
     def __post_init__(self) -> None:
-        """Find the places."""
+        """Derive the paths."""
         directory = os.path.join(self.root, self.resource)
-        found = {
+        paths = {
             "directory": directory,
             "pipe": f"{directory}/pipe",
             "container_pipe": f"{CONTAINER_ROOT}/{self.resource}/pipe",
@@ -61,19 +61,19 @@ class Places:
             "lock": f"{directory}/{LOCK}",
             "devices": f"{directory}/.devices",
         }
-        for name, path in found.items():
+        for name, path in paths.items():
             object.__setattr__(self, name, path)
 
 
 def shm(root: str) -> str:
-    """The host's directory of the shared memory."""
+    """Return the host's directory of the shared memory."""
     return os.path.join(root, _SHM)
 
 
 def places_in(root: str) -> Iterator[Places]:
-    """The resources that somebody kept a daemon for below a root, who may be dead."""
+    """Yield the paths of each resource that an agent, running or dead, had a daemon for."""
     for domain in map(os.path.basename, directories(root)):
-        if domain == _SHM:  # what is in it is the containers'
+        if domain == _SHM:  # its content belongs to containers
             continue
         for name in map(os.path.basename, directories(os.path.join(root, domain))):
             places = Places(root, f"{domain}/{name}")

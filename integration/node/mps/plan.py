@@ -1,19 +1,18 @@
-"""What the control daemon of a resource is to be like.
+"""Plan the control daemon of a resource.
 
 Rules
-- Devices are in the order of their indices, and named by UUID: so what number a device has for the
-  daemon is its place in that order, whatever else the node has.
-- A GPU that NVML cannot open is left out: CUDA sees none of those that come after one that it
-  cannot see. So is one that is out of service. A daemon that has it already stays, for the sake of
-  the others.
-- Each share has an equal part of the memory, in whole MiB, and of the threads, in whole percent.
-  Where NVML did not say how much memory there is, it is not limited.
-- How many may share a device at all was seen to when the resource was made
-  (:mod:`integration.node.services.plugin.resources`). A GPU that was given MIG mode since, or is
-  gone, is not shared.
-- The programs are the driver's. A driver root with a dynamic loader is a system of its own, as in a
-  driver container, and its programs run with that as their root; in one without they are started
-  like programs of the host, and told where their libraries are.
+- Devices are in the order of their indices, named by UUID. So the daemon's number of a device is
+  its position in that order, whatever other devices the node has.
+- A GPU that NVML cannot open is left out, because CUDA sees no GPU after one that it cannot open. A
+  GPU out of service is left out too. A daemon that already has such a GPU keeps running for the
+  other GPUs.
+- Each share has an equal part of the memory, in whole MiB, and of the threads, in whole percent. If
+  NVML does not report the memory, it is not limited.
+- :mod:`integration.node.services.plugin.resources` has checked how many clients may share a device.
+  A GPU that is gone by now, or is in MIG mode by now, is not shared.
+- The programs are the driver's. A driver root with a dynamic loader is a complete system, as in a
+  driver container: its programs run with it as their root. Without a loader the programs run on the
+  host, with the path of their libraries in the environment.
 
 Source: nvidia-cuda-mps-control(1); k8s-device-plugin, cmd/mps-control-daemon/mps/daemon.go.
 """
@@ -50,68 +49,68 @@ _SERVER: Final = "nvidia-cuda-mps-server"
 
 @dataclass(frozen=True, slots=True)
 class ClaimDaemon:
-    """What claims need of a daemon."""
+    """The requirements of claims on a daemon."""
 
-    limits: Mapping[str, int]  # MiB that a client may have of each device, by UUID; 0 for no limit
-    threads: int  # percent of the threads that a client may have
-    multi_user: bool  # whether clients of several users may work at the same time
+    limits: Mapping[str, int]  # MiB of each device that a client may use, by UUID; 0 for no limit
+    threads: int  # percent of the threads that a client may use
+    multi_user: bool  # whether clients of several users may compute at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """How the driver's programs are started."""
+    """How to start the driver's programs."""
 
-    root: str  # the directory that is their root; "" for the host's
+    root: str  # their root directory; "" for the host's
     control: str  # path of the control program, below that root
-    search: str  # value of PATH, in which the daemon looks for the server
+    search: str  # value of PATH, where the daemon looks for the server
     libraries: str  # value of LD_LIBRARY_PATH; "" for none
 
     def environment(self, pipe: str, log: str, devices: tuple[str, ...] = ()) -> dict[str, str]:
-        """All of the environment that one of them is started with.
+        """Return the complete environment of a program.
 
         Args:
             pipe: CUDA_MPS_PIPE_DIRECTORY.
             log: CUDA_MPS_LOG_DIRECTORY.
-            devices: CUDA_VISIBLE_DEVICES; none for one that only speaks to a daemon.
+            devices: CUDA_VISIBLE_DEVICES; empty for a program that only sends a command.
         """
-        words = {
+        variables = {
             "PATH": self.search,
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
             "CUDA_MPS_LOG_DIRECTORY": log,
         }
         if devices:
-            words["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if self.libraries:
-            words["LD_LIBRARY_PATH"] = self.libraries
-        return words
+            variables["LD_LIBRARY_PATH"] = self.libraries
+        return variables
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the control daemon of a resource is to be like."""
+    """The desired control daemon of a resource."""
 
     resource: str  # the resource's name
-    devices: tuple[str, ...]  # UUIDs of its GPUs, in the daemon's order
-    # MiB of memory that a client may have of each, by UUID; one that is not limited is not in it
+    devices: tuple[str, ...]  # UUIDs of its devices, in the daemon's order
+    # MiB of each device that a client may use, by UUID; without those that have no limit
     limits: Mapping[str, int]
-    # UUIDs of the node's other GPUs: whoever gets them is not to find them taken
+    # UUIDs of the node's other GPUs, which the daemon must not keep from other containers
     others: frozenset[str]
-    percentage: int  # of the threads that a client may have
-    driver: str  # version of the driver that it is started from
-    programs: Programs  # how it is started
-    options: tuple[str, ...] = ()  # of the control program
-    stays: bool = False  # whether it stays when the agent ends, also if nobody has its pipes
+    percentage: int  # percent of the threads that a client may use
+    driver: str  # version of the driver whose programs start it
+    programs: Programs  # how to start it
+    options: tuple[str, ...] = ()  # options of the control program
+    stays: bool = False  # whether it keeps running without the agent, even without clients
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The devices that are whole GPUs: those have a compute mode."""
+        """The devices that are whole GPUs; only those have a compute mode."""
         return tuple(uuid for uuid in self.devices if uuid.startswith("GPU-"))
 
     def commands(self, devices: tuple[str, ...]) -> tuple[str, ...]:
-        """What gives a daemon its limits; to give them again changes nothing.
+        """Return the commands that set a daemon's limits; they are safe to repeat.
 
         Args:
-            devices: those of the daemon, in its order; it may have more than are wanted now.
+            devices: the daemon's devices, in its order; it may have more than the plan.
         """
         return (
             f"set_default_active_thread_percentage {self.percentage}",
@@ -124,14 +123,14 @@ class Plan:
 
 
 def plan_of(resource: Resource, inventory: Inventory) -> Plan:
-    """What the control daemon of a resource is to be like.
+    """Return the plan for the control daemon of a resource.
 
     Args:
-        resource: shared by MPS.
+        resource: a resource shared by MPS.
 
     Raises:
-        MpsImpossible: its devices cannot be shared so.
-        MpsProgramMissing: the driver has not all of MPS.
+        MpsImpossible: MPS cannot share one of its devices.
+        MpsProgramMissing: the driver lacks a program of MPS.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     memory = {device.uuid: device.memory_bytes or 0 for device in resource.devices}
@@ -155,16 +154,16 @@ def _check(resource: Resource, uuid: str, gpus: Mapping[str, Gpu]) -> None:
     if gpu is None or gpu.mig:
         raise MpsImpossible(
             f"to share {uuid} of {resource.name} by MPS",
-            found="no GPU of the node" if gpu is None else "a GPU in MIG mode",
+            found="the node has no such GPU" if gpu is None else "the GPU is in MIG mode",
             do="share MIG devices by time-slicing, or turn MIG mode off",
         )
 
 
 def programs_of(driver: Driver) -> Programs:
-    """How the driver's programs are started.
+    """Return how to start the driver's programs.
 
     Raises:
-        MpsProgramMissing: it has not all of MPS.
+        MpsProgramMissing: the driver lacks one of them.
     """
     sources = {file.row: file.source for file in driver.files}
     missing = [name for name in (_CONTROL, _SERVER) if name not in sources]
@@ -172,7 +171,7 @@ def programs_of(driver: Driver) -> Programs:
         raise MpsProgramMissing(
             "to share GPUs by MPS",
             found=f"no {missing[0]} among the files of driver {driver.version} below {driver.root}",
-            do="install it: Debian has it in nvidia-cuda-mps, Ubuntu in nvidia-compute-utils",
+            do="install nvidia-cuda-mps (Debian) or nvidia-compute-utils (Ubuntu)",
         )
     root, libraries = where_programs_run(driver)
     return Programs(

@@ -1,14 +1,15 @@
-"""Which of several configurations holds, as NVIDIA's config-manager chooses it for each node.
+"""Choose one of several configurations for this node, as NVIDIA's config-manager does.
 
-A directory has a file for each configuration (a ConfigMap), and another file has the name of the
-one that holds: by itself, or as a label of those that the kubelet writes for a pod (the downward
-API: ``KEY="VALUE"``, a line each). Who writes that file is no matter of ours: no client of
-Kubernetes is needed here.
+A directory (a ConfigMap) has a file for each configuration. Another file, the name file, contains
+the name of the chosen one: the name alone, or one of the labels that the kubelet writes for a pod
+(the downward API: a line ``KEY="VALUE"`` for each label). Any program may write that file, so the
+agent needs no Kubernetes client here.
 
 Rules
-- A name that is said has to be that of a file in the directory; it is data, and never a path.
-- If none is said, the default holds; without a default, what the fallbacks find, in their order:
-  ``named`` the one that is called "default", ``single`` the only one, ``empty`` none at all.
+- The name must be that of a file in the directory; it is data, never a path.
+- If the name file names none, the default applies. Without a default, the first fallback that
+  matches decides: ``named`` chooses the file "default", ``single`` the only file, ``empty`` no
+  configuration.
 
 Source: k8s-device-plugin cmd/config-manager/main.go; Kubernetes, "Downward API".
 """
@@ -26,58 +27,58 @@ LABEL: Final = "nvidia.com/device-plugin.config"
 FALLBACKS: Final = ("named", "single", "empty")
 _NAMED: Final = "default"
 _LARGEST_FILE: Final = 1 << 16
-_ASKED: Final = "which configuration of the device plugin holds"
+_ACTION: Final = "which configuration the device plugin uses"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Among what is chosen, and how."""
+    """The configurations, and how to choose one."""
 
-    directory: str  # of the configurations
-    name_file: str = ""  # has the name of the one that holds; "" for none
-    default: str = ""  # the name of the one that holds if none is said; "" for none
-    fallbacks: tuple[str, ...] = ("named", "single")  # of FALLBACKS
-    label: str = LABEL  # that says the name, in a file of labels
+    directory: str  # contains the configurations
+    name_file: str = ""  # contains the name of the chosen one; "" for none
+    default: str = ""  # the name to use if the name file has none; "" for none
+    fallbacks: tuple[str, ...] = ("named", "single")  # from FALLBACKS
+    label: str = LABEL  # whose value is the name, in a file of labels
 
 
 def choose(choice: Choice) -> str:
-    """The path of the configuration that holds now; "" for none.
+    """Return the path of the configuration to use now; "" for none.
 
     Raises:
-        SettingsUnreadable: the directory, or the file with the name, cannot be read.
-        NoSettingsChosen: the one that is said is not there, or none is said, and nothing else
-            decides.
+        SettingsUnreadable: the directory or the name file cannot be read.
+        NoSettingsChosen: the named configuration does not exist, or none is named and no fallback
+            matches.
     """
-    there = _names(choice.directory)
-    name, said_by = _said(choice), choice.name_file
+    names = _names(choice.directory)
+    name, origin = _chosen_name(choice), choice.name_file
     if not name:
-        name, said_by = choice.default, "--default-config"
+        name, origin = choice.default, "--default-config"
     if name:
-        if name not in there:
+        if name not in names:
             raise NoSettingsChosen(
-                _ASKED,
-                found=f"{said_by} says {name!r}, and {choice.directory} has "
-                f"{', '.join(there) or 'nothing'}",
+                _ACTION,
+                found=f"{origin} names {name!r}, and {choice.directory} has "
+                f"{', '.join(names) or 'no files'}",
                 do="name one of those, or add it",
             )
         return os.path.join(choice.directory, name)
     for fallback in choice.fallbacks:
-        if fallback == "named" and _NAMED in there:
+        if fallback == "named" and _NAMED in names:
             return os.path.join(choice.directory, _NAMED)
-        if fallback == "single" and len(there) == 1:
-            return os.path.join(choice.directory, there[0])
+        if fallback == "single" and len(names) == 1:
+            return os.path.join(choice.directory, names[0])
         if fallback == "empty":
             return ""
     raise NoSettingsChosen(
-        _ASKED,
-        found=f"none is named, and {choice.directory} has {', '.join(there) or 'nothing'}",
+        _ACTION,
+        found=f"none is named, and {choice.directory} has {', '.join(names) or 'no files'}",
         do="name one with --default-config, or call it default",
     )
 
 
 def _names(directory: str) -> list[str]:
     try:
-        # What begins with ".." is the kubelet's, by which it exchanges all files at once.
+        # Names with ".." in front are the kubelet's: it uses them to replace all files at once.
         return sorted(
             entry.name
             for entry in os.scandir(directory)
@@ -87,12 +88,12 @@ def _names(directory: str) -> list[str]:
         raise SettingsUnreadable(
             f"the configurations in {directory}",
             found=str(error.strerror).lower(),
-            do="name their directory with --config-dir",
+            do="name another directory with --config-dir",
         ) from error
 
 
-def _said(choice: Choice) -> str:
-    """The name that the file says; "" if it says none, or is not there yet."""
+def _chosen_name(choice: Choice) -> str:
+    """Return the name in the name file; "" if it has none, or does not exist yet."""
     if not choice.name_file:
         return ""
     try:
@@ -103,12 +104,12 @@ def _said(choice: Choice) -> str:
         raise SettingsUnreadable(
             f"the name of the configuration in {choice.name_file}",
             found=str(error.strerror).lower(),
-            do="make it a file that can be read",
+            do="make it a readable file",
         ) from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines:
         key, equals, value = line.partition("=")
         if equals and key == choice.label:
             return value.strip('"')
-    # A file of labels without ours says nothing.
+    # A file of labels without ours names none.
     return lines[0] if len(lines) == 1 and "=" not in lines[0] else ""

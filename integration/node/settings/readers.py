@@ -1,8 +1,9 @@
-"""What a value of the device plugin's settings may be, and the error for one that may not be.
+"""Check and convert the values of the device plugin's settings.
 
-A reader gets the value, of a file or a flag, and its place. It returns the value as
-:mod:`.values` has it, or fails with what was found and what is allowed. What NVIDIA's plugin
-accepts is accepted; a truth value or a number may be in quotes, as templates write them.
+A reader receives a value from a file or a flag, and its place. It returns the value as
+:mod:`integration.node.values.resources` declares it, or raises an error with the value and what is
+allowed. Readers accept what NVIDIA's plugin accepts; a boolean or a number may be in quotes, as
+templates write them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from api.errors import one_line
 from integration.agent_errors import WrongSetting
 from integration.node.values.resources import DeviceList
 
-ASKED: Final = "the device plugin's settings"
+SUBJECT: Final = "the device plugin's settings"
 VERSION: Final = "v1"
-"""Of the configuration file."""
+"""The version of the configuration file."""
 
 _LONGEST_FOUND: Final = 80
 
-# Go's words for truth values, and those that YAML 1.1 adds.
+# Go's words for booleans, and those that YAML 1.1 adds.
 _TRUE: Final = frozenset(
     {"1", "t", "T", "TRUE", "true", "True"} | {"yes", "Yes", "YES", "on", "On", "ON", "y", "Y"}
 )
@@ -43,42 +44,42 @@ _DEVICE: Final = re.compile(
     rf"\d+(:\d+)?|(?P<new>GPU-|MIG-){_UUID}|(?P<old>MIG-GPU-){_UUID}/\d+/\d+", re.ASCII
 )
 _FEWEST_REPLICAS: Final = 2
-# More than one message to a kubelet holds of a single GPU; what a node's own GPUs may have is
-# checked where they are known (integration.node.services.plugin.resources).
+# More than fit into one message to the kubelet for a single GPU. The exact limit depends on the
+# node's devices (integration.node.services.plugin.resources checks it).
 _MOST_REPLICAS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is: ``path`` in the file, or the flag or variable that says it."""
+    """The origin of a value: ``path`` in the file, or the flag or variable that sets it."""
 
     path: str
     file: str = ""
-    # of all places of the file, a line for each key that means nothing here
+    # shared by all places of the file: a line for each key that has no effect
     notes: list[str] = field(default_factory=list, compare=False)
 
     def __str__(self) -> str:
         return f"{self.path} in {self.file}" if self.file else self.path
 
     def key(self, name: str) -> Place:
-        """The place of one of its keys."""
+        """Return the place of a key of this object."""
         return Place(f"{self.path}.{name}" if self.path else name, self.file, self.notes)
 
     def entry(self, number: int) -> Place:
-        """The place of an entry of the list."""
+        """Return the place of an entry of this list."""
         return Place(f"{self.path}[{number}]", self.file, self.notes)
 
     def fail(self, value: Any, wanted: str) -> NoReturn:
-        """Raise WrongSetting with what is here and what is allowed."""
+        """Raise WrongSetting with the value and what is allowed."""
         quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] in {"'", '"'}
         bare = ", without the quotes" if quoted else ""
         raise WrongSetting(
-            ASKED, found=f"{self}: {shown(value)}", do=f"it has to be {wanted}{bare}"
+            SUBJECT, found=f"{self}: {shown(value)}", do=f"it must be {wanted}{bare}"
         )
 
 
 def shown(value: Any) -> str:
-    """A value for people; a long one is cut."""
+    """Return a value as text for a message; a long one is shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
@@ -92,39 +93,39 @@ def shown(value: Any) -> str:
 def known_key(
     key: str, names: Iterable[str], at: Place, parents: Mapping[str, Sequence[str]]
 ) -> str | None:
-    """Return the name that a key stands for; case makes no difference, as for NVIDIA's decoder.
+    """Return the name of the setting for a key, ignoring case as NVIDIA's decoder does.
 
-    The file is NVIDIA's, whose decoder takes no notice of a key that it does not know, and whose
-    later releases have keys of their own. So a key without a meaning is noted, and is no error.
+    NVIDIA's decoder ignores unknown keys, and later releases add keys. So an unknown key adds a
+    note and is not an error.
 
     Args:
-        names: the keys that may be here.
-        at: the object that has the key.
-        parents: where keys belong, by their names in lower case.
+        names: the keys that the object may have.
+        at: the object that contains the key.
+        parents: the objects that a key belongs to, by its name in lower case.
 
     Returns:
-        The name; None if there is none.
+        The name; None if the key is unknown.
     """
     by_case = {name.casefold(): name for name in names}
-    if (found := by_case.get(key.casefold())) is not None:
-        return found
+    if (name := by_case.get(key.casefold())) is not None:
+        return name
     near = difflib.get_close_matches(key.casefold(), by_case, n=1)
     elsewhere = parents.get(key.casefold(), ())
     hint = f"; did you mean {by_case[near[0]]}?" if near else ""
     hint = f"; it belongs to {' or '.join(elsewhere)}" if elsewhere else hint
-    at.notes.append(one_line(f"{at.key(key[:_LONGEST_FOUND])} means nothing here{hint}"))
+    at.notes.append(one_line(f"{at.key(key[:_LONGEST_FOUND])} has no effect{hint}"))
     return None
 
 
 class Kind(NamedTuple):
-    """What a setting may be."""
+    """The type of a setting."""
 
     read: Callable[[Any, Place], Any]  # checks a value and converts it
-    metavar: str = "TEXT"  # what stands for it in the help of its flag
+    metavar: str = "TEXT"  # stands for the value in the help of the flag
 
 
 def _read_ignored(value: Any, at: Place) -> None:
-    """Of what means nothing here, nothing is checked."""
+    """Accept any value of a setting without effect."""
     del value, at
 
 
@@ -137,12 +138,12 @@ def _read_boolean(value: Any, at: Place) -> bool:
 
 def _read_text(value: Any, at: Place) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        at.fail(value, "a text")
+        at.fail(value, "a printable string")
     return str(value)
 
 
 def _read_directory(value: Any, at: Place) -> str:
-    """An absolute path without a slash at its end; "" for none."""
+    """Return an absolute path without a trailing slash; "" for none."""
     text = _read_text(value, at)
     if text and not text.startswith("/"):
         at.fail(value, "an absolute path")
@@ -158,7 +159,7 @@ def _read_number(value: Any, at: Place, wanted: str) -> int:
 
 
 def one_of(words: type[StrEnum]) -> Kind:
-    """One of some words."""
+    """Return the type of a setting that is one of several words."""
 
     def read(value: Any, at: Place) -> StrEnum:
         if not isinstance(value, str) or value not in list(words):
@@ -173,11 +174,12 @@ def _either(words: Sequence[str]) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    """The entries of a list, of a comma list, or one value."""
-    found: list[Any] = []
+    """Return the entries of a list or of a comma-separated string, or the single value."""
+    entries: list[Any] = []
     for entry in value if isinstance(value, list) else [value]:
-        found += [word.strip() for word in entry.split(",")] if isinstance(entry, str) else [entry]
-    return [entry for entry in found if entry != ""]
+        is_text = isinstance(entry, str)
+        entries += [word.strip() for word in entry.split(",")] if is_text else [entry]
+    return [entry for entry in entries if entry != ""]
 
 
 def _read_strategies(value: Any, at: Place) -> tuple[DeviceList, ...]:
@@ -191,7 +193,7 @@ def _read_strategies(value: Any, at: Place) -> tuple[DeviceList, ...]:
 
 
 def _read_channels(value: Any, at: Place) -> tuple[int, ...]:
-    wanted = "[] or [0], for that is the one that a node's containers can share"
+    wanted = "[] or [0], the one channel that the containers of a node can share"
     numbers = tuple(dict.fromkeys(_read_number(entry, at, wanted) for entry in _listed(value)))
     if numbers not in {(), (0,)}:
         at.fail(",".join(map(str, numbers)), wanted)
@@ -199,9 +201,9 @@ def _read_channels(value: Any, at: Place) -> tuple[int, ...]:
 
 
 def _read_slicing(value: Any, at: Place) -> None:
-    """How time is sliced, which NVIDIA's knows no words for any more."""
+    """Refuse a strategy of time-slicing; NVIDIA's plugin has removed all values."""
     if value != "":
-        at.fail(value, "left out: there is one way only")
+        at.fail(value, "left out: there is only one strategy")
 
 
 def _read_version(value: Any, at: Place) -> str:
@@ -211,13 +213,13 @@ def _read_version(value: Any, at: Place) -> str:
 
 
 def resource_name(text: str) -> str | None:
-    """A resource's name with its prefix.
+    """Return a resource's name with its prefix.
 
     Args:
-        text: "nvidia.com/gpu", or "gpu".
+        text: "nvidia.com/gpu" or "gpu".
 
     Returns:
-        The name; None if no resource can be called so.
+        The name; None if it is not a valid name of a resource.
     """
     name = text if text.startswith(_PREFIX) else _PREFIX + text
     if len(name) > _LONGEST_NAME or _NAME.fullmatch(name.removeprefix(_PREFIX)) is None:
@@ -237,26 +239,26 @@ def _read_resource_name(value: Any, at: Place) -> str:
 
 
 def _read_devices(value: Any, at: Place) -> tuple[tuple[str, ...] | None, int | None]:
-    """Which devices, and how many; None for all of them."""
+    """Return a list of devices and a count, of which at most one is set; both None for all."""
     if value == "all":
         return None, None
     if not isinstance(value, list):
-        count = _read_number(value, at, "all, a number of devices, or a list of them")
+        count = _read_number(value, at, "all, a number of devices, or a list of devices")
         if count < 1:
-            at.fail(value, "all, or 1 device at least")
+            at.fail(value, "all, or at least 1 device")
         return None, count
-    found = []
+    devices = []
     for number, entry in enumerate(value):
         device = _DEVICE.fullmatch(str(entry) if isinstance(entry, (str, int)) else "")
         if device is None:
-            at.entry(number).fail(entry, "an index (0), of a MIG device (0:1), or a UUID")
+            at.entry(number).fail(entry, "an index (0, or 0:1 for a MIG device) or a UUID")
         prefix = device["new"] or device["old"] or ""
-        found.append(prefix + device[0].removeprefix(prefix).lower())
-    return tuple(dict.fromkeys(found)), None
+        devices.append(prefix + device[0].removeprefix(prefix).lower())
+    return tuple(dict.fromkeys(devices)), None
 
 
 def _read_replicas(value: Any, at: Place) -> int:
-    wanted = f"a number, 2 to {_MOST_REPLICAS}; without sharing, leave the resource out"
+    wanted = f"a number from 2 to {_MOST_REPLICAS}; leave out a resource that is not shared"
     number = _read_number(value, at, wanted)
     if not _FEWEST_REPLICAS <= number <= _MOST_REPLICAS:
         at.fail(value, wanted)

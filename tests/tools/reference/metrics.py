@@ -25,11 +25,11 @@ def families() -> str:
     """Every family, by what it is of."""
     parts = []
     for group in GROUPS:
-        [(common, count)] = Counter(family.labels for family in group.families).most_common(1)
+        [(common, count)] = Counter(family.labels for family in group.metrics).most_common(1)
         common = common if count > _FEW else ()
         rows = [
             (code(family.name), family.kind, _labels(family.labels, common), family.help)
-            for family in group.families
+            for family in group.metrics
         ]
         said = f"Labels, unless others are named: {_listed(common)}.\n\n" if common else ""
         parts.append(

@@ -36,7 +36,7 @@ NAME = "nvidia.com/gpu"
 
 
 class Kept:
-    """In the place of a keeper: what is wanted of it."""
+    """Stands in for a supervisor and records its plan."""
 
     all: dict[str, Kept]
 
@@ -45,41 +45,41 @@ class Kept:
         places: Places,
         _context: Context,
         _spared: object,
-        posted: Callable[[], None],
+        on_change: Callable[[], None],
         _holder: object,
     ) -> None:
         self.places = places
         self.plan: Plan | None = None
         self.programs: Programs | None = None
-        self.says = MpsDaemon(places.resource, (), "it begins")
+        self.status = MpsDaemon(places.resource, (), "it begins")
         self.fault = ""
         self.left = False
-        self.posted = posted
+        self.on_change = on_change
         self._gone = anyio.Event()
         Kept.all[places.resource] = self
 
-    def want(self, plan: Plan | None, programs: Programs | None) -> None:
+    def set_plan(self, plan: Plan | None, programs: Programs | None) -> None:
         self.plan, self.programs = plan, programs
         if plan is None:
             self._gone.set()
 
     def say(self, unready: str, fault: str = "") -> None:
-        self.says, self.fault = replace(self.says, unready=unready), fault
-        self.posted()
+        self.status, self.fault = replace(self.status, unready=unready), fault
+        self.on_change()
 
-    def try_again(self) -> None:
+    def retry(self) -> None:
         """There is nothing that fails."""
 
     async def run(self) -> None:
         await self._gone.wait()
 
-    async def leave(self) -> None:
+    async def release(self) -> None:
         self.left = True
 
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.setattr(component, "Keeper", Kept)
+    monkeypatch.setattr(component, "DaemonSupervisor", Kept)
     Kept.all = {}
     context = Context(Config(), Options(spec="", poll=60), lambda *_, **__: None)
     sharing = Sharing(MPS, resources=(SharedResource(NAME, 3),))

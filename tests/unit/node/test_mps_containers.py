@@ -32,7 +32,7 @@ def test_a_client_gets_the_pipes_of_its_resource_and_the_memory_of_all() -> None
 @pytest.mark.parametrize(
     ("daemon", "reason"),
     [
-        (None, "is not started yet"),
+        (None, "has not started yet"),
         (containers.MpsDaemon(SHARED.name, (GPU,), unready="it ended with status 1"), "it ended"),
         (containers.MpsDaemon(SHARED.name, (OTHER,)), f"does not serve {GPU} yet"),
     ],

@@ -186,7 +186,7 @@ def places(short_path: Path) -> Places:
 @pytest.fixture
 def ground_of(places: Places) -> object:
     yield
-    host_setup.take_shm(places.root)
+    host_setup.remove_shm(places.root)
 
 
 @pytest.mark.usefixtures("ground_of")
@@ -194,9 +194,9 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
     enforce = tmp_path / "sys/fs/selinux/enforce"
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
-    host_setup.lay(places, str(tmp_path / "sys"))
+    host_setup.prepare(places, str(tmp_path / "sys"))
     os.chmod(places.pipe, 0o777)  # as a daemon would make it
-    host_setup.lay(places, str(tmp_path / "sys"))
+    host_setup.prepare(places, str(tmp_path / "sys"))
     modes = {p: stat.S_IMODE(os.stat(p).st_mode) for p in (places.root, places.pipe, places.log)}
     assert modes == {places.root: 0o755, places.pipe: 0o755, places.log: 0o700}
     for path in (places.pipe, f"{places.root}/shm"):
@@ -220,15 +220,15 @@ def test_what_others_may_change_is_refused(places: Places, tmp_path: Path) -> No
     os.makedirs(places.root)
     os.chown(places.root, 1000, 1000)
     with pytest.raises(MpsStateUnusable, match="belongs to user 1000"):
-        host_setup.lay(places, str(tmp_path))
+        host_setup.prepare(places, str(tmp_path))
     os.chown(places.root, 0, 0)
     os.makedirs(places.directory)
     os.symlink(tmp_path, places.pipe)
     with pytest.raises(MpsStateUnusable, match="pipe"):
-        host_setup.lay(places, str(tmp_path))
+        host_setup.prepare(places, str(tmp_path))
     assert not os.path.ismount(f"{places.root}/shm")
-    with pytest.raises(MpsStateUnusable, match="107 can be"):
-        host_setup.lay(replace(places, resource=f"nvidia.com/{'g' * 100}"), str(tmp_path))
+    with pytest.raises(MpsStateUnusable, match="the limit is 107"):
+        host_setup.prepare(replace(places, resource=f"nvidia.com/{'g' * 100}"), str(tmp_path))
 
 
 def test_what_containers_write_is_no_resource_of_ours(places: Places) -> None:
@@ -262,7 +262,7 @@ def test_shared_memory_that_the_node_would_not_see_is_refused(tmp_path: Path) ->
         "import sys\n"
         "from integration.node.services.mps import host_setup\n"
         "from integration.node.mps.paths import Places\n"
-        "host_setup.lay(Places(sys.argv[1], 'nvidia.com/gpu'), '/nonexistent')\n"
+        "host_setup.prepare(Places(sys.argv[1], 'nvidia.com/gpu'), '/nonexistent')\n"
     )
     done = subprocess.run(
         ["unshare", "-m", "--propagation", "private", sys.executable, "-c", program, str(tmp_path)],

@@ -24,7 +24,12 @@ from integration.agent_errors import (
     GrantIneffective,
     TooManyShares,
 )
-from integration.node.services.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
+from integration.node.services.plugin.allocation import (
+    VENDOR,
+    AllocationContext,
+    allocate,
+    refuse_ineffective,
+)
 from integration.node.services.plugin.resources import resources_of
 from integration.node.values.health import HealthState
 from integration.node.values.resources import (
@@ -85,14 +90,14 @@ def settings(*strategies: DeviceList, **more: Any) -> Settings:
     )
 
 
-def ground(told: Settings, **more: Any) -> Ground:
+def context_of(told: Settings, **more: Any) -> AllocationContext:
     names = [*GPUS, PART, "0", "1", "2", "1:0"]
     specs = {f"{VENDOR}/gpu={name}" for name in names} | {f"{VENDOR}/gds=all"}
     usual: dict[str, Any] = {
         "inventory": NODE, "config": Config(accept_mounts=True), "cdi_devices": frozenset(specs),
         "channels": (0, 1),
     }  # fmt: skip
-    return Ground(told, **usual | more)
+    return AllocationContext(told, **usual | more)
 
 
 def resource(told: Settings, name: str = "nvidia.com/gpu") -> Resource:
@@ -102,7 +107,7 @@ def resource(told: Settings, name: str = "nvidia.com/gpu") -> Resource:
 def answered(
     told: Settings, *ids: str, name: str = "nvidia.com/gpu", **more: Any
 ) -> pb.ContainerAllocateResponse:
-    return allocate(resource(told, name), ids, ground(told, **more), token="token")
+    return allocate(resource(told, name), ids, context_of(told, **more), token="token")
 
 
 def spec_of(answer: pb.ContainerAllocateResponse, *, engine_has_cdi: bool = False) -> Any:
@@ -281,7 +286,7 @@ ONE_EACH = Sharing(
     ("told", "ids", "more", "error", "words"),
     [
         (settings(), ["GPU-none"], {}, DeviceUnknown, "GPU-none"),
-        (settings(sharing=SHARED), [GPUS[0]], {}, DeviceUnknown, "there are 8 devices"),
+        (settings(sharing=SHARED), [GPUS[0]], {}, DeviceUnknown, "none of the 8 devices"),
         (settings(), [GPUS[0]], {"inventory": None}, DeviceGone, GPUS[0]),
         (
             settings(), [GPUS[0], GPUS[2]], {"inventory": replace(NODE, gpus=NODE.gpus[1:])},
@@ -289,7 +294,7 @@ ONE_EACH = Sharing(
         ),
         (
             settings(), [GPUS[0]], {"cdi_devices": frozenset()}, CdiDeviceUnwritten,
-            f"the CDI device {VENDOR}/gpu={GPUS[0]}: no spec",
+            f"the CDI device {VENDOR}/gpu={GPUS[0]}: no CDI spec",
         ),
         (
             settings(imex_channels=(0, 5), imex_required=True), [GPUS[0]], {}, ChannelsMissing,
@@ -305,7 +310,7 @@ def test_what_cannot_be_given_is_refused(
     told: Settings, ids: list[str], more: dict[str, Any], error: type[NvshimError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        allocate(resource(told), ids, ground(told, **more), token="token")
+        allocate(resource(told), ids, context_of(told, **more), token="token")
 
 
 def test_a_device_that_has_become_unhealthy_is_given_as_nvidias_plugin_does() -> None:
@@ -314,7 +319,7 @@ def test_a_device_that_has_become_unhealthy_is_given_as_nvidias_plugin_does() ->
     sick = replace(
         known, devices=tuple(replace(each, state=HealthState.UNHEALTHY) for each in known.devices)
     )
-    answer = allocate(sick, [GPUS[0]], ground(told), token="token")
+    answer = allocate(sick, [GPUS[0]], context_of(told), token="token")
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == GPUS[0]
 
 

@@ -13,7 +13,7 @@ from integration.node.service import Context
 from integration.node.services.plugin.reloading import keep_settings
 from integration.node.settings.config_choice import Choice
 from integration.node.settings.source import Source
-from integration.node.settings.table import Given
+from integration.node.settings.table import Override
 from integration.node.values.resources import Mig, Settings
 from integration.timeouts import PATIENCE
 from tests.harness.node_state import publish
@@ -98,7 +98,7 @@ async def test_a_hangup_has_them_read_again() -> None:
             loads.append(1)
             return super().load()
 
-    source = Counted([Given("flags.migStrategy", "--mig-strategy", ("mixed",))])
+    source = Counted([Override("flags.migStrategy", "--mig-strategy", ("mixed",))])
     keeping = Keeping(source)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_settings, keeping.context, keeping.fault)

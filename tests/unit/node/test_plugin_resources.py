@@ -300,7 +300,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 def test_mps_is_for_whole_gpus_and_for_as_many_as_they_can_have() -> None:
     old, new = gpu(0, compute_capability="6.1"), gpu(0, compute_capability="7.0")
     many = shared(SharedResource(GPU, 17), kind=MPS)
-    with pytest.raises(SharingUnsuitable, match=r"16 clients"):
+    with pytest.raises(SharingUnsuitable, match=r"at most 16 replicas"):
         resources_of(node(old), many)
     assert len(ids(node(new), many)[GPU]) == 17
     assert len(ids(TWO, many)[GPU]) == 34
@@ -322,7 +322,7 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
     assert ids(node(gpu(0)), shared(LIGHT, HEAVY)) == {
         "nvidia.com/light": shares["nvidia.com/light"]
     }
-    with pytest.raises(SettingsConflict, match=r"device 0 \(GPU-0\) is in two entries"):
+    with pytest.raises(SettingsConflict, match=r"two entries share device 0 \(GPU-0\)"):
         resources_of(TWO, shared(LIGHT, replace(HEAVY, devices=("GPU-0",))))
 
 
@@ -333,9 +333,9 @@ LONG = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 def test_there_are_as_many_shares_as_one_message_to_a_kubelet_holds(count: int) -> None:
     uuids = [f"{LONG[:-2]}{number:02}" for number in range(count)]
     there = node(*(gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)))
-    with pytest.raises(SharingUnsuitable, match=r"Ask for \d+ at most") as raised:
+    with pytest.raises(SharingUnsuitable, match=r"Set at most \d+ replicas") as raised:
         resources_of(there, shared(replace(HALVES, replicas=1 << 16)))
-    most = int(re.findall(r"Ask for (\d+) at most", str(raised.value))[0])
+    most = int(re.findall(r"Set at most (\d+) replicas", str(raised.value))[0])
     places = {each.bus_id: 7 for each in there.gpus}
     (resource,) = resources_of(there, shared(replace(HALVES, replicas=most)), None, places)
     message = _list_of(unhealthy((resource,))[0]).ByteSize()

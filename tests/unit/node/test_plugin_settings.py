@@ -22,7 +22,7 @@ from integration.agent_errors import (
 from integration.node.settings.config_choice import Choice, choose
 from integration.node.settings.readers import resource_name
 from integration.node.settings.source import Source, as_document, read_settings
-from integration.node.settings.table import FLAGS, SETTINGS, Given
+from integration.node.settings.table import FLAGS, SETTINGS, Override
 from integration.node.values.resources import (
     MPS,
     TIME_SLICING,
@@ -44,7 +44,9 @@ def read(text: str) -> Settings:
 
 
 def source(*said: tuple[str, str, *tuple[str, ...]], file: Path | str = "") -> Source:
-    return Source([Given(path, origin, tuple(words)) for path, origin, *words in said], str(file))
+    return Source(
+        [Override(path, origin, tuple(words)) for path, origin, *words in said], str(file)
+    )
 
 
 # As in the documentation of NVIDIA's plugin, with every key that it knows.
@@ -196,28 +198,28 @@ data:
         (
             "flags: {renameByDefault: true}",
             (
-                "flags.renameByDefault in c.yaml means nothing here; it belongs to "
+                "flags.renameByDefault in c.yaml has no effect; it belongs to "
                 "sharing.timeSlicing or sharing.mps"
             ),
         ),
         ("flags: {migStrategie: none}",
-         "flags.migStrategie in c.yaml means nothing here; did you mean migStrategy?"),
-        ("flag: {}", "flag in c.yaml means nothing here; did you mean flags?"),
-        ("flags: {plugin: {zzz: [1]}}", "flags.plugin.zzz in c.yaml means nothing here"),
-        ("migStrategy: none", "migStrategy in c.yaml means nothing here; it belongs to flags"),
+         "flags.migStrategie in c.yaml has no effect; did you mean migStrategy?"),
+        ("flag: {}", "flag in c.yaml has no effect; did you mean flags?"),
+        ("flags: {plugin: {zzz: [1]}}", "flags.plugin.zzz in c.yaml has no effect"),
+        ("migStrategy: none", "migStrategy in c.yaml has no effect; it belongs to flags"),
         ("flags: {passDeviceSpecs: true}",
-         "flags.passDeviceSpecs in c.yaml means nothing here; it belongs to flags.plugin"),
+         "flags.passDeviceSpecs in c.yaml has no effect; it belongs to flags.plugin"),
         ("timeSlicing: {resources: []}",
-         "timeSlicing in c.yaml means nothing here; it belongs to sharing"),
+         "timeSlicing in c.yaml has no effect; it belongs to sharing"),
         (
             "sharing: {replicas: 2}",
             (
-                "sharing.replicas in c.yaml means nothing here; it belongs to "
+                "sharing.replicas in c.yaml has no effect; it belongs to "
                 "an entry of sharing.timeSlicing.resources"
             ),
         ),
-        ("health: {interval: 5s}", "health in c.yaml means nothing here"),
-        ("later: {version: v1}", "later in c.yaml means nothing here"),
+        ("health: {interval: 5s}", "health in c.yaml has no effect"),
+        ("later: {version: v1}", "later in c.yaml has no effect"),
     ],
 )  # fmt: skip
 def test_a_key_that_means_nothing_is_noted_with_where_it_belongs(text: str, note: str) -> None:
@@ -240,13 +242,13 @@ def test_a_key_that_means_nothing_takes_nothing_else_away() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (CONFIG_MAP, "a Kubernetes 'ConfigMap'. Give what is below data, below any"),
+        (CONFIG_MAP, "a Kubernetes 'ConfigMap'. Pass the text under data, any"),
         (
             CONFIG_MAP.partition("\ndata:")[0],
-            "a Kubernetes 'ConfigMap'. Give the configuration alone",
+            "a Kubernetes 'ConfigMap'. Pass the configuration alone",
         ),
         ("{apiVersion: v1, kind: Pod, spec: {}}", "a Kubernetes 'Pod'"),
-        (CONFIG_MAP.partition("data:\n")[2], "Give that text alone, without 'any'"),
+        (CONFIG_MAP.partition("data:\n")[2], "Pass that text alone, without 'any'"),
     ],
     ids=["a ConfigMap", "without data", "a Pod", "a key around it"],
 )
@@ -301,15 +303,15 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
         ("sharing: {mps: {resources: [{name: Gpu, replicas: 2}]}}", WrongSetting,
          ("name", "'Gpu'")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 3}]}}",
-         WrongSetting, ("resources[1].name", "already")),
+         WrongSetting, ("resources[1].name", "no other entry")),
         (f"sharing: {{mps: {{resources: [{LIGHT}, {{name: gpu, replicas: 3}}]}}}}", WrongSetting,
-         ("resources[1].name", "a list of devices and a rename")),
+         ("resources[1].name", "devices and rename in each entry")),
         (f"sharing: {{mps: {{resources: [{LIGHT}, {LIGHT}]}}}}", WrongSetting,
-         ("resources[1].rename", "already")),
+         ("resources[1].rename", "no other entry")),
         (f"sharing: {{mps: {{resources: [{LIGHT}, {LIGHT.replace('light', 'heavy')}]}}}}",
          WrongSetting, ("resources[1].devices", "'0'", "one entry only")),
         ("sharing: {mps: {resources: [{name: a, replicas: 2}, {name: b, rename: a, replicas: 3}]}}",
-         WrongSetting, ("resources[1].rename", "already")),
+         WrongSetting, ("resources[1].rename", "no other entry")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2, devices: none}]}}", WrongSetting,
          ("devices", "'none'")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2, devices: 0}]}}", WrongSetting,
@@ -390,7 +392,7 @@ def test_nobody_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_flag_that_means_nothing_here_is_said() -> None:
     given = ("flags.plugin.nvidiaCTKPath", "NVIDIA_CTK_PATH", "/usr/bin/nvidia-ctk")
-    assert source(given).load().notes[0].startswith("NVIDIA_CTK_PATH means nothing here")
+    assert source(given).load().notes[0].startswith("NVIDIA_CTK_PATH has no effect")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from integration.kubelet.pod_resources import PodResources
 from integration.node.holders.holders import unheld_of
 from integration.node.options import Options
 from integration.node.service import Context
-from integration.node.services.plugin.allocation import VENDOR, Ground, allocate
+from integration.node.services.plugin.allocation import VENDOR, AllocationContext, allocate
 from integration.node.services.plugin.resources import resources_of
 from integration.node.services.plugin.server import Server
 from integration.node.values.resources import Device, Resource, Settings
@@ -64,7 +64,7 @@ def test_the_kubelet_kept_just_what_is_answered() -> None:
     node = node_with(*gpus)
     (resource,) = resources_of(node, Settings())
     names = frozenset(f"{VENDOR}/gpu={uuid}" for uuid in GPUS)
-    ground = Ground(Settings(), node, Config(), cdi_devices=names)
+    ground = AllocationContext(Settings(), node, Config(), cdi_devices=names)
     for each in kept:
         ids = [id_ for of_node in each["DeviceIDs"].values() for id_ in of_node]
         answer = allocate(resource, ids, ground, token="")
@@ -94,7 +94,7 @@ async def test_each_call_of_a_kubelet_is_answered(tmp_path: Path) -> None:
     devices = tuple(Device(f"dev-{n}", f"dev-{n}", f"dev-{n}", str(n), n, 0) for n in range(2))
     path, resource = str(tmp_path / "example.sock"), Resource("example.com/dev", devices)
     server = Server(path, resource, answers, context)
-    await server.begin()
+    await server.start()
     asked = 0
     try:
         async with grpc.aio.insecure_channel(f"unix:{server.path}") as channel:

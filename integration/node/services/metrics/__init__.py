@@ -1,16 +1,16 @@
-"""What Prometheus is told: of the node's GPUs, of who has them, and of the agent itself.
+"""Prometheus metrics of the node's GPUs, of the containers that hold them, and of the agent.
 
 ::
 
-    snapshot.py    what the state and NVML know at the time of a scrape
-    metric.py      a metric: name, meaning, labels, values
-    agent.py, gpus.py, containers.py   the tables: name, meaning, labels, values
-    text.py        all of them, in order, and how prometheus-client writes them
-    address.py     where they are served
-    server.py      connections: few, short, and none waits for another
+    snapshot.py    the agent's state and NVML's answer at the time of a scrape
+    metric.py      a metric: name, help, labels, and a function that returns its values
+    agent.py, gpus.py, containers.py   the tables of metrics
+    text.py        all metrics in order, and their text formats
+    address.py     the address to serve at
+    server.py      the HTTP server: few and short connections that do not wait for each other
     service.py     the service of the agent: one scrape after the other
 
-prometheus-client is imported by those only who serve metrics: it costs an agent 4 MB. Its registry
-and its HTTP server, which has a thread for each request, are not used: what is told is what the
-state knows at that moment.
+Only an agent that serves metrics imports prometheus-client, which costs 4 MB. The service does not
+use its registry, because the values come from the agent's state at each scrape. It does not use its
+HTTP server, because that starts a thread for each request.
 """

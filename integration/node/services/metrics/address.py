@@ -1,10 +1,10 @@
-"""Where metrics are served: "ADDRESS:PORT".
+"""The address to serve metrics at: "ADDRESS:PORT".
 
 Rules
-- As Prometheus' own exporters have it: ":9477" is every address of the node, "[::1]:9477" one of
-  IPv6. An address is a number or a name of the node's own ("localhost").
-- Port 0 is any that is free; which it is, the log says.
-- There is no form for a socket in the file system: Prometheus cannot scrape one.
+- The syntax is that of Prometheus' own exporters: ":9477" is every address of the node, and
+  "[::1]:9477" an IPv6 address. An address is numeric or a local name ("localhost").
+- Port 0 chooses a free port, which the log names.
+- A Unix socket is not supported, because Prometheus cannot scrape one.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _HIGHEST: Final = 65535
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """An address to listen at."""
 
     host: str  # an address or a name; "" for every address
-    port: int  # 0 for any that is free
+    port: int  # 0 for a free port
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
-    """Read an address.
+    """Parse an address.
 
     Args:
         text: "127.0.0.1:9477", "[::1]:9477", ":9477".
 
     Raises:
-        MetricsAddressInvalid: it is none.
+        MetricsAddressInvalid: the text is not an address.
     """
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise _invalid(text, "no ADDRESS:PORT")
-    port, six, four = int(found["port"]), found["six"], found["four"]
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise _invalid(text, "not ADDRESS:PORT")
+    port, six, four = int(match["port"]), match["six"], match["four"]
     if port > _HIGHEST:
-        raise _invalid(text, f"there is no port {port}")
+        raise _invalid(text, f"{port} is not a valid port")
     try:
         if six is not None:
             ipaddress.IPv6Address(six)
@@ -54,7 +54,7 @@ def parse_address(text: str) -> Address:
             ipaddress.IPv4Address(four)
     except ValueError as error:
         raise _invalid(text, str(error)) from None
-    return Address(six or four or found["name"] or "", port)
+    return Address(six or four or match["name"] or "", port)
 
 
 def _invalid(text: str, found: str) -> MetricsAddressInvalid:

@@ -1,6 +1,6 @@
-"""Metrics of the containers that hold devices, and of who uses devices without holding them.
+"""Metrics of containers that hold devices, and of other processes that use devices.
 
-Two containers of one name count as one.
+Containers of the same name count as one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from integration.node.services.metrics.gpus import ratio
-from integration.node.services.metrics.metric import CONTAINER, DEVICE, Family, Group, Rows, single
-from integration.node.services.metrics.snapshot import Labels, Moment
+from integration.node.services.metrics.metric import CONTAINER, DEVICE, Group, Metric, Rows, single
+from integration.node.services.metrics.snapshot import Labels, Snapshot
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
@@ -23,105 +23,107 @@ def _name(container: Container) -> Labels:
     return ("", "", name) if pod is None else (pod.namespace, pod.name, name)
 
 
-def _infos(moment: Moment) -> Rows:
-    found = [each.container for each in moment.state.ledger.value.holdings]
-    return {(*_name(each), each.id, each.namespace): 1 for each in found}
+def _infos(snapshot: Snapshot) -> Rows:
+    containers = [each.container for each in snapshot.state.ledger.value.holdings]
+    return {(*_name(each), each.id, each.namespace): 1 for each in containers}
 
 
-def _flag(name: str, meaning: str, flag: Callable[[Holding], str]) -> Family:
-    """Whether something is so of any container of a name."""
+def _flag(name: str, meaning: str, flag: Callable[[Holding], str]) -> Metric:
+    """Return a metric that is 1 if the flag is set for any container of a name."""
 
-    def rows(moment: Moment) -> Rows:
-        found: dict[Labels, bool] = {}
-        for each in moment.state.ledger.value.holdings:
+    def rows(snapshot: Snapshot) -> Rows:
+        flags: dict[Labels, bool] = {}
+        for each in snapshot.state.ledger.value.holdings:
             labels = _name(each.container)
-            found[labels] = found.get(labels, False) or bool(flag(each))
-        return found
+            flags[labels] = flags.get(labels, False) or bool(flag(each))
+        return flags
 
-    return Family(name, meaning, CONTAINER, rows)
-
-
-def _missing(moment: Moment) -> Rows:
-    missing = Counter((m.namespace, m.pod, m.container) for m in moment.state.ledger.value.missing)
-    return {_name(each.container): 0 for each in moment.state.ledger.value.holdings} | missing
+    return Metric(name, meaning, CONTAINER, rows)
 
 
-def _devices(moment: Moment) -> Rows:
+def _missing(snapshot: Snapshot) -> Rows:
+    ledger = snapshot.state.ledger.value
+    missing = Counter((each.namespace, each.pod, each.container) for each in ledger.missing)
+    return {_name(each.container): 0 for each in ledger.holdings} | missing
+
+
+def _devices(snapshot: Snapshot) -> Rows:
     return {
-        (*_name(each.container), *moment.names.of(uuid)): 1
-        for each in moment.state.ledger.value.holdings
+        (*_name(each.container), *snapshot.names.of(uuid)): 1
+        for each in snapshot.state.ledger.value.holdings
         for uuid in each.devices
     }
 
 
-def _inside(name: str, meaning: str, value: Callable[[DeviceUse], float | None]) -> Family:
-    """The sum of what containers of a name use of each device."""
+def _inside(name: str, meaning: str, value: Callable[[DeviceUse], float | None]) -> Metric:
+    """Return a metric that adds up the use of each device by containers of a name."""
 
-    def rows(moment: Moment) -> Rows:
+    def rows(snapshot: Snapshot) -> Rows:
         sums: dict[Labels, float] = {}
-        for use in moment.state.usage.value if moment.answered else ():
+        for use in snapshot.state.usage.value if snapshot.answered else ():
             amount = value(use)
             if use.holding is not None and amount is not None:
-                labels = (*_name(use.holding.container), *moment.names.of(use.device))
+                labels = (*_name(use.holding.container), *snapshot.names.of(use.device))
                 sums[labels] = sums.get(labels, 0) + amount
         return sums
 
-    return Family(name, meaning, (*CONTAINER, *DEVICE), rows)
+    return Metric(name, meaning, (*CONTAINER, *DEVICE), rows)
 
 
-def _outside(name: str, meaning: str, value: Callable[[DeviceUse], float | None]) -> Family:
-    """What processes of no container use of each device."""
+def _outside(name: str, meaning: str, value: Callable[[DeviceUse], float | None]) -> Metric:
+    """Return a metric of the use of each device by processes in no container."""
 
-    def rows(moment: Moment) -> Rows:
-        uses = [use for use in moment.state.usage.value if use.holding is None and moment.answered]
-        return {moment.names.of(use.device): value(use) for use in uses}
+    def rows(snapshot: Snapshot) -> Rows:
+        usage = snapshot.state.usage.value if snapshot.answered else ()
+        uses = [use for use in usage if use.holding is None]
+        return {snapshot.names.of(use.device): value(use) for use in uses}
 
-    return Family(name, meaning, DEVICE, rows)
+    return Metric(name, meaning, DEVICE, rows)
 
 
 CONTAINERS: Final = Group("Containers", (
-    Family("nvshim_container_info", "A container that holds a device.",
+    Metric("nvshim_container_info", "A container that holds a device.",
            (*CONTAINER, "container_id", "runtime_namespace"), _infos),
     _flag("nvshim_container_stale",
-          "Whether it was made with a driver or devices that are no more: drain its pod.",
+          "Whether it was created with a driver or devices that are gone: drain its pod.",
           lambda holding: holding.stale),
     _flag("nvshim_container_orphan",
-          "Whether it holds a device and nobody seems to know of it any more.",
+          "Whether it holds a device, and nothing seems to manage it any longer.",
           lambda holding: holding.orphan),
-    Family("nvshim_container_devices_missing",
-           "How many devices the kubelet has given it that it runs without.", CONTAINER, _missing),
-    Family("nvshim_container_device_info", "A device that a container holds.",
+    Metric("nvshim_container_devices_missing",
+           "Devices that the kubelet has allocated to it and that it lacks.", CONTAINER, _missing),
+    Metric("nvshim_container_device_info", "A device that a container holds.",
            (*CONTAINER, *DEVICE), _devices),
     _inside("nvshim_container_gpu_memory_used_bytes",
-            "How much of the device's memory the container uses.", lambda use: use.memory_bytes),
+            "Memory of the device that the container uses.", lambda use: use.memory_bytes),
     _inside("nvshim_container_gpu_sm_utilization_ratio",
-            "Of the time, how long kernels of the container ran.",
+            "Share of the time in which kernels of the container ran.",
             lambda use: ratio(use.sm_percent)),
     _inside("nvshim_container_gpu_memory_busy_ratio",
-            "Of the time, how long the container read or wrote the device's memory.",
+            "Share of the time in which the container read or wrote the device's memory.",
             lambda use: ratio(use.memory_percent)),
     _inside("nvshim_container_gpu_encoder_utilization_ratio",
-            "Of the time, how long the encoder worked for the container.",
+            "Share of the time in which the encoder worked for the container.",
             lambda use: ratio(use.encoder_percent)),
     _inside("nvshim_container_gpu_decoder_utilization_ratio",
-            "Of the time, how long the decoder worked for the container.",
+            "Share of the time in which the decoder worked for the container.",
             lambda use: ratio(use.decoder_percent)),
     _inside("nvshim_container_gpu_energy_joules_total",
-            "The container's share of what the device has drawn since it is watched.",
+            "The container's share of the device's energy since the agent started to measure.",
             lambda use: use.energy_joules),
-    _inside("nvshim_container_gpu_processes", "How many processes of the container use the device.",
+    _inside("nvshim_container_gpu_processes", "Processes of the container that use the device.",
             lambda use: len(use.processes)),
     _outside("nvshim_outside_gpu_memory_used_bytes",
              "Memory of the device that processes of no known container use.",
              lambda use: use.memory_bytes),
     _outside("nvshim_outside_gpu_processes",
-             "How many processes of no known container use the device.",
+             "Processes of no known container that use the device.",
              lambda use: len(use.processes)),
-    Family("nvshim_container_faults_total",
-           "Faults that containers had to do with, since the agent began: the kind, the number of "
-           "an Xid, and whose fault it was (device, host, neighbour, application, unclear).",
-           ("kind", "xid", "whose"), lambda moment: moment.state.counters.faults),
+    Metric("nvshim_container_faults_total",
+           "Faults that hit containers since the agent started: the kind, the number of an Xid, "
+           "and who caused it (device, host, neighbour, application, unclear).",
+           ("kind", "xid", "whose"), lambda snapshot: snapshot.state.counters.faults),
     single("nvshim_containers_unreadable",
-           "How many containers there are of which it is not known what they hold.",
-           lambda moment: len(moment.state.ledger.value.unknown)),
+           "Containers whose devices the agent could not read.",
+           lambda snapshot: len(snapshot.state.ledger.value.unknown)),
 ))  # fmt: skip

@@ -14,11 +14,11 @@ from integration.node.services.metrics.metric import (
     DEVICE,
     GPU,
     MIG,
-    Family,
     Group,
+    Metric,
     Rows,
 )
-from integration.node.services.metrics.snapshot import Labels, Moment
+from integration.node.services.metrics.snapshot import Labels, Snapshot
 from integration.node.values.counters import MOST
 from integration.node.values.health import HealthState
 from integration.nvml.values import DeviceSample, GpuSample
@@ -37,35 +37,35 @@ _REASONS: Final = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""NVML's bits of why clocks are low."""
+"""NVML's bits for the reasons of low clocks."""
 
 
 def ratio(percent: int | None) -> float | None:
-    """A percentage as a ratio from 0 to 1."""
+    """Return a percentage as a ratio from 0 to 1."""
     return None if percent is None else percent / 100
 
 
-def _sampled(name: str, meaning: str, value: Callable[[GpuSample], float | None]) -> Family:
-    """One value of each GPU that answers."""
+def _sampled(name: str, meaning: str, value: Callable[[GpuSample], float | None]) -> Metric:
+    """Return a metric with one value for each GPU that answers."""
 
-    def rows(moment: Moment) -> Rows:
-        return {moment.names.gpu[gpu.uuid]: value(gpu) for gpu in moment.answering}
+    def rows(snapshot: Snapshot) -> Rows:
+        return {snapshot.names.gpu[gpu.uuid]: value(gpu) for gpu in snapshot.answering}
 
-    return Family(name, meaning, GPU, rows)
-
-
-def _sampled_mig(name: str, meaning: str, value: Callable[[DeviceSample], int | None]) -> Family:
-    """One value of each MIG device of a GPU that answers."""
-
-    def rows(moment: Moment) -> Rows:
-        parts = (part for gpu in moment.answering for part in gpu.mig)
-        return {moment.names.mig[part.uuid]: value(part) for part in parts}
-
-    return Family(name, meaning, MIG, rows)
+    return Metric(name, meaning, GPU, rows)
 
 
-def _infos(moment: Moment) -> Rows:
-    names, yes_no = moment.names, ("false", "true")
+def _sampled_mig(name: str, meaning: str, value: Callable[[DeviceSample], int | None]) -> Metric:
+    """Return a metric with one value for each MIG device of a GPU that answers."""
+
+    def rows(snapshot: Snapshot) -> Rows:
+        parts = (part for gpu in snapshot.answering for part in gpu.mig)
+        return {snapshot.names.mig[part.uuid]: value(part) for part in parts}
+
+    return Metric(name, meaning, MIG, rows)
+
+
+def _infos(snapshot: Snapshot) -> Rows:
+    names, yes_no = snapshot.names, ("false", "true")
     return {
         (
             *names.gpu[key], str(gpu.minor), yes_no[gpu.mig], gpu.compute_capability, gpu.brand,
@@ -75,94 +75,94 @@ def _infos(moment: Moment) -> Rows:
     }  # fmt: skip
 
 
-def _up(moment: Moment) -> Rows:
-    if not moment.answered:
+def _up(snapshot: Snapshot) -> Rows:
+    if not snapshot.answered:
         return {}
-    there = {each.uuid for each in moment.answering}
-    return {labels: uuid in there for uuid, labels in moment.names.gpu.items()}
+    answering = {each.uuid for each in snapshot.answering}
+    return {labels: uuid in answering for uuid, labels in snapshot.names.gpu.items()}
 
 
-def _watched(moment: Moment) -> Rows:
+def _watched(snapshot: Snapshot) -> Rows:
     return {
-        labels: moment.state.unwatched.value.keys().isdisjoint({"", uuid})
-        for uuid, labels in moment.names.gpu.items()
+        labels: snapshot.state.unwatched.value.keys().isdisjoint({"", uuid})
+        for uuid, labels in snapshot.names.gpu.items()
     }
 
 
-def _throttled(moment: Moment) -> Rows:
+def _throttled(snapshot: Snapshot) -> Rows:
     return {
-        (*moment.names.gpu[each.uuid], reason): bool(each.throttle_reasons & bit)
-        for each in moment.answering
+        (*snapshot.names.gpu[each.uuid], reason): bool(each.throttle_reasons & bit)
+        for each in snapshot.answering
         if each.throttle_reasons is not None
         for bit, reason in _REASONS.items()
     }
 
 
-def _ecc(moment: Moment) -> Rows:
+def _ecc(snapshot: Snapshot) -> Rows:
     return {
-        (*moment.names.gpu[each.uuid], kind): count
-        for each in moment.answering
+        (*snapshot.names.gpu[each.uuid], kind): count
+        for each in snapshot.answering
         for kind, count in (
             ("corrected", each.ecc_corrected), ("uncorrected", each.ecc_uncorrected),
         )
     }  # fmt: skip
 
 
-def _xids(moment: Moment) -> Rows:
+def _xids(snapshot: Snapshot) -> Rows:
     counted: Counter[Labels] = Counter()
-    for number, ((uuid, xid, title), count) in enumerate(moment.state.xid_counts.value.items()):
-        # Beyond so many their containers are not named any more; they are counted all the same.
-        whose = _of_title(title if number < MOST else "")
-        counted[*moment.names.of(uuid)[:2], str(xid), *whose] += count
+    for number, ((uuid, xid, title), count) in enumerate(snapshot.state.xid_counts.value.items()):
+        # Beyond the limit, count the error without its container, to bound the number of series.
+        container = _of_title(title if number < MOST else "")
+        counted[*snapshot.names.of(uuid)[:2], str(xid), *container] += count
     return counted
 
 
 def _of_title(title: str) -> Labels:
-    """Namespace, pod and container of what people call a container."""
+    """Return the namespace, pod and container of a container's display name."""
     parts = title.split("/")
     return tuple(parts) if len(parts) == len(CONTAINER) else ("", "", title)
 
 
-def _last_xids(moment: Moment) -> Rows:
+def _last_xids(snapshot: Snapshot) -> Rows:
     return {
-        (*moment.names.of(uuid)[:2], xid): moment.at(when)
-        for (uuid, xid), when in moment.state.counters.last_xids.items()
+        (*snapshot.names.of(uuid)[:2], xid): snapshot.at(when)
+        for (uuid, xid), when in snapshot.state.counters.last_xids.items()
     }
 
 
-def _mig_infos(moment: Moment) -> Rows:
-    inventory = moment.state.node.value.inventory
+def _mig_infos(snapshot: Snapshot) -> Rows:
+    inventory = snapshot.state.node.value.inventory
     return {
-        (*moment.names.mig[each.uuid], str(each.gpu_instance), str(each.compute_instance)): 1
+        (*snapshot.names.mig[each.uuid], str(each.gpu_instance), str(each.compute_instance)): 1
         for each in (inventory.mig_devices if inventory is not None else ())
     }
 
 
 GPUS: Final = Group("GPUs and MIG devices", (
-    Family("nvshim_gpu_info", "A GPU of this node.",
+    Metric("nvshim_gpu_info", "A GPU of this node.",
            (*GPU, "minor", "mig_mode", "compute_capability", "brand", "excluded"), _infos),
-    Family("nvshim_gpu_up",
+    Metric("nvshim_gpu_up",
            "Whether the GPU answers; 0 for one that fell off the bus. Absent while NVML is not up.",
            GPU, _up),
-    Family("nvshim_gpu_events_watched", "Whether errors of the GPU would be heard of.", GPU,
+    Metric("nvshim_gpu_events_watched", "Whether the agent receives errors of the GPU.", GPU,
            _watched),
-    _sampled("nvshim_gpu_memory_total_bytes", "The GPU's memory, what is reserved included.",
+    _sampled("nvshim_gpu_memory_total_bytes", "The GPU's memory, including reserved memory.",
              lambda gpu: gpu.memory_total_bytes),
-    _sampled("nvshim_gpu_memory_used_bytes", "How much of it is in use.",
+    _sampled("nvshim_gpu_memory_used_bytes", "The GPU's memory in use.",
              lambda gpu: gpu.memory_used_bytes),
-    _sampled("nvshim_gpu_utilization_ratio", "Of the time, how long a kernel ran.",
+    _sampled("nvshim_gpu_utilization_ratio", "Share of the time in which a kernel ran.",
              lambda gpu: ratio(gpu.gpu_percent)),
     _sampled("nvshim_gpu_memory_busy_ratio",
-             "Of the time, how long its memory was read or written; not how much of it is used.",
+             "Share of the time in which its memory was read or written; not the share in use.",
              lambda gpu: ratio(gpu.memory_percent)),
     _sampled("nvshim_gpu_encoder_utilization_ratio",
-             "Of the time, how long the video encoder was busy.",
+             "Share of the time in which the video encoder was busy.",
              lambda gpu: ratio(gpu.encoder_percent)),
     _sampled("nvshim_gpu_decoder_utilization_ratio",
-             "Of the time, how long the video decoder was busy.",
+             "Share of the time in which the video decoder was busy.",
              lambda gpu: ratio(gpu.decoder_percent)),
-    _sampled("nvshim_gpu_power_watts", "What the GPU draws.", lambda gpu: gpu.power_watts),
-    _sampled("nvshim_gpu_energy_joules_total", "What it has drawn since the driver was loaded.",
+    _sampled("nvshim_gpu_power_watts", "Power that the GPU draws.", lambda gpu: gpu.power_watts),
+    _sampled("nvshim_gpu_energy_joules_total", "Energy used since the driver was loaded.",
              lambda gpu: gpu.energy_joules),
     _sampled("nvshim_gpu_temperature_celsius", "Temperature of the GPU.",
              lambda gpu: gpu.temperature_celsius),
@@ -170,28 +170,28 @@ GPUS: Final = Group("GPUs and MIG devices", (
              lambda gpu: gpu.sm_clock_hz),
     _sampled("nvshim_gpu_memory_clock_hertz", "Clock of its memory.",
              lambda gpu: gpu.memory_clock_hz),
-    Family("nvshim_gpu_clocks_throttled", "Whether its clocks are low for that reason.",
+    Metric("nvshim_gpu_clocks_throttled", "Whether its clocks are low for the reason.",
            (*GPU, "reason"), _throttled),
-    Family("nvshim_gpu_ecc_errors_total",
+    Metric("nvshim_gpu_ecc_errors_total",
            "Memory errors since the driver was loaded: type corrected or uncorrected.",
            (*GPU, "type"), _ecc),
     _sampled("nvshim_gpu_rows_pending",
-             "Whether rows of memory wait to be replaced at the next reset.",
+             "Whether rows of memory wait for their replacement at the next reset.",
              lambda gpu: gpu.rows_pending),
     _sampled("nvshim_gpu_rows_failed",
-             "Whether rows of memory could not be replaced: the GPU is to be exchanged.",
+             "Whether rows of memory could not be replaced: exchange the GPU.",
              lambda gpu: gpu.rows_failed),
-    Family("nvshim_gpu_xid_errors_total",
-           "Errors that the driver reported since the agent began, by their number (XID) and the "
-           "container that caused them, where that is known.",
+    Metric("nvshim_gpu_xid_errors_total",
+           "Errors that the driver reported since the agent started, by their number (XID) and the "
+           "container that caused them, where it is known.",
            ("gpu", "uuid", "xid", *CONTAINER), _xids),
-    Family("nvshim_gpu_xid_last_timestamp_seconds", "When the driver last reported that one.",
+    Metric("nvshim_gpu_xid_last_timestamp_seconds", "When the driver last reported the error.",
            ("gpu", "uuid", "xid"), _last_xids),
-    Family("nvshim_mig_info", "A MIG device of this node.",
+    Metric("nvshim_mig_info", "A MIG device of this node.",
            (*MIG, "gpu_instance", "compute_instance"), _mig_infos),
     _sampled_mig("nvshim_mig_memory_total_bytes", "The MIG device's memory.",
                  lambda part: part.memory_total_bytes),
-    _sampled_mig("nvshim_mig_memory_used_bytes", "How much of it is in use.",
+    _sampled_mig("nvshim_mig_memory_used_bytes", "The MIG device's memory in use.",
                  lambda part: part.memory_used_bytes),
 ))  # fmt: skip
 
@@ -199,56 +199,55 @@ GPUS: Final = Group("GPUs and MIG devices", (
 # -- health -----------------------------------------------------------------------------------
 
 
-def _states(moment: Moment) -> Rows:
+def _states(snapshot: Snapshot) -> Rows:
     return {
-        (*moment.names.of(uuid), state.value): each.state is state
-        for uuid, each in moment.state.health.value.items()
+        (*snapshot.names.of(uuid), state.value): each.state is state
+        for uuid, each in snapshot.state.health.value.items()
         for state in HealthState
     }
 
 
-def _judged(name: str, meaning: str, value: Callable[[Condition], float | None]) -> Family:
-    """One value of each device that is judged."""
+def _judged(name: str, meaning: str, value: Callable[[Condition], float | None]) -> Metric:
+    """Return a metric with one value for each device whose health the agent judges."""
 
-    def rows(moment: Moment) -> Rows:
-        return {
-            moment.names.of(uuid): value(each) for uuid, each in moment.state.health.value.items()
-        }
+    def rows(snapshot: Snapshot) -> Rows:
+        conditions = snapshot.state.health.value
+        return {snapshot.names.of(uuid): value(each) for uuid, each in conditions.items()}
 
-    return Family(name, meaning, DEVICE, rows)
+    return Metric(name, meaning, DEVICE, rows)
 
 
-def _drained(moment: Moment) -> Rows:
-    """Of devices that the inventory has; one whose UUID nobody knows goes by its address."""
-    drained = moment.state.node.value.drained
+def _drained(snapshot: Snapshot) -> Rows:
+    """Return the drained devices of the inventory; a GPU without a UUID has its PCI address."""
+    drained = snapshot.state.node.value.drained
     return {
         labels: uuid in drained
-        for uuid, labels in moment.names.device.items()
-        if uuid in moment.names.known or uuid in moment.names.mig
+        for uuid, labels in snapshot.names.device.items()
+        if uuid in snapshot.names.known or uuid in snapshot.names.mig
     }
 
 
-def _holders(moment: Moment) -> Rows:
-    holdings = moment.state.ledger.value.holdings
+def _holders(snapshot: Snapshot) -> Rows:
+    holdings = snapshot.state.ledger.value.holdings
     held = Counter(uuid for each in holdings for uuid in {*each.devices, *each.gpus})
-    return {moment.names.of(uuid): held[uuid] for uuid in (*moment.names.device, *held)}
+    return {snapshot.names.of(uuid): held[uuid] for uuid in (*snapshot.names.device, *held)}
 
 
 HEALTH: Final = Group("Health", (
-    Family("nvshim_device_health",
-           "Whether a GPU or MIG device is in that state: healthy and suspect ones are given to "
-           "containers, unhealthy and recovering ones are not.",
+    Metric("nvshim_device_health",
+           "Whether a GPU or MIG device is in the state: containers can get healthy and suspect "
+           "devices, but no unhealthy and recovering ones.",
            (*DEVICE, "state"), _states),
     _judged("nvshim_device_health_changed_timestamp_seconds",
-            "When it came to be in its state; absent for one that always was healthy.",
+            "When its state last changed; absent for a device that always was healthy.",
             lambda health: health.since or None),
     _judged("nvshim_device_last_xid",
-            "The number of the last error that its state is founded on; 0 for none.",
+            "The number of the last error that affected its state; 0 for none.",
             lambda health: health.xid),
-    Family("nvshim_device_out_of_service",
+    Metric("nvshim_device_out_of_service",
            "Whether a person has taken a GPU or MIG device, or the driver, out of service.",
            DEVICE, _drained),
-    Family("nvshim_device_containers",
-           "How many containers hold a GPU or MIG device; for a GPU, those with a part of it too.",
+    Metric("nvshim_device_containers",
+           "Containers that hold a GPU or MIG device; for a GPU, also those with a part of it.",
            DEVICE, _holders),
 ))  # fmt: skip

@@ -1,11 +1,12 @@
-"""HTTP for scrapers: a GET, an answer, and the connection is closed.
+"""The HTTP server for scrapers: one GET and one response for each connection.
 
 Rules
-- The standard library parses requests. Each connection has one, of at most :data:`LONGEST` bytes
-  and without a body, and is closed after :data:`LONGEST_EXCHANGE` seconds, whatever it waits for.
-- There are :data:`MOST` connections at most: one more takes the place of the oldest. So nobody
-  who connects and does not ask keeps Prometheus away.
-- An answer that cannot be made is a 500 to the one who asked. The agent goes on.
+- The standard library parses requests. A connection accepts one request, of at most :data:`LONGEST`
+  bytes and without a body. The server closes it after :data:`LONGEST_EXCHANGE` seconds at the
+  latest.
+- The server keeps at most :data:`MOST` connections. A further one replaces the oldest, so that idle
+  connections cannot lock Prometheus out.
+- If a response fails, the client gets status 500, and the agent goes on.
 
 Source: RFC 9110; RFC 9112.
 """
@@ -41,7 +42,7 @@ _METHODS: Final = ("GET", "HEAD")
 
 _BACKLOG: Final = 64
 
-# What is sent at a time: of what is not taken yet no more is copied, for each who does not take it.
+# Bytes that are sent at a time; limits what is buffered for each slow client.
 _SLICE: Final = 65536
 
 _GONE: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
@@ -49,24 +50,24 @@ _GONE: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndO
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked."""
+    """A parsed request."""
 
     method: str  # "GET" or "HEAD"
-    path: str  # without what follows a question mark
-    headers: Mapping[str, str] = field(default_factory=dict)  # by their names in lower case
+    path: str  # without the query
+    headers: Mapping[str, str] = field(default_factory=dict)  # by name, in lower case
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is answered."""
+    """A response."""
 
-    status: HTTPStatus  # of HTTP
-    content: bytes  # of what is sent
+    status: HTTPStatus
+    content: bytes
     type: str = "text/plain; charset=utf-8"  # the content's media type
-    headers: tuple[tuple[str, str], ...] = ()  # further ones
+    headers: tuple[tuple[str, str], ...] = ()  # further headers
 
     def to_head(self) -> bytes:
-        """What goes over the wire before the content."""
+        """Return the status line and the headers, as bytes."""
         lines = [
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
             f"Content-Type: {self.type}",
@@ -89,23 +90,23 @@ class _Parsed(BaseHTTPRequestHandler):
             self.refused = HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1"
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Keep what the parser has found wrong."""
+        """Store the parser's error."""
         del explain
         self.refused = HTTPStatus(code), message or ""
 
     def handle_expect_100(self) -> bool:
-        """Ask for no body."""
+        """Send no 100 Continue, because no request has a body."""
         return True
 
 
 def parse(head: bytes) -> Request | Response:
-    """Understand a request.
+    """Parse a request.
 
     Args:
-        head: of it, up to and with the empty line.
+        head: the request line and headers, including the empty line.
 
     Returns:
-        The request, or the answer to one that is refused.
+        The request, or the response that refuses it.
     """
     parsed = _Parsed(head)
     if parsed.refused is not None:
@@ -114,11 +115,11 @@ def parse(head: bytes) -> Request | Response:
     if "transfer-encoding" in headers or any(
         length.strip("0") for length in headers.get_all("content-length", ())
     ):
-        return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a body")
+        return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a body is not supported")
     if parsed.command not in _METHODS:
-        return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD is understood")
+        return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "use GET or HEAD")
     if not parsed.path.startswith("/") or parsed.request_version == "HTTP/0.9":
-        return _refusal(HTTPStatus.BAD_REQUEST, "not a path by HTTP/1")
+        return _refusal(HTTPStatus.BAD_REQUEST, "not a path of HTTP/1")
     return Request(
         parsed.command,
         parsed.path.partition("?")[0],
@@ -138,7 +139,7 @@ async def listen(address: Address) -> MultiListener[SocketStream]:
     """Listen for scrapers.
 
     Raises:
-        MetricsAddressUnusable: one cannot.
+        MetricsAddressUnusable: the address cannot be used.
     """
     try:
         return await anyio.create_tcp_listener(
@@ -150,9 +151,9 @@ async def listen(address: Address) -> MultiListener[SocketStream]:
             cause = cause.exceptions[0]
         cause = cause if isinstance(cause, OSError) else cause.__cause__ or cause
         number = cause.errno if isinstance(cause, OSError) else None
-        do = "have it listen elsewhere (--metrics)"
+        do = "choose another address with --metrics"
         if number == errno.EADDRINUSE:
-            do = "stop the other program that listens there, or have this one listen elsewhere"
+            do = "stop the other program that listens there, or choose another address"
         raise MetricsAddressUnusable(
             f"to serve metrics at {address}",
             found=(cause.strerror if isinstance(cause, OSError) else None) or str(cause),
@@ -161,10 +162,10 @@ async def listen(address: Address) -> MultiListener[SocketStream]:
 
 
 def addresses_of(listener: MultiListener[SocketStream]) -> Sequence[str]:
-    """Where one listens, with the port that it became."""
+    """Return the addresses of a listener, with the actual port."""
     local = anyio.abc.SocketAttribute.local_address
-    found = (each.extra(local) for each in listener.listeners)  # noqa: S610 - of no database
-    return [str(Address(str(each[0]), int(each[1]))) for each in found]
+    addresses = (each.extra(local) for each in listener.listeners)  # noqa: S610 - no database
+    return [str(Address(str(each[0]), int(each[1]))) for each in addresses]
 
 
 async def serve(
@@ -175,8 +176,9 @@ async def serve(
     """Answer scrapers, until cancelled.
 
     Args:
-        listener: where they come; it is closed in the end.
-        failed: takes an exception of it.
+        listener: accepts their connections; it is closed on return.
+        answer: returns the response to a request.
+        failed: called with an exception of ``answer``.
     """
     connections: dict[anyio.CancelScope, None] = {}  # the oldest first
 
@@ -217,10 +219,10 @@ async def _exchange(
     else:
         try:
             response = await answer(request)
-        except Exception as error:  # noqa: BLE001 - a scrape does not end the others
+        except Exception as error:  # noqa: BLE001 - a failed scrape must not stop the others
             failed(error)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
-            response = Response(status, b"the agent's log says why\n")
+            response = Response(status, b"read the agent's log\n")
     await stream.send(response.to_head())
     if isinstance(request, Response) or request.method != "HEAD":
         for at in range(0, len(response.content), _SLICE):

@@ -1,13 +1,14 @@
 """The service that answers /metrics: one scrape after the other.
 
 Rules
-- NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
-- A scrape is over before Prometheus gives it up (it says when): without NVML's answer until then,
-  what is known otherwise is told, and that NVML is not up.
-- One that gives NVML less time than another does not spoil what the other is told.
-- Scrapes that come together, or within :data:`FRESH` seconds, are told the same, and on a node of
-  which much is told for longer: however many there are, writing takes a small part of the agent's
-  time (:data:`SHARE`). It is done in a thread.
+- The service queries NVML only for a scrape: without scrapes it does nothing.
+- A scrape finishes within the timeout that Prometheus sends with it. If NVML does not answer in
+  time, the response reports NVML as down and contains all other metrics.
+- A scrape with a short timeout does not affect a scrape with a longer one: that one does not reuse
+  the response without NVML.
+- Scrapes within :data:`FRESH` seconds share a response. On a node with many series they share it
+  longer, so that writing takes at most the fraction :data:`SHARE` of the agent's time. A thread
+  writes the response.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from integration.node.service import SERVICES, Context
 from integration.node.services.metrics.address import Address, parse_address
 from integration.node.services.metrics.agent import own_process
 from integration.node.services.metrics.server import Request, Response, addresses_of, listen, serve
-from integration.node.services.metrics.snapshot import Moment
+from integration.node.services.metrics.snapshot import Snapshot
 from integration.node.services.metrics.text import Form, choose, collect, write
 from integration.node.usage import usage_by
 from integration.nvml.values import Sample, now
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1
-"""How much of its time the agent writes at most, for each form."""
+"""The largest fraction of its time that the agent spends on writing, for each format."""
 
-# What took long to write because the node is busy is not told for ever.
+# Limit for a response that took long to write only because the node was busy.
 _FRESH_AT_MOST: Final = 5.0
 
-# Seconds that a scrape waits for NVML at most, and what is kept of the time that Prometheus gives
-# it for everything else.
+# The most seconds that a scrape waits for NVML, and the seconds of Prometheus' timeout that are
+# reserved for everything else.
 LONGEST_WAIT: Final = 8.0
 _FOR_THE_REST: Final = 1.0
 _SHORTEST_WAIT: Final = 0.1
@@ -64,13 +65,13 @@ _INDEX: Final = b"""<!doctype html>
 
 
 async def run(context: Context) -> None:
-    """Serve /metrics where the options say, until cancelled.
+    """Serve /metrics at the address of the options, until cancelled.
 
     Raises:
-        MetricsAddressInvalid: the address is none.
+        MetricsAddressInvalid: the address is not valid.
     """
     listener = await _listen(context, parse_address(context.options.metrics))
-    context.say("info", "metrics are served", address=", ".join(addresses_of(listener)))
+    context.say("info", "serving metrics", address=", ".join(addresses_of(listener)))
 
     def failed(error: Exception) -> None:
         known = isinstance(error, NvshimError)
@@ -81,7 +82,7 @@ async def run(context: Context) -> None:
 
 
 async def _listen(context: Context, address: Address) -> MultiListener[SocketStream]:
-    """Listen there as soon as one can; as long as one cannot, it is a fault."""
+    """Listen at the address; report a fault and retry until it is free."""
     backoff = Backoff()
     while True:
         try:
@@ -95,21 +96,21 @@ async def _listen(context: Context, address: Address) -> MultiListener[SocketStr
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a scrape was told."""
+class _CachedText:
+    """The metrics as text, for the scrapes that share it."""
 
-    until: float  # how long it is told to others, by the monotonic clock
-    waited: float  # seconds that NVML was given to answer; inf if it did
-    text: bytes  # of the metrics
-    packed: bytes = b""  # the same by gzip; empty as long as nobody wanted that
+    until: float  # time up to which other scrapes may share it, by the monotonic clock
+    waited: float  # seconds that NVML had to answer; inf if it answered
+    text: bytes  # the metrics
+    packed: bytes = b""  # the same with gzip; empty until a scraper accepts gzip
 
 
 class Scrapes:
-    """Answers to scrapes."""
+    """The responses to scrapes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told: dict[Form, _Told] = {}
+        self._cache: dict[Form, _CachedText] = {}
         self._one = anyio.Lock()
 
     async def answer(self, request: Request) -> Response:
@@ -123,64 +124,65 @@ class Scrapes:
                 return self._ready()
             case "/":
                 return Response(HTTPStatus.OK, _INDEX, "text/html; charset=utf-8")
-        return Response(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+        return Response(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
 
     async def _metrics(self, request: Request) -> Response:
         form = choose(request.headers.get("accept", ""))
-        begun = time.monotonic()
+        started = time.monotonic()
         async with self._one:
-            told = self._told.get(form)
-            until = begun + deadline(request.headers.get(_TIMEOUT, ""))
+            cached = self._cache.get(form)
+            until = started + deadline(request.headers.get(_TIMEOUT, ""))
             wait = max(until - time.monotonic(), _SHORTEST_WAIT)
-            # Also one that was begun after this scrape came, while it waited for its turn; but none
-            # of one who gave NVML less time: it would be down for all who ask besides.
-            if told is None or told.until < begun or told.waited < wait:
-                told = await self._tell(form, wait)
-                self._told[form] = told
+            # The text may be newer than this scrape, which has waited for the lock. Do not use one
+            # that gave NVML less time than this scrape has: it may report NVML as down.
+            if cached is None or cached.until < started or cached.waited < wait:
+                cached = await self._write(form, wait)
+                self._cache[form] = cached
             packed = gzip_accepted(request.headers.get("accept-encoding", ""))
-            if packed and not told.packed:
-                told.packed = await anyio.to_thread.run_sync(_packed, told.text)
+            if packed and not cached.packed:
+                cached.packed = await anyio.to_thread.run_sync(_packed, cached.text)
         headers: tuple[tuple[str, str], ...] = (("Vary", "Accept, Accept-Encoding"),)
         if packed:
             headers = (*headers, ("Content-Encoding", "gzip"))
-        return Response(HTTPStatus.OK, told.packed if packed else told.text, form.type, headers)
+        content = cached.packed if packed else cached.text
+        return Response(HTTPStatus.OK, content, form.type, headers)
 
-    async def _tell(self, form: Form, wait: float) -> _Told:
-        begun = time.monotonic()
+    async def _write(self, form: Form, wait: float) -> _CachedText:
+        started = time.monotonic()
         sample = await self._sample(wait)
         boot = time.time() - now()
-        moment = Moment(
+        snapshot = Snapshot(
             self._context.state,
             boot=boot,
             sample=sample,
-            waited=time.monotonic() - begun,
+            waited=time.monotonic() - started,
             services=tuple(SERVICES),
             process=own_process(),
         )
-        known, writing = collect(moment), time.monotonic()
+        known, writing = collect(snapshot), time.monotonic()
         text = await anyio.to_thread.run_sync(write, known, form)
         taken = time.monotonic() - writing
         fresh = min(max(FRESH, taken / SHARE), _FRESH_AT_MOST)
-        return _Told(begun + fresh, wait if sample is None else math.inf, text)
+        return _CachedText(started + fresh, wait if sample is None else math.inf, text)
 
     async def _sample(self, wait: float) -> Sample | None:
-        """What NVML says; None if it does not in time."""
+        """Return NVML's values; None if it does not answer in time."""
         sample = None
         with anyio.move_on_after(wait):
             sample = await self._context.state.sampler.value.sample(max_age=FRESH)
             try:
-                await usage_by(self._context, sample)  # so that the state's is of now, too
-            except Exception as error:  # noqa: BLE001 - the rest is known all the same
+                await usage_by(self._context, sample)  # bring the usage in the state up to date
+            except Exception as error:  # noqa: BLE001 - the other metrics do not need it
                 self._context.say("error", one_line(f"usage: {error}"), part=_PART)
         return sample
 
     def _ready(self) -> Response:
-        # By what the agent remembers, and no file: whatever hangs, this does not wait for it.
-        looked = self._context.state.counters.latest_look
+        # From memory, not from a file: this must not hang with a file system.
+        latest = self._context.state.counters.latest_look
         late = late_after(self._context.config, self._context.options.poll)
-        if looked is not None and now() - looked < late:
+        if latest is not None and now() - latest < late:
             return Response(HTTPStatus.OK, b"ok\n")
-        return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the node was not looked at lately\n")
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the last check of the node is too old\n")
 
 
 def _packed(text: bytes) -> bytes:
@@ -188,17 +190,17 @@ def _packed(text: bytes) -> bytes:
     return packer.compress(text) + packer.flush()
 
 
-def deadline(said: str) -> float:
-    """How long a scrape may wait for NVML, in seconds.
+def deadline(timeout: str) -> float:
+    """Return how long a scrape may wait for NVML, in seconds.
 
     Args:
-        said: the seconds after which Prometheus gives the scrape up; "" if it did not say.
+        timeout: Prometheus' timeout of the scrape, in seconds; "" if it sent none.
     """
     try:
-        seconds = float(said)
+        seconds = float(timeout)
     except ValueError:
         return LONGEST_WAIT
-    # What is no number compares as false, too.
+    # NaN fails the comparison, too.
     if not seconds > 0:
         return LONGEST_WAIT
     return min(LONGEST_WAIT, max(seconds - _FOR_THE_REST, seconds / 2, _SHORTEST_WAIT))

@@ -1,9 +1,9 @@
-"""What the agent knows at one moment, from which every metric is made.
+"""A snapshot of the agent's state, from which all metrics of a scrape are computed.
 
 Rules
-- All is collected at once, in the event loop, while no service publishes anything.
-- A GPU that only NVML knows, and the inventory does not, is called by its UUID alone.
-- What NVML said at an earlier scrape is not repeated when it does not answer.
+- The event loop collects all values at once, so that no service publishes anything in between.
+- A GPU that NVML knows and the inventory does not has the label ``uuid`` only.
+- If NVML does not answer, its values of an earlier scrape are not repeated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Labels = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What the agent knows at one moment."""
+class Snapshot:
+    """The agent's state and NVML's answer at the time of a scrape."""
 
-    state: State  # what its services have published
-    boot: float  # when the node was booted, in seconds since the epoch
-    sample: Sample | None = None  # what NVML said for this scrape; None if it was not asked
-    waited: float = 0.0  # seconds until it did
+    state: State  # the topics of the agent's services
+    boot: float  # when the node booted, in seconds since the epoch
+    sample: Sample | None = None  # NVML's answer to this scrape; None without an answer
+    waited: float = 0.0  # seconds that the scrape waited for NVML
     services: Labels = ()  # the names of the agent's services
-    # what is known of the agent's own process, by the names of families
+    # values of the agent's own process, by the names of metrics
     process: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def answered(self) -> bool:
-        """Whether NVML did."""
+        """Whether NVML answered."""
         return self.sample is not None and not self.sample.failure
 
     @property
@@ -47,12 +47,12 @@ class Moment:
         return tuple(gpu for gpu in sample.gpus if not gpu.lost)
 
     def at(self, since_boot: float | None) -> float | None:
-        """A time in seconds since boot, as seconds since the epoch."""
+        """Convert seconds since boot to seconds since the epoch."""
         return None if since_boot is None else round(self.boot + since_boot, 3)
 
     @cached_property
     def names(self) -> Names:
-        """What devices are called."""
+        """The labels of the devices."""
         return Names(self)
 
 
@@ -60,17 +60,17 @@ class Names:
     """The labels of devices, by their UUIDs.
 
     Attributes:
-        known: the inventory's GPUs; one whose UUID nobody knows goes by its PCI address.
+        known: the inventory's GPUs; a GPU without a UUID is under its PCI address.
         gpu: the labels of GPUs.
         mig: the labels of MIG devices, with their profile.
         device: the labels of both, in one form.
     """
 
-    def __init__(self, moment: Moment) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self.known: dict[str, Gpu] = {}
         self.gpu: dict[str, Labels] = {}
         self.mig: dict[str, Labels] = {}
-        inventory = moment.state.node.value.inventory
+        inventory = snapshot.state.node.value.inventory
         if inventory is not None:
             self.known = {gpu.uuid or gpu.bus_id: gpu for gpu in inventory.gpus}
             for key, gpu in self.known.items():
@@ -79,7 +79,7 @@ class Names:
             for each in inventory.mig_devices:
                 of = (str(each.gpu), uuids.get(each.gpu, ""), str(each.index), each.uuid)
                 self.mig[each.uuid] = (*of, each.profile)
-        for sample in moment.sample.gpus if moment.sample is not None else ():
+        for sample in snapshot.sample.gpus if snapshot.sample is not None else ():
             self.gpu.setdefault(sample.uuid, ("", sample.uuid, "", ""))
             for part in sample.mig:
                 self.mig.setdefault(part.uuid, ("", sample.uuid, "", part.uuid, ""))
@@ -89,6 +89,6 @@ class Names:
         }
 
     def of(self, uuid: str) -> Labels:
-        """The labels of a GPU or MIG device, also of one that is gone."""
+        """Return the labels of a GPU or MIG device, even if it is gone."""
         gone = ("", "", "", uuid) if uuid.startswith("MIG-") else ("", uuid, "", "")
         return self.device.get(uuid, gone)

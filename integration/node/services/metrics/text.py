@@ -1,12 +1,12 @@
-"""All that Prometheus is told, and how it is written: text format 0.0.4, and OpenMetrics 1.0.
+"""Write all metrics, in the text format 0.0.4 or in OpenMetrics 1.0.
 
 Rules
-- prometheus-client writes, and chooses by what the scraper accepts. What the scraper says of a
-  version stays there: of the two forms each is written in one way, under one media type.
-- The value of a label may be what somebody called a pod. Control characters and what is no
-  Unicode are replaced, and more than :data:`LONGEST` characters are cut.
-- A label without a value is left out, which means the same. A family without series is not
-  mentioned.
+- prometheus-client writes the text, and chooses the format by the scraper's Accept header. The
+  header's version is ignored: each of the two formats has one version and one media type.
+- The value of a label may be a name that a user chose. Control characters and invalid Unicode are
+  replaced, and a value is cut after :data:`LONGEST` characters.
+- A label with an empty value is left out, which means the same to Prometheus. A metric without
+  series is left out.
 
 Source: Prometheus' "Exposition formats"; OpenMetrics 1.0, "Text format".
 """
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric as ClientMetric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -29,19 +29,19 @@ from integration.node.services.metrics.gpus import GPUS, HEALTH
 from integration.node.values.counters import SECONDS, Durations
 
 if TYPE_CHECKING:
-    from integration.node.services.metrics.metric import Family, Rows
-    from integration.node.services.metrics.snapshot import Moment
+    from integration.node.services.metrics.metric import Metric, Rows
+    from integration.node.services.metrics.snapshot import Snapshot
 
 GROUPS: Final = (AGENT, GPUS, HEALTH, CONTAINERS, PLUGIN)
-"""All families, by what they are of, in the order in which they are written."""
+"""All metrics by subject, in the order of the output."""
 
-FAMILIES: Final = tuple(family for group in GROUPS for family in group.families)
+METRICS: Final = tuple(metric for group in GROUPS for metric in group.metrics)
 
 LONGEST: Final = 256
 
 
 class Form(NamedTuple):
-    """A way to write metrics."""
+    """A text format of metrics."""
 
     encode: Callable[[Collector], bytes]  # prometheus-client's writer
     type: str  # its media type
@@ -52,62 +52,62 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 PLAIN: Final = Form(*choose_encoder("text/plain"))
 OPENMETRICS: Final = Form(*choose_encoder(_OPENMETRICS))
 
-# Endings that belong to the series of a kind, and not to its family.
-_ENDINGS: Final = {"counter": "_total", "info": "_info"}
+# Suffixes that belong to the names of series, by type; prometheus-client's Metric excludes them.
+_SUFFIXES: Final = {"counter": "_total", "info": "_info"}
 
 
 def choose(accept: str) -> Form:
-    """The form that a scraper takes.
+    """Return the format that a scraper accepts.
 
     Args:
-        accept: the request's Accept; "" if it has none.
+        accept: the request's Accept header; "" if it has none.
     """
     try:
         _, kind = choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is no number
+    except (TypeError, ValueError):  # a version that is not a number
         return PLAIN
     return OPENMETRICS if kind.startswith(_OPENMETRICS) else PLAIN
 
 
-def collect(moment: Moment) -> list[tuple[Family, Rows]]:
-    """The values of every family at one moment."""
-    return [(family, family.rows(moment)) for family in FAMILIES]
+def collect(snapshot: Snapshot) -> list[tuple[Metric, Rows]]:
+    """Return the values of every metric."""
+    return [(metric, metric.rows(snapshot)) for metric in METRICS]
 
 
-def write(known: Iterable[tuple[Family, Rows]], form: Form) -> bytes:
+def write(known: Iterable[tuple[Metric, Rows]], form: Form) -> bytes:
     """Write metrics.
 
     Args:
-        known: each family once, with its series.
+        known: each metric once, with its series.
     """
-    return form.encode(_Collected([_metric(family, rows) for family, rows in known]))
+    return form.encode(_Collected([_to_client(metric, rows) for metric, rows in known]))
 
 
 class _Collected(Collector):
-    """What prometheus-client writes."""
+    """The metrics as prometheus-client's encoder reads them."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
+    def __init__(self, metrics: Iterable[ClientMetric]) -> None:
         self._metrics = metrics
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[ClientMetric]:
         return (metric for metric in self._metrics if metric.samples)
 
 
-def _metric(family: Family, rows: Rows) -> Metric:
-    name = family.name.removesuffix(_ENDINGS.get(family.kind, ""))
-    metric = Metric(name, family.help, family.kind)
-    metric.samples = list(_samples(family, rows))
-    return metric
+def _to_client(metric: Metric, rows: Rows) -> ClientMetric:
+    name = metric.name.removesuffix(_SUFFIXES.get(metric.kind, ""))
+    result = ClientMetric(name, metric.help, metric.kind)
+    result.samples = list(_samples(metric, rows))
+    return result
 
 
-def _samples(family: Family, rows: Rows) -> Iterator[Sample]:
+def _samples(metric: Metric, rows: Rows) -> Iterator[Sample]:
     for names, value in rows.items():
-        pairs = zip(family.labels, names, strict=True)
+        pairs = zip(metric.labels, names, strict=True)
         labels = {name: _label(text) for name, text in pairs if text}
         if isinstance(value, Durations):
-            yield from _histogram(family.name, labels, value)
+            yield from _histogram(metric.name, labels, value)
         elif value is not None:
-            yield Sample(family.name, labels, value)
+            yield Sample(metric.name, labels, value)
 
 
 def _histogram(name: str, labels: dict[str, str], durations: Durations) -> Iterator[Sample]:

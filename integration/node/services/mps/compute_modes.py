@@ -1,8 +1,8 @@
-"""Compute modes: a GPU that is shared by MPS may be opened by one process only, the server.
+"""Compute modes: allow one process only, the MPS server, to open a GPU shared by MPS.
 
 Rules
-- What is going to be set is noted before it is set, and the note goes after it was set back.
-  Whoever is killed between any two steps leaves either nothing or what the next one finds.
+- The agent records a GPU on disk before it sets its mode, and removes the record after it restores
+  the mode. So an agent that is killed between two steps leaves a record for its successor.
 
 Source: NVML, nvmlDeviceSetComputeMode.
 """
@@ -25,40 +25,40 @@ from integration.nvml.query import ask_nvml
 
 _DEFAULT: Final = 0
 _EXCLUSIVE_PROCESS: Final = 3
-"""NVML's numbers."""
+"""NVML's numbers of compute modes."""
 
 
 def take(config: Config, places: Places, uuids: tuple[str, ...]) -> None:
-    """Let one process open each of some GPUs, for a resource.
+    """Allow a single process on each of these GPUs, for a resource.
 
     Raises:
-        MpsStateUnusable: it cannot be noted.
-        ComputeModeFailed: not all are set so.
+        MpsStateUnusable: the record cannot be written.
+        ComputeModeFailed: the mode of a GPU could not be set.
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the version of its files differs from that of the loaded kernel module.
     """
-    note(places, dict.fromkeys((*taken(places), *uuids)))
+    record(places, dict.fromkeys((*taken(places), *uuids)))
     set_mode(config, _EXCLUSIVE_PROCESS, uuids)
 
 
 def give_back(config: Config, places: Places, uuids: Collection[str]) -> None:
-    """Let any number of processes open those of some GPUs that were taken for a resource.
+    """Restore the default mode of those of these GPUs that were taken for a resource.
 
     Raises:
-        MpsStateUnusable: it cannot be noted.
-        ComputeModeFailed: one could not be set back; it stays noted.
-        DriverMismatch: the driver's files are not of the loaded kernel module's version.
+        MpsStateUnusable: the record cannot be written.
+        ComputeModeFailed: a mode could not be restored; the record keeps the GPU.
+        DriverMismatch: the version of the driver's files differs from that of the kernel module.
     """
     known = taken(places)
     gone = tuple(uuid for uuid in known if uuid in uuids)
     if gone:
-        with suppress(DriverNotFound):  # without a driver there are no modes
+        with suppress(DriverNotFound):  # without a driver no GPU has a mode
             set_mode(config, _DEFAULT, gone)
-        note(places, [uuid for uuid in known if uuid not in gone])
+        record(places, [uuid for uuid in known if uuid not in gone])
 
 
 def taken(places: Places) -> tuple[str, ...]:
-    """The GPUs whose compute mode somebody has set for a resource, or was about to."""
+    """Return the recorded GPUs: an agent has set their mode for a resource, or was about to."""
     try:
         known: Any = parse_json(read_file(places.devices) or b"[]")
     except (OSError, ValueError):
@@ -66,8 +66,8 @@ def taken(places: Places) -> tuple[str, ...]:
     return tuple(each for each in known if isinstance(each, str)) if isinstance(known, list) else ()
 
 
-def note(places: Places, uuids: Iterable[str]) -> None:
-    """Say whose compute mode is set."""
+def record(places: Places, uuids: Iterable[str]) -> None:
+    """Record the GPUs whose compute mode is set for a resource."""
     try:
         replace_file(places.devices, json.dumps(list(uuids)).encode(), mode=0o600)
     except OSError as error:
@@ -75,13 +75,13 @@ def note(places: Places, uuids: Iterable[str]) -> None:
 
 
 def set_mode(config: Config, mode: int, uuids: tuple[str, ...]) -> None:
-    """Have NVML set it."""
+    """Set the compute mode of these GPUs."""
     if not uuids:
         return
     answer = ask_nvml(config, "mode", str(mode), *uuids)
     try:
-        told: Any = json.loads(answer or b"")
-        failed = {uuid: str(why) for uuid, why in told.items() if why}
+        reply: Any = json.loads(answer or b"")
+        failed = {uuid: str(why) for uuid, why in reply.items() if why}
     except (ValueError, AttributeError):
         failed = {uuids[0]: "NVML crashed, or did not answer in time"}
     if failed:
@@ -89,5 +89,5 @@ def set_mode(config: Config, mode: int, uuids: tuple[str, ...]) -> None:
         raise ComputeModeFailed(
             f"compute mode {'EXCLUSIVE_PROCESS' if mode else 'DEFAULT'} of {', '.join(uuids)}",
             found=f"{'NVML' if uuid == 'error' else uuid}: {why}",
-            do="see that nvidia-smi -c works on the node; the node agent tries it again",
+            do="check that nvidia-smi -c works on the node; the node agent tries again",
         )

@@ -1,15 +1,16 @@
-"""One control daemon: found again, started, asked, given its limits, stopped.
+"""Find, start, query, configure and stop one control daemon.
 
 Rules
-- A daemon outlives the agent that started it, for the sake of its clients. Its successor finds it
-  by the lock, which the daemon has inherited open and holds until it is dead; so do its servers.
-  What the lock's file says is written by who holds it, and tells which process is the daemon.
-- A daemon that answers without having the lock is somebody else's, and is left alone.
-- A lock that is held by nobody but servers is that of a daemon that died. While one of those may
-  have clients there is no new daemon: the GPU is theirs.
-- Nobody but the driver's own program speaks its protocol: one command on that one's stdin, the
-  answer on its stdout. An answer that does not come in time is a failure; so is one that makes no
-  sense. An unknown command, too, is answered with status 0.
+- A daemon outlives the agent that started it, because clients need it. The next agent finds it by
+  its lock: the daemon and its servers inherit the open lock file and hold the lock until they exit.
+  The holder writes the daemon's pid into the lock file.
+- A daemon that answers without holding the lock belongs to another program, and the agent does not
+  touch it.
+- If only servers hold the lock, the daemon has died. While one of them may have clients, the agent
+  starts no new daemon: the servers still hold the GPU.
+- Only the driver's own program speaks the daemon's protocol: it reads one command from stdin and
+  prints the answer. A late or unintelligible answer is a failure. The exit status does not help: it
+  is 0 for an unknown command, too.
 
 Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 """
@@ -39,13 +40,13 @@ from integration.node.services.mps import host_setup
 from integration.timeouts import PATIENCE
 from shim.causes.agent import is_locked
 
-__all__ = ["Daemon", "Found"]
+__all__ = ["Daemon", "RunningDaemon"]
 
 TIMEOUT: Final = 3.0 * PATIENCE
-"""Seconds that an answer may take. A daemon that lives gives it within milliseconds."""
+"""Seconds that an answer may take. A working daemon answers within milliseconds."""
 
 _POLL: Final = 0.02
-_TO_NOTE: Final = 1.0
+_TO_WRITE_LOCK: Final = 1.0
 _MOST_LOG: Final = 4 << 20
 _TAIL: Final = 4096
 _SOCKET: Final = "control"
@@ -54,77 +55,77 @@ _HIGHEST_PID: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Who has the lock."""
+class RunningDaemon:
+    """A daemon that holds the lock, or whose servers do."""
 
-    pid: int  # the daemon; 0 if it has died, and only servers of it are left
+    pid: int  # the daemon; 0 if it has died, and only its servers are left
     devices: tuple[str, ...]  # UUIDs of the GPUs that it serves
-    driver: str  # version of the driver that it is of
+    driver: str  # version of the driver that it was started from
 
 
 class Daemon:
-    """The control daemon of one resource. All of it blocks, for seconds at most."""
+    """The control daemon of one resource. Every method may block, for some seconds at most."""
 
     def __init__(self, config: Config, places: Places) -> None:
         self._config = config
         self._places = places
         self._procfs = Procfs()
 
-    # -- found again ------------------------------------------------------------------------------
+    # -- find -------------------------------------------------------------------------------------
 
-    def find(self) -> Found | None:
-        """Who has the lock, if anybody has.
+    def find(self) -> RunningDaemon | None:
+        """Return the daemon that holds the lock; None if the lock is free.
 
         Raises:
-            MpsStateUnusable: it is locked, and does not say by whom.
+            MpsStateUnusable: a process holds the lock, and the lock file does not name it.
         """
-        deadline = time.monotonic() + _TO_NOTE
+        deadline = time.monotonic() + _TO_WRITE_LOCK
         while is_locked(self._places.lock):
-            found = self._read()
-            if found is not None:
-                return found
+            running = self._read()
+            if running is not None:
+                return running
             if time.monotonic() > deadline:
                 raise MpsStateUnusable(
                     f"the MPS control daemon of {self._places.resource}",
-                    found=f"{self._places.lock} is locked, and does not say by whom",
-                    do="see with lsof who has it, and end that",
+                    found=f"{self._places.lock} is locked, and does not name the process",
+                    do="find the process with lsof, and stop it",
                 )
             time.sleep(_POLL)
         return None
 
-    def _read(self) -> Found | None:
+    def _read(self) -> RunningDaemon | None:
         try:
-            said: Any = parse_json(read_file(self._places.lock) or b"")
-            pid, start = int(said["pid"]), int(said["start"])
-            devices = tuple(str(each) for each in said["devices"])
-            driver = str(said["driver"])
+            content: Any = parse_json(read_file(self._places.lock) or b"")
+            pid, start = int(content["pid"]), int(content["start"])
+            devices = tuple(str(each) for each in content["devices"])
+            driver = str(content["driver"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         status = self._procfs.status(pid)
         alive = status is not None and status.start_time == start and not status.is_zombie
-        return Found(pid if alive else 0, devices, driver)
+        return RunningDaemon(pid if alive else 0, devices, driver)
 
     def holders(self) -> tuple[int, ...]:
-        """The processes that have the lock's file open: the daemon, and its servers."""
+        """Return the processes that have the lock file open: the daemon and its servers."""
         others = (pid for pid in self._procfs.pids() if pid != os.getpid())
         return tuple(pid for pid in others if self._procfs.has_open(pid, self._places.lock))
 
-    # -- started ----------------------------------------------------------------------------------
+    # -- start ------------------------------------------------------------------------------------
 
     def start(self, plan: Plan) -> int:
-        """Start the daemon, which answers a moment later.
+        """Start the daemon while the lock is free; it answers a moment later.
 
-        Args:
-            plan: what it is to be like. Nobody has the lock.
+        Returns:
+            Its pid.
 
         Raises:
-            NodeAgentError: what it needs cannot be had.
-            DriverNotFound: there is no driver any more.
-            DriverMismatch: the driver's files are of another version.
+            NodeAgentError: a directory, the shared memory or a compute mode cannot be prepared.
+            DriverNotFound: the driver is gone.
+            DriverMismatch: the driver's files and the kernel module have different versions.
         """
         places, programs = self._places, plan.programs
         self._refuse_strangers(plan)
-        host_setup.lay(places, self._config.sys)
+        host_setup.prepare(places, self._config.sys)
         host_setup.empty_pipe(places)
         self._rotate()
         modes.take(self._config, places, plan.gpus)
@@ -150,14 +151,14 @@ class Daemon:
                 (os.POSIX_SPAWN_OPEN, 1, places.log_file, append, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
-            setsid=True,  # what is said to the agent's group is not said to it
+            setsid=True,  # signals to the agent's process group must not reach the daemon
         )
 
     def _refuse_strangers(self, plan: Plan) -> None:
-        """Leave a daemon alone that serves here and is none of ours: NVIDIA's plugin has them too.
+        """Refuse to start if another program's daemon, such as NVIDIA's, serves the directory.
 
         Raises:
-            MpsStateUnusable: there is one.
+            MpsStateUnusable: such a daemon answers.
         """
         if not os.path.lexists(os.path.join(self._places.pipe, _SOCKET)):
             return
@@ -165,15 +166,15 @@ class Daemon:
             self.percentage(plan.programs)
             raise MpsStateUnusable(
                 f"to start the MPS control daemon of {self._places.resource}",
-                found=f"another one, which this agent has not started, serves {self._places.pipe}",
-                do="end it, or what keeps it: it may be NVIDIA's mps-control-daemon",
+                found=f"a daemon of another program serves {self._places.pipe}",
+                do="stop that program; it may be NVIDIA's mps-control-daemon",
             )
 
     def answers(self, pid: int, plan: Plan) -> bool:
-        """Whether one that was started answers by now.
+        """Whether a started daemon answers yet.
 
         Raises:
-            MpsDaemonFailed: it has ended.
+            MpsDaemonFailed: it has exited.
         """
         if ended := self.ended(pid):
             raise self._failed(ended)
@@ -185,27 +186,27 @@ class Daemon:
         return False
 
     def configure(self, plan: Plan, devices: tuple[str, ...]) -> None:
-        """Give the daemon its limits, and see that it has them.
+        """Set the daemon's limits, and check that it applied them.
 
         Args:
-            devices: those that it was started with, in its order.
+            devices: the devices that it was started with, in its order.
 
         Raises:
-            MpsDaemonFailed: it does not take them.
+            MpsDaemonFailed: it did not apply them.
         """
         for command in plan.commands(devices):
             self.ask(plan.programs, command)
         percentage = self.percentage(plan.programs)
         if round(percentage) != plan.percentage:
-            raise self._failed(f"{percentage:g} % of threads, not {plan.percentage}")
+            raise self._failed(f"its limit is {percentage:g} % of threads, not {plan.percentage}")
 
-    # -- asked ------------------------------------------------------------------------------------
+    # -- query ------------------------------------------------------------------------------------
 
     def ask(self, programs: Programs, command: str) -> str:
-        """The answer to one command of the manual page, without white space around it.
+        """Send one command of the manual page, and return the answer without outer white space.
 
         Raises:
-            MpsDaemonFailed: there is no daemon, or it does not answer.
+            MpsDaemonFailed: no daemon runs, or it does not answer.
         """
         try:
             done = self._run(programs, command)
@@ -213,8 +214,9 @@ class Daemon:
             raise _unanswered(command, f"no answer within {TIMEOUT:g} s") from error
         answer = done.stdout[:_LONGEST].decode(errors="replace").strip()
         if done.returncode:
-            said = done.stderr[:_LONGEST].decode(errors="replace").strip() or answer
-            raise _unanswered(command, said or f"status {done.returncode} of the control program")
+            reason = done.stderr[:_LONGEST].decode(errors="replace").strip() or answer
+            reason = reason or f"the control program exited with status {done.returncode}"
+            raise _unanswered(command, reason)
         return answer
 
     def _run(self, programs: Programs, command: str) -> subprocess.CompletedProcess[bytes]:
@@ -222,8 +224,8 @@ class Daemon:
         environment = programs.environment(places.pipe, places.log)
         argv = [programs.control]
         if programs.root:
-            more = {"binds": (places.directory,), "dev": self._config.dev}
-            argv = launch_line(programs.control, programs.root, environment, **more)
+            mounts = {"binds": (places.directory,), "dev": self._config.dev}
+            argv = launch_line(programs.control, programs.root, environment, **mounts)
         try:
             env = {} if programs.root else environment
             return run_for(argv, TIMEOUT, env=env, given=f"{command}\n".encode())
@@ -231,7 +233,7 @@ class Daemon:
             raise _unanswered(command, f"{programs.control}: {error.strerror}") from error
 
     def quit(self, programs: Programs) -> None:
-        """Tell the daemon to end as soon as its clients have; until then it does not answer.
+        """Make the daemon quit once its clients have exited; until then it does not answer.
 
         Raises:
             MpsDaemonFailed: the control program cannot be started.
@@ -240,10 +242,10 @@ class Daemon:
             self._run(programs, "quit")
 
     def percentage(self, programs: Programs) -> float:
-        """The threads that a client may have, in percent; that it is answered shows a daemon.
+        """Return the percentage of the threads that a client may use; any answer proves a daemon.
 
         Raises:
-            MpsDaemonFailed: it is not.
+            MpsDaemonFailed: no daemon answers.
         """
         command = "get_default_active_thread_percentage"
         answer = self.ask(programs, command)
@@ -253,22 +255,22 @@ class Daemon:
             raise _unanswered(command, f"the answer {answer[:80]!r}") from None
 
     def clients(self, programs: Programs) -> tuple[int, ...]:
-        """The processes that use the daemon's servers.
+        """Return the processes that use the daemon's servers.
 
         Raises:
-            MpsDaemonFailed: the daemon does not say.
+            MpsDaemonFailed: the daemon does not answer.
         """
         servers = _pids(self.ask(programs, "get_server_list"))
-        told = (self.ask(programs, f"get_client_list {pid}") for pid in servers)
-        return tuple(client for answer in told for client in _pids(answer))
+        answers = (self.ask(programs, f"get_client_list {pid}") for pid in servers)
+        return tuple(client for answer in answers for client in _pids(answer))
 
-    # -- ended ------------------------------------------------------------------------------------
+    # -- stop -------------------------------------------------------------------------------------
 
     def ended(self, pid: int) -> str:
-        """How a daemon ended, if it has; it is reaped if it was started by this process.
+        """Return how a daemon ended, and reap it if it is a child of this process.
 
         Returns:
-            A few words; "" while it lives.
+            A few words; "" while it runs.
         """
         with suppress(ChildProcessError):
             result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
@@ -277,11 +279,11 @@ class Daemon:
             how = "status" if result.si_code == os.CLD_EXITED else "signal"
             last = self.last_words()
             return f"it ended with {how} {result.si_status}" + (f": {last}" if last else "")
-        found = self._read()
-        return "" if found is not None and found.pid == pid else "it ended"
+        running = self._read()
+        return "" if running is not None and running.pid == pid else "it ended"
 
     def kill(self, pid: int) -> None:
-        """End a daemon that does not do what it is to, at once."""
+        """Kill a daemon that does not work, and wait until it is gone."""
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + TIMEOUT
@@ -289,7 +291,7 @@ class Daemon:
             time.sleep(_POLL)
 
     def last_words(self) -> str:
-        """The last line of its log; "" for none."""
+        """Return the last line of its log; "" for none."""
         try:
             with open(self._places.log_file, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
@@ -299,30 +301,30 @@ class Daemon:
         return one_line(next((line for line in reversed(lines) if line.strip()), ""))[:200]
 
     def trim_log(self) -> None:
-        """Keep the log of a daemon that lives from growing for ever: it is written by appending."""
+        """Truncate the log of a running daemon if it is too large; the daemon appends to it."""
         with suppress(OSError):
             if os.stat(self._places.log_file).st_size > _MOST_LOG:
                 os.truncate(self._places.log_file, 0)
 
     def _rotate(self) -> None:
-        """Keep what the daemon before has said."""
+        """Keep the log of the previous daemon as a second file if it is large."""
         with suppress(OSError):
             if os.stat(self._places.log_file).st_size > _MOST_LOG // 4:
                 os.rename(self._places.log_file, f"{self._places.log_file}.1")
 
-    def take_away(self, spared: frozenset[str]) -> None:
-        """Set back what was set for a daemon that is no more.
+    def clean_up(self, in_use: frozenset[str]) -> None:
+        """Restore the compute modes and remove the files of a daemon that is gone.
 
         Args:
-            spared: UUIDs of GPUs whose compute mode another daemon needs.
+            in_use: UUIDs of GPUs whose compute mode another daemon needs.
 
         Raises:
-            ComputeModeFailed: one could not be set back; it stays noted, with all the rest.
+            ComputeModeFailed: a mode could not be restored; its record and all files stay.
         """
         places = self._places
         if not (os.path.lexists(places.devices) or os.path.lexists(places.lock)):
-            return  # there has been none; what is there is somebody else's
-        gone = set(modes.taken(places)) - spared
+            return  # no agent had a daemon here; the files belong to another program
+        gone = set(modes.taken(places)) - in_use
         modes.give_back(self._config, places, gone)
         host_setup.clear(places)
 
@@ -330,12 +332,12 @@ class Daemon:
         return MpsDaemonFailed(
             f"the MPS control daemon of {self._places.resource}",
             found=found,
-            do=f"see {self._places.log_file}; the node agent starts it again",
+            do=f"read {self._places.log_file}; the node agent starts it again",
         )
 
 
 def _pids(answer: str) -> tuple[int, ...]:
-    """The lines that are one pid; a server that has just ended is answered in words."""
+    """Return the lines that are a pid; for a server that just exited, the answer is a sentence."""
     words = (line.strip() for line in answer.splitlines())
     return tuple(int(word) for word in words if word.isdecimal() and int(word) <= _HIGHEST_PID)
 
@@ -344,5 +346,5 @@ def _unanswered(command: str, found: str) -> MpsDaemonFailed:
     return MpsDaemonFailed(
         f"{command} of the MPS control daemon",
         found=found,
-        do="see its log, control.log below mpsRoot; the node agent starts it again",
+        do="read its log, control.log below mpsRoot; the node agent starts it again",
     )

@@ -1,29 +1,30 @@
-"""Keeps the control daemon of one resource as it is wanted, until it is not wanted any more.
+"""Supervise the control daemon of one resource, until the plan is to have none.
 
-What is found decides, together with what is wanted, and each turn looks anew:
+The running daemon and the plan decide; each turn checks both again:
 
 ========================================  ===============  =====================================
-found                                     wanted           done
+running                                   plan             action
 ========================================  ===============  =====================================
-no daemon                                 a daemon         it is started, and gets its limits
-no daemon                                 none             compute modes and sockets are taken
-                                                           away, and that is the end
-a daemon that serves what is wanted       a daemon         it is adopted, and gets its limits
-any other daemon                          either           it is drained
-servers of a dead one, maybe with         either           nothing before their clients have
-clients                                                    ended, which is a fault
-servers of a dead one, without clients    either           they are ended
+no daemon                                 a daemon         start it and set its limits
+no daemon                                 none             restore compute modes, remove sockets
+                                                           and stop supervising
+a daemon that fits the plan               a daemon         adopt it and set its limits
+any other daemon                          either           drain it
+servers of a dead daemon that may have    either           report a fault and wait until the
+clients                                                    clients exit
+servers of a dead daemon, no clients      either           kill them
 ========================================  ===============  =====================================
 
 Rules
-- To drain is to tell the daemon to quit: it takes no new clients and waits for those that it has.
-  It is ended only if it does not do so although it has no clients, or does not say, and no
-  container has its pipes, of whatever engine. Nor is one that is wanted, and silent, before.
-- When the agent ends, its daemons go only if no container has their pipes and they have no
-  clients; that of a claim stays, since the kubelet starts containers of it without an agent. Those
-  that stay are found by the next agent.
-- A daemon that is not as wanted serves nobody new: what is said of it says why.
-- What fails is tried again, after a while that grows.
+- To drain a daemon, the agent makes it quit: it accepts no new clients and waits for the present
+  ones. The agent kills a draining daemon only if it does not exit, has no clients or does not list
+  them, and no container of any engine has its pipes. It kills a wanted daemon that does not answer
+  only under the same conditions.
+- When the agent stops, it stops a daemon only if that has no clients and no container has its
+  pipes. The daemon of a claim keeps running, because the kubelet starts containers of the claim
+  without the agent. The next agent finds the daemons that keep running.
+- A daemon that does not fit the plan accepts no new containers; its status gives the reason.
+- A failed action is tried again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -48,39 +49,39 @@ from integration.node.mps.paths import Places
 from integration.node.mps.plan import Plan, Programs
 from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import host_setup
-from integration.node.services.mps.daemon import TIMEOUT, Daemon, Found
+from integration.node.services.mps.daemon import TIMEOUT, Daemon, RunningDaemon
 from integration.node.services.mps.pipe_users import users_of
 from integration.watcher import first_of
 
 if TYPE_CHECKING:
     from integration.node.service import Context
 
-__all__ = ["Keeper"]
+__all__ = ["DaemonSupervisor"]
 
 T = TypeVar("T")
 
-_AGAIN: Final = 20.0
+_QUIT_INTERVAL: Final = 20.0
 """Seconds between two requests to quit."""
-_LOG_LOOK: Final = 900.0
+_LOG_CHECK: Final = 900.0
 _MOST_SILENT: Final = 2
 _TO_START: Final = 10.0
-_TO_LEAVE: Final = 12.0
+_TO_RELEASE: Final = 12.0
 _TO_END: Final = 1.0
 _POLL: Final = 0.05
 
 
-class Keeper:
-    """The keeper of one resource's daemon.
+class DaemonSupervisor:
+    """The supervisor of one resource's daemon.
 
     Args:
-        spared: tells the GPUs whose compute mode is to stay, when that of this resource's goes.
-        posted: called when :attr:`says` or :attr:`fault` has changed.
-        holder: tells which other resource's daemon has one of some GPUs; "" for none.
+        in_use: returns the GPUs that some plan has, whose compute modes must stay.
+        on_change: called when :attr:`status` or :attr:`fault` has changed.
+        holder: returns the other resource whose daemon holds one of these GPUs; "" for none.
 
     Attributes:
-        places: of the resource.
-        plan: what is wanted; None for no daemon.
-        says: what the state says of the daemon.
+        places: the paths of the resource.
+        plan: the desired daemon; None for no daemon.
+        status: the daemon as the agent's state shows it.
         fault: what is wrong, one line; "" if nothing is.
     """
 
@@ -88,18 +89,18 @@ class Keeper:
         self,
         places: Places,
         context: Context,
-        spared: Callable[[], frozenset[str]],
-        posted: Callable[[], None],
-        holder: Callable[[Keeper, Iterable[str]], str],
+        in_use: Callable[[], frozenset[str]],
+        on_change: Callable[[], None],
+        holder: Callable[[DaemonSupervisor, Iterable[str]], str],
     ) -> None:
         self.places = places
-        self.says = MpsDaemon(
-            places.resource, (), unready="its MPS control daemon is not started yet"
+        self.status = MpsDaemon(
+            places.resource, (), unready="its MPS control daemon has not started yet"
         )
         self.fault = ""
         self._context = context
-        self._spared = spared
-        self._posted = posted
+        self._in_use = in_use
+        self._on_change = on_change
         self._holder = holder
         self._daemon = Daemon(context.config, places)
         self.plan: Plan | None = None
@@ -108,261 +109,265 @@ class Keeper:
         self._silent = 0
         self._restarts = 0
 
-    def want(self, plan: Plan | None, programs: Programs | None) -> None:
-        """Say what the daemon is to be like.
+    def set_plan(self, plan: Plan | None, programs: Programs | None) -> None:
+        """Change the plan.
 
         Args:
-            plan: None if there is to be none.
-            programs: the driver's, to speak to one that is there; None if it has none.
+            plan: the desired daemon; None for no daemon.
+            programs: the driver's programs, to send commands to a running daemon; None if the
+                driver has none.
         """
         self._programs = programs or self._programs
         if plan != self.plan:
             self.plan = plan
             self._news.set()
 
-    def try_again(self) -> None:
-        """Wait no longer to do again what has failed."""
+    def retry(self) -> None:
+        """Try a failed action again at once."""
         self._news.set()
 
     async def run(self) -> None:
-        """Keep it so; ends when none is wanted, and there is none any more."""
+        """Follow the plan; return when the plan has no daemon and none is left."""
         backoff = Backoff()
         while True:
             self._news = anyio.Event()
-            begun = anyio.current_time()
+            started = anyio.current_time()
             try:
                 if await self._turn(self.plan):
                     return
             except NvshimError as error:
-                await anyio.lowlevel.checkpoint()  # what fails at the agent's end is not said
-                pause = backoff.pause(anyio.current_time() - begun)
-                self._tell(error.found, fault=str(error), has_failed=True, again_in=pause)
+                await anyio.lowlevel.checkpoint()  # report no failure once cancelled
+                pause = backoff.pause(anyio.current_time() - started)
+                self._report(error.found, fault=str(error), has_failed=True, again_in=pause)
                 with anyio.move_on_after(pause):
                     await self._news.wait()
 
-    async def leave(self) -> None:
-        """Let go of the daemon, since the agent ends: it goes too, if nobody may need it."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_TO_LEAVE):
+    async def release(self) -> None:
+        """Stop the daemon as the agent stops, unless a container may need it."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_TO_RELEASE):
             try:
-                await self._leave()
+                await self._release()
             except NvshimError as error:
                 self._context.say("warning", str(error), part="mps")
 
     async def _turn(self, plan: Plan | None) -> bool:
-        """Do what the table above says; whether that was the end.
+        """Take the action of the table above; return whether supervision is over.
 
         Raises:
-            NvshimError: it cannot be done, or the daemon has ended by itself.
+            NvshimError: the action failed, or the daemon stopped by itself.
         """
-        found = await self._living()
-        if found is None and plan is None:
-            await _aside(lambda: self._daemon.take_away(self._spared()))
-            self._tell(self.says.unready, fault="")
+        running = await self._running()
+        if running is None and plan is None:
+            await _in_thread(lambda: self._daemon.clean_up(self._in_use()))
+            self._report(self.status.unready, fault="")
             return True
-        if found is not None and (plan is None or not _serves(found, plan)):
-            await self._drain(found)
+        if running is not None and (plan is None or not _fits(running, plan)):
+            await self._drain(running)
         elif plan is not None:
-            await self._serve(found, plan)
+            await self._serve(running, plan)
         return False
 
-    # -- one that is wanted -----------------------------------------------------------------------
+    # -- a daemon in the plan ---------------------------------------------------------------------
 
-    async def _serve(self, found: Found | None, plan: Plan) -> None:
-        """Have it, until it is to be another.
+    async def _serve(self, running: RunningDaemon | None, plan: Plan) -> None:
+        """Run the daemon until the plan changes.
 
         Raises:
-            NvshimError: it cannot be had, or has ended.
+            NvshimError: it does not start or answer, or it has stopped.
         """
-        if found is None:
+        if running is None:
             pid, devices = await self._start(plan), plan.devices
         else:
-            pid, devices = found.pid, found.devices
-            await self._adopt(found, plan)
-        await _aside(self._daemon.configure, plan, devices)
-        self._tell("", pid, plan.devices, fault="")
+            pid, devices = running.pid, running.devices
+            await self._adopt(running, plan)
+        await _in_thread(self._daemon.configure, plan, devices)
+        self._report("", pid, plan.devices, fault="")
         which, how = await first_of(partial(self._end_of, pid), self._news.wait)
         if not which:
             self._restarts += 1
-            raise self._failed(how, f"see {self.places.log_file}; it is started again")
+            raise self._failed(how, f"read {self.places.log_file}; the agent starts it again")
 
     async def _start(self, plan: Plan) -> int:
-        """Start it; its pid. Two daemons on one GPU would keep each other's servers from it.
+        """Start the daemon, and return its pid.
 
         Raises:
-            NvshimError: another resource's daemon has a GPU still, or it does not start.
+            NvshimError: another resource's daemon still holds a GPU, or the daemon does not start.
+                With two daemons on one GPU, neither could start a server there.
         """
-        # Before the other is waited for, which may wait for this one.
-        await _aside(modes.give_back, self._context.config, self.places, plan.others)
-        if holder := await _aside(self._holder, self, plan.devices):
+        # Restore the modes first: the other daemon may be waiting for GPUs of this one.
+        await _in_thread(modes.give_back, self._context.config, self.places, plan.others)
+        if holder := await _in_thread(self._holder, self, plan.devices):
             raise self._failed(
-                f"its GPUs are still those of {holder}",
-                "it begins when that one's clients have ended",
+                f"the daemon of {holder} still holds its GPUs",
+                "wait until the clients of that daemon exit; this one starts then",
             )
-        pid = await _aside(self._daemon.start, plan)
+        pid = await _in_thread(self._daemon.start, plan)
         try:
             await self._until_it_answers(pid, plan)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await _aside(self._daemon.kill, pid)
+                await _in_thread(self._daemon.kill, pid)
             raise
         self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
         return pid
 
     async def _until_it_answers(self, pid: int, plan: Plan) -> None:
         deadline = anyio.current_time() + _TO_START
-        while not await _aside(self._daemon.answers, pid, plan):
+        while not await _in_thread(self._daemon.answers, pid, plan):
             if anyio.current_time() > deadline:
                 found = f"no answer within {_TO_START:g} s"
-                raise self._failed(found, f"see {self.places.log_file}")
+                raise self._failed(found, f"read {self.places.log_file}")
             await anyio.sleep(_POLL)
 
-    async def _living(self) -> Found | None:
-        """The daemon that lives, if there is one.
+    async def _running(self) -> RunningDaemon | None:
+        """Return the running daemon; None for none. Kill servers of a dead one without clients.
 
         Raises:
-            NvshimError: one has died, and its servers may have clients; or it is not known.
+            NvshimError: the daemon has died and its servers may have clients, or the lock file does
+                not name its holder.
         """
-        found = await _aside(self._daemon.find)
-        if found is None or found.pid:
-            return found
-        servers = await _aside(self._daemon.holders)
-        users = await _aside(self._users)
+        running = await _in_thread(self._daemon.find)
+        if running is None or running.pid:
+            return running
+        servers = await _in_thread(self._daemon.holders)
+        users = await _in_thread(self._users)
         if users:
             raise self._failed(
                 f"it has died, and its servers ({', '.join(map(str, servers))}) may have clients "
                 f"in {', '.join(users)}",
-                "end those containers: there can be no new daemon before",
+                "stop those containers; the agent starts a new daemon then",
             )
         for pid in servers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with anyio.move_on_after(TIMEOUT):
-            while found is not None:
+            while running is not None:
                 await anyio.sleep(_POLL)
-                found = await _aside(self._daemon.find)
-        if found is not None:
-            raise self._failed("servers of one that has died do not end", "reboot the node")
+                running = await _in_thread(self._daemon.find)
+        if running is not None:
+            raise self._failed("servers of a dead daemon do not exit", "reboot the node")
         return None
 
-    async def _adopt(self, found: Found, plan: Plan) -> None:
-        """See that one that lives answers. One that never does is ended, and started anew."""
+    async def _adopt(self, running: RunningDaemon, plan: Plan) -> None:
+        """Check that a running daemon answers. Kill one that repeatedly does not."""
         config = self._context.config
-        await _aside(host_setup.lay, self.places, config.sys)
+        await _in_thread(host_setup.prepare, self.places, config.sys)
         try:
-            await _aside(self._daemon.percentage, plan.programs)
+            await _in_thread(self._daemon.percentage, plan.programs)
         except MpsDaemonFailed as error:
             self._silent += 1
             if self._silent >= _MOST_SILENT:
-                if users := await _aside(self._users):
+                if users := await _in_thread(self._users):
                     raise self._failed(
                         f"it does not answer, and may have clients in {', '.join(users)}",
-                        "end those containers: it is not ended before",
+                        "stop those containers; the agent replaces the daemon then",
                     ) from error
                 self._silent = 0
-                await _aside(self._daemon.kill, found.pid)
+                await _in_thread(self._daemon.kill, running.pid)
             raise
         self._silent = 0
-        await _aside(modes.take, config, self.places, plan.gpus)
-        if found.pid != self.says.pid:
+        await _in_thread(modes.take, config, self.places, plan.gpus)
+        if running.pid != self.status.pid:
             self._context.say(
-                "info", "MPS control daemon found", resource=plan.resource, pid=found.pid
+                "info", "MPS control daemon found", resource=plan.resource, pid=running.pid
             )
 
     async def _end_of(self, pid: int, timeout: float = math.inf) -> str:
-        """Wait until a daemon has ended; how it did, or "" if the time is up."""
+        """Wait until a daemon ends; return how it did, or "" after the timeout."""
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            return await _aside(self._daemon.ended, pid) or "it ended"
+            return await _in_thread(self._daemon.ended, pid) or "it ended"
         try:
             with anyio.move_on_after(timeout):
-                # One whose number was given to another in between is noticed here.
-                while not (how := await _aside(self._daemon.ended, pid)):
+                # `ended` also notices a pid that another process has by now.
+                while not (how := await _in_thread(self._daemon.ended, pid)):
                     self._daemon.trim_log()
-                    with anyio.move_on_after(_LOG_LOOK):
+                    with anyio.move_on_after(_LOG_CHECK):
                         await anyio.wait_readable(fd)
                 return how
         finally:
             os.close(fd)
         return ""
 
-    # -- one that is not --------------------------------------------------------------------------
+    # -- a daemon that is not in the plan ---------------------------------------------------------
 
-    async def _drain(self, found: Found) -> None:
-        """Let a daemon end as soon as it has no clients."""
+    async def _drain(self, running: RunningDaemon) -> None:
+        """Make a daemon quit, and wait until it does."""
         self._context.say(
-            "info", "MPS control daemon is to quit", resource=self.places.resource, pid=found.pid
+            "info", "draining MPS control daemon", resource=self.places.resource, pid=running.pid
         )
-        self._tell("its MPS control daemon is to quit", found.pid)
+        self._report("its MPS control daemon is draining", running.pid)
         clients: tuple[int, ...] = ()
-        with suppress(MpsDaemonFailed):  # asked before, for one that quits answers nobody
+        with suppress(MpsDaemonFailed):  # query first: a daemon that quits no longer answers
             clients = await self._clients()
-        while not await self._quit(found.pid, patient=bool(clients)):
-            users = ", ".join(await _aside(self._users)) or "no container that is known"
-            line = f"its MPS control daemon quits as soon as its clients have ended: {users}"
-            self._tell(line, found.pid, fault=f"{self.places.resource}: {line}")
-            if await self._end_of(found.pid, _AGAIN):
+        while not await self._quit(running.pid, patient=bool(clients)):
+            users = ", ".join(await _in_thread(self._users)) or "no known container"
+            line = f"its MPS control daemon quits when its clients exit: {users}"
+            self._report(line, running.pid, fault=f"{self.places.resource}: {line}")
+            if await self._end_of(running.pid, _QUIT_INTERVAL):
                 break
-        self._tell("its MPS control daemon is to quit", fault="")
+        self._report("its MPS control daemon is draining", fault="")
 
     async def _quit(self, pid: int, *, patient: bool = False) -> bool:
-        """Tell it to quit; whether it has ended within the time of an answer.
+        """Make a daemon quit; return whether it ended within the time of an answer.
 
         Args:
-            patient: it is not ended even if no container has its pipes: it has had clients.
+            patient: do not kill it even if no container has its pipes, because it had clients.
         """
-        with suppress(MpsDaemonFailed):  # the program is no more, with the driver
+        with suppress(MpsDaemonFailed):  # the program is gone with the driver
             if self._programs is not None:
-                await _aside(self._daemon.quit, self._programs)
+                await _in_thread(self._daemon.quit, self._programs)
         if await self._end_of(pid, _TO_END):
             return True
-        if patient or bool(await _aside(self._users)):
+        if patient or bool(await _in_thread(self._users)):
             return False
-        await _aside(self._daemon.kill, pid)
+        await _in_thread(self._daemon.kill, pid)
         return bool(await self._end_of(pid, _TO_END))
 
     async def _clients(self) -> tuple[int, ...]:
-        """The processes that use the daemon, by what that says.
+        """Return the processes that use the daemon, as it lists them.
 
         Raises:
-            MpsDaemonFailed: it does not say.
+            MpsDaemonFailed: it does not answer.
         """
         if self._programs is None:
             return ()
-        return await _aside(self._daemon.clients, self._programs)
+        return await _in_thread(self._daemon.clients, self._programs)
 
     def _users(self) -> tuple[str, ...]:
         return users_of(self.places, self._context.options.states)
 
-    # -- the agent ends ---------------------------------------------------------------------------
+    # -- the agent stops --------------------------------------------------------------------------
 
-    async def _leave(self) -> None:
+    async def _release(self) -> None:
         if self.plan is not None and self.plan.stays:
             return
-        found = await self._living()
-        users = await _aside(self._users)
-        clients = () if found is None else await self._clients()
-        if users or clients or (found is not None and not await self._quit(found.pid)):
-            # Also without a daemon: they have the shared memory, which the next one has to have.
+        running = await self._running()
+        users = await _in_thread(self._users)
+        clients = () if running is None else await self._clients()
+        if users or clients or (running is not None and not await self._quit(running.pid)):
+            # Keep the files without a daemon, too: users have the shared memory mounted, and the
+            # next daemon must use the same.
             self._context.say(
                 "info",
                 "MPS stays for its clients",
                 resource=self.places.resource,
-                pid=0 if found is None else found.pid,
+                pid=0 if running is None else running.pid,
                 containers=", ".join(users),
             )
             return
-        if await self._living() is None:  # nor are its servers
-            await _aside(lambda: self._daemon.take_away(frozenset()))
+        if await self._running() is None:  # its servers are gone, too
+            await _in_thread(lambda: self._daemon.clean_up(frozenset()))
 
-    # -- what is said -----------------------------------------------------------------------------
+    # -- the status -------------------------------------------------------------------------------
 
     def _failed(self, found: str, do: str) -> MpsDaemonFailed:
         return MpsDaemonFailed(
             f"the MPS control daemon of {self.places.resource}", found=found, do=do
         )
 
-    def _tell(
+    def _report(
         self,
         unready: str,
         pid: int = 0,
@@ -372,34 +377,34 @@ class Keeper:
         has_failed: bool = False,
         **fields: float,
     ) -> None:
-        """Have others know how it is.
+        """Update the status and the fault, and log a change of the fault.
 
         Args:
-            unready: and so on, as of :class:`MpsDaemon`.
-            fault: what is wrong; "" if nothing is any more, None if what was still is.
-            fields: more for the log's line.
+            unready: like the following ones, a field of :class:`MpsDaemon`.
+            fault: what is wrong; "" if nothing is any longer, None to keep the present fault.
+            fields: further fields of the log line.
         """
-        before, name = (self.says, self.fault), self.places.resource
-        self.says = MpsDaemon(name, devices, unready, pid, self._restarts, has_failed)
+        before, name = (self.status, self.fault), self.places.resource
+        self.status = MpsDaemon(name, devices, unready, pid, self._restarts, has_failed)
         if fault is not None and fault != self.fault:
             if fault:
                 self._context.say("warning", fault, part="mps", **fields)
             else:
                 self._context.say("info", "over", part="mps", fault=self.fault)
             self.fault = fault
-        if before != (self.says, self.fault):
-            self._posted()
+        if before != (self.status, self.fault):
+            self._on_change()
 
 
-def _serves(found: Found, plan: Plan) -> bool:
-    """Whether it does what is wanted and has nobody else's GPU; one that is lost may stay."""
+def _fits(running: RunningDaemon, plan: Plan) -> bool:
+    """Whether a daemon has all devices of the plan and no GPU of others; it may have lost GPUs."""
     return (
-        found.driver == plan.driver
-        and set(plan.devices) <= set(found.devices)
-        and plan.others.isdisjoint(found.devices)
+        running.driver == plan.driver
+        and set(plan.devices) <= set(running.devices)
+        and plan.others.isdisjoint(running.devices)
     )
 
 
-async def _aside(work: Callable[..., T], *args: object) -> T:
-    """Do what blocks for a while in a thread; it is waited for, also if this is cancelled."""
+async def _in_thread(work: Callable[..., T], *args: object) -> T:
+    """Run a blocking function in a thread, and wait for it even if cancelled."""
     return await to_thread.run_sync(partial(work, *args))

@@ -1,15 +1,18 @@
-"""What daemons and their clients stand on: directories, shared memory, labels.
+"""Prepare the host for daemons and clients: directories, shared memory, SELinux labels.
 
 Rules
-- All of it is root's. A container of any user may pass through the pipe directory and connect to
-  the sockets in it; it can make and remove nothing there. Logs are root's to read.
-- The shared memory is one tmpfs for all, mounted once; it can take half of the machine's memory.
-- A pipe directory stays the same one as long as somebody may have it mounted; what a dead daemon
-  left in it goes. What is of a claim goes with the claim, its log too: no other has its name.
-- Where SELinux is on, containers may use what they share: it gets the label of their own files.
-- Shared memory that somebody else has mounted there, as NVIDIA's mps-control-daemon does, is used
-  and stays.
-- A directory that others than root can change is refused: they could put links there.
+- Everything belongs to root. A container of any user may enter the pipe directory and connect to
+  its sockets; it cannot create or remove anything there. Only root can read the logs.
+- One tmpfs, mounted once, is the shared memory of all daemons; its limit is half of the machine's
+  memory.
+- The agent keeps a pipe directory while a container may have it mounted, and empties it after its
+  daemon has died. The directories of a claim, with its log, go with the claim: no other claim has
+  its name.
+- With SELinux, the shared directories get the label of container files, so that containers may use
+  them.
+- If another program, such as NVIDIA's mps-control-daemon, has mounted the shared memory, the agent
+  uses that mount and leaves it.
+- A directory that another user than root can change is refused: that user could create links there.
 
 Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); unix(7).
 """
@@ -29,27 +32,27 @@ from integration.node.mps.paths import Places, shm
 from shim import syscalls
 
 CGROUP: Final = "nvshim-mps"
-"""The cgroup of all daemons and servers, at the top of every hierarchy."""
+"""The cgroup of all daemons and servers, at the root of every hierarchy."""
 
 _OPEN, _OWN, _SHARED = 0o755, 0o700, 0o1777
 _LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
-_SOURCE: Final = "nvshim-mps"  # of the shared memory, by which it is known as ours
+_SOURCE: Final = "nvshim-mps"  # mount source of the shared memory; marks it as ours
 _LONGEST_SOCKET: Final = "control_privileged"
-_LONGEST_ADDRESS: Final = 107  # of a socket: sockaddr_un, less the NUL
+_LONGEST_ADDRESS: Final = 107  # sun_path of sockaddr_un, without the NUL
 
 
-def lay(places: Places, sys: str) -> None:
-    """Make the directories of a resource and the shared memory, where they are missing.
+def prepare(places: Places, sys: str) -> None:
+    """Create the directories of a resource and the shared memory, where they are missing.
 
     Raises:
-        MpsStateUnusable: they cannot be made, or others can change them.
+        MpsStateUnusable: they cannot be created, or another user can change them.
     """
     memory = shm(places.root)
     longest = os.fsencode(os.path.join(places.pipe, _LONGEST_SOCKET))
     if len(longest) > _LONGEST_ADDRESS:
         raise MpsStateUnusable(
             f"sockets in {places.pipe}",
-            found=f"their addresses would have {len(longest)} bytes; {_LONGEST_ADDRESS} can be",
+            found=f"their addresses need {len(longest)} bytes; the limit is {_LONGEST_ADDRESS}",
             do="set mpsRoot to a shorter path, or give the resource a shorter name",
         )
     try:
@@ -63,12 +66,12 @@ def lay(places: Places, sys: str) -> None:
             half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
             flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             syscalls.mount(_SOURCE, memory, "tmpfs", flags, f"size={half},mode={_SHARED:o}")
-            if _is_unseen(memory):
+            if _is_private(memory):
                 syscalls.umount(memory)
                 raise MpsStateUnusable(
                     f"shared memory at {memory}",
-                    found="what is mounted there in this pod is not seen on the node",
-                    do=f"have {places.root} in it with mountPropagation: Bidirectional; "
+                    found="a mount in this pod does not appear on the node",
+                    do=f"mount {places.root} into the pod with mountPropagation: Bidirectional, as "
                     "the component mps of the manifests does",
                 )
         if os.path.exists(os.path.join(sys, "fs/selinux/enforce")):
@@ -79,33 +82,33 @@ def lay(places: Places, sys: str) -> None:
 
 
 def _make(path: str, mode: int) -> None:
-    """A directory of root's with that mode; those above it are made as they are anywhere.
+    """Create a directory of root's with this mode; its parents get the default mode.
 
     Raises:
-        OSError: it cannot be made, or is not root's alone.
+        OSError: it cannot be created, or belongs to another user.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(path, mode)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        seen = os.fstat(fd)
-        if seen.st_uid != os.geteuid():
-            raise PermissionError(0, f"belongs to user {seen.st_uid}", path)
-        if stat.S_IMODE(seen.st_mode) != mode:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(0, f"belongs to user {status.st_uid}", path)
+        if stat.S_IMODE(status.st_mode) != mode:
             os.fchmod(fd, mode)
     finally:
         os.close(fd)
 
 
 def empty_pipe(places: Places) -> None:
-    """Remove what a dead daemon has left in its pipe directory.
+    """Remove the files that a dead daemon left in its pipe directory.
 
     Args:
-        places: of the resource, whose lock nobody has.
+        places: the paths of the resource, whose lock must be free.
 
     Raises:
-        MpsStateUnusable: it cannot be removed.
+        MpsStateUnusable: a file cannot be removed.
     """
     try:
         fd = os.open(places.pipe, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -121,7 +124,7 @@ def empty_pipe(places: Places) -> None:
 
 
 def clear(places: Places) -> None:
-    """Take away what says that there is a daemon; directories stay, for who has them mounted."""
+    """Remove the files of a daemon; the directories stay, as containers may have them mounted."""
     empty_pipe(places)
     for path in (places.devices, places.lock):
         with suppress(FileNotFoundError):
@@ -129,7 +132,7 @@ def clear(places: Places) -> None:
 
 
 def remove(places: Places) -> None:
-    """Remove the directories of a daemon that is cleared, and that no container can have any more.
+    """Remove the directories of a cleared daemon that no container can use any longer.
 
     Raises:
         OSError: they cannot be removed.
@@ -138,33 +141,33 @@ def remove(places: Places) -> None:
         shutil.rmtree(places.directory)
 
 
-def is_anothers(root: str) -> bool:
-    """Whether somebody else has mounted the shared memory, and so keeps MPS there."""
+def is_foreign(root: str) -> bool:
+    """Whether another program has mounted the shared memory, and so runs MPS there."""
     path = os.path.realpath(shm(root))
     topmost = next((each for each in reversed(Procfs().mounts()) if each.point == path), None)
     return topmost is not None and topmost.source != _SOURCE
 
 
-def _is_unseen(path: str) -> bool:
-    """Whether a mount is not the node's too, whose containers are to have it.
+def _is_private(path: str) -> bool:
+    """Whether a mount is missing on the node, so that containers cannot use it.
 
-    It may have another path there: this program's root need not be that of process 1.
+    The node may have it at another path: this program's root can differ from that of process 1.
     """
     real = os.path.realpath(path)
     procfs = Procfs()
     devices = {mount.device for mount in procfs.mounts() if mount.point == real}
-    theirs = procfs.mounts(1)  # empty if they cannot be read
-    return bool(theirs) and devices.isdisjoint(mount.device for mount in theirs)
+    of_node = procfs.mounts(1)  # empty if they cannot be read
+    return bool(of_node) and devices.isdisjoint(mount.device for mount in of_node)
 
 
-def take_shm(root: str) -> None:
-    """Unmount the shared memory, if nobody on the host has a file of it open.
+def remove_shm(root: str) -> None:
+    """Unmount the shared memory, unless another program has mounted it.
 
     Raises:
-        OSError: somebody has.
+        OSError: a process on the host has a file of it open.
     """
     memory = shm(root)
-    if is_anothers(root):
+    if is_foreign(root):
         return
     while os.path.ismount(memory):
         syscalls.umount(memory)
@@ -172,17 +175,17 @@ def take_shm(root: str) -> None:
         os.rmdir(memory)
 
 
-def take_cgroups() -> None:
-    """Remove the cgroups of daemons, where nobody is in them any more."""
+def remove_cgroups() -> None:
+    """Remove the cgroups of daemons that contain no process."""
     for top in launch.cgroup_tops():
         with suppress(OSError):
             os.rmdir(os.path.join(top, CGROUP))
 
 
 def unusable(places: Places, error: OSError) -> MpsStateUnusable:
-    """What to raise when a file of a resource cannot be made or changed."""
+    """Return the error for a file of a resource that cannot be created or changed."""
     return MpsStateUnusable(
         f"the directories of MPS for {places.resource}, below {places.root}",
         found=f"{error.filename or places.directory}: {error.strerror}",
-        do="run the node agent as root, or set mpsRoot to a directory of root's",
+        do="run the node agent as root, or set mpsRoot to a directory that root owns",
     )

@@ -1,8 +1,7 @@
-"""The containers that have the pipe directory of a daemon, and so can become clients at any moment.
+"""Find the containers with the pipe directory of a daemon: they can become clients at any moment.
 
-Those of containerd are found by their bundles, also before they are started. Those of other engines
-(Docker, CRI-O, Podman) are found by their mounts, also before they call CUDA. The daemon itself
-knows neither.
+Bundles show those of containerd even before they start. Mounts of their processes show those of
+other engines (Docker, CRI-O, Podman) even before they call CUDA. The daemon itself knows neither.
 """
 
 from __future__ import annotations

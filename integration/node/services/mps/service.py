@@ -1,15 +1,15 @@
 """MPS: run the control daemons that resources and claims need.
 
 Rules
-- It goes by the resources that the device plugin tells of, and by what claims ask for. Before the
-  one has told any, and for what is of claims the other, and while NVML does not answer, nothing is
-  started and nothing is stopped.
-- A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
-  open, and the kernel module.
-- While NVML is paused, daemons are drained as well: they use the GPUs, too.
-- What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
-- The shared memory is there as long as there is a daemon.
-- The directories of a claim's daemon are removed with it: each claim has others.
+- The service runs a daemon for each shared resource that the device plugin publishes, and for each
+  claim that needs one. It starts and stops nothing while NVML does not answer, nor before the
+  settings are known. It leaves daemons of claims alone until the DRA service has published its own.
+- It drains a daemon whose driver is gone or was replaced: the daemon keeps the driver's old files
+  and the kernel module open.
+- It drains all daemons while NVML is paused, because they use the GPUs, too.
+- It adopts or removes what an earlier agent left below ``mpsRoot``.
+- The shared memory exists while a daemon exists.
+- The directories of a claim's daemon are removed with it, because each claim has its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from integration.node.mps.plan import Plan, Programs, plan_of, programs_of
 from integration.node.service import Context, settings_of
 from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import host_setup
-from integration.node.services.mps.daemon_supervisor import Keeper
+from integration.node.services.mps.daemon_supervisor import DaemonSupervisor
 from integration.node.state.topic import call_on_change
 from integration.node.values.resources import MPS, Settings
 from integration.node.values.service_name import ServiceName
@@ -45,7 +45,7 @@ __all__ = ["run"]
 
 
 async def run(context: Context) -> None:
-    """Keep the control daemons; see :mod:`integration.node.service`."""
+    """Run the control daemons until cancelled; see :mod:`integration.node.service`."""
     await _Mps(context).run()
 
 
@@ -54,19 +54,19 @@ class _Mps:
         self._context = context
         self._state = context.state
         self._daemons = context.state.mps_daemons.publisher(ServiceName.MPS)
-        self._keepers: dict[Places, Keeper] = {}
+        self._supervisors: dict[Places, DaemonSupervisor] = {}
         self._impossible: dict[str, str] = {}
-        # The directories that were looked through for what a predecessor has left; each for what
-        # is of claims (True), and for what is not.
+        # The roots that were searched for files of an earlier agent, separately for daemons of
+        # claims (True) and of resources (False).
         self._roots: set[tuple[str, bool]] = set()
-        self._leaving = False
+        self._cleaning = False
 
     async def run(self) -> None:
         state = self._state
         try:
             async with anyio.create_task_group() as tasks:
                 await call_on_change(
-                    partial(self._look, tasks),
+                    partial(self._apply, tasks),
                     state.node, state.settings, state.resources, state.claim_daemons,
                     state.nvml_pause,
                     at_once=True,
@@ -74,31 +74,31 @@ class _Mps:
         finally:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as tasks:
-                    for keeper in self._keepers.values():
-                        tasks.start_soon(keeper.leave)
-                await to_thread.run_sync(self._leave_ground)
+                    for supervisor in self._supervisors.values():
+                        tasks.start_soon(supervisor.release)
+                await to_thread.run_sync(self._clean_host)
                 self._daemons.publish({})
 
-    def _look(self, tasks: TaskGroup) -> None:
-        """Go by what is known now."""
+    def _apply(self, tasks: TaskGroup) -> None:
+        """Apply the current state: set the plan of every supervisor."""
         settings, inventory = settings_of(self._context), self._state.node.value.inventory
         doubtful = (
             inventory is not None and inventory.nvml_failure and not self._state.nvml_pause.value
         )
-        if settings is None or doubtful or self._leaving:
+        if settings is None or doubtful or self._cleaning:
             return
         plans = self._plans(settings)
-        left = self._left(settings.mps_root)
+        left_behind = self._left_behind(settings.mps_root)
         programs = self._programs()
-        for places in dict.fromkeys((*left, *plans)):
-            if places not in self._keepers:
-                self._begin(places, tasks)
-        for places, keeper in self._keepers.items():
-            keeper.want(plans.get(places), programs)
-        self._post()
+        for places in dict.fromkeys((*left_behind, *plans)):
+            if places not in self._supervisors:
+                self._supervise(places, tasks)
+        for places, supervisor in self._supervisors.items():
+            supervisor.set_plan(plans.get(places), programs)
+        self._publish()
 
-    def _left(self, root: str) -> list[Places]:
-        """What a predecessor has left, once it is known whether it is wanted; each root's once."""
+    def _left_behind(self, root: str) -> list[Places]:
+        """Return what an earlier agent left below a root, once, when all plans for it are known."""
         known = {(root, False)}
         if not self._context.options.dra or self._state.claim_daemons.value is not None:
             known.add((root, True))
@@ -115,7 +115,7 @@ class _Mps:
             try:
                 places = Places(settings.mps_root, name)
                 plan = plan_for()
-                if plan.devices:  # not all of them are lost
+                if plan.devices:  # empty if all are lost
                     plans[places] = plan
             except NvshimError as error:
                 impossible[name] = str(error)
@@ -126,7 +126,7 @@ class _Mps:
         return plans
 
     def _wanted(self, inventory: Inventory | None) -> Iterator[tuple[str, Callable[[], Plan]]]:
-        """What each daemon that is wanted is called, and what makes its plan."""
+        """Yield the name of each daemon to run, and the function that makes its plan."""
         if self._state.nvml_pause.value or inventory is None:
             return
         for resource in self._state.resources.value:
@@ -141,31 +141,33 @@ class _Mps:
             return None if inventory is None else programs_of(inventory.driver)
         return None
 
-    def _begin(self, places: Places, tasks: TaskGroup) -> None:
-        keeper = Keeper(places, self._context, self._in_use, self._post, self._holder)
-        self._keepers[places] = keeper
+    def _supervise(self, places: Places, tasks: TaskGroup) -> None:
+        supervisor = DaemonSupervisor(
+            places, self._context, self._in_use, self._publish, self._holder
+        )
+        self._supervisors[places] = supervisor
 
         async def keep() -> None:
-            await keeper.run()
+            await supervisor.run()
             if self._has_ended(places.resource):
                 await to_thread.run_sync(self._remove, places)
-            del self._keepers[places]
-            if not self._keepers:
-                self._leaving = True  # nobody is to begin on what is just taken away
+            del self._supervisors[places]
+            if not self._supervisors:
+                self._cleaning = True  # start no daemon while its directories are being removed
                 try:
-                    await to_thread.run_sync(self._leave_ground)
+                    await to_thread.run_sync(self._clean_host)
                 finally:
-                    self._leaving = False
-            self._post()
-            self._look(tasks)  # it may be wanted again
-            for each in self._keepers.values():
-                if each.says.unready:  # perhaps for the sake of that one
-                    each.try_again()
+                    self._cleaning = False
+            self._publish()
+            self._apply(tasks)  # a plan may need it again
+            for each in self._supervisors.values():
+                if each.status.unready:  # it may have waited for that daemon's GPUs
+                    each.retry()
 
         tasks.start_soon(keep)
 
     def _has_ended(self, name: str) -> bool:
-        """Whether a daemon is of a claim that is no more, and not only without devices for now."""
+        """Whether the daemon's claim is gone; a claim can also lack devices for a while."""
         wanted = self._state.claim_daemons.value
         return is_of_claim(name) and wanted is not None and name not in wanted
 
@@ -177,36 +179,36 @@ class _Mps:
             self._context.say("warning", f"{path}: {error.strerror}", part="mps")
 
     def _in_use(self) -> frozenset[str]:
-        plans = (keeper.plan for keeper in self._keepers.values())
+        plans = (supervisor.plan for supervisor in self._supervisors.values())
         return frozenset(uuid for plan in plans if plan is not None for uuid in plan.devices)
 
-    def _holder(self, keeper: Keeper, uuids: Iterable[str]) -> str:
-        """Which other resource's daemon has one of some GPUs; called in threads."""
+    def _holder(self, supervisor: DaemonSupervisor, uuids: Iterable[str]) -> str:
+        """Return the other resource whose daemon holds one of these GPUs; called in threads."""
         wanted = set(uuids)
-        for other in tuple(self._keepers.values()):
-            if other is not keeper and not wanted.isdisjoint(modes.taken(other.places)):
+        for other in tuple(self._supervisors.values()):
+            if other is not supervisor and not wanted.isdisjoint(modes.taken(other.places)):
                 return other.places.resource
         return ""
 
-    def _post(self) -> None:
-        says = {
+    def _publish(self) -> None:
+        daemons = {
             name: MpsDaemon(name, (), unready=line, has_failed=True)
             for name, line in self._impossible.items()
         }
-        says |= {each.places.resource: each.says for each in self._keepers.values()}
-        self._daemons.publish(says)
-        faults = (*self._impossible.values(), *(each.fault for each in self._keepers.values()))
+        daemons |= {each.places.resource: each.status for each in self._supervisors.values()}
+        self._daemons.publish(daemons)
+        faults = (*self._impossible.values(), *(each.fault for each in self._supervisors.values()))
         line = "; ".join(fault for fault in faults if fault)
         self._state.faults.report("mps", line)
 
-    def _leave_ground(self) -> None:
-        """Take away what all daemons stand on, if there is none left."""
-        host_setup.take_cgroups()
+    def _clean_host(self) -> None:
+        """Remove the cgroups and the shared memory if no daemon is left."""
+        host_setup.remove_cgroups()
         for root in {root for root, _ in self._roots}:
-            if next(places_in(root), None) is not None or host_setup.is_anothers(root):
+            if next(places_in(root), None) is not None or host_setup.is_foreign(root):
                 continue
             try:
-                host_setup.take_shm(root)
+                host_setup.remove_shm(root)
             except OSError as error:
                 path = error.filename or shm(root)
                 self._context.say("warning", f"{path}: {error.strerror}", part="mps")

@@ -1,7 +1,7 @@
-"""What a container is given of a resource: the answer to the kubelet's Allocate. Pure.
+"""The response to the kubelet's Allocate: how a container receives its devices. Pure.
 
 ============================  ====================================================================
-``deviceListStrategy``        what the answer has
+``deviceListStrategy``        content of the response
 ============================  ====================================================================
 envvar                        NVIDIA_VISIBLE_DEVICES=ID,…; NVIDIA_IMEX_CHANNELS=N,…
 volume-mounts                 NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices, and
@@ -11,25 +11,25 @@ cdi-annotations               cdi.k8s.io/nvidia-device-plugin_… = VENDOR/gpu=I
 cdi-cri                       the CRI's own field of CDI devices, with the same names
 ============================  ====================================================================
 
-VENDOR is k8s.device-plugin.nvidia.com, whose specs :mod:`integration.node.services.plugin.cdi`
-writes: our shim, and any other runtime, gives by them what it gives by the variable. With CDI, what
-comes beside GPUs is named too: VENDOR/gds=all, mofed=all, gdrcopy=all, imex-channel=N. Without, and
-only then (as with NVIDIA's), the variables NVIDIA_GDS, NVIDIA_MOFED and NVIDIA_GDRCOPY ask for it,
-and ``passDeviceSpecs`` has the device nodes in the answer.
+VENDOR is k8s.device-plugin.nvidia.com. :mod:`integration.node.services.plugin.cdi` writes its CDI
+specs; our shim and any other runtime inject the same devices from them as from the variable. With
+CDI, the response also names the extra features: VENDOR/gds=all, mofed=all, gdrcopy=all,
+imex-channel=N. Without CDI (as in NVIDIA's plugin), the variables NVIDIA_GDS, NVIDIA_MOFED and
+NVIDIA_GDRCOPY request them, and ``passDeviceSpecs`` adds the device nodes to the response.
 
 Rules
-- Shares of one device are that device; it is named once.
-- An id that the resource does not have is refused; so is one whose device the node does not have at
-  this moment. One that is unhealthy is not, as with NVIDIA's: the kubelet has chosen by what it was
-  told, and who keeps a device over a restart of the kubelet is not to lose it.
-- The kubelet records the answer, and the shim goes by the record (:mod:`hooks.requests.policy`). So
-  a container gets what it has been given, whatever the way and the mode. Only where the shim is
-  told to look at no mounts (``accept-mounts = false``), ``volume-mounts`` gives nothing, and the
-  agent says so.
-- Of IMEX channels those are named that the node has; where they are required, a missing one is an
-  error.
+- Several shares of one device name that device once.
+- An id that the resource lacks is refused, and so is a device that the node lacks at this moment.
+  An unhealthy device is allowed, as in NVIDIA's plugin: the kubelet chose from the list it had, and
+  a container that keeps its device over a restart of the kubelet must not lose it.
+- The kubelet records the response, and the shim honours that record (:mod:`hooks.requests.policy`).
+  So a container receives its devices with every strategy and mode. The exception: a shim that
+  ignores mounts (``accept-mounts = false``) injects nothing for ``volume-mounts``; the agent
+  reports that.
+- The response names the IMEX channels that the node has. If channels are required, a missing one
+  is an error.
 
-Source: facts of NVIDIA's k8s-device-plugin; device plugin API v1beta1.
+Source: NVIDIA's k8s-device-plugin (observed behaviour); device plugin API v1beta1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
 
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
-"""Of the CDI kinds, as NVIDIA's plugin calls them."""
+"""The vendor part of the CDI kinds, the same as in NVIDIA's plugin."""
 
 IMEX_NODES: Final = "/dev/nvidia-caps-imex-channels"
 
@@ -77,54 +77,54 @@ _CONTROL_NODES: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What answers go by."""
+class AllocationContext:
+    """The state of the node that a response depends on."""
 
-    settings: Settings  # what the plugin is to do
-    inventory: Inventory | None  # what the node has now; None if that cannot be told
-    config: Config  # what the shim goes by, and where the host's device nodes are
-    # the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…")
+    settings: Settings
+    inventory: Inventory | None  # the node's devices now; None if the agent cannot read them
+    config: Config  # the shim's configuration, with the directory of the host's device nodes
+    # full names of the devices in the CDI specs ("k8s.device-plugin.nvidia.com/gpu=…")
     cdi_devices: frozenset[str] = frozenset()
     channels: tuple[int, ...] = ()  # the IMEX channels that the node has
 
 
 def allocate(
-    resource: Resource, ids: Sequence[str], ground: Ground, *, token: str
+    resource: Resource, ids: Sequence[str], context: AllocationContext, *, token: str
 ) -> pb.ContainerAllocateResponse:
-    """What one container is given.
+    """Return the response for one container.
 
     Args:
-        ids: what the kubelet has chosen of it.
-        token: what no other answer has; it names the annotation.
+        ids: the ids of the resource that the kubelet chose.
+        token: unique to this response; it becomes part of the annotation's key.
 
     Raises:
         DeviceUnknown: the resource has no such id.
-        TooManyShares: nobody is to get so many shares.
+        TooManyShares: the settings allow one share for each container.
         DeviceGone: the node has no such device now.
-        DeviceDrained: it is out of service.
-        CdiDeviceUnwritten: no CDI spec has the device.
+        DeviceDrained: the device is out of service.
+        CdiDeviceUnwritten: no CDI spec contains the device.
         ChannelsMissing: the node lacks a required IMEX channel.
     """
-    settings = ground.settings
+    settings = context.settings
     devices = _devices(resource, ids)
     for device in devices:
-        _refuse_gone(device, ground.inventory)
-        _refuse_drained(device, ground)
+        _refuse_gone(device, context.inventory)
+        _refuse_drained(device, context)
     names = [_name(device, settings) for device in devices]
-    channels = _channels(ground)
+    channels = _channels(context)
     answer = pb.ContainerAllocateResponse()
     strategies = set(settings.device_list_strategies)
     if strategies & CDI:
-        _add_cdi(answer, _cdi_names(names, channels, ground), settings, token)
+        _add_cdi(answer, _cdi_names(names, channels, context), settings, token)
     if not strategies <= CDI:
-        _add_variables(answer, names, channels, ground)
+        _add_variables(answer, names, channels, context)
         if settings.pass_device_specs:
-            _add_nodes(answer, devices, channels, ground)
+            _add_nodes(answer, devices, channels, context)
     return answer
 
 
 def cdi_name(device: Device, settings: Settings) -> str:
-    """Return the full CDI name by which a container gets the device."""
+    """Return the device's full CDI name."""
     return f"{VENDOR}/gpu={_name(device, settings)}"
 
 
@@ -133,34 +133,34 @@ def _name(device: Device, settings: Settings) -> str:
 
 
 def refuse_channels(settings: Settings, channels: Collection[int]) -> None:
-    """See whether the node has the IMEX channels that every container has to get.
+    """Check that the node has the IMEX channels that every container requires.
 
     Args:
-        channels: those that it has.
+        channels: the channels of the node.
 
     Raises:
-        ChannelsMissing: it lacks one.
+        ChannelsMissing: a required channel is missing.
     """
     missing = [channel for channel in settings.imex_channels if channel not in channels]
     if missing and settings.imex_required:
         raise ChannelsMissing(
             f"the IMEX channels {', '.join(map(str, settings.imex_channels))}",
             found=f"the node lacks {', '.join(map(str, missing))}",
-            do="make them (nvidia-modprobe -i), or do not require them",
+            do="create them (nvidia-modprobe -i), or do not require them",
         )
 
 
 def refuse_ineffective(settings: Settings, config: Config) -> None:
-    """See whether our shim would go by what containers are given.
+    """Check that our shim honours the configured strategies.
 
     Raises:
-        GrantIneffective: it would not, so that containers would start without their devices.
+        GrantIneffective: the shim would ignore them, and containers would start without devices.
     """
     strategies = settings.device_list_strategies
     if DeviceList.VOLUME_MOUNTS in strategies and config.accept_mounts is False:
         raise GrantIneffective(
             f"devices by {', '.join(strategies)}",
-            found="the shim looks at no mounts (accept-mounts = false)",
+            found="the shim ignores mounts (accept-mounts = false)",
             do="run `nvshim config set requests.accept-mounts auto`, or choose cdi-cri or envvar",
         )
 
@@ -169,46 +169,48 @@ def refuse_ineffective(settings: Settings, config: Config) -> None:
 
 
 def _devices(resource: Resource, ids: Sequence[str]) -> list[Device]:
-    """The devices of ids, each once."""
+    """Return the devices that the ids stand for, each once."""
     if resource.one_each and len(ids) > 1:
         raise TooManyShares(
             f"{len(ids)} of {resource.name} for one container",
-            found="its devices are shared, and one share each is the most",
-            do="ask for 1, or set failRequestsGreaterThanOne to false",
+            found="its devices are shared, and a container may have one share",
+            do="request 1, or set failRequestsGreaterThanOne to false",
         )
     known = resource.by_id
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     for name in ids:
         if name not in known:
             raise DeviceUnknown(
                 f"{name} of {resource.name}",
-                found=f"there are {len(known)} devices, and none of this id",
-                do="see what nvshim list shows; the kubelet has been told what there is",
+                found=f"none of the {len(known)} devices has this id",
+                do="run nvshim list; the kubelet has already received the current list",
             )
-        found.setdefault(known[name].uuid, known[name])
-    return list(found.values())
+        devices.setdefault(known[name].uuid, known[name])
+    return list(devices.values())
 
 
 def _refuse_gone(device: Device, inventory: Inventory | None) -> None:
     if inventory is None:
-        why = "what the node has cannot be told now"
+        why = "the agent cannot read the node's devices now"
     elif inventory.nvml_failure:
         why = f"NVML does not answer: {inventory.nvml_failure}"
     else:
-        why = "the node does not have it any more"
+        why = "the node no longer has it"
     if inventory is None or not _has(inventory, device.uuid):
-        raise DeviceGone(f"device {device.uuid}", found=why, do="have the pod made anew")
+        raise DeviceGone(
+            f"device {device.uuid}", found=why, do="delete the pod; its controller recreates it"
+        )
 
 
-def _refuse_drained(device: Device, ground: Ground) -> None:
-    """The kubelet hears of it a moment later, and the inventory may be as old as that."""
-    drains = {drain.device: drain for drain in read_drains(ground.config)}
+def _refuse_drained(device: Device, context: AllocationContext) -> None:
+    """Refuse a drained device; the kubelet and the inventory may not know of the drain yet."""
+    drains = {drain.device: drain for drain in read_drains(context.config)}
     drain = drains.get(device.uuid) or drains.get(device.gpu) or drains.get(DRIVER)
     if drain is not None:
         raise DeviceDrained(
             f"device {device.uuid}",
             found=f"is out of service {drain.why}",
-            do="have the pod made anew; it gets another device, or another node",
+            do="delete the pod; its controller recreates it with another device or on another node",
         )
 
 
@@ -217,27 +219,30 @@ def _has(inventory: Inventory, uuid: str) -> bool:
     return uuid in gpus or any(uuid == mig.uuid for mig in inventory.mig_devices)
 
 
-def _channels(ground: Ground) -> list[int]:
-    refuse_channels(ground.settings, ground.channels)
-    return [channel for channel in ground.settings.imex_channels if channel in ground.channels]
+def _channels(context: AllocationContext) -> list[int]:
+    refuse_channels(context.settings, context.channels)
+    return [channel for channel in context.settings.imex_channels if channel in context.channels]
 
 
-# -- how they are told ------------------------------------------------------------------------
+# -- how the container receives them ----------------------------------------------------------
 
 
-def _cdi_names(names: Iterable[str], channels: Iterable[int], ground: Ground) -> list[str]:
+def _cdi_names(
+    names: Iterable[str], channels: Iterable[int], context: AllocationContext
+) -> list[str]:
     needed = [f"{VENDOR}/gpu={name}" for name in names]
     for name in needed:
-        if name not in ground.cdi_devices:
+        if name not in context.cdi_devices:
             raise CdiDeviceUnwritten(
                 f"the CDI device {name}",
-                found="no spec of it has been written",
-                do="see what the agent says of the spec, and who may write there",
+                found="no CDI spec contains it",
+                do="read the agent's log about the spec, and check that the directory is writable",
             )
-    beside = [f"{VENDOR}/{feature}=all" for feature in ground.settings.features]
-    beside += [f"{VENDOR}/imex-channel={channel}" for channel in channels]
-    # A node that has nothing of the kind has no spec of it, and images are the same everywhere.
-    return [*needed, *(name for name in beside if name in ground.cdi_devices)]
+    extra = [f"{VENDOR}/{feature}=all" for feature in context.settings.features]
+    extra += [f"{VENDOR}/imex-channel={channel}" for channel in channels]
+    # A node without the feature has no spec for it. Leave it out instead of failing: the same
+    # settings apply to many nodes.
+    return [*needed, *(name for name in extra if name in context.cdi_devices)]
 
 
 def _add_cdi(
@@ -257,9 +262,9 @@ def _add_variables(
     answer: pb.ContainerAllocateResponse,
     names: Sequence[str],
     channels: Sequence[int],
-    ground: Ground,
+    context: AllocationContext,
 ) -> None:
-    settings = ground.settings
+    settings = context.settings
     strategies = set(settings.device_list_strategies)
     by_mounts = DeviceList.VOLUME_MOUNTS in strategies
     answer.envs[DEVICES] = MOUNTS if by_mounts else ",".join(names) or _NOTHING
@@ -276,10 +281,10 @@ def _add_nodes(
     answer: pb.ContainerAllocateResponse,
     devices: Iterable[Device],
     channels: Iterable[int],
-    ground: Ground,
+    context: AllocationContext,
 ) -> None:
-    inventory = ground.inventory
-    if inventory is None:  # then there are no devices either
+    inventory = context.inventory
+    if inventory is None:  # allocate has already refused every device
         return
     own: dict[str, None] = {}
     for device in devices:
@@ -288,18 +293,18 @@ def _add_nodes(
             if mig.uuid == device.uuid:
                 own.update(dict.fromkeys(mig.paths))
     own.update(dict.fromkeys(f"{IMEX_NODES}/channel{channel}" for channel in channels))
-    there = [path for path in _CONTROL_NODES if path in inventory.nodes.usable]
-    for path in (*there, *own):
+    control = [path for path in _CONTROL_NODES if path in inventory.nodes.usable]
+    for path in (*control, *own):
         answer.devices.add(
-            container_path=path, host_path=_host_path(path, inventory, ground), permissions="rw"
+            container_path=path, host_path=_host_path(path, inventory, context), permissions="rw"
         )
 
 
-def _host_path(path: str, inventory: Inventory, ground: Ground) -> str:
-    root = ground.settings.dev_root.rstrip("/")
+def _host_path(path: str, inventory: Inventory, context: AllocationContext) -> str:
+    root = context.settings.dev_root.rstrip("/")
     if root:
         return f"{root}{path}"
     node = inventory.nodes.usable.get(path)
     if node is not None and node.host:
         return node.host
-    return ground.config.dev + path.removeprefix("/dev")
+    return context.config.dev + path.removeprefix("/dev")

@@ -1,23 +1,27 @@
-"""The CDI specs of what the device plugin gives, for any container runtime.
+"""The device plugin's CDI specs, for any container runtime.
 
-``DIRECTORY/k8s.device-plugin.nvidia.com-gpu.json``, and likewise -gds, -mofed, -gdrcopy and
--imex-channel, in the last of the configuration's spec directories. A runtime that knows CDI gives
-by them what our shim gives of itself; our shim, told of an annotation, goes by them as well.
+The files are ``DIRECTORY/k8s.device-plugin.nvidia.com-gpu.json`` and the same with -gds, -mofed,
+-gdrcopy and -imex-channel. DIRECTORY is the last of the configuration's spec directories. A runtime
+with CDI support injects from them what our shim injects itself; our shim reads them when it finds a
+CDI annotation.
 
 Rules
-- They have the files of the usual driver capabilities, as far as these may be had: an engine gives
-  all that a spec has, whatever the image asks for. What it names beyond them our shim adds.
-- They have the names that NVIDIA's plugin gives them, and are of its kinds. A node has one device
-  plugin, so whoever serves the kubelet has these files: those that NVIDIA's has left are replaced,
-  as two files with the same devices would be a conflict, by which no container starts. A file of
-  that name that is of another kind is somebody else's, and stays.
-- A spec is written before the kubelet is told of its devices, in one step, and only if it differs.
-- Whoever changes or removes one has it made anew: the directory is watched, and it is looked at
-  before a container is given what only a spec tells of.
-- It stays when the agent ends, since containers are started again by it, which no kubelet asks for
-  anew. It is removed when nothing is given by CDI any more, or there is no driver.
-- Version 0.5.0 of the specification is enough for them, so that every runtime that knows CDI can
-  read them: there are no groups in them, as in NVIDIA's.
+- A spec contains the files of the default driver capabilities that the configuration supports. An
+  engine injects everything in a spec, whatever the image requests. Our shim adds the files of
+  further capabilities that the image names.
+- File names and kinds are those of NVIDIA's plugin. A node runs one device plugin, so the plugin
+  that serves the kubelet owns these files. The agent replaces files that NVIDIA's plugin left
+  behind: two files with the same devices conflict, and then no container starts. A file with such
+  a name but another kind belongs to another program and stays.
+- The agent writes a spec before it announces the spec's devices to the kubelet, in one step, and
+  only if the content differs.
+- If someone changes or removes a spec, the agent writes it again: it watches the directory, and
+  checks the files before it answers Allocate.
+- The specs stay when the agent stops: a container that restarts needs them, and the kubelet does
+  not call Allocate again for it. The agent removes them when no strategy uses CDI, or when the
+  node has no driver.
+- The specs need version 0.5.0 of the specification only, so that every runtime with CDI support can
+  read them. Like those of NVIDIA's plugin, they contain no groups.
 
 Source: CDI specification; NVIDIA Container Toolkit, pkg/nvcdi.
 """
@@ -43,38 +47,38 @@ from integration.node.spec_files import put, still_true
 from integration.node.values.resources import CDI, DeviceIds, Settings
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
-"""What there may be a spec of; the class of its kind is called so."""
+"""The classes of the kinds that may have a spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """What the specs have now."""
+    """The current content of the specs."""
 
-    devices: frozenset[str] = frozenset()  # the full names
-    fault: str = ""  # why something of it could not be written; "" if all is well
-    written: tuple[str, ...] = ()  # the paths of those that were written or removed this time
+    devices: frozenset[str] = frozenset()  # full names
+    fault: str = ""  # why a spec could not be written; "" if all are current
+    written: tuple[str, ...] = ()  # paths that this call wrote or removed
 
 
 def directory_of(config: Config) -> str:
-    """Where the specs are."""
+    """Return the directory of the specs."""
     return config.cdi_spec_dirs[-1]
 
 
 def state_of(config: Config) -> tuple[object, ...]:
-    """What is another once a spec was written, replaced or removed."""
+    """Return a value that changes whenever a spec is written, replaced or removed."""
 
     def state(path: str) -> object:
         try:
-            seen = os.stat(path)
+            stat = os.stat(path)
         except OSError:
             return None
-        return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
     return tuple(state(path_of(kind, config)) for kind in KINDS)
 
 
 def path_of(kind: str, config: Config) -> str:
-    """Where the spec of a kind, of :data:`KINDS`, is."""
+    """Return the path of a spec, for a class in :data:`KINDS`."""
     return os.path.join(directory_of(config), f"{VENDOR}-{kind}.json")
 
 
@@ -82,10 +86,10 @@ def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) 
     """Bring the specs up to date.
 
     Args:
-        inventory: what the node has; None if there is no driver that can be used.
+        inventory: the node's devices; None if there is no usable driver.
 
     Returns:
-        What they have. What could not be written is not among it.
+        The content of the specs, without those that could not be written.
     """
     wanted = _wanted(settings)
     devices: set[str] = set()
@@ -116,9 +120,9 @@ def _wanted(settings: Settings) -> tuple[str, ...]:
 
 
 def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -> SpecFile | None:
-    """The spec of a kind; None if the node has nothing of it."""
+    """Return the spec of a kind; None if the node has no such device or feature."""
     by_index = settings.device_id_strategy == DeviceIds.INDEX
-    wish = generating.SpecOptions(
+    options = generating.SpecOptions(
         kind=kind,
         vendor=VENDOR,
         class_=kind,
@@ -127,23 +131,23 @@ def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -
         groups=False,
     )
     try:
-        return generating.generate(wish, inventory, config)
+        return generating.generate(options, inventory, config)
     except (CdiNotGenerated, OutOfService, DeviceNodeMissing, NoGpus):
         return None
 
 
 def _whose(kind: str, path: str, content: bytes) -> str:
-    """What keeps a file from being replaced; one that says no kind is of no use to anybody."""
+    """Return why a file must stay; "" for ours and for one without a kind, which is useless."""
     try:
         tree = files.tree_of(content, path)
     except CdiError:
         return ""
-    found = tree.get("kind") if isinstance(tree, dict) else None
-    is_other = isinstance(found, str) and found not in {f"{VENDOR}/{kind}", ""}
-    return f"it is a spec of {found}" if is_other else ""
+    named = tree.get("kind") if isinstance(tree, dict) else None
+    is_other = isinstance(named, str) and named not in {f"{VENDOR}/{kind}", ""}
+    return f"it is a spec of kind {named}" if is_other else ""
 
 
 def _unwritten(path: str, error: OSError) -> PluginSpecUnwritten:
     is_there = isinstance(error, FileExistsError)
-    do = "" if is_there else "see who may write there, and whether there is space"
+    do = "" if is_there else "check the directory's permissions and the free space"
     return PluginSpecUnwritten(f"to keep {path}", found=error.strerror or str(error), do=do)

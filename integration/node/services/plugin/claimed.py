@@ -1,13 +1,14 @@
-"""Keep the plugin from giving devices that resource claims have.
+"""Keep the plugin from allocating devices that resource claims hold.
 
 Rules
-- They are unhealthy for the kubelet, so that it chooses others; one that it chooses all the same is
-  refused. A claim that ends gives them back.
-- The part that prepares claims tells what they have. Until it does, and in an agent without it,
-  what it has written down counts: pods run on with what a claim gave them.
-- A whole GPU is not given while a claim has a part of it, nor the other way round.
-- While a MIG device is made for a claim nobody knows its UUID. Until then no MIG device of its GPU
-  is given.
+- The plugin announces claimed devices as unhealthy, so that the kubelet chooses others, and refuses
+  a claimed device in Allocate. When the claim is unprepared, its devices become healthy again.
+- The DRA service publishes the claimed devices. Before it does, and in an agent without it, the
+  claims file decides: pods keep the devices of their claims while they run.
+- A whole GPU is not allocated while a claim holds a part of it, and a part is not allocated while a
+  claim holds the GPU.
+- While the agent creates a MIG device for a claim, its UUID is unknown. Until it is known, the
+  plugin allocates no MIG device of that GPU.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def claimed_on(state: State, config: Config) -> Sequence[ClaimDevice]:
-    """What claims have on this node now."""
+    """Return the devices that claims hold on this node now."""
     return held(config) if state.claimed_devices.value is None else state.claimed_devices.value
 
 
 def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resource:
-    """A resource of which what claims have is unhealthy."""
+    """Return the resource with its claimed devices unhealthy."""
     taken = _Taken.by(claimed)
     if not any(map(taken.has, resource.devices)):
         return resource
@@ -47,22 +48,22 @@ def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resou
 
 
 def refuse_claimed(devices: Iterable[Device], claimed: Sequence[ClaimDevice]) -> None:
-    """See that no claim has any of these.
+    """Check that no claim holds any of these devices.
 
     Raises:
-        DeviceTaken: a claim has.
+        DeviceTaken: a claim holds one.
     """
     taken = _Taken.by(claimed)
     for device in devices:
         if taken.has(device) or _may_be_claimed(device, claimed):
-            raise DeviceTaken(f"the device {device.uuid}", found="a resource claim has it")
+            raise DeviceTaken(f"the device {device.uuid}", found="a resource claim holds it")
 
 
 class _Taken(NamedTuple):
-    """What claims have: there may be thousands of devices, and a hundred claims."""
+    """The claimed devices as sets: a node may have thousands of devices and a hundred claims."""
 
-    devices: frozenset[str]  # UUIDs of what they have
-    gpus: frozenset[str]  # and of the GPUs that those are parts of
+    devices: frozenset[str]  # UUIDs of the devices
+    gpus: frozenset[str]  # UUIDs of the GPUs that they belong to
 
     @classmethod
     def by(cls, claimed: Sequence[ClaimDevice]) -> Self:
@@ -71,7 +72,7 @@ class _Taken(NamedTuple):
         )
 
     def has(self, device: Device) -> bool:
-        """Whether they have it, a part of it, or what it is a part of."""
+        """Whether a claim holds the device, a part of it, or its GPU."""
         uuids = {device.uuid, device.gpu}
         return device.uuid in self.gpus or not uuids.isdisjoint(self.devices)
 

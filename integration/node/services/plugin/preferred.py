@@ -1,19 +1,20 @@
-"""GetPreferredAllocation: which of the free devices a container had best get.
+"""GetPreferredAllocation: choose the best of the free devices for a container.
 
 Rules
-- Whole GPUs: the free ones are divided into sets of the size that is asked for, so that the GPUs
-  of each set are as near to each other as can be (:mod:`.topology`), and the best of these sets is
-  given: a set that is good alone may leave only bad ones. Among equals, the one that tears the
-  least away from the rest; so a single GPU is taken where a group is incomplete already, and not
-  the first of a whole one, as with NVIDIA's plugin. Then those of the lowest indices.
-- Sets are improved by exchange until none helps, from several beginnings. On eight GPUs, as of
-  DGX-1, bridged pairs or PCIe switches, that is the best there is in all but one of 1,500 cases.
-- Shares and MIG devices: ``distributed`` takes from the GPU of which the least is allocated,
-  ``packed`` of which the most is; of one GPU likewise from the device. What is allocated is what
-  is not free.
-- What has to be given is given in any case. Nothing that is not free is ever given.
-- What is free and not there any more, or not healthy any more, is left out as long as others do: a
-  kubelet that has not heard of that yet would fail a pod, or start one on a dead GPU.
+- Whole GPUs: divide the free GPUs into sets of the requested size, with the GPUs of each set as
+  close to each other as possible (:mod:`integration.nvml.topology`), and choose the best set. To
+  look at one set alone is not enough: it may leave only bad sets. Among equal sets, choose the one
+  that cuts the fewest links to the other GPUs. So a single GPU comes from a group that is already
+  incomplete, not from a complete one as in NVIDIA's plugin. Then the lowest indices win.
+- The search starts from several divisions and exchanges GPUs between sets until no exchange helps.
+  On eight GPUs (DGX-1, bridged pairs, PCIe switches) that finds the optimum in all but one of 1,500
+  cases.
+- Shares and MIG devices: ``distributed`` takes from the GPU with the fewest allocated devices,
+  ``packed`` from the GPU with the most; within a GPU the same holds for its devices. A device
+  counts as allocated if it is not free.
+- The required devices are always in the result. A device that is not free never is.
+- A free device that is gone or unhealthy is left out while others suffice: the kubelet may not
+  know of it yet, and would fail the pod or start it on a dead GPU.
 
 Source: go-gpuallocator gpuallocator/besteffort_policy.go; k8s-device-plugin
 internal/rm/allocate.go.
@@ -29,7 +30,7 @@ from integration.agent_errors import DeviceUnknown, PreferenceUnsuitable, TooFew
 from integration.node.values.resources import Allocation, Device, Resource
 from integration.nvml.topology import Topology
 
-_BEGINNINGS: Final = 8
+_STARTS: Final = 8
 _MOST_EXCHANGES: Final = 200
 
 Weights = list[list[int]]
@@ -44,21 +45,21 @@ def preferred(
     topology: Topology | None = None,
     policy: Allocation = Allocation.DISTRIBUTED,
 ) -> tuple[str, ...]:
-    """The devices that a container had best get.
+    """Return the ids of the best devices for a container.
 
     Args:
-        available: the ids of those that are free.
-        required: the ids of those that have to be among them.
-        topology: how near the GPUs are; None if nothing is known of that.
+        available: ids of the free devices.
+        required: ids that the result must contain.
+        topology: the distances between the GPUs; None if they are unknown.
 
     Returns:
-        Their ids: those required first, the others by index or in the order of preference.
+        The required ids first, then the others by index or in the order of preference.
 
     Raises:
-        DeviceUnknown: one that is required is no device of the resource.
-        PreferenceUnsuitable: one that is required is not free, or more are required than asked
-            for.
-        TooFewAvailable: more are asked for than are free.
+        DeviceUnknown: a required id is not in the resource.
+        PreferenceUnsuitable: a required device is not free, or more devices are required than
+            requested.
+        TooFewAvailable: more devices are requested than are free.
     """
     asked = f"{size} of {resource.name}"
     known = resource.by_id
@@ -66,23 +67,23 @@ def preferred(
     for id_ in needed:
         if id_ not in known:
             raise DeviceUnknown(
-                asked, found=f"{id_!r}, which is none of them", do="ask of what was listed last"
+                asked, found=f"{id_!r} is not one of its devices", do="use ids of the latest list"
             )
         if id_ not in free:
             raise PreferenceUnsuitable(
-                asked, found=f"{id_}, which has to be given, is not free", do="require a free one"
+                asked, found=f"the required device {id_} is not free", do="require a free device"
             )
     if len(needed) > size:
         raise PreferenceUnsuitable(
-            asked, found=f"{len(needed)} that have to be given", do="require no more than are asked"
+            asked, found=f"{len(needed)} devices are required", do=f"require at most {size}"
         )
     if size > len(free):
-        raise TooFewAvailable(asked, found=f"{len(free)} are free", do="ask for fewer")
-    well = {id_ for id_ in free if known[id_].is_healthy}.union(needed)
-    if size <= len(well):
-        free = well
+        raise TooFewAvailable(asked, found=f"{len(free)} are free", do="request fewer")
+    healthy = {id_ for id_ in free if known[id_].is_healthy}.union(needed)
+    if size <= len(healthy):
+        free = healthy
     else:
-        needed = (*needed, *(id_ for id_ in known if id_ in well and id_ not in needed))
+        needed = (*needed, *(id_ for id_ in known if id_ in healthy and id_ not in needed))
     if all(device.id == device.gpu for device in known.values()):
         devices = [device for id_, device in known.items() if id_ in free]
         return _nearest(devices, needed, size, topology or Topology())
@@ -122,20 +123,20 @@ def _spread(
             of_gpu[device.gpu] = of_gpu.get(device.gpu, 0) + 1
     sign = -1 if policy is Allocation.PACKED else 1
     for pile in piles.values():
-        pile.free.reverse()  # they are taken from the end
+        pile.free.reverse()  # the loop below takes from the end
     candidates = [pile for pile in piles.values() if pile.free]
-    found = list(required)
-    while len(found) < size:
+    chosen = list(required)
+    while len(chosen) < size:
         # The first of equals, by index.
         best = min(
             candidates, key=lambda pile: (sign * of_gpu.get(pile.device.gpu, 0), sign * pile.used)
         )
-        found.append(best.free.pop())
+        chosen.append(best.free.pop())
         best.used += 1
         of_gpu[best.device.gpu] = of_gpu.get(best.device.gpu, 0) + 1
         if not best.free:
             candidates.remove(best)
-    return tuple(found)
+    return tuple(chosen)
 
 
 # -- whole GPUs --------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def _spread(
 def _nearest(
     devices: Sequence[Device], required: Sequence[str], size: int, topology: Topology
 ) -> tuple[str, ...]:
-    """Some of the free GPUs; they are numbers from here on, in the order of ``devices``."""
+    """Return the ids of the best GPUs. From here on a GPU is its position in ``devices``."""
     if size == 0:
         return ()
     names = [device.id for device in devices]
@@ -171,32 +172,34 @@ def _inside(weights: Weights, chosen: Iterable[int]) -> int:
 
 
 def _cut(weights: Weights, chosen: Collection[int]) -> int:
-    """What is between a set and all others."""
+    """Return the total weight between a set and all other GPUs."""
     return sum(
         weight for one in chosen for other, weight in enumerate(weights[one]) if other not in chosen
     )
 
 
 def _good(weights: Weights, needed: frozenset[int], size: int) -> frozenset[int]:
-    """The set of a good division, found by exchange from several beginnings."""
+    """Return the best set of the divisions that the search finds."""
     best: tuple[int, int, int] | None = None
-    found: frozenset[int] = frozenset()
-    for shift in range(_BEGINNINGS):
-        sets = _begin(weights, needed, size, shift)
+    best_set: frozenset[int] = frozenset()
+    for shift in range(_STARTS):
+        sets = _first_division(weights, needed, size, shift)
         _exchange(weights, sets, needed)
         total = sum(_inside(weights, each) for each in sets)
         for each in sets:
             if len(each) == size and needed.issubset(each):
                 value = (total, _inside(weights, each), -_cut(weights, each))
                 if best is None or value > best:
-                    best, found = value, frozenset(each)
-    return found
+                    best, best_set = value, frozenset(each)
+    return best_set
 
 
-def _begin(weights: Weights, needed: frozenset[int], size: int, shift: int) -> list[set[int]]:
-    """A division: each set grows by what is nearest to it; the first has what is required."""
+def _first_division(
+    weights: Weights, needed: frozenset[int], size: int, shift: int
+) -> list[set[int]]:
+    """Return a division: each set grows by its nearest GPU; the first has the required ones."""
     count = len(weights)
-    order = [(number + shift * count // _BEGINNINGS) % count for number in range(count)]
+    order = [(number + shift * count // _STARTS) % count for number in range(count)]
     left = [number for number in order if number not in needed]
     sets: list[set[int]] = []
     growing = set(needed)
@@ -213,9 +216,9 @@ def _begin(weights: Weights, needed: frozenset[int], size: int, shift: int) -> l
 
 
 def _exchange(weights: Weights, sets: list[set[int]], needed: frozenset[int]) -> None:
-    """Exchange members of the sets as long as it helps; what is required stays in the first."""
+    """Exchange members of the sets while that helps; the required GPUs stay in the first set."""
     place = {number: index for index, members in enumerate(sets) for number in members}
-    # How near each is to the members of each set.
+    # Total weight between each GPU and the members of each set.
     near = [[sum(row[n] for n in members) for members in sets] for row in weights]
     movable = [number for number in sorted(place) if number not in needed]
     for _ in range(_MOST_EXCHANGES):

@@ -1,12 +1,11 @@
-"""The device plugin's settings: published, and read again whenever their sources change.
+"""Publish the device plugin's settings, and reload them whenever their sources change.
 
 Rules
-- Settings that cannot be used leave those before in force, and it is said what is wrong with them.
-- What is written is read when it is quiet again, and not while it is half there.
-- A volume of Kubernetes' is exchanged by a link in the directory that is mounted, so that is
-  watched, and what the link leads to.
-- A hangup of the agent's (SIGHUP) has them read again too: so NVIDIA's plugin is told, by its
-  config-manager and by people.
+- If new settings are invalid, the agent reports the error and keeps the previous ones.
+- The agent reads a file after writing to it has stopped, so that it never reads half a file.
+- Kubernetes updates a ConfigMap volume by switching a symbolic link in the mounted directory. So
+  the agent watches that directory and the link's target.
+- SIGHUP also reloads the settings, as in NVIDIA's plugin: its config-manager sends it.
 """
 
 from __future__ import annotations
@@ -28,43 +27,43 @@ if TYPE_CHECKING:
     from integration.node.service import Context
     from integration.node.settings.source import Source
 
-# Seconds without a change after which a file is taken to be written.
+# Seconds without a change after which a file counts as complete.
 _WRITING: Final = 0.3
 _LONGEST_SWARM: Final = 1.0
 
 
 async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> None:
-    """Post the settings, now and whenever they change.
+    """Publish the settings, now and whenever they change.
 
     Args:
-        fault: takes what is wrong with a concern; "" if nothing is.
+        fault: called with a subject and what is wrong with it; "" if nothing is.
     """
     source, state = context.options.settings, context.state
     if source is None:
-        _post(context, Settings())
+        _publish(context, Settings())
         return
     with Watcher(_WRITING, _LONGEST_SWARM) as watcher:
         while True:
             version = version_of(state.reloads)
             _load(source, context, fault)
-            wanted = dict.fromkeys(_directories_of(source.watched), ANY)
+            interests = dict.fromkeys(_directories_of(source.watched), ANY)
             await first_of(
-                partial(watcher.change, wanted) if wanted else anyio.sleep_forever,
+                partial(watcher.change, interests) if interests else anyio.sleep_forever,
                 partial(wait_any, state.reloads, since=version),
             )
 
 
 def _load(source: Source, context: Context, fault: Callable[[str, str], None]) -> None:
     try:
-        _post(context, source.load())
+        _publish(context, source.load())
     except NvshimError as error:
-        kept = "" if context.state.settings.value is None else "; those before stay in force"
+        kept = "" if context.state.settings.value is None else "; the previous ones stay in force"
         fault("settings", f"{error}{kept}")
     else:
         fault("settings", "")
 
 
-def _post(context: Context, settings: Settings) -> None:
+def _publish(context: Context, settings: Settings) -> None:
     if settings == context.state.settings.value:
         return
     context.say("info", "settings of the device plugin", source=settings.source or "none")
@@ -74,9 +73,10 @@ def _post(context: Context, settings: Settings) -> None:
 
 
 def _directories_of(paths: Iterable[str]) -> set[str]:
-    """The directories in which something of these files and directories can change."""
-    found = set()
+    """Return the directories where a change may affect these files and directories."""
+    directories = set()
     for path in paths:
         for each in (path, os.path.realpath(path)):
-            found.add(each if os.path.isdir(each) else os.path.dirname(os.path.abspath(each)))
-    return found
+            is_directory = os.path.isdir(each)
+            directories.add(each if is_directory else os.path.dirname(os.path.abspath(each)))
+    return directories

@@ -1,30 +1,29 @@
-"""Which resources a node has, and which devices of each: of the inventory, settings and health.
+"""Derive the node's resources and their devices from the inventory, the settings and the health.
 
 Rules
-- ``migStrategy: none``: the GPUs that are not in MIG mode. ``single``: MIG devices are told of
-  as GPUs; all GPUs have to be in MIG mode or none, each has to have a MIG device, and all devices
-  have to be alike. ``mixed``: MIG devices by their profiles, and the GPUs that are not in MIG mode.
-- A GPU in MIG mode is never a whole device: nothing computes on its node alone, and the shim
-  refuses it. NVIDIA's plugin announces it with ``none``, and its pods start with a GPU that CUDA
-  does not find.
-- A GPU in MIG mode that has no instances yet is an error where it would be mistaken for another
-  kind of node (``single``). With ``mixed`` it has nothing to give, and takes nothing from the
-  others.
-- An instance that is cut further is a resource of its own ("mig-1c.3g.40gb"); NVIDIA's plugin gives
-  up there too.
-- A device is called by its UUID, a share of it UUID::N. What has no UUID, or one that another has
-  too, or is excluded by the configuration, is not told of at all.
-- What is lost, has lost its node, or is out of service stays and is unhealthy: the kubelet knows
-  then that a pod has it still. A MIG device is as healthy as its GPU at best, and unhealthy if the
-  kernel lists no capabilities of it, without which no container can have it.
-- Where MIG devices matter and NVML does not answer, nothing is known of them, which is an error:
-  whoever asks keeps what was told before.
-- Shared devices may be some of a resource; then they are another resource, which is called
-  NAME.shared if nothing else is said. NVIDIA's plugin shares all of them instead, and says so in
-  its log. What is left keeps its name. Several entries may share devices of one resource, each its
-  own devices under a name of its own.
-- A kubelet is told all of a resource in one message, which holds 4 MiB: gRPC's limit, which no
-  kubelet changes. More shares than that are an error.
+- ``migStrategy: none`` announces the GPUs that are not in MIG mode. ``single`` announces MIG
+  devices as GPUs; either all GPUs or none must be in MIG mode, each needs a MIG device, and all MIG
+  devices must have the same profile. ``mixed`` announces MIG devices by profile, and the GPUs that
+  are not in MIG mode.
+- A GPU in MIG mode is never announced as a whole device: CUDA does not compute on it without a MIG
+  device, and the shim refuses it. NVIDIA's plugin announces it with ``none``, and its pods start
+  with a GPU that CUDA does not find.
+- A GPU in MIG mode without instances is an error with ``single``, because the node would look like
+  another kind of node. With ``mixed`` it has no device, and the other GPUs are not affected.
+- A GPU instance with several compute instances gives a resource for each profile
+  ("mig-1c.3g.40gb"). NVIDIA's plugin fails there.
+- The id of a device is its UUID, the id of a share UUID::N. A device without a UUID, with a UUID
+  that another device has too, or that the configuration excludes, is not announced.
+- A device that is lost, has lost its device node, or is out of service stays in the list as
+  unhealthy, so that the kubelet knows that a pod still holds it. A MIG device is at best as healthy
+  as its GPU. It is unhealthy if the kernel lists no capabilities for it: no container could use it.
+- If NVML does not answer on a node with MIG devices, they are unknown. That is an error; the caller
+  keeps the previous list.
+- An entry may share some of a resource's devices. These become another resource, NAME.shared by
+  default; the rest keeps its name. (NVIDIA's plugin shares all of them and logs that.) Several
+  entries may share devices of one resource, each its own devices under its own name.
+- The kubelet receives all devices of a resource in one message. gRPC limits it to 4 MiB by default,
+  and no kubelet changes that. More shares than fit are an error.
 
 Source: k8s-device-plugin internal/rm/device_map.go, api/config/v1/replicas.go; NVIDIA's
 Multi-Process Service, 2.3.1.1.
@@ -62,19 +61,19 @@ if TYPE_CHECKING:
     from integration.node.device_health.device_state import Condition
 
 GPU: Final = "nvidia.com/gpu"
-"""What whole GPUs are called, and MIG devices that are told of as such."""
+"""The resource of whole GPUs, and of MIG devices with ``migStrategy: single``."""
 
-# Of gRPC, which no kubelet changes.
+# gRPC's default limit, which no kubelet changes.
 _LARGEST_MESSAGE: Final = 4 << 20
-# Bytes of an entry of ListAndWatchResponse beside the device's name: tags and lengths (6), health
+# Bytes of an entry of ListAndWatchResponse without the device's id: tags and lengths (6), health
 # ("Unhealthy", 9), and a NUMA node (2 + 2 + 1, and 5 for its number).
-_OF_ENTRY: Final = 25
+_ENTRY_SIZE: Final = 25
 
 _SHARED_SUFFIX: Final = ".shared"  # what renameByDefault adds
 
 _ASKED: Final = "the resources of this node"
 
-# Before Volta an MPS daemon has 16 clients for each GPU, since then 48.
+# An MPS daemon allows 16 clients on each GPU before Volta, and 48 since.
 _VOLTA: Final = (7, 0)
 _MOST_BEFORE_VOLTA: Final = 16
 
@@ -92,24 +91,24 @@ def resources_of(
     health: Mapping[str, Condition] | None = None,
     numa: Mapping[str, int] | None = None,
 ) -> tuple[Resource, ...]:
-    """The resources that a kubelet is told of.
+    """Return the resources to announce to the kubelet.
 
     Args:
-        health: what is thought of each device, by UUID; what is not in it is healthy.
-        numa: the NUMA node of each GPU, by PCI address, as far as it is known.
+        health: the condition of each device, by UUID; a missing device is healthy.
+        numa: the NUMA node of each GPU, by PCI address, where it is known.
 
     Returns:
-        The resources that have a device, GPUs first; the devices of each by index.
+        The resources that have a device, GPUs first; the devices of each in the order of indices.
 
     Raises:
-        MigDevicesUnknown: there are MIG devices to be told of, and NVML did not say which.
-        MigLayoutUnsuitable: the GPUs are cut as the MIG strategy cannot tell.
-        SharingUnsuitable: a device cannot be shared so, or not by so many.
-        SettingsConflict: two resources would have one name.
+        MigDevicesUnknown: the node has MIG devices, and NVML does not list them.
+        MigLayoutUnsuitable: the MIG layout does not fit the MIG strategy.
+        SharingUnsuitable: a device does not support the sharing, or that many replicas.
+        SettingsConflict: two resources would have the same name.
     """
     node = _Node(inventory, health or {}, numa or {})
     named = _NAMED[settings.mig_strategy](node)
-    found: dict[str, Resource] = {}
+    resources: dict[str, Resource] = {}
     for name, devices in named.items():
         rest, shared = devices, []
         for share in settings.sharing.resources:
@@ -121,67 +120,67 @@ def resources_of(
                 rest = tuple(device for device in rest if device not in chosen)
                 shared.append((share, chosen))
         if rest:
-            _add(found, Resource(name, rest, original=name))
+            _add(resources, Resource(name, rest, original=name))
         for share, chosen in shared:
             new_name = _renamed(share, settings.sharing, partial=bool(rest))
-            _add(found, _split(name, new_name, share, settings.sharing, chosen))
-    return tuple(found.values())
+            _add(resources, _split(name, new_name, share, settings.sharing, chosen))
+    return tuple(resources.values())
 
 
 def unannounced(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
-    """Return why GPUs in MIG mode are in no resource, a line each, for people."""
-    found = []
+    """Return a line for the log for each GPU in MIG mode that no resource contains: why."""
+    lines = []
     cut = {device.gpu for device in inventory.mig_devices}
     for gpu in _Node(inventory, {}, {}).gpus:
         if not gpu.mig or gpu.lost:
             continue
         if settings.mig_strategy is Mig.NONE:
-            found.append(
+            lines.append(
                 f"GPU {gpu.index} is in MIG mode, and migStrategy none announces whole GPUs only: "
                 "set migStrategy to mixed or single, or switch MIG mode off"
             )
         elif settings.mig_strategy is Mig.MIXED and gpu.index not in cut:
-            found.append(
-                f"GPU {gpu.index} is in MIG mode without MIG devices: make some, with "
+            lines.append(
+                f"GPU {gpu.index} is in MIG mode without MIG devices: create some with "
                 "nvidia-smi mig or mig-parted, or switch MIG mode off"
             )
-    return tuple(found)
+    return tuple(lines)
 
 
 def unmatched(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
-    """Which single devices the settings share and the node does not have, a line each, for people.
+    """Return a line for the log for each device that the settings share and the node lacks.
 
-    One configuration is for many nodes: a resource that this one lacks altogether is no fault.
+    One configuration serves many nodes: a resource that this node lacks entirely is not a fault.
     """
     node = _Node(inventory, {}, {})
     try:
         named = _NAMED[settings.mig_strategy](node)
     except (MigDevicesUnknown, MigLayoutUnsuitable):
         return ()
-    found = []
+    lines = []
     for share in settings.sharing.resources:
         devices = named.get(share.name, ())
         if not devices:
             continue
         if share.count is not None and share.count > len(devices):
-            found.append(
-                f"{share.count} devices of {share.name} are to be shared, and this node has "
+            lines.append(
+                f"the settings share {share.count} devices of {share.name}, and this node has "
                 f"{len(devices)}"
             )
         names = {name for device in devices for name in node.names(device)}
-        found += [
-            f"device {name} of {share.name} is to be shared, and this node has none of that name"
+        lines += [
+            f"the settings share device {name} of {share.name}, and this node has no such device"
             for name in share.devices or ()
             if name not in names
         ]
-    return tuple(found)
+    return tuple(lines)
 
 
 # -- devices -----------------------------------------------------------------------------------
 
 
 class _Node:
-    """The node's GPUs and MIG devices, as devices."""
+    """The node's GPUs and MIG devices, converted to :class:`Device`."""
 
     def __init__(
         self,
@@ -194,17 +193,17 @@ class _Node:
         self.nvml_failure = inventory.nvml_failure
         self.by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         self._faults = inventory.nodes.faults
-        # Without its control node no container gets anything of the driver.
+        # Without the driver's control node no container can use a GPU.
         self._unusable = bool(inventory.drained) or CONTROL.path in self._faults
         self._health = health
         self._numa = numa
         self._mig: dict[int, list[MigDevice]] = {}
-        self._former: dict[str, str] = {}
+        self._legacy_names: dict[str, str] = {}
         uuids = {gpu.index: gpu.uuid for gpu in self.gpus}
         for device in inventory.mig_devices:
             if device.uuid in own:
                 self._mig.setdefault(device.gpu, []).append(device)
-                self._former[device.uuid] = (
+                self._legacy_names[device.uuid] = (
                     f"MIG-{uuids.get(device.gpu, '')}"
                     f"/{device.gpu_instance}/{device.compute_instance}"
                 )
@@ -226,7 +225,7 @@ class _Node:
 
     def part(self, gpu: Gpu, device: MigDevice) -> Device:
         lost = device.drained or any(path in self._faults for path in device.paths)
-        own = HealthState.UNHEALTHY if lost or not device.caps else self._thought(device.uuid)
+        own = HealthState.UNHEALTHY if lost or not device.caps else self._own_state(device.uuid)
         return Device(
             id=device.uuid,
             uuid=device.uuid,
@@ -238,30 +237,30 @@ class _Node:
         )
 
     def names(self, device: Device) -> tuple[str, ...]:
-        """What the device may be called in the settings; the last is of drivers before 470."""
-        return (device.uuid, device.index, self._former.get(device.uuid, device.uuid))
+        """The names for a device in the settings; the last is that of drivers before 470."""
+        return (device.uuid, device.index, self._legacy_names.get(device.uuid, device.uuid))
 
     def _state(self, gpu: Gpu) -> HealthState:
         if gpu.lost or gpu.drained or self._unusable or gpu.path in self._faults:
             return HealthState.UNHEALTHY
-        return self._thought(gpu.uuid)
+        return self._own_state(gpu.uuid)
 
-    def _thought(self, uuid: str) -> HealthState:
+    def _own_state(self, uuid: str) -> HealthState:
         known = self._health.get(uuid)
         return known.state if known is not None else HealthState.HEALTHY
 
     def check_known(self) -> None:
-        """Whether it is known which MIG devices there are."""
+        """Raise MigDevicesUnknown if the node has MIG devices that NVML does not list."""
         if self.nvml_failure and any(gpu.mig for gpu in self.gpus):
             raise MigDevicesUnknown(
                 _ASKED,
                 found=f"GPUs in MIG mode, and NVML does not answer: {self.nvml_failure}",
-                do="see that nvidia-smi works on the node",
+                do="check that nvidia-smi works on the node",
             )
 
 
 def _distinct(devices: Iterable[Gpu | MigDevice]) -> frozenset[str]:
-    """The UUIDs that one device has alone."""
+    """Return the UUIDs that exactly one device has."""
     counts = Counter(device.uuid for device in devices)
     return frozenset(uuid for uuid, count in counts.items() if uuid and count == 1)
 
@@ -275,7 +274,7 @@ def _without_mig(node: _Node) -> _Named:
 
 
 def _single(node: _Node) -> _Named:
-    # What is lost says nothing of its mode any more.
+    # A lost GPU no longer reports its mode.
     modes = {gpu.mig for gpu in node.gpus if not gpu.lost}
     if modes != {True}:
         if len(modes) > 1:
@@ -290,40 +289,40 @@ def _single(node: _Node) -> _Named:
         return _without_mig(node)
     node.check_known()
     profiles: dict[str, str] = {}
-    found: list[Device] = []
+    devices: list[Device] = []
     for gpu in node.gpus:
         parts = node.mig_devices(gpu)
         if not parts and not gpu.lost:
             raise MigLayoutUnsuitable(
                 f"{_ASKED} with migStrategy single",
                 found=f"GPU {gpu.index} in MIG mode without MIG devices",
-                do="make some, with nvidia-smi mig or mig-parted",
+                do="create some with nvidia-smi mig or mig-parted",
             )
         for part in parts:
             profiles.setdefault(part.profile, f"{gpu.index}:{part.index}")
-            found.append(node.part(gpu, part))
+            devices.append(node.part(gpu, part))
     if len(profiles) > 1:
         raise MigLayoutUnsuitable(
             f"{_ASKED} with migStrategy single",
             found="MIG devices of more than one profile: "
             + ", ".join(f"{name or 'unknown'} ({where})" for name, where in profiles.items()),
-            do="cut all GPUs alike, or use mixed",
+            do="give all GPUs the same MIG layout, or use mixed",
         )
-    return {GPU: tuple(found)} if found else {}
+    return {GPU: tuple(devices)} if devices else {}
 
 
 def _mixed(node: _Node) -> _Named:
     node.check_known()
-    found: dict[str, list[Device]] = {}
+    by_name: dict[str, list[Device]] = {}
     for gpu in node.gpus:
         for part in node.mig_devices(gpu) if gpu.mig else ():
             if (name := _mig_name(part.profile)) is not None:
-                found.setdefault(name, []).append(node.part(gpu, part))
-    return _without_mig(node) | {name: tuple(devices) for name, devices in found.items()}
+                by_name.setdefault(name, []).append(node.part(gpu, part))
+    return _without_mig(node) | {name: tuple(devices) for name, devices in by_name.items()}
 
 
 def _mig_name(profile: str) -> str | None:
-    """The resource of a profile ("1g.10gb+me" is "nvidia.com/mig-1g.10gb.me"); None for none."""
+    """Return the resource of a profile ("1g.10gb+me": "nvidia.com/mig-1g.10gb.me"), or None."""
     return resource_name(f"mig-{profile.replace('+', '.')}") if profile else None
 
 
@@ -333,15 +332,15 @@ _NAMED: Final = {Mig.NONE: _without_mig, Mig.SINGLE: _single, Mig.MIXED: _mixed}
 # -- sharing -----------------------------------------------------------------------------------
 
 
-def _add(found: dict[str, Resource], resource: Resource) -> None:
-    if resource.name in found:
+def _add(resources: dict[str, Resource], resource: Resource) -> None:
+    if resource.name in resources:
         raise SettingsConflict(
             _ASKED,
-            found=f"{resource.original} and {found[resource.name].original}, both to be called "
-            f"{resource.name}",
-            do="rename one of them otherwise",
+            found=f"{resource.original} and {resources[resource.name].original} would both be "
+            f"called {resource.name}",
+            do="rename one of them",
         )
-    found[resource.name] = resource
+    resources[resource.name] = resource
 
 
 def _chosen(node: _Node, share: SharedResource, devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -376,31 +375,31 @@ def _split(
 
 
 def _check_free(share: SharedResource, chosen: Iterable[Device], rest: Collection[Device]) -> None:
-    """See that no entry before has shared these: one by the index, the other by the UUID."""
+    """Check that no earlier entry shares these: one may use the index, the other the UUID."""
     for device in chosen:
         if device not in rest:
             raise SettingsConflict(
                 f"{share.rename or share.name} of {share.name}",
-                found=f"device {device.index} ({device.uuid}) is in two entries of the sharing",
-                do="leave it in one of them",
+                found=f"two entries share device {device.index} ({device.uuid})",
+                do="remove it from one of them",
             )
 
 
 def _check_size(share: SharedResource, devices: Sequence[Device]) -> None:
-    """See that a kubelet can be told of so many shares at once."""
+    """Check that all shares fit into one message to the kubelet."""
     last = len(str(share.replicas - 1))
-    of_each = [_OF_ENTRY + len(f"{device.uuid}::") + last for device in devices]
-    if share.replicas * sum(of_each) > _LARGEST_MESSAGE:
+    sizes = [_ENTRY_SIZE + len(f"{device.uuid}::") + last for device in devices]
+    if share.replicas * sum(sizes) > _LARGEST_MESSAGE:
         raise SharingUnsuitable(
             f"{share.replicas} replicas of {share.name}",
-            found=f"of {len(devices)} devices they are {share.replicas * len(devices)} shares, and "
-            "one message to the kubelet, of 4 MiB, holds fewer",
-            do=f"ask for {_LARGEST_MESSAGE // sum(of_each)} at most, or share fewer devices",
+            found=f"{len(devices)} devices have {share.replicas * len(devices)} shares then, which "
+            "exceed the 4 MiB of one message to the kubelet",
+            do=f"set at most {_LARGEST_MESSAGE // sum(sizes)} replicas, or share fewer devices",
         )
 
 
 def _check_mps(node: _Node, share: SharedResource, devices: Iterable[Device]) -> None:
-    asked = f"{share.name} to be shared by MPS"
+    asked = f"to share {share.name} by MPS"
     for device in devices:
         if device.uuid != device.gpu:
             raise SharingUnsuitable(
@@ -414,31 +413,31 @@ def _check_mps(node: _Node, share: SharedResource, devices: Iterable[Device]) ->
                 asked,
                 found=f"{share.replicas} replicas, and GPU {gpu.index} of compute capability "
                 f"{gpu.compute_capability}",
-                do=f"it has {_MOST_BEFORE_VOLTA} clients at most: ask for fewer",
+                do=f"set at most {_MOST_BEFORE_VOLTA} replicas, the limit before Volta",
             )
 
 
 def _is_before_volta(gpu: Gpu) -> bool:
     major, dot, minor = gpu.compute_capability.partition(".")
     if not dot or not (major.isdecimal() and minor.isdecimal()):
-        return False  # NVML did not say
+        return False  # NVML did not report it
     return (int(major), int(minor)) < _VOLTA
 
 
-# -- what cannot be looked at ------------------------------------------------------------------
+# -- devices that cannot be read ---------------------------------------------------------------
 
 
 def unhealthy(resources: Iterable[Resource], but: Collection[str] = ()) -> tuple[Resource, ...]:
-    """These resources, with their devices unhealthy: what cannot be looked at is not gone.
+    """Return the resources with their devices unhealthy.
 
-    A device that a kubelet is no longer told of is gone for it; one that is unhealthy only waits.
-    So, on a node that cannot be looked at, every device that was there is unhealthy. While NVML
-    does not answer, MIG devices cannot be seen, and whole GPUs, which procfs tells of, are what
-    they were.
+    For the kubelet, a device missing from the list is gone; an unhealthy one may come back. So
+    while the node's devices cannot be read, every previous device is announced as unhealthy. While
+    only NVML does not answer, MIG devices are unknown, but procfs still lists the whole GPUs, which
+    keep their state.
 
     Args:
-        resources: of which nothing is known now.
-        but: UUIDs of devices that are left as they are.
+        resources: the previous resources.
+        but: UUIDs of devices that keep their state.
     """
     return tuple(
         replace(

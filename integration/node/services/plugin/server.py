@@ -1,12 +1,12 @@
 """The plugin of one resource: a gRPC server at a socket of its own, in the agent's event loop.
 
 Rules
-- ListAndWatch tells the whole list at once, and again at every change, to each of any number of
-  watchers. When the server ends, the streams are ended in order, with what was told last sent.
-- What is refused has the gRPC status of its error, and its one line, which the kubelet puts into
-  the pod's status. What fails otherwise is an error of ours: it is logged, and the server goes on.
-- A server whose listener is gone has crashed; it ends with an error, and is begun again by who
-  keeps it.
+- ListAndWatch sends the whole list at once, and again after every change, to any number of
+  watchers. When the server stops, it sends the latest list before it closes the streams.
+- A refused call returns the gRPC status of its error and the error's line, which the kubelet puts
+  into the pod's status. Any other exception is a defect of the agent: the server logs it and goes
+  on.
+- A server whose listener is gone has crashed: it raises an error, and its caller starts a new one.
 
 Source: device plugin API v1beta1; grpc.aio.
 """
@@ -33,25 +33,25 @@ _SERVICE: Final = "v1beta1.DevicePlugin"
 
 
 class Answers(Protocol):
-    """What kubelets are answered that no server knows itself."""
+    """The decisions behind the calls of a kubelet."""
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        """The answer for ids of a resource, which one container is to get."""
+        """Return the response for one container that gets these ids of a resource."""
 
     async def prefer(
         self, resource: str, available: Sequence[str], required: Sequence[str], size: int
     ) -> Sequence[str]:
-        """Which of the available ids, with the required ones among them."""
+        """Return the preferred ones of the available ids, including the required ones."""
 
 
 def _list_of(resource: Resource) -> pb.ListAndWatchResponse:
-    """What the kubelet is told of a resource."""
+    """Return the kubelet's list of a resource's devices."""
     answer = pb.ListAndWatchResponse()
     for device in resource.devices:
         health = "Healthy" if device.is_healthy else "Unhealthy"
-        told = answer.devices.add(ID=device.id, health=health)
+        entry = answer.devices.add(ID=device.id, health=health)
         if device.numa_node is not None:
-            told.topology.nodes.add(ID=device.numa_node)
+            entry.topology.nodes.add(ID=device.numa_node)
     return answer
 
 
@@ -62,38 +62,38 @@ class Server(SocketServer):
         super().__init__(path)
         self.resource = resource
         self.lost = anyio.Event()
-        """The last watcher has gone of itself; to be made anew by whoever waits for the next."""
+        """Set when the last watcher disconnects. A caller that waits again replaces it first."""
         self._answers = answers
         self._say = context.say
         self._counters = context.state.counters
         self._list = _list_of(resource)
         self._version = 0
-        self._news = anyio.Event()
+        self._changed = anyio.Event()
         self._ended = False
         self._watchers = 0
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Listen.
 
         Raises:
-            OtherPlugin: somebody else serves the socket.
-            PluginSocketUnusable: there can be none.
+            OtherPlugin: another program serves the socket.
+            PluginSocketUnusable: the socket cannot be created.
         """
         await self.listen({_SERVICE: self._methods()})
 
     def withdraw(self) -> None:
-        """Remove the socket, and have the streams end with what was told last. Safe to repeat."""
+        """Remove the socket, and close the streams after the latest list. Safe to repeat."""
         self._ended = True
-        self._news.set()
+        self._changed.set()
         super().withdraw()
 
-    def tell(self, resource: Resource) -> None:
-        """Tell all watchers what there is now, if it is something else than before."""
+    def update(self, resource: Resource) -> None:
+        """Send the new list to all watchers if the devices changed."""
         if resource.devices != self.resource.devices:
             self._list = _list_of(resource)
             self._version += 1
-            self._news.set()
-            self._news = anyio.Event()
+            self._changed.set()
+            self._changed = anyio.Event()
         self.resource = resource
 
     # What a kubelet calls
@@ -125,34 +125,34 @@ class Server(SocketServer):
             try:
                 return await method(request)
             except NvshimError as error:
-                said = error
-            except Exception as error:  # noqa: BLE001 - the server goes on, whatever it is
-                said = PluginFailed(
+                failure = error
+            except Exception as error:  # noqa: BLE001 - the server survives any defect
+                failure = PluginFailed(
                     f"{name} of {self.resource.name}",
                     found=f"{type(error).__name__}: {error}",
                     do="see the agent's log",
                 )
-                self._say("error", str(said), trace=traceback.format_exc())
-            return await context.abort(CODES[said.status], one_line(str(said)))
+                self._say("error", str(failure), trace=traceback.format_exc())
+            return await context.abort(CODES[failure.status], one_line(str(failure)))
 
         return call
 
     async def _list_and_watch(
         self, _request: pb.Empty, _context: Any
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        told = -1
+        sent = -1
         self._watchers += 1
         try:
             while True:
-                news = self._news
-                if told != self._version:
-                    told = self._version
+                changed = self._changed
+                if sent != self._version:
+                    sent = self._version
                     yield self._list
                     self._counters.updated(self.resource.name)
                 elif self._ended:
                     return
                 else:
-                    await news.wait()
+                    await changed.wait()
         finally:
             self._watchers -= 1
             if not self._watchers and not self._ended:
@@ -176,10 +176,10 @@ class Server(SocketServer):
         return answer
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        # All of them or none: the kubelet takes the answer as a whole.
-        name, asked = self.resource.name, request.container_requests
-        found = [await self._answers.allocate(name, each.devices_ids) for each in asked]
-        return pb.AllocateResponse(container_responses=found)
+        # All containers or none: the kubelet uses the response as a whole.
+        name, requests = self.resource.name, request.container_requests
+        answers = [await self._answers.allocate(name, each.devices_ids) for each in requests]
+        return pb.AllocateResponse(container_responses=answers)
 
     async def _pre_start(
         self, _request: pb.PreStartContainerRequest

@@ -2,31 +2,33 @@
 
 ::
 
-    settings' file ─▶ settings ─┐
-    the look ───────▶ node ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
+    settings file ──▶ settings ─┐
+    inventory ──────▶ node ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
     health, MPS, claims ────────┘
 
 Rules
-- It serves where a kubelet is. By default, where somebody else's device plugin serves too, it does
-  not: which of the two a kubelet listens to would be chance. It says so, and looks again.
-- Settings that cannot be used leave those before in force, and it is said what is wrong with them.
-- What cannot be looked at is unhealthy, and not gone
+- The service serves where a kubelet runs. By default it does not serve next to another device
+  plugin, because chance would decide which of the two the kubelet uses. It reports the other plugin
+  and checks again later.
+- If new settings are invalid, the service reports the error and keeps the previous ones.
+- A device that cannot be read is unhealthy, not gone
   (:mod:`integration.node.services.plugin.resources`).
-- A device that is handed over by a CDI name is unhealthy as long as no spec has the name, and every
-  device while a required IMEX channel is missing: Allocate would refuse it, and a Deployment would
-  make one pod after the other.
-- CDI specs are written before the kubelet is told of what is new in them. That something is gone
-  or unhealthy it is told at once.
-- What claims have changes with each pod, and nothing of the rest: the kubelet is told of it, and no
-  more is done. Their specs are in the same directory, and wake nobody here.
-- A kubelet that begins is registered with before anything else: it kills pods that run and whose
-  plugin it does not know half a second later.
-- An answer goes by what is known when it is given: it waits until what was posted is worked in, and
-  specs that somebody has changed or removed are made anew before.
-- gRPC is loaded where it is needed, and not before.
-- The engine is asked whether it heeds what containers are given, before an answer if it is another
-  than the last time; where it does not, they are told in another way as well, and that is said
-  (:mod:`integration.node.delivery`). To register with a kubelet nobody waits for it.
+- A device that containers receive by a CDI name is unhealthy while no spec contains the name. Every
+  device is unhealthy while a required IMEX channel is missing. Allocate would refuse these devices,
+  and a Deployment would create one failing pod after another.
+- The service writes CDI specs before it announces new devices. It announces at once that a device
+  is gone or unhealthy.
+- Claimed devices change with each pod. The service then only sends the kubelet a new list. The
+  specs of claims are in the same directory; changes to them do not wake the service.
+- To register with a starting kubelet comes first: half a second after its start, the kubelet kills
+  running pods whose plugin is not registered.
+- Allocate uses the latest state: it waits until published changes are applied, and first writes
+  again the specs that someone changed or removed.
+- The service imports gRPC only when it starts to serve.
+- The service asks the engine whether it applies CDI devices, and asks again before Allocate if the
+  engine has restarted or changed. If the engine does not apply them, containers also receive their
+  devices in another way, and the service logs that (:mod:`integration.node.delivery`). Registration
+  does not wait for the engine.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from integration.node.options import YES
 from integration.node.service import Context
 from integration.node.services.plugin.allocation import (
     IMEX_NODES,
-    Ground,
+    AllocationContext,
     allocate,
     cdi_name,
     refuse_channels,
@@ -91,15 +93,15 @@ if TYPE_CHECKING:
 
 _NAME: Final = "plugin"
 
-# Another plugin that dies says nothing.
+# Seconds between two checks for other plugins: nothing reports that one of them died.
 _LOOK_FOR_OTHERS: Final = 30.0
 _MOST_BEHIND: Final = 5.0
 _RETRY: Final = 30.0
 _FEW: Final = 3
-# Seconds after which a swarm of changes is over, and how long one may last.
+# Seconds without a change that end a burst of changes, and the longest burst.
 _SWARM: Final = 0.05
 _LONGEST_SWARM: Final = 1.0
-# Seconds between two looks at the kubelet's directory, however much happens there.
+# Seconds between two checks of the kubelet's directory, however often it changes.
 _PAUSE: Final = 0.01
 
 
@@ -110,15 +112,15 @@ async def run(context: Context) -> None:
         plugin = _Plugin(context, tasks)
         tasks.start_soon(partial(keep_settings, context, plugin.fault))
         tasks.start_soon(partial(call_on_change, plugin.wake, *plugin.inputs, at_once=True))
-        tasks.start_soon(call_on_change, plugin.tell_claimed, context.state.claimed_devices)
-        tasks.start_soon(plugin.hear_kubelet)
-        tasks.start_soon(plugin.hear_specs)
+        tasks.start_soon(call_on_change, plugin.send_claimed, context.state.claimed_devices)
+        tasks.start_soon(plugin.watch_kubelet)
+        tasks.start_soon(plugin.watch_specs)
         await plugin.keep_serving()
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the plugins go by: as of which version of its inputs, and what was made of it."""
+    """The state that the plugins serve, and the version of the inputs it comes from."""
 
     version: int = -1
     settings: Settings | None = None
@@ -128,7 +130,7 @@ class _Known:
 
 
 class _Plugin:
-    """The part at work."""
+    """The running service."""
 
     def __init__(self, context: Context, tasks: anyio.abc.TaskGroup) -> None:
         self._context = context
@@ -153,12 +155,12 @@ class _Plugin:
         self._engine: EngineQuery | None = None
         self._mode = DeliveryMode(())
         self._wake = anyio.Event()
-        self._worked_in = anyio.Event()
+        self._applied = anyio.Event()
 
-    # What is heard
+    # Events
 
-    async def hear_kubelet(self) -> None:
-        """Hear of sockets that come and go, at once."""
+    async def watch_kubelet(self) -> None:
+        """Start a round whenever a socket appears in or disappears from the kubelet's directory."""
         directory = os.path.dirname(self._options.kubelet_socket)
         with Watcher(quiet=0) as watcher:
             while True:
@@ -168,8 +170,8 @@ class _Plugin:
                 self.wake()
                 await anyio.sleep(_PAUSE)
 
-    async def hear_specs(self) -> None:
-        """Hear of specs that somebody changes or removes."""
+    async def watch_specs(self) -> None:
+        """Start a round whenever someone changes or removes a spec."""
         config = self._context.config
         names = frozenset(os.path.basename(path_of(kind, config)) for kind in KINDS)
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
@@ -178,13 +180,13 @@ class _Plugin:
                 self.wake()
 
     def wake(self) -> None:
-        """Have the next round begin."""
+        """Start the next round."""
         self._wake.set()
 
-    # What is done
+    # Rounds
 
     async def keep_serving(self) -> None:
-        """Go round, whenever there is a reason to."""
+        """Run a round at every event, and after the pause that the round before asked for."""
         while True:
             wake = self._wake = anyio.Event()
             pause = await self._round()
@@ -192,7 +194,7 @@ class _Plugin:
                 await wake.wait()
 
     async def _round(self) -> float:
-        """Bring everything up to date; the seconds after which to look again anyway."""
+        """Bring everything up to date, and return the longest pause before the next round."""
         before = self._known
         known = self._look(before)
         pause, active = self._may_serve()
@@ -200,28 +202,28 @@ class _Plugin:
             self._known = known
             self._resources.publish(())
             if self._serving is not None:
-                self._serving.end()
+                self._serving.stop()
                 self._serving = None
             return pause
         if self._serving is not None and not _adds(before.resources, known.resources):
-            # What is asked for meanwhile is answered when the specs are there.
+            # Nothing is new, so no need to wait for the specs. Allocate waits for them itself.
             self._serve(self._serving, known.resources)
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known
         is_same = known.inventory is before.inventory or known.inventory == before.inventory
         if self._serving is None or not is_same:
             self._tasks.start_soon(self._find_topology)
-        self._worked_in.set()
-        self._worked_in = anyio.Event()
+        self._applied.set()
+        self._applied = anyio.Event()
         self._resources.publish(known.resources)
-        self._tasks.start_soon(self._hear_engine)
+        self._tasks.start_soon(self._ask_engine)
         if self._serving is None:
             self._serving = self._new_serving()
         self._serve(self._serving, known.resources)
         return min(pause, _RETRY) if known.specs.fault or self._lacks_channels else pause
 
     def _look(self, before: _Known) -> _Known:
-        """What is known now."""
+        """Return the state for the current inputs."""
         version = version_of(*self.inputs)
         settings, inventory = self._state.settings.value, self._state.node.value.inventory
         if version == before.version or settings is None:
@@ -229,15 +231,15 @@ class _Plugin:
         resources = unhealthy(before.resources)
         try:
             if inventory is not None:
-                resources = unhealthy(before.resources, but=_seen_without_nvml(inventory))
+                resources = unhealthy(before.resources, but=_gpus_without_nvml(inventory))
                 numa = numa_nodes(self._context.config, inventory.gpus)
                 resources = resources_of(inventory, settings, self._state.health.value, numa)
         except NvshimError as error:
             self.fault("resources", str(error))
         else:
             self.fault("resources", "")
-            self._tell_unmatched(inventory, settings)
-        resources = tuple(map(self._as_mps_has_it, resources))
+            self._warn_unmatched(inventory, settings)
+        resources = tuple(map(self._with_ready_mps, resources))
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
@@ -245,11 +247,11 @@ class _Plugin:
     def _serve(self, serving: Serving, resources: tuple[Resource, ...]) -> None:
         """Offer resources to the kubelet."""
         self._offered = resources
-        self._see_channels()
+        self._check_channels()
         serving.serve(self._unclaimed())
 
-    def _see_channels(self) -> None:
-        """See whether containers can have the IMEX channels that they have to get."""
+    def _check_channels(self) -> None:
+        """Check that the node has the required IMEX channels."""
         settings = self._state.settings.value
         try:
             if settings is not None and settings.imex_required:
@@ -261,18 +263,18 @@ class _Plugin:
             self._lacks_channels = False
             self.fault("imex", "")
 
-    def tell_claimed(self) -> None:
-        """Tell the kubelet what claims have by now."""
+    def send_claimed(self) -> None:
+        """Send the kubelet lists in which the claimed devices are unhealthy."""
         if self._serving is not None:
-            self._serving.tell(self._unclaimed())
+            self._serving.update(self._unclaimed())
 
     def _unclaimed(self) -> list[Resource]:
-        """What is offered, as the kubelet is told of it: what no pod can have is unhealthy."""
+        """Return the offered resources; devices that no pod can have now are unhealthy."""
         claimed = claimed_on(self._state, self._context.config)
         return [without_claimed(each, claimed) for each in map(self._described, self._offered)]
 
     def _described(self, resource: Resource) -> Resource:
-        """A resource, without what is to be handed over by CDI and no spec has."""
+        """Return a resource; devices that need CDI and are in no spec are unhealthy."""
         if self._lacks_channels:
             return unhealthy((resource,))[0]
         settings, names = self._known.settings, self._known.specs.devices
@@ -284,7 +286,7 @@ class _Plugin:
             return resource
         return unhealthy((resource,), but=described)[0]
 
-    def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
+    def _warn_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
         """Warn once of each sharing rule without a device, and each GPU without a resource."""
         lines: tuple[str, ...] = ()
         if inventory is not None:
@@ -294,8 +296,8 @@ class _Plugin:
                 self._context.say("warning", line)
         self._unmatched = lines
 
-    def _as_mps_has_it(self, resource: Resource) -> Resource:
-        """A resource that is shared by MPS, without what no daemon serves yet."""
+    def _with_ready_mps(self, resource: Resource) -> Resource:
+        """Return a resource; devices shared by MPS without a ready daemon are unhealthy."""
         if resource.sharing != MPS:
             return resource
         served = {
@@ -306,7 +308,7 @@ class _Plugin:
         return unhealthy((resource,), but=served)[0]
 
     def _may_serve(self) -> tuple[float, bool]:
-        """When to look again, and whether to serve now."""
+        """Return the pause before the next check, and whether to serve now."""
         if self._state.settings.value is None:
             return math.inf, False
         kubelet = sockets.socket_identity(self._options.kubelet_socket)
@@ -314,7 +316,7 @@ class _Plugin:
             missing = KubeletUnreachable(
                 f"a kubelet at {self._options.kubelet_socket}",
                 found="there is no such socket",
-                do="see whether the kubelet runs; it is heard when it comes",
+                do="check that the kubelet runs; the agent registers as soon as it does",
             )
             self.fault("kubelet", "" if kubelet is not None else str(missing))
             return math.inf, True
@@ -331,8 +333,8 @@ class _Plugin:
         error = OtherPlugin(
             "to serve the kubelet",
             found=f"another device plugin serves {named} in {directory}",
-            do="remove that plugin, or have this one serve anyway by --device-plugin yes, or not "
-            "at all by --device-plugin no",
+            do="remove that plugin, or set --device-plugin yes to serve anyway, or --device-plugin "
+            "no to switch this one off",
         )
         self.fault("kubelet", str(error))
         return _LOOK_FOR_OTHERS, False
@@ -344,8 +346,8 @@ class _Plugin:
             if known.settings is None or self._specs_of == of:
                 return self._specs
             specs = await run_detached(keep_specs, known.settings, known.inventory, config)
-            # The state from before they were read: a file that is removed after that differs from
-            # it. What was just written is compared once more the next time.
+            # `of` has the state from before the files were read, so that a later removal differs
+            # from it. If a file was just written, compare once more in the next round.
             settled = not specs.fault and not specs.written
             self._specs_of, self._specs = of if settled else None, specs
         for path in specs.written:
@@ -353,13 +355,13 @@ class _Plugin:
         self.fault("cdi", specs.fault)
         return specs
 
-    async def _see_specs(self) -> None:
-        """See that the specs are as they were written."""
+    async def _repair_specs(self) -> None:
+        """Write the specs again if someone changed or removed them."""
         known = self._known
         if known.settings is None or CDI.isdisjoint(known.settings.device_list_strategies):
             return
         specs = await self._keep_specs(known)
-        if self._known is known:  # otherwise it was worked in meanwhile
+        if self._known is known:  # otherwise a round has already applied newer specs
             self._known = replace(known, specs=specs)
 
     def _new_serving(self) -> Serving:
@@ -367,8 +369,8 @@ class _Plugin:
 
         return Serving(self._context, self._tasks, self, self.fault)
 
-    async def _hear_engine(self) -> DeliveryMode:
-        """Ask the engine, and return how containers learn of their devices."""
+    async def _ask_engine(self) -> DeliveryMode:
+        """Ask the engine, and return how containers receive their devices."""
         from integration.node.engine_query import EngineQuery  # noqa: PLC0415 - it loads gRPC
 
         self._engine = self._engine or EngineQuery(self._options.cri_sockets)
@@ -380,10 +382,10 @@ class _Plugin:
         why, self._mode = self._mode.why, mode
         if mode.why and mode.why != why:
             by = ", ".join(mode.strategies)
-            line = f"{mode.why}: containers are told of their devices by {by}"
+            line = f"{mode.why}: containers receive their devices by {by}"
             self._context.say("warning", line, command=ENABLE)
         elif why and not mode.why:
-            self._context.say("info", "the engine heeds what containers are given by CDI", over=why)
+            self._context.say("info", "the engine applies the CDI devices of containers", over=why)
         try:
             refuse_ineffective(
                 replace(settings, device_list_strategies=mode.strategies), self._context.config
@@ -396,24 +398,24 @@ class _Plugin:
         return mode
 
     def fault(self, concern: str, line: str) -> None:
-        """Say what is wrong with a concern of ours, and when it is no more."""
+        """Report what is wrong with a subject of this service; "" if nothing is any longer."""
         self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
 
-    # What kubelets ask
+    # Calls of the kubelet
 
     async def allocate(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        result, begun = FAILED, time.monotonic()
+        result, started = FAILED, time.monotonic()
         try:
             await self._catch_up()
-            await self._see_specs()
-            answer = self._answer(name, ids, await self._hear_engine())
+            await self._repair_specs()
+            answer = self._answer(name, ids, await self._ask_engine())
             result = OK
         except NvshimError as error:
             result = REFUSED
             self._context.say("warning", str(error), resource=name)
             raise
         finally:
-            self._state.counters.allocated(name, time.monotonic() - begun, result)
+            self._state.counters.allocated(name, time.monotonic() - started, result)
         self._context.say("info", "allocated", resource=name, devices=",".join(ids))
         return answer
 
@@ -430,22 +432,24 @@ class _Plugin:
             refuse_unready(
                 name, dict.fromkeys(each.uuid for each in chosen), self._state.mps_daemons.value
             )
-        sick = sorted({each.uuid for each in chosen if not each.is_healthy})
-        ground = Ground(
+        unhealthy_uuids = sorted({each.uuid for each in chosen if not each.is_healthy})
+        context = AllocationContext(
             replace(settings, device_list_strategies=mode.strategies),
-            self._state.node.value.inventory,  # the newest: a device that is gone is not given
+            self._state.node.value.inventory,  # the newest: a device that is gone is refused
             config,
             cdi_devices=known.specs.devices,
             channels=_channels(config.dev) if settings.imex_channels else (),
         )
-        answer = allocate(resource, ids, ground, token=str(uuid.uuid4()))
+        answer = allocate(resource, ids, context, token=str(uuid.uuid4()))
         if resource.sharing == MPS:
             add_client(answer, settings, resource)
-        # Without a wait since it was looked at what claims have.
+        # No await since the check of the claimed devices, so no claim can have taken one.
         now = dict.fromkeys((each.uuid for each in chosen), time.monotonic())
         self._allocations.publish({**self._state.plugin_allocations.value, **now})
-        if sick:
-            self._context.say("warning", "given, though unhealthy", devices=",".join(sick))
+        if unhealthy_uuids:
+            self._context.say(
+                "warning", "allocated unhealthy devices", devices=",".join(unhealthy_uuids)
+            )
         return answer
 
     async def prefer(
@@ -469,7 +473,7 @@ class _Plugin:
         )
 
     async def _find_topology(self) -> None:
-        """Find how near the GPUs are to each other, which NVML may take long to say."""
+        """Find the distances between the GPUs; NVML may take long to answer."""
         async with self._finding:
             if self._known.inventory is not None:
                 await run_detached(self._context.topologies.find, self._known.inventory)
@@ -483,27 +487,27 @@ class _Plugin:
         )
 
     async def _catch_up(self) -> None:
-        """Wait until what the others have posted is worked in; not for ever."""
+        """Wait until a round has applied the current inputs; give up after a while."""
         with anyio.move_on_after(_MOST_BEHIND):
             while self._known.version != version_of(*self.inputs):
-                await self._worked_in.wait()
+                await self._applied.wait()
 
 
-def _seen_without_nvml(inventory: Inventory) -> frozenset[str]:
-    """The devices that are known to be there if NVML does not answer."""
+def _gpus_without_nvml(inventory: Inventory) -> frozenset[str]:
+    """Return the GPUs that procfs lists while NVML does not answer."""
     if not inventory.nvml_failure:
         return frozenset()
     return frozenset(gpu.uuid for gpu in inventory.gpus if not gpu.lost)
 
 
 def _adds(before: Iterable[Resource], now: Iterable[Resource]) -> bool:
-    """Whether there are devices that were not there before."""
-    told = {each.name: each.by_id.keys() for each in before}
-    return any(each.by_id.keys() - told.get(each.name, set()) for each in now)
+    """Whether there are new devices."""
+    previous = {each.name: each.by_id.keys() for each in before}
+    return any(each.by_id.keys() - previous.get(each.name, set()) for each in now)
 
 
 def _channels(dev: str) -> tuple[int, ...]:
-    """The IMEX channels that the node has."""
+    """Return the IMEX channels of the node."""
     try:
         names = os.listdir(dev + IMEX_NODES.removeprefix("/dev"))
     except OSError:

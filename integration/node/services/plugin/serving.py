@@ -1,21 +1,21 @@
-"""The plugins of all resources, and keeping them known to the kubelet.
+"""Serve the plugins of all resources, and keep them registered with the kubelet.
 
 Each resource has a task of its own, so that no resource waits for another:
 
 ======================================  =====================================================
-seen                                    done
+event                                   action
 ======================================  =====================================================
-a resource that nobody serves           its server begins, and is registered
-a resource that has changed             its watchers are told
-a resource that is no more              its watchers are told that nothing is left; it ends
-a socket that is gone (a kubelet that   its server begins anew, without waiting for the end of
-began has removed it)                   the one before
-a server that has crashed               it begins anew, after a while
-a kubelet's socket that is another      every resource is registered with it, once; what was
-                                        under way with the one before is given up
-a kubelet that listens no more          the resource is registered again; if that is so again and
-                                        again, after a while
-a kubelet that says no, or nothing      likewise; it is said why
+new resource                            start its server and register it
+resource changed                        send the new list to its watchers
+resource gone                           send an empty list to its watchers, stop its server
+socket gone (a starting kubelet         start a new server at once, while the old one shuts down
+removes it)
+server crashed                          start a new server after a pause
+new kubelet socket                      register every resource there once, and cancel what is
+                                        under way with the previous kubelet
+kubelet dropped its watch               register the resource again; pause if it happens
+                                        repeatedly
+kubelet refused or did not answer       report why, and register again after a pause
 ======================================  =====================================================
 """
 
@@ -54,7 +54,7 @@ class Serving:
     """All plugins of the node.
 
     Args:
-        fault: takes what is wrong with a resource, by its name; "" if nothing is.
+        fault: called with a resource's name and what is wrong with it; "" if nothing is.
     """
 
     def __init__(
@@ -74,39 +74,39 @@ class Serving:
 
     @property
     def identities(self) -> set[Identity]:
-        """The sockets that are ours."""
+        """The identities of our own sockets."""
         servers = (each.server for each in self._plugins.values() if each.server is not None)
         return {server.identity for server in servers if server.identity is not None}
 
     def serve(self, resources: Iterable[Resource]) -> None:
-        """Serve these resources from now on, as far as they have devices, and no others."""
+        """Serve exactly those of the resources that have devices."""
         wanted = {each.name: each for each in resources if each.devices}
         for name in self._plugins.keys() - wanted.keys():
-            self._plugins.pop(name).end(is_gone=True)
-        self.tell(wanted.values())
+            self._plugins.pop(name).stop(is_gone=True)
+        self.update(wanted.values())
         for name in wanted.keys() - self._plugins.keys():
             plugin = self._plugins[name] = _Plugin(self, wanted[name])
             self.tasks.start_soon(plugin.run)
         self.look()
 
-    def tell(self, resources: Iterable[Resource]) -> None:
-        """Tell whoever watches what there is now of the resources that are served."""
+    def update(self, resources: Iterable[Resource]) -> None:
+        """Send the new lists of the served resources to their watchers."""
         for each in resources:
             if each.devices and each.name in self._plugins:
-                self._plugins[each.name].tell(each)
+                self._plugins[each.name].update(each)
 
-    def end(self) -> None:
-        """Serve nothing any more. The kubelet takes the devices for unhealthy until we are back."""
+    def stop(self) -> None:
+        """Stop all plugins. The kubelet treats the devices as unhealthy until they return."""
         while self._plugins:
-            self._plugins.popitem()[1].end()
+            self._plugins.popitem()[1].stop()
 
     def look(self) -> None:
-        """Look which sockets there are: some of them may be gone, or be others."""
+        """Check the sockets again: some may be gone or replaced."""
         self._looked.set()
         self._looked = anyio.Event()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so of the sockets that there are."""
+        """Wait until a condition on the sockets holds; check it after each :meth:`look`."""
         while not is_so():
             await self._looked.wait()
 
@@ -124,53 +124,53 @@ class _Plugin:
         self._fault = partial(serving.fault, resource.name)
         self._scope = anyio.CancelScope()
 
-    def tell(self, resource: Resource) -> None:
-        """Tell whoever watches what there is now."""
+    def update(self, resource: Resource) -> None:
+        """Send the new list to the watchers."""
         self._resource = resource
         if self.server is not None:
-            self.server.tell(resource)
+            self.server.update(resource)
 
-    def end(self, *, is_gone: bool = False) -> None:
-        """End; the socket is gone when this returns.
+    def stop(self, *, is_gone: bool = False) -> None:
+        """Stop; the socket is gone when this returns.
 
         Args:
-            is_gone: so is the resource, and the kubelet is told that nothing is left of it.
+            is_gone: whether the resource is gone; the kubelet then receives an empty list.
         """
         if is_gone:
-            self.tell(replace(self._resource, devices=()))
-            self._say("info", "serves no more", resource=self._name)
+            self.update(replace(self._resource, devices=()))
+            self._say("info", "stopped serving", resource=self._name)
         if self.server is not None:
             self.server.withdraw()
         self._scope.cancel()
         self._fault("")
 
     async def run(self) -> None:
-        """Serve until the end, with one server after the other."""
+        """Serve until cancelled, with one server after the other."""
         backoff = Backoff()
         path = os.path.join(os.path.dirname(self._serving.kubelet), socket_name(self._name))
         with self._scope:
             while True:
-                begun = time.monotonic()
+                started = time.monotonic()
                 server = Server(path, self._resource, self._serving.answers, self._serving.context)
                 try:
                     await self._serve(server)
                 except (ServingError, OSError) as error:
-                    await anyio.lowlevel.checkpoint()  # one that is to end has no faults
+                    await anyio.lowlevel.checkpoint()  # report no fault once cancelled
                     self._fault(str(error))
-                    await anyio.sleep(backoff.pause(time.monotonic() - begun))
+                    await anyio.sleep(backoff.pause(time.monotonic() - started))
 
     async def _serve(self, server: Server) -> None:
-        """Serve until the server has lost its socket.
+        """Serve until the server loses its socket.
 
         Raises:
-            ServingError: it cannot begin, or it has crashed.
-            OSError: it cannot begin.
+            ServingError: the server cannot start, or it crashed.
+            OSError: the server cannot start.
         """
-        await server.begin()
+        await server.start()
         self.server = server
-        server.tell(self._resource)  # it may have changed meanwhile
+        server.update(self._resource)  # it may have changed in the meantime
         self._fault("")
-        self._say("info", "serves", resource=self._name, socket=server.path)
+        self._say("info", "serving", resource=self._name, socket=server.path)
         try:
             which, _ = await first_of(
                 server.crash,
@@ -179,17 +179,17 @@ class _Plugin:
             )
         finally:
             self.server = None
-            # A kubelet that has begun waits for nobody; who still talks to this one can wait.
+            # A restarted kubelet needs the new server at once; the old one shuts down meanwhile.
             self._serving.tasks.start_soon(server.end)
         if which == 0:
             raise PluginFailed(
                 f"to serve {self._name}",
-                found="its server has ended by itself",
-                do="it is begun again",
+                found="its server stopped by itself",
+                do="nothing; the agent starts it again",
             )
 
     async def _keep_known(self, server: Server) -> None:
-        """Be known to whatever kubelet there is."""
+        """Stay registered with the current kubelet."""
         while True:
             kubelet = socket_identity(self._serving.kubelet)
             keep = partial(self._stay_registered, server, kubelet)
@@ -202,12 +202,12 @@ class _Plugin:
         return socket_identity(self._serving.kubelet) != kubelet
 
     async def _stay_registered(self, server: Server, kubelet: object) -> None:
-        """Register with one kubelet, and again whenever that listens no more."""
+        """Register with one kubelet, and again whenever it drops its watch."""
         failed, lost = Backoff(), Backoff(first=0.0)
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             endpoint = os.path.basename(server.path)
-            server.lost = anyio.Event()  # it may listen, and go, before it has answered
+            server.lost = anyio.Event()  # the kubelet may watch and leave before it answers
             try:
                 await register(self._serving.kubelet, kubelet, endpoint, self._name)
             except (KubeletRefused, KubeletUnreachable) as error:
@@ -221,4 +221,4 @@ class _Plugin:
                 self._say("info", "registered", resource=self._name)
                 failed = Backoff()
                 await server.lost.wait()
-                await anyio.sleep(lost.pause(time.monotonic() - begun))
+                await anyio.sleep(lost.pause(time.monotonic() - started))

@@ -15,7 +15,7 @@ from hooks.edits.grant import decide
 from hooks.node.inventory import Inventory, take_inventory
 from hooks.requests.naming import parse_names
 from hooks.requests.request import Request
-from integration.node.services.plugin.allocation import Ground, allocate
+from integration.node.services.plugin.allocation import AllocationContext, allocate
 from integration.node.services.plugin.cdi import keep_specs, path_of
 from integration.node.services.plugin.resources import resources_of
 from integration.node.values.resources import DeviceIds, DeviceList, Mig, Settings
@@ -107,7 +107,7 @@ def had_by_each_strategy(
     for strategy in DeviceList:
         settings = Settings(mig, device_list_strategies=(strategy,), device_id_strategy=ids)
         specs = keep_specs(settings, there, config)
-        ground = Ground(settings, there, config, cdi_devices=specs.devices)
+        ground = AllocationContext(settings, there, config, cdi_devices=specs.devices)
         for resource in resources_of(there, settings):
             for device in (each for each in resource.devices if each.is_healthy):
                 allocate(resource, [device.id], ground, token="token")

@@ -11,7 +11,7 @@ from integration.node.device_health.device_state import Condition
 from integration.node.holders.values import DeviceUse, Holding, Ledger, Unheld
 from integration.node.mps.clients import MpsDaemon
 from integration.node.services.metrics.agent import own_process
-from integration.node.services.metrics.snapshot import Moment
+from integration.node.services.metrics.snapshot import Snapshot
 from integration.node.state.store import State
 from integration.node.values.counters import FAILED, OK, REFUSED, Counters
 from integration.node.values.health import HealthState
@@ -50,7 +50,7 @@ def holding(number: int, uuid: str, gpu: str, **more: Any) -> Holding:
     return Holding(container(number, pod=pod), (uuid,), (gpu,), **more)
 
 
-def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
+def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Snapshot:
     """All there can be of everything."""
     boards = tuple(
         Gpu(
@@ -100,13 +100,13 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
     )
     state.faults.report("plugin", "no kubelet")
     sample = _sample(gpus, mig)
-    return Moment(state, BOOT, sample, 0.01, ("plugin", "metrics"), own_process())
+    return Snapshot(state, BOOT, sample, 0.01, ("plugin", "metrics"), own_process())
 
 
-def changed(moment: Moment, **known: Any) -> Moment:
+def changed(snapshot: Snapshot, **known: Any) -> Snapshot:
     """Return the same with other topics in the state, or a sample, or services, of its own."""
     own = {name: known.pop(name) for name in ("sample", "services") if name in known}
-    return replace(moment, state=with_values(moment.state, **known), **own)
+    return replace(snapshot, state=with_values(snapshot.state, **known), **own)
 
 
 def _sample(gpus: int, mig: int) -> Sample:

@@ -11,9 +11,9 @@ import pytest
 from integration.containers.bundles import Pod
 from integration.node.device_health.device_state import Condition
 from integration.node.holders.values import DeviceUse, Holding, Ledger, Unheld
-from integration.node.services.metrics.snapshot import Moment
+from integration.node.services.metrics.snapshot import Snapshot
 from integration.node.services.metrics.text import (
-    FAMILIES,
+    METRICS,
     OPENMETRICS,
     PLAIN,
     Form,
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def values(moment: Moment) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+def values(snapshot: Snapshot) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     """Each series, as another's parser reads them."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    for family in read_told(write(collect(moment), OPENMETRICS).decode()).values():
+    for family in read_told(write(collect(snapshot), OPENMETRICS).decode()).values():
         for (name, of), value in family.series.items():
             found.setdefault(name, {})[of] = value
     return found
@@ -58,12 +58,12 @@ def of_gpu(index: int, **more: str) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-NOTHING = Moment(State(), BOOT)
+NOTHING = Snapshot(State(), BOOT)
 
 
 def test_every_family_is_told_of_a_node_that_has_everything() -> None:
-    moment = large(gpus=2, mig=2, containers=4)
-    missing = {name for family in FAMILIES for name in family.samples} - values(moment).keys()
+    snapshot = large(gpus=2, mig=2, containers=4)
+    missing = {name for family in METRICS for name in family.samples} - values(snapshot).keys()
     assert missing == set()
 
 
@@ -98,9 +98,9 @@ def test_a_mig_device_is_told_with_its_gpu() -> None:
 
 
 def test_without_nvml_what_is_known_otherwise_is_told_and_nothing_of_before() -> None:
-    moment = large(gpus=2, mig=2, containers=4)
+    snapshot = large(gpus=2, mig=2, containers=4)
     for sample in (None, Sample(20.0, failure="it hangs")):
-        told = values(changed(moment, sample=sample))
+        told = values(changed(snapshot, sample=sample))
         assert told["nvshim_nvml_up"] == {(): 0.0}
         for gone in ("gpu_up", "gpu_power_watts", "mig_memory_used_bytes",
                      "container_gpu_memory_used_bytes", "outside_gpu_processes"):  # fmt: skip
@@ -111,31 +111,31 @@ def test_without_nvml_what_is_known_otherwise_is_told_and_nothing_of_before() ->
 
 
 def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
-    moment = large(gpus=3, mig=0, containers=0)
-    assert moment.sample is not None
-    first, second, _ = moment.sample.gpus
+    snapshot = large(gpus=3, mig=0, containers=0)
+    assert snapshot.sample is not None
+    first, second, _ = snapshot.sample.gpus
     # The second cannot be opened, the third NVML knows no more, a fourth nobody else knows.
     gpus = (first, replace(second, lost="GPU is lost"), GpuSample("GPU-new"))
-    told = values(changed(moment, sample=replace(moment.sample, gpus=gpus)))
+    told = values(changed(snapshot, sample=replace(snapshot.sample, gpus=gpus)))
     up = {dict(of)["uuid"]: value for of, value in told["nvshim_gpu_up"].items()}
     assert up == {gpu_uuid(0): 1, gpu_uuid(1): 0, gpu_uuid(2): 0, "GPU-new": 1}
     assert {dict(of)["uuid"] for of in told["nvshim_gpu_power_watts"]} == {gpu_uuid(0)}
 
 
 def test_gpus_whose_uuid_nobody_knows_are_told_apart_by_their_place() -> None:
-    moment = large(gpus=2, mig=0, containers=0)
-    inventory = moment.state.node.value.inventory
+    snapshot = large(gpus=2, mig=0, containers=0)
+    inventory = snapshot.state.node.value.inventory
     assert inventory is not None
     gpus = tuple(replace(gpu, uuid="") for gpu in inventory.gpus)
-    seen = replace(moment.state.node.value, inventory=replace(inventory, gpus=gpus))
-    told = values(changed(moment, node=seen, sample=None))
+    seen = replace(snapshot.state.node.value, inventory=replace(inventory, gpus=gpus))
+    told = values(changed(snapshot, node=seen, sample=None))
     assert {dict(of)["gpu"] for of in told["nvshim_gpu_info"]} == {"0", "1"}
     assert len(told["nvshim_device_containers"]) == 2
 
 
 def test_what_nvml_does_not_say_is_absent_and_not_zero() -> None:
-    moment = large(gpus=1, mig=0, containers=0)
-    told = values(changed(moment, sample=Sample(1.0, gpus=(GpuSample(gpu_uuid(0)),))))
+    snapshot = large(gpus=1, mig=0, containers=0)
+    told = values(changed(snapshot, sample=Sample(1.0, gpus=(GpuSample(gpu_uuid(0)),))))
     assert told["nvshim_nvml_up"] == {(): 1.0}
     assert "nvshim_gpu_ecc_errors_total" not in told
     assert "nvshim_gpu_memory_used_bytes" not in told
@@ -171,8 +171,8 @@ def test_two_containers_of_one_name_are_told_of_as_one() -> None:
             container(99, pod=Pod("team-a", "training-00001")))),
     )  # fmt: skip
     usage = tuple(DeviceUse(each, gpu_uuid(0), (n,), 100, 10) for n, each in enumerate(twins))
-    moment = changed(large(gpus=1, mig=0, containers=0), ledger=Ledger(1.0, twins), usage=usage)
-    told = values(moment)
+    snapshot = changed(large(gpus=1, mig=0, containers=0), ledger=Ledger(1.0, twins), usage=usage)
+    told = values(snapshot)
     assert list(told["nvshim_container_gpu_memory_used_bytes"].values()) == [200]
     assert list(told["nvshim_container_gpu_processes"].values()) == [2]
     assert list(told["nvshim_container_stale"].values()) == [1]
@@ -180,18 +180,18 @@ def test_two_containers_of_one_name_are_told_of_as_one() -> None:
 
 
 def test_what_is_gone_is_told_no_more() -> None:
-    moment = large(gpus=2, mig=0, containers=2)
-    before = values(moment)
+    snapshot = large(gpus=2, mig=0, containers=2)
+    before = values(snapshot)
     after = values(
-        changed(moment, ledger=Ledger(2.0, moment.state.ledger.value.holdings[:1]), usage=())
+        changed(snapshot, ledger=Ledger(2.0, snapshot.state.ledger.value.holdings[:1]), usage=())
     )
     name = "nvshim_container_device_info"
     assert (len(before[name]), len(after[name])) == (2, 1)
 
 
 def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
-    moment = large(gpus=1, mig=0, containers=1)
-    told = values(changed(moment, xid_counts={
+    snapshot = large(gpus=1, mig=0, containers=1)
+    told = values(changed(snapshot, xid_counts={
         (gpu_uuid(0), 31, "team-a/training-00000/main"): 3, (gpu_uuid(0), 31, ""): 1,
         (gpu_uuid(0), 79, "web"): 1, ("", 45, "a/b"): 1,
     }))["nvshim_gpu_xid_errors_total"]  # fmt: skip
@@ -228,11 +228,11 @@ def test_a_device_is_in_one_state() -> None:
 
 
 def test_events_that_cannot_be_had_are_said_of_one_gpu_or_of_all() -> None:
-    moment = large(gpus=2, mig=0, containers=0)
+    snapshot = large(gpus=2, mig=0, containers=0)
     name = "nvshim_gpu_events_watched"
-    one = values(changed(moment, unwatched={gpu_uuid(1): "not supported"}))[name]
+    one = values(changed(snapshot, unwatched={gpu_uuid(1): "not supported"}))[name]
     assert {dict(of)["gpu"]: yes for of, yes in one.items()} == {"0": 1, "1": 0}
-    every = values(changed(moment, unwatched={"": "NVML failed"}))[name]
+    every = values(changed(snapshot, unwatched={"": "NVML failed"}))[name]
     assert set(every.values()) == {0}
 
 

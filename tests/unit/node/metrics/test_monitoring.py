@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
-from integration.node.services.metrics.text import FAMILIES, PLAIN, collect, write
+from integration.node.services.metrics.text import METRICS, PLAIN, collect, write
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.pages import anchors, read_page
 from tests.harness.prometheus import Programs, Promtool
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ALERTS: Final = alerts()
 PAGE: Final = "docs/metrics.md"
-THERE: Final = {name for family in FAMILIES for name in family.samples} | {"up"}
+THERE: Final = {name for family in METRICS for name in family.samples} | {"up"}
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,12 @@ def test_a_name_that_is_not_told_would_be_found() -> None:
 
 def test_every_name_of_the_page_is_told() -> None:
     names = names_in_page()
-    assert names - THERE - {family.name for family in FAMILIES} == set()
-    assert {family.name for family in FAMILIES} <= names
+    assert names - THERE - {family.name for family in METRICS} == set()
+    assert {family.name for family in METRICS} <= names
 
 
 def test_every_label_that_is_chosen_by_is_one_of_the_metric() -> None:
-    labels = {name: {*f.labels, "instance", "le"} for f in FAMILIES for name in f.samples}
+    labels = {name: {*f.labels, "instance", "le"} for f in METRICS for name in f.samples}
     found = 0
     for expression in (*queries(), *(each["expr"] for each in ALERTS)):
         for name, matchers in re.findall(r"\b(nvshim_\w+|process_\w+)\{([^}]*)\}", expression):

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from integration.node.services.metrics.metric import Family, Rows
+from integration.node.services.metrics.metric import Metric, Rows
 from integration.node.services.metrics.text import (
-    FAMILIES,
     LONGEST,
+    METRICS,
     OPENMETRICS,
     PLAIN,
     Form,
@@ -19,7 +19,7 @@ from integration.node.services.metrics.text import (
 from integration.node.values.counters import Durations
 from tests.harness.exposition import read_told
 
-GAUGE = Family("nvshim_test_bytes", "A test.", ("pod", "container"))
+GAUGE = Metric("nvshim_test_bytes", "A test.", ("pod", "container"))
 
 HOSTILE = (
     'a"b', "a\\", "a\\nb", "a\nb", 'x",container="y', '"} 1\nnvshim_evil 1\n#', "{}", "é漢😀",
@@ -38,7 +38,7 @@ PROMETHEUS_3 = (
 )
 
 
-def text_of(family: Family, rows: Rows, form: Form = PLAIN) -> str:
+def text_of(family: Metric, rows: Rows, form: Form = PLAIN) -> str:
     return write([(family, rows)], form).decode()
 
 
@@ -85,7 +85,7 @@ def test_a_value_is_read_as_it_is(value: float, read: float) -> None:
 
 
 def test_a_histogram_adds_up() -> None:
-    family = Family("nvshim_test_seconds", "A test.", ("resource",), is_histogram=True)
+    family = Metric("nvshim_test_seconds", "A test.", ("resource",), is_histogram=True)
     durations = Durations()
     for seconds in (0.0001, 0.004, 0.004, 77.0):
         durations.add(seconds)
@@ -106,7 +106,7 @@ def test_a_family_has_one_head_whatever_its_labels_are(
     value: float | Durations, form: Form
 ) -> None:
     meaning = "Backslash \\, quote and\nline feed."
-    family = Family("nvshim_test_bytes", meaning, ("pod",), is_histogram=value != 1)
+    family = Metric("nvshim_test_bytes", meaning, ("pod",), is_histogram=value != 1)
     rows: Rows = {(f"pod-{n}\n# HELP evil",): value for n in range(200)}
     text = text_of(family, rows, form)
     assert text.count("# ") - text.count("# HELP evil") == (2 if form is PLAIN else 3)
@@ -142,10 +142,10 @@ def test_whatever_is_accepted_it_is_one_of_two_forms(accept: str, form: Form) ->
 
 
 def test_every_family_is_named_as_its_kind_and_unit_want_it() -> None:
-    names = [family.name for family in FAMILIES]
+    names = [family.name for family in METRICS]
     assert len(names) == len(set(names))
     units = ("bytes", "seconds", "joules", "watts", "celsius", "hertz", "ratio", "info")
-    for family in FAMILIES:
+    for family in METRICS:
         stem = family.name.removesuffix("_total")
         assert (family.name != stem) == (family.kind == "counter"), family
         assert family.name.endswith("_info") == (family.kind == "info"), family
