@@ -126,7 +126,7 @@ def _wakeup_fd() -> int:
 
 
 def _files() -> Values:
-    found = {}
+    found: dict[Any, Any] = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             status = os.fstat(int(name))
