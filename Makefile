@@ -38,7 +38,7 @@ help: ## List the targets
 
 .PHONY: demo
 demo: setup ## Run a GPU container through the shim on a private containerd
-	@$(VENV)/bin/python -m tests.tools.demo
+	@$(VENV)/bin/python -m tools.demo
 
 # Make failures repeatable: each run has the same examples and the same order of sets.
 test test-thorough: export PYTHONHASHSEED := 0
@@ -92,7 +92,7 @@ test-matrix: setup $(CACHE)/.parts #- Run the end-to-end tests with other releas
 
 .PHONY: test-vm
 test-vm: setup $(CACHE)/.vm-packages $(CACHE)/.parts #- Run the tests that need cgroup v2 and systemd, in virtual machines
-	@nice -n 10 $(VENV)/bin/python -m tests.tools.vm -- \
+	@nice -n 10 $(VENV)/bin/python -m tools.vm -- \
 	  python3 -m pytest -o timeout=300 $(VM_TESTS)
 
 .PHONY: test-hostile
@@ -118,8 +118,8 @@ lint: $(VENV)/.ready ## Check style, types, the directions of imports, and plain
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/python -m tests.tools.plain_words
-	$(VENV)/bin/python -m tests.tools.release.readiness
+	$(VENV)/bin/python -m tools.plain_words
+	$(VENV)/bin/python -m tools.release.readiness
 
 .PHONY: bench
 bench: setup ## Measure next to containerd's own shim; BENCH=--help lists the options
@@ -131,7 +131,7 @@ flamegraph: setup $(CACHE)/.profile #- Draw flame graphs of the shim into docs/p
 
 .PHONY: release
 release: $(CACHE)/.packages $(CACHE)/.release-packages $(VENV)/.ready ## Make a release in dist/release, signed by KEY=FILE
-	@$(VENV)/bin/python -m tests.tools.release --key '$(KEY)' dist
+	@$(VENV)/bin/python -m tools.release --key '$(KEY)' dist
 
 .PHONY: test-release
 test-release: setup $(CACHE)/.release-packages $(CACHE)/release-site/.ready #- Make a release twice, compare, and install its packages in real roots
@@ -140,28 +140,28 @@ test-release: setup $(CACHE)/.release-packages $(CACHE)/release-site/.ready #- M
 
 .PHONY: chart
 chart: $(VENV)/.ready #- Pack the Helm chart, integration/kubernetes/chart, in dist
-	@$(VENV)/bin/python -m tests.tools.release --chart-only dist
+	@$(VENV)/bin/python -m tools.release --chart-only dist
 
 .PHONY: gpu-bundle
 gpu-bundle: setup #- Build the test bundle for a machine with a GPU, dist/gpu-bundle
-	@$(VENV)/bin/python -m tests.tools.gpu.bundle dist/gpu-bundle
+	@$(VENV)/bin/python -m tools.gpu.bundle dist/gpu-bundle
 
 .PHONY: dist
 dist: $(CACHE)/.packages ## Build the self-contained tree and its archives in dist
-	@$(PYTHON) -m tests.tools.dist dist
+	@$(PYTHON) -m tools.dist dist
 
 .PHONY: image
 image: dist $(VENV)/.ready #- Build the image for Kubernetes, dist/image.tar, without a registry
-	@$(VENV)/bin/python -m tests.tools.node_image dist/tree dist/image.tar
+	@$(VENV)/bin/python -m tools.node_image dist/tree dist/image.tar
 
 .PHONY: pod-trace
 pod-trace: setup #- Trace a pod with a GPU, and update the diagram in docs/kubernetes.md
-	@$(VENV)/bin/python -m tests.tools.pod_trace
-	@$(VENV)/bin/python -m tests.tools.reference
+	@$(VENV)/bin/python -m tools.pod_trace
+	@$(VENV)/bin/python -m tools.reference
 
 .PHONY: reference
 reference: $(VENV)/.ready #- Regenerate the pages and tables of docs/ that come from the code
-	@$(VENV)/bin/python -m tests.tools.reference
+	@$(VENV)/bin/python -m tools.reference
 
 .PHONY: docs
 docs: $(VENV)/.ready ## Build the documentation as a site, in .cache/site-docs
@@ -170,7 +170,7 @@ docs: $(VENV)/.ready ## Build the documentation as a site, in .cache/site-docs
 
 .PHONY: proto
 proto: $(VENV)/.ready #- Regenerate the modules of api/proto from the .proto files
-	$(VENV)/bin/python -m tests.tools.protos
+	$(VENV)/bin/python -m tools.protos
 
 .PHONY: lock
 lock: $(VENV)/.ready #- Update the pinned dependencies, with hashes
@@ -196,7 +196,7 @@ lock: $(VENV)/.ready #- Update the pinned dependencies, with hashes
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
-	@$(PYTHON) -m tests.tools.dist --tree-only dist
+	@$(PYTHON) -m tools.dist --tree-only dist
 	@dist/tree/bin/nvshim install --prefix '$(PREFIX)' --bindir '$(BINDIR)'
 
 .PHONY: uninstall
@@ -274,9 +274,9 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 # Download the driver and programs of other releases now, so that no test has to. make test-matrix
 # downloads those of Debian unstable itself, because they change daily. The first target does not
 # need the virtual environment, so both can be made at the same time.
-$(CACHE)/.programs: integration/simulated/driver.py tests/tools/parts.py | $(CACHE)/.packages
+$(CACHE)/.programs: integration/simulated/driver.py tools/parts.py | $(CACHE)/.packages
 	$(PYTHON) -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
-	$(PYTHON) -m tests.tools.parts trixie
+	$(PYTHON) -m tools.parts trixie
 	@touch $@
 
 $(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py prometheus.py)
@@ -285,12 +285,12 @@ $(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,do
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 
-$(LAUNCHER): $(SITE)/.ready tests/tools/launcher.py $(wildcard shim/forkserver/*.[ch])
+$(LAUNCHER): $(SITE)/.ready tools/launcher.py $(wildcard shim/forkserver/*.[ch])
 	@mkdir -p $(@D)
-	$(PYTHON) -m tests.tools.launcher $@ --interpreter $(PYTHON) --compiler gcc \
+	$(PYTHON) -m tools.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'
 
 # The program that nvshim verify runs in its containers.
-$(PROBE): integration/verify/probe.c tests/tools/launcher.py
+$(PROBE): integration/verify/probe.c tools/launcher.py
 	@mkdir -p $(@D)
-	$(PYTHON) -c 'from tests.tools.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'
+	$(PYTHON) -c 'from tools.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'

@@ -1,6 +1,6 @@
 """What tests against a real containerd share.
 
-One containerd runs for the whole session, with the images of tests.tools.images in it. Each
+One containerd runs for the whole session, with the images of tools.images in it. Each
 test gets a runtime of it, and fails if it leaves anything on the machine. Every test fails that
 leaves its own process otherwise than it was (:mod:`tests.harness.process_guard`).
 
@@ -46,9 +46,9 @@ from tests.harness.order import files_in_order
 from tests.harness.own_process import restored
 from tests.harness.runtime import OURS, Runtime
 from tests.harness.temporary import usable_tmpdir
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import busybox, glibc
-from tests.tools.parts import INSTALLED, Parts
+from tools.containerd import PrivateContainerd
+from tools.images import busybox, glibc
+from tools.parts import INSTALLED, Parts
 
 load_profile()
 

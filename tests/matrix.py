@@ -29,8 +29,8 @@ import pytest
 from integration.simulated.errors import PackagesError
 from tests.harness.launcher import REPOSITORY
 from tests.harness.releases import UNSTABLE
-from tests.tools.errors import ProgramNotAdapted
-from tests.tools.parts import INSTALLED, Parts
+from tools.errors import ProgramNotAdapted
+from tools.parts import INSTALLED, Parts
 
 # Debian 12's (what is installed), Debian 13's, and what will be 14's.
 CONTAINERDS: Final = (INSTALLED, "trixie", UNSTABLE)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tests.tools import REPOSITORY
+from tools import REPOSITORY
 
 __all__ = ["KEPT"]
 

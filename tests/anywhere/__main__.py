@@ -21,7 +21,7 @@ from typing import Final, TextIO
 
 from tests.anywhere import KEPT
 from tests.anywhere.circumstances import CIRCUMSTANCES, Circumstance, together
-from tests.tools import REPOSITORY
+from tools import REPOSITORY
 
 _RESULTS: Final = os.path.join(KEPT, "results.json")
 

@@ -22,7 +22,7 @@ from integration.containers.traces import forget
 from integration.simulated import Scenario, SimulatedNode
 from shim import syscalls
 from tests.harness.dist import built
-from tests.tools.images import BUSYBOX, busybox, write_archive
+from tools.images import BUSYBOX, busybox, write_archive
 
 # What is changed: seen through an overlay; and what is empty at first.
 _CHANGED: Final = ("/etc", "/opt", "/usr/local", "/var/lib")

@@ -27,8 +27,8 @@ from integration.simulated.packages import locked
 from shim import syscalls
 from tests.anywhere import KEPT
 from tests.anywhere.first import be_first, exit_code
-from tests.tools import REPOSITORY
-from tests.tools.vm.guest import install
+from tools import REPOSITORY
+from tools.vm.guest import install
 
 RELEASES: Final = ("bookworm", "trixie")
 

@@ -125,9 +125,9 @@ def in_guest(_: str, options: Sequence[str]) -> list[str]:
     """Run in a virtual machine.
 
     Args:
-        options: of tests.tools.vm.
+        options: of tools.vm.
     """
-    return ["nice", sys.executable, "-m", "tests.tools.vm", *options, "--"]
+    return ["nice", sys.executable, "-m", "tools.vm", *options, "--"]
 
 
 def clock_of_guest(directory: str, change: str) -> list[str]:

@@ -30,7 +30,7 @@ from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import say
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.processes import end, family
-from tests.tools.nodes import changed_node
+from tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.bench.results import Results
     from tests.bench.stage import Stage
-    from tests.tools.containerd import PrivateContainerd
+    from tools.containerd import PrivateContainerd
 
 
 def measure_starts(stage: Stage) -> Results:

@@ -27,7 +27,7 @@ from tests.bench.stage import GPUS, Sizes, Stage, say
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import OURS, Runtime, new_name
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 _RATE: Final = 1000
 _MARK: Final = "\nnow the server\n"

@@ -18,7 +18,7 @@ from integration.containers.memory import pss_and_uss
 from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import GPUS, say
 from tests.harness.runtime import OURS, STOCK, Runtime
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -43,7 +43,7 @@ from tests.bench.interleaving import Series, interleave
 from tests.bench.report import report
 from tests.bench.results import Curve, Figure, Figures, Results, Row
 from tests.bench.stage import progress
-from tests.tools.images import glibc, unpack
+from tools.images import glibc, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

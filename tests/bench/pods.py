@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.bench.stage import Stage
     from tests.harness.pods import Pod
-    from tests.tools.containerd import PrivateContainerd
+    from tools.containerd import PrivateContainerd
 
 # As many as a kubelet starts at the same time on a small node.
 _AT_ONCE: Final = 4

@@ -24,7 +24,7 @@ from tests.harness.cgroup import is_v2
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.tools.containerd import PrivateContainerd
+    from tools.containerd import PrivateContainerd
 
 _ROOT: Final = "/sys/fs/cgroup"
 

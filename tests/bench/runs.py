@@ -15,14 +15,14 @@ from tests.bench.results import Results
 from tests.bench.stage import GPUS
 from tests.harness.runtime import OURS, STOCK, Runtime
 from tests.harness.waiting import eventually
-from tests.tools.images import BUSYBOX, GLIBC
+from tools.images import BUSYBOX, GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.bench.processor import Meter
     from tests.bench.stage import Stage
-    from tests.tools.containerd import PrivateContainerd
+    from tools.containerd import PrivateContainerd
 
 _FIRST: Final = "the same, the first on a node"
 _WITH_GPUS: Final = "the same with two GPUs, all capabilities"

@@ -23,7 +23,7 @@ from tests.bench.results import Curve, Results, Row
 from tests.bench.runs import once
 from tests.bench.stage import GPUS, progress
 from tests.harness.runtime import OURS, STOCK, Runtime, new_name
-from tests.tools.images import GLIBC, File, glibc, write_archive
+from tools.images import GLIBC, File, glibc, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

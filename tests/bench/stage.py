@@ -20,10 +20,10 @@ from tests.bench.processor import Meter
 from tests.harness.dist import built
 from tests.harness.low_level import without_second_cgroups
 from tests.harness.pods import containerd_for_pods
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.cri.plugin import CriContainerd, CriPlugin
-from tests.tools.images import PAUSE, busybox, glibc, pause, write_archive
-from tests.tools.parts import Parts
+from tools.containerd import PrivateContainerd
+from tools.cri.plugin import CriContainerd, CriPlugin
+from tools.images import PAUSE, busybox, glibc, pause, write_archive
+from tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

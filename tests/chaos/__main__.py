@@ -16,8 +16,8 @@ from integration.simulated import SimulatedNode
 from tests.chaos.trials import FAULTS, MOMENTS, Failed, Machine, Outcome
 from tests.harness.launcher import make_launcher
 from tests.harness.runtime import OURS, Runtime, remove_fifos
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import glibc, write_archive
+from tools.containerd import PrivateContainerd
+from tools.images import glibc, write_archive
 
 _HEAD = ("fault", "moment", "told", "preferred", "allocate", "start", "wasted")
 _ROW = "{:26} {:10} {:>7} {:>9} {:>8} {:>6} {:>6}"

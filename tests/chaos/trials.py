@@ -25,7 +25,7 @@ from integration.timeouts import PATIENCE
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,9 +17,9 @@ from tests.harness.runtime import Runtime, is_alive
 from tests.harness.sandbox import SandboxByHand, StartPod
 from tests.harness.shim import ShimByHand, StartShim, shim_by_hand
 from tests.harness.waiting import eventually
-from tests.tools.criu import find_criu
-from tests.tools.errors import CriuUnusable
-from tests.tools.parts import Parts
+from tools.criu import find_criu
+from tools.errors import CriuUnusable
+from tools.parts import Parts
 
 
 @pytest.fixture

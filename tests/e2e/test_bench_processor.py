@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.bench.processor import Meter
 from tests.bench.runs import once
 from tests.harness.runtime import Runtime
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import BUSYBOX, busybox, write_archive
+from tools.containerd import PrivateContainerd
+from tools.images import BUSYBOX, busybox, write_archive
 
 # A container that counts, and then says how much processor time that took itself.
 _BURN = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done; cat /proc/self/stat /proc/$$/stat"

@@ -13,8 +13,8 @@ import pytest
 
 from integration.simulated import SimulatedNode
 from tests.harness.runtime import Runtime, one_line
-from tests.tools.containerd import Completed
-from tests.tools.images import GLIBC
+from tools.containerd import Completed
+from tools.images import GLIBC
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from integration.engines import podman
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import Runtime
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 UNITS = os.path.join(REPOSITORY, "integration", "systemd")
 

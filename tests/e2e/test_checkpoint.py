@@ -26,8 +26,8 @@ from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, StartShim
-from tests.tools.images import glibc
-from tests.tools.nodes import changed_node
+from tools.images import glibc
+from tools.nodes import changed_node
 
 pytestmark = pytest.mark.anyio
 

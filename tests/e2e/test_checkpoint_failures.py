@@ -17,8 +17,8 @@ from api.ttrpc import ConnectionClosed, RemoteError
 from tests.e2e.checkpoints import COUNT, checkpointing, left_in, refusal, with_criu
 from tests.harness.runtime import is_alive
 from tests.harness.shim import StartShim, wait_for_file
-from tests.tools.criu import complaint
-from tests.tools.parts import SYSTEM_PATH
+from tools.criu import complaint
+from tools.parts import SYSTEM_PATH
 
 pytestmark = pytest.mark.anyio
 

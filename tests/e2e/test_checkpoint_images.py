@@ -15,9 +15,9 @@ from tests.harness.events import Recorder
 from tests.harness.leaks import Census, describe
 from tests.harness.runtime import Container, Runtime, is_alive, one_line, remove_fifos
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import busybox, write_archive
-from tests.tools.parts import SYSTEM_PATH, Parts
+from tools.containerd import PrivateContainerd
+from tools.images import busybox, write_archive
+from tools.parts import SYSTEM_PATH, Parts
 
 # Knows something that no second start of it could know, and tells it when asked.
 SECRET: Final = """

@@ -13,7 +13,7 @@ from integration.containers import traces
 from tests.harness.events import Recorder
 from tests.harness.runtime import Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
+from tools.containerd import PrivateContainerd
 
 GROUP = "io.containerd.runc.v2.group"
 

@@ -19,7 +19,7 @@ from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
-from tests.tools.nodes import changed_node
+from tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,12 +28,12 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node import socket_of_server, words_of
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.dist.archive import archive_name, write_tarball
-from tests.tools.dist.debian import package_name, write_package
-from tests.tools.dist.interpreter import elf_files, needed
-from tests.tools.images import GLIBC, busybox, glibc
-from tests.tools.parts import INSTALLED, Parts
+from tools.containerd import PrivateContainerd
+from tools.dist.archive import archive_name, write_tarball
+from tools.dist.debian import package_name, write_package
+from tools.dist.interpreter import elf_files, needed
+from tools.images import GLIBC, busybox, glibc
+from tools.parts import INSTALLED, Parts
 
 pytestmark = pytest.mark.skipif(
     (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"),
@@ -217,7 +217,7 @@ def test_where_there_is_no_room_nothing_is_left(tmp_path: Path) -> None:
     )
     argv = ["unshare", "--mount", "sh", "-c", script, str(tmp_path)]
     done = subprocess.run(
-        [*argv, sys.executable, "-m", "tests.tools.dist", "--tree-only"],
+        [*argv, sys.executable, "-m", "tools.dist", "--tree-only"],
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")

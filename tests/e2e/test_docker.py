@@ -20,9 +20,9 @@ from tests.harness.engine_cdi import trap
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, new_name
 from tests.harness.waiting import settled
-from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import glibc
-from tests.tools.parts import Parts
+from tools.containerd import Completed, PrivateContainerd
+from tools.images import glibc
+from tools.parts import Parts
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_DIRECTORY: Final = "cdi"

@@ -20,7 +20,7 @@ from integration.tree import Tree
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import blocks, pages
 from tests.harness.world import World, matches, write_image
-from tests.tools.dist.archive import archive_name, write_tarball
+from tools.dist.archive import archive_name, write_tarball
 
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 

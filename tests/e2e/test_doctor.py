@@ -14,9 +14,9 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cgroup import is_v2
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Runtime, new_name
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import GLIBC
-from tests.tools.nodes import changed_node
+from tools.containerd import PrivateContainerd
+from tools.images import GLIBC
+from tools.nodes import changed_node
 
 NEWER: Final = "550.54.14"
 OF_CONTAINERS: Final = ("D100", "D101", "D102", "D103")

@@ -19,12 +19,12 @@ from tests.harness.nvshim import Answer, nvshim, start_nvshim
 from tests.harness.openable import make_openable
 from tests.harness.runtime import Runtime, new_name
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.tools.containerd import Completed
+    from tools.containerd import Completed
 
 # Nobody else's GPUs have these numbers: whoever has a node open holds it.
 _MINORS: Final = 28

@@ -26,9 +26,9 @@ from tests.harness.hostile import Ground
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import OURS
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import glibc, unpack
-from tests.tools.parts import Parts
+from tools.containerd import PrivateContainerd
+from tools.images import glibc, unpack
+from tools.parts import Parts
 
 pytestmark = pytest.mark.skipif(
     RUNTIME != OURS, reason="containerd's own shim leaves hooks to the runtime"

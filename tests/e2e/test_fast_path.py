@@ -29,7 +29,7 @@ from integration.timeouts import PATIENCE
 from tests.conftest import PARTS
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.shim import CGROUP, LIFE, RUNC_ROOT, ShimByHand, StartShim, gone
-from tests.tools.parts import INSTALLED, Parts
+from tools.parts import INSTALLED, Parts
 
 pytestmark = [
     pytest.mark.anyio,

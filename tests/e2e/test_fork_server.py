@@ -23,7 +23,7 @@ from tests.harness.launcher import INTERPRETER, REPOSITORY
 from tests.harness.node import Node, node_of, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, settled
-from tests.tools.launcher import compile_native, write_launcher
+from tools.launcher import compile_native, write_launcher
 
 pytestmark = pytest.mark.anyio
 

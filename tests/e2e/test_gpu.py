@@ -18,8 +18,8 @@ from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import BUSYBOX, GLIBC, glibc, write_archive
+from tools.containerd import Completed, PrivateContainerd
+from tools.images import BUSYBOX, GLIBC, glibc, write_archive
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
@@ -350,7 +350,7 @@ def _as_stat_prints(node: SimulatedNode, name: str) -> str:
 
 
 def _library_directory() -> str:
-    """Where the image of tests.tools.images has its libc."""
+    """Where the image of tools.images has its libc."""
     return next("/" + os.path.dirname(path) for path in glibc().tree if path.endswith("/libc.so.6"))
 
 

@@ -17,8 +17,8 @@ from integration.tree import Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import OURS
-from tests.tools.dist.payload import link_or_copy
-from tests.tools.gpu.bundle import build
+from tools.dist.payload import link_or_copy
+from tools.gpu.bundle import build
 
 # It starts some forty containers. What it tells of them other tests tell; that a tree runs on a
 # machine without anything is in test_dist.py; its parts are tried in tests/unit/gpu_bundle.

@@ -17,9 +17,9 @@ from integration.simulated.layouts import Layout
 from tests.harness import api
 from tests.harness.libcuda import build_libcuda, note
 from tests.harness.runtime import Runtime
-from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import GLIBC, File, Link, glibc, write_archive
-from tests.tools.nodes import changed_node
+from tools.containerd import Completed, PrivateContainerd
+from tools.images import GLIBC, File, Link, glibc, write_archive
+from tools.nodes import changed_node
 
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 COMPAT_IMAGE: Final = "nvshim.local/compat:latest"

@@ -15,8 +15,8 @@ import pytest
 from integration.simulated import SimulatedNode
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Container, Runtime
-from tests.tools.containerd import Completed
-from tests.tools.images import GLIBC
+from tools.containerd import Completed
+from tools.images import GLIBC
 
 PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 

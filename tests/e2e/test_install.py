@@ -24,10 +24,10 @@ from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.runtime import OURS, Container, Runtime, is_alive, remove_fifos
 from tests.harness.trees import disk_of_its_own, other_version
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.dist.manifest import write_tree
-from tests.tools.images import busybox
-from tests.tools.parts import INSTALLED, Parts
+from tools.containerd import PrivateContainerd
+from tools.dist.manifest import write_tree
+from tools.images import busybox
+from tools.parts import INSTALLED, Parts
 
 pytestmark = pytest.mark.skipif(
     (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"), reason="chooses its parts itself"

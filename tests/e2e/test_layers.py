@@ -12,7 +12,7 @@ import pytest
 from integration.simulated import SimulatedNode
 from tests.harness.runtime import Container, Runtime
 from tests.harness.waiting import eventually
-from tests.tools.images import BUSYBOX, GLIBC
+from tools.images import BUSYBOX, GLIBC
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
 BY_PATH: Final = "/dev/dri/by-path"

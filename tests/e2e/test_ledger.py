@@ -24,8 +24,8 @@ from tests.harness.nvshim import nvshim, start_nvshim
 from tests.harness.runtime import Container, Runtime, is_alive, remove_fifos
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import GLIBC
+from tools.containerd import PrivateContainerd
+from tools.images import GLIBC
 
 HOSTILE: Final = "evil\x1b[2Jname"
 

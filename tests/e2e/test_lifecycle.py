@@ -22,8 +22,8 @@ from tests.harness.runtime import (
     one_line,
 )
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import GLIBC
+from tools.containerd import PrivateContainerd
+from tools.images import GLIBC
 
 
 @pytest.mark.parametrize("code", [0, 255])

@@ -15,7 +15,7 @@ from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.messages import flat
 from tests.harness.runtime import STOCK, Container, Runtime
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
+from tools.containerd import PrivateContainerd
 
 LIMIT = 64 << 20
 

@@ -19,7 +19,7 @@ from tests.harness.nvshim import Answer, nvshim
 from tests.harness.processes import with_nvml
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.nodes import changed_node
+from tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -22,7 +22,7 @@ from tests.harness.gpu_agent import gpu_agent
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import is_alive, remove_fifos
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,8 +14,8 @@ from tests.harness.gpu_agent import GpuAgent, gpu_agent
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
-from tests.tools.nodes import changed_node
+from tools.images import GLIBC
+from tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

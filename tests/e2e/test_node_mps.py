@@ -26,7 +26,7 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.harness.mps_agent import PROGRAM, RESOURCE, STEPS, Agent, agent_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.images import glibc_libraries
+from tools.images import glibc_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import pytest
 from api.ttrpc import RemoteError
 from integration.simulated import SimulatedNode
 from tests.harness.shim import ShimByHand, StartShim
-from tests.tools.images import glibc
+from tools.images import glibc
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import STORE
 from tests.harness.runtime import Runtime
-from tests.tools.containerd import Completed
-from tests.tools.images import GLIBC
+from tools.containerd import Completed
+from tools.images import GLIBC
 
 OWN = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"
 # Nobody is behind a simulated node; what must not be opened would be EPERM.

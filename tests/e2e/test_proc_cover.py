@@ -23,8 +23,8 @@ from tests.harness import loop_backend
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
-from tests.tools.images import busybox, unpack
-from tests.tools.parts import Parts
+from tools.images import busybox, unpack
+from tools.parts import Parts
 
 pytestmark = pytest.mark.anyio
 

@@ -26,8 +26,8 @@ from tests.harness.pages import read_page
 from tests.harness.prometheus import Programs, Prometheus, Promtool
 from tests.harness.promql import queries
 from tests.harness.waiting import eventually
-from tests.tools.reference.metrics import MONITORING
 from tests.unit.node.metrics.nodes import changed, container, large
+from tools.reference.metrics import MONITORING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

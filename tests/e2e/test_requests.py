@@ -10,7 +10,7 @@ import pytest
 
 from integration.simulated import SimulatedNode
 from tests.harness.runtime import Runtime
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")

@@ -21,10 +21,10 @@ from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.shim import ShimByHand, StartShim, content_of, wait_for_file
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.cri.plugin import to_toml
-from tests.tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
-from tests.tools.parts import Parts
+from tools.containerd import PrivateContainerd
+from tools.cri.plugin import to_toml
+from tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
+from tools.parts import Parts
 
 MAPPING: Final = "0:100000:65536"
 MAPPED: Final = (f"uidmap={MAPPING}", f"gidmap={MAPPING}")

@@ -14,8 +14,8 @@ from integration.simulated import SimulatedNode
 from tests.harness.node import words_of
 from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import GLIBC
+from tools.containerd import Completed, PrivateContainerd
+from tools.images import GLIBC
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
 ON_GPU_1: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=1")

@@ -20,7 +20,7 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.shim import ShimByHand, content_of, shell
 from tests.harness.stdio import begin, reading
 from tests.harness.waiting import eventually
-from tests.tools.parts import Parts
+from tools.parts import Parts
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from tests.harness.runtime import is_alive
 from tests.harness.sandbox import SandboxByHand
 from tests.harness.shim import ShimByHand, shim_by_hand
 from tests.harness.waiting import eventually
-from tests.tools.launcher import compile_native, write_launcher
+from tools.launcher import compile_native, write_launcher
 
 pytestmark = pytest.mark.anyio
 

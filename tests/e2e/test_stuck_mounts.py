@@ -16,7 +16,7 @@ from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.fuse import FILE, FuseServer, fuse
 from tests.harness.shim import ShimByHand, StartShim
-from tests.tools.images import busybox, unpack
+from tools.images import busybox, unpack
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import contextlib
 
 from tests.harness.runtime import Container, Runtime
 from tests.harness.terminal import Terminal
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 # Does what it is told until the terminal is closed, and says how each command ended.
 SHELL = ("sh", "-c", "trap : INT; while read -r line; do $line; echo code $?; done")

@@ -21,9 +21,9 @@ from tests.harness.events import Recorder
 from tests.harness.releases import of_releases
 from tests.harness.runtime import OURS, Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import busybox
-from tests.tools.parts import INSTALLED, Parts
+from tools.containerd import PrivateContainerd
+from tools.images import busybox
+from tools.parts import INSTALLED, Parts
 
 GROUP: Final = "io.containerd.runc.v2.group"
 

@@ -12,8 +12,8 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.runtime import Runtime
-from tests.tools.containerd import Completed
-from tests.tools.images import GLIBC
+from tools.containerd import Completed
+from tools.images import GLIBC
 
 
 @pytest.fixture(scope="module")

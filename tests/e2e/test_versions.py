@@ -30,9 +30,9 @@ from tests.harness.runtime import (
 )
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import GLIBC, busybox, glibc
-from tests.tools.parts import INSTALLED, Parts
+from tools.containerd import PrivateContainerd
+from tools.images import GLIBC, busybox, glibc
+from tools.parts import INSTALLED, Parts
 
 GROUP: Final = "io.containerd.runc.v2.group"
 

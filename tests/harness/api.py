@@ -21,7 +21,7 @@ from typing import Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 
 from api.proto.task_types_pb2 import Process
-from tests.tools.containerd import PrivateContainerd
+from tools.containerd import PrivateContainerd
 
 SPEC: Final = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 _SNAPSHOTTER: Final = b"overlayfs"  # as ctr takes if none is named

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 
-from tests.tools.images import Link, Node, unpack
+from tools.images import Link, Node, unpack
 
 
 def lay_out(tree: Mapping[str, Node], rootfs: str) -> None:

@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 from tests.harness.leaks import Census, describe
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import Image, write_archive
-from tests.tools.parts import Parts
+from tools.containerd import PrivateContainerd
+from tools.images import Image, write_archive
+from tools.parts import Parts
 
 ENVIRONMENT: Final = {"GOGC": "400"}
 """Of containerd, and so of runc: they live for a short time, and may need more memory meanwhile."""

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Final
 
 from integration.tree import Tree
-from tests.tools import REPOSITORY
-from tests.tools.dist.build import build
-from tests.tools.dist.inputs import Inputs
-from tests.tools.dist.interpreter import Packages
-from tests.tools.dist.manifest import write_tree
-from tests.tools.dist.payload import link_or_copy
+from tools import REPOSITORY
+from tools.dist.build import build
+from tools.dist.inputs import Inputs
+from tools.dist.interpreter import Packages
+from tools.dist.manifest import write_tree
+from tools.dist.payload import link_or_copy
 
 CACHE: Final = os.path.join(REPOSITORY, ".cache", "dist")
 _TREES: Final = os.path.join(CACHE, "trees")

@@ -31,9 +31,9 @@ from typing import Any, Final, Self
 from integration.timeouts import PATIENCE
 from tests.harness.processes import end
 from tests.harness.waiting import eventually
-from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import Image, write_layer
-from tests.tools.parts import programs_of_release
+from tools.containerd import Completed, PrivateContainerd
+from tools.images import Image, write_layer
+from tools.parts import programs_of_release
 
 HOOK: Final = "nvidia-container-runtime-hook"
 
@@ -147,7 +147,7 @@ class PrivateDocker:
              f"--name={name}", *flags, image, "sleep", "1000", check=True)  # fmt: skip
 
     def import_image(self, name: str, image: Image) -> None:
-        """Make an image of one of tests.tools.images."""
+        """Make an image of one of tools.images."""
         layer = write_layer(os.path.join(self._directory, "layer.tar"), image)
         changes = [f"--change=ENV {key}={value}" for key, value in image.environment.items()]
         self("import", *changes, layer, name, check=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
+from tools.containerd import PrivateContainerd
 
 
 @dataclass(frozen=True, slots=True)

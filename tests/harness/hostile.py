@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tests.harness import api
 from tests.harness.runtime import OURS, Runtime, new_name
 from tests.harness.waiting import eventually
-from tests.tools.images import glibc, unpack
 from tests.unit.hooks.image.images import tree
+from tools.images import glibc, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from integration.simulated import SimulatedNode
-    from tests.tools.containerd import PrivateContainerd
+    from tools.containerd import PrivateContainerd
 
 GROUP: Final = "io.containerd.runc.v2.group"
 MULTIARCH: Final = "/usr/lib/x86_64-linux-gnu"

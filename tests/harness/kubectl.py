@@ -26,8 +26,8 @@ import yaml
 from integration.simulated.packages import default_cache, unpack
 from tests.harness.http_server import Request, served
 from tests.harness.launcher import REPOSITORY
-from tests.tools.packages import fetch
-from tests.tools.parts import programs_of_release
+from tools.packages import fetch
+from tools.parts import programs_of_release
 
 MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
 

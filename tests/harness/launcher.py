@@ -27,7 +27,7 @@ def make_launcher(directory: str) -> str:
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, "containerd-shim-nvidia-v1")
     argv = [
-        INTERPRETER, "-m", "tests.tools.launcher", path,
+        INTERPRETER, "-m", "tools.launcher", path,
         "--interpreter", INTERPRETER, "--library", REPOSITORY, "--library", SITE,
         "--compiler", "gcc",
     ]  # fmt: skip

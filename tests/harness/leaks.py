@@ -18,9 +18,9 @@ from integration.containers import traces
 from integration.containers.traces import Trace
 from integration.timeouts import PATIENCE
 from tests.harness import api
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.cri.plugin import NAMESPACE as PODS
-from tests.tools.cri.plugin import CriContainerd
+from tools.containerd import PrivateContainerd
+from tools.cri.plugin import NAMESPACE as PODS
+from tools.cri.plugin import CriContainerd
 
 # What the shim makes on a machine outside of bundles, when its configuration names no other.
 STATE: Final = "/run/containerd-shim-nvidia"

@@ -16,7 +16,7 @@ import yaml
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import start_nvshim
 from tests.harness.processes import family
-from tests.tools.nodes import changed_node
+from tools.nodes import changed_node
 
 __all__ = ["NodeAgent", "agent_process"]
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.harness.launcher import REPOSITORY
-from tests.tools.reference.markdown import slug
+from tools.reference.markdown import slug
 
 __all__ = ["Block", "Command", "anchors", "blocks", "links", "pages", "read_page"]
 

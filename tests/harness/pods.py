@@ -24,9 +24,9 @@ from tests.harness.kubelet_plugins import container_fields
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriContainerd, CriPlugin
-from tests.tools.images import BUSYBOX, Image, write_archive
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriContainerd, CriPlugin
+from tools.images import BUSYBOX, Image, write_archive
+from tools.parts import Parts
 
 IDLE: Final = ("sleep", "1000")
 

@@ -23,7 +23,7 @@ from integration.simulated.packages import default_cache, unpack
 from integration.timeouts import PATIENCE
 from tests.harness.processes import end, sockets_of
 from tests.harness.waiting import eventually
-from tests.tools.packages import fetch
+from tools.packages import fetch
 
 __all__ = ["Programs", "Prometheus", "Promtool"]
 

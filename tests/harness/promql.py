@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, Final
 
-from tests.tools.reference.metrics import MONITORING
+from tools.reference.metrics import MONITORING
 
 __all__ = ["dashboard", "metrics_in", "queries"]
 

@@ -20,8 +20,8 @@ from api.proto.task_types_pb2 import Status
 from integration.containers import traces
 from tests.harness import api
 from tests.harness.waiting import eventually
-from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import BUSYBOX
+from tools.containerd import Completed, PrivateContainerd
+from tools.images import BUSYBOX
 
 STOCK: Final = "io.containerd.runc.v2"
 OURS: Final = "io.containerd.nvidia.v1"

@@ -32,7 +32,7 @@ from integration.timeouts import PATIENCE
 from tests.harness.bundle import lay_out, plain_spec
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.images import Image, busybox
+from tools.images import Image, busybox
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from integration.tree import ARCHITECTURES, MANIFEST, Tree, read_tree
 from shim import syscalls
 from tests.harness.dist import copied
-from tests.tools.dist.manifest import write_tree
+from tools.dist.manifest import write_tree
 
 _PROGRAM = """\
 #!/bin/sh

@@ -39,7 +39,7 @@ from integration.timeouts import PATIENCE
 from tests.harness.bare_root import FORGET_OTHERS
 from tests.harness.etc_containerd import DEBIAN
 from tests.harness.pages import Command
-from tests.tools.images import glibc, write_archive
+from tools.images import glibc, write_archive
 
 __all__ = ["Ended", "World", "matches", "write_image"]
 

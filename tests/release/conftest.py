@@ -12,8 +12,8 @@ import pytest
 
 from tests.harness.dist import CACHE
 from tests.harness.own_process import restored
-from tests.tools.dist.inputs import Inputs
-from tests.tools.release.build import build
+from tools.dist.inputs import Inputs
+from tools.release.build import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ import pytest
 
 from tests.harness.bare_root import bare_root
 from tests.harness.dist import copied, inputs
-from tests.tools.dist import debian, rpm
-from tests.tools.dist.manifest import write_tree
-from tests.tools.vm.guest import install
+from tools.dist import debian, rpm
+from tools.dist.manifest import write_tree
+from tools.vm.guest import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

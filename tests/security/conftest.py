@@ -12,12 +12,12 @@ from tests.harness.containerds import nothing_left
 from tests.harness.hostile import Ground
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.releases import UNSTABLE
-from tests.tools.parts import Parts
+from tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.tools.containerd import PrivateContainerd
+    from tools.containerd import PrivateContainerd
 
 SECONDS: Final = float(os.environ.get("NVSHIM_TEST_HOSTILE_SECONDS", "5"))
 """How long races are run."""

@@ -28,8 +28,8 @@ from typing import Final
 from tests.harness.launcher import make_launcher
 from tests.harness.leaks import Census
 from tests.harness.runtime import OURS, Container, Runtime, new_name, remove_fifos
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import busybox, write_archive
+from tools.containerd import PrivateContainerd
+from tools.images import busybox, write_archive
 
 GROUP: Final = "io.containerd.runc.v2.group"
 _SHIFT: Final = 20.0  # seconds

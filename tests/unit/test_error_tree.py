@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from api.errors import NvshimError, Status
-from tests.tools.reference.error_codes import every_error
-from tests.tools.reference.sources import calls, modules, remedies
+from tools.reference.error_codes import every_error
+from tools.reference.sources import calls, modules, remedies
 
 # Their message is that of another program, which says itself what to do.
 QUOTES = {"RemoteError", "RuntimeFailed", "CriRefused"}
@@ -24,7 +24,7 @@ def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
 @pytest.fixture(scope="module")
 def errors() -> list[type[NvshimError]]:
     every_error()  # for that, every module is imported
-    ours = ("api", "hooks", "shim", "integration", "tests.tools")
+    ours = ("api", "hooks", "shim", "integration", "tools")
     return [error for error in _descendants(NvshimError) if error.__module__.startswith(ours)]
 
 

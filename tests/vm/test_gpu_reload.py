@@ -15,8 +15,8 @@ from integration.doctor.examination import choose, examine
 from integration.doctor.places import Places
 from integration.simulated import SimulatedNode
 from tests.harness.runtime import Container, Runtime, new_name
-from tests.tools.images import GLIBC
 from tests.vm.unit import systemctl, systemd_version
+from tools.images import GLIBC
 
 NVIDIA_MAJOR: Final = 195
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from integration.timeouts import PATIENCE
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
+from tools.containerd import PrivateContainerd
 
 UNIT: Final = "containerd.service"
 

@@ -16,9 +16,9 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.pods import Pods, containerd_for_pods
 from tests.harness.runtime import OURS, STOCK
-from tests.tools.cri.plugin import CriContainerd, CriPlugin, to_toml
-from tests.tools.images import PAUSE, busybox, glibc, pause
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriContainerd, CriPlugin, to_toml
+from tools.images import PAUSE, busybox, glibc, pause
+from tools.parts import Parts
 
 HANDLER: Final = "runc" if os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK else "nvidia"
 

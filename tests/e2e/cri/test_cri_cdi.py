@@ -20,9 +20,9 @@ from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS
-from tests.tools.cri.plugin import CriPlugin
-from tests.tools.images import GLIBC, PAUSE, glibc, pause
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriPlugin
+from tools.images import GLIBC, PAUSE, glibc, pause
+from tools.parts import Parts
 
 pytestmark = pytest.mark.newest
 

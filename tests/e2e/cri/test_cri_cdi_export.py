@@ -15,9 +15,9 @@ from tests.conftest import LOW_LEVEL, PARTS
 from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
-from tests.tools.cri.plugin import CriPlugin
-from tests.tools.images import GLIBC, PAUSE, glibc, pause
-from tests.tools.parts import INSTALLED, Parts
+from tools.cri.plugin import CriPlugin
+from tools.images import GLIBC, PAUSE, glibc, pause
+from tools.parts import INSTALLED, Parts
 
 # Debian 13 has containerd 1.7, sid has 2.x.
 RELEASES: Final = of_releases("trixie", UNSTABLE)

@@ -23,9 +23,9 @@ from tests.harness.pods import IDLE, Pod, Pods, pods_of
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, STOCK, new_name
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriPlugin
-from tests.tools.images import GLIBC, PAUSE, glibc, pause
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriPlugin
+from tools.images import GLIBC, PAUSE, glibc, pause
+from tools.parts import Parts
 
 GPU: Final = "nvidia.com/gpu"
 SLICE: Final = "nvidia.com/mig-1g.5gb"

@@ -20,7 +20,7 @@ from tests.harness.node_agent import NodeAgent
 from tests.harness.pods import IDLE, Pod
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

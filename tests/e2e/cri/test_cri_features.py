@@ -19,9 +19,9 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import STOCK
-from tests.tools.cri.plugin import CriPlugin
-from tests.tools.images import GLIBC, PAUSE, glibc, pause
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriPlugin
+from tools.images import GLIBC, PAUSE, glibc, pause
+from tools.parts import Parts
 
 pytestmark = pytest.mark.newest
 

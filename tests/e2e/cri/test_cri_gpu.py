@@ -12,7 +12,7 @@ from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
 from integration.simulated import SimulatedNode
 from tests.harness.pods import IDLE, Pods
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"

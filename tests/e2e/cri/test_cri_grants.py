@@ -17,7 +17,7 @@ from integration.cri.errors import CriRefused
 from tests.harness.launcher import REPOSITORY
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

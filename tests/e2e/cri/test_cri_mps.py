@@ -20,7 +20,7 @@ from tests.harness.mps_agent import RESOURCE, end_daemons, processes
 from tests.harness.node_agent import NodeAgent
 from tests.harness.pods import IDLE, Pods, host_directory
 from tests.harness.waiting import eventually, settled
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 USER: Final = 1000
 MPS_CONNECTION_FAILED: Final = 805  # what CUDA says if the server, which has no GPU, has ended

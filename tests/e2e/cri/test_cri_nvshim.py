@@ -11,7 +11,7 @@ from shim import VERSION
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, PodContainer, Pods
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
+from tools.images import GLIBC
 
 # A name that would clear a terminal, begin a line of its own, and read backwards.
 HOSTILE: Final = "evil\x1b[2J\nGPU\x9b7m-0\u202e"

@@ -18,8 +18,8 @@ from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.pods import IDLE, Pod, PodContainer, Pods, import_image
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriContainerd
-from tests.tools.images import GLIBC, glibc, write_archive
+from tools.cri.plugin import CriContainerd
+from tools.images import GLIBC, glibc, write_archive
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 WANTS_ALL: Final = "nvshim.local/pods-that-want-all:latest"

@@ -20,9 +20,9 @@ from tests.harness.pods import IDLE, Pod, PodContainer, Pods, containerd_for_pod
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS, STOCK, is_alive
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriContainerd, CriPlugin
-from tests.tools.images import GLIBC, PAUSE, busybox, glibc
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriContainerd, CriPlugin
+from tools.images import GLIBC, PAUSE, busybox, glibc
+from tools.parts import Parts
 
 pytestmark = [
     pytest.mark.newest,

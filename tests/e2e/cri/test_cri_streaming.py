@@ -8,8 +8,8 @@ from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
 from tests.harness.pods import IDLE, Pods
 from tests.harness.waiting import eventually
-from tests.tools.cri.streaming import PortStream, ProcessStream
-from tests.tools.errors import StreamBroken, StreamRefused
+from tools.cri.streaming import PortStream, ProcessStream
+from tools.errors import StreamBroken, StreamRefused
 
 
 def test_exec_streams_both_ways_and_tells_the_exit_code(pods: Pods) -> None:

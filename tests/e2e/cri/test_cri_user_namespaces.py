@@ -18,9 +18,9 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS, STOCK
-from tests.tools.cri.plugin import CriContainerd, CriPlugin
-from tests.tools.images import GLIBC, PAUSE, busybox, glibc, pause
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriContainerd, CriPlugin
+from tools.images import GLIBC, PAUSE, busybox, glibc, pause
+from tools.parts import Parts
 
 pytestmark = [
     pytest.mark.newest,

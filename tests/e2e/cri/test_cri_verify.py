@@ -42,10 +42,10 @@ from tests.harness.nvshim import nvshim
 from tests.harness.pods import Pods, pods_of
 from tests.harness.runtime import OURS, STOCK
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriPlugin, to_toml
-from tests.tools.images import PAUSE, pause
-from tests.tools.parts import INSTALLED, Parts
-from tests.tools.reference.documents import schema
+from tools.cri.plugin import CriPlugin, to_toml
+from tools.images import PAUSE, pause
+from tools.parts import INSTALLED, Parts
+from tools.reference.documents import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

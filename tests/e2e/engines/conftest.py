@@ -14,7 +14,7 @@ from integration.engines import effective_config as dump
 from integration.engines import programs
 from integration.engines.programs import run
 from tests.harness.etc_containerd import Etc
-from tests.tools.parts import Parts
+from tools.parts import Parts
 
 
 @pytest.fixture(scope="module")

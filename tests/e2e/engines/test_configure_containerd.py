@@ -41,7 +41,7 @@ from tests.harness.etc_containerd import (
 from tests.harness.nvshim import nvshim
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
-from tests.tools.parts import Parts
+from tools.parts import Parts
 
 pytestmark = pytest.mark.usefixtures("asked_once")
 

@@ -22,9 +22,9 @@ from tests.harness.pods import IDLE, Pods, import_image
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK, is_alive
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriContainerd, CriPlugin
-from tests.tools.images import GLIBC, PAUSE, glibc, pause, write_archive
-from tests.tools.parts import Parts
+from tools.cri.plugin import CriContainerd, CriPlugin
+from tools.images import GLIBC, PAUSE, glibc, pause, write_archive
+from tools.parts import Parts
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 

@@ -14,9 +14,9 @@ from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import HOOK, DockerParts, PrivateDocker
 from tests.harness.nvshim import Answer, nvshim
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import glibc
-from tests.tools.parts import Parts
+from tools.containerd import PrivateContainerd
+from tools.images import glibc
+from tools.parts import Parts
 
 SETTINGS: Final[dict[str, Any]] = {"log-level": "debug", "features": {"buildkit": False}}
 RELEASE: Final = "trixie"

@@ -12,8 +12,8 @@ from integration.simulated import Scenario, SimulatedNode
 from integration.tree import Tree
 from tests.harness.kubelet import Kubelet
 from tests.harness.world import World, write_image
-from tests.tools.images import PAUSE, glibc, pause, write_archive
-from tests.tools.node_image import node_image
+from tools.images import PAUSE, glibc, pause, write_archive
+from tools.node_image import node_image
 
 CONFIG: Final = "/etc/containerd/config.toml"
 

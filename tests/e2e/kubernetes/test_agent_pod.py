@@ -24,8 +24,8 @@ from tests.harness.kubectl import Kubectl, render
 from tests.harness.kubelet import Container, Kubelet
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC
-from tests.tools.node_image import IMAGE
+from tools.images import GLIBC
+from tools.node_image import IMAGE
 
 RESOURCE: Final = "nvidia.com/gpu"
 SPEC: Final = "/run/cdi/nvidia.yaml"

@@ -17,8 +17,8 @@ from integration.tree import MANIFEST, Tree
 from tests.harness.kubectl import Kubectl, render
 from tests.harness.kubelet import Container, Kubelet
 from tests.harness.waiting import eventually
-from tests.tools.images import GLIBC, Directory
-from tests.tools.node_image import IMAGE, node_image
+from tools.images import GLIBC, Directory
+from tools.node_image import IMAGE, node_image
 
 STATUS: Final = "/run/containerd-shim-nvidia/node-installer.json"
 CONFIG: Final = "/etc/containerd/config.toml"

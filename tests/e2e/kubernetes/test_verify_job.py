@@ -15,7 +15,7 @@ from integration.tree import Tree
 from tests.harness.kubectl import MANIFESTS, Kubectl
 from tests.harness.kubelet import Kubelet
 from tests.harness.kubelet_plugins import KubeletPlugins
-from tests.tools.node_image import IMAGE
+from tools.node_image import IMAGE
 
 _DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _PREFIX: Final = "/opt/containerd-shim-nvidia"

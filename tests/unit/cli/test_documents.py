@@ -17,9 +17,9 @@ from integration.containers.bundles import TASKS
 from integration.node.device_health import health_store as store
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
-from tests.tools.reference.commands import walk
-from tests.tools.reference.documents import schema
 from tests.unit.inspection.test_health import keep
+from tools.reference.commands import walk
+from tools.reference.documents import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

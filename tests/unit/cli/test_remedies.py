@@ -6,9 +6,9 @@ import re
 import shlex
 
 from integration.doctor.checks import CHECKS
-from tests.tools.reference.commands import problem
-from tests.tools.reference.error_codes import every_error
-from tests.tools.reference.sources import remedies
+from tools.reference.commands import problem
+from tools.reference.error_codes import every_error
+from tools.reference.sources import remedies
 
 
 def _named() -> set[str]:

@@ -15,9 +15,9 @@ from api.errors import Status
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused, CriUnreachable
-from tests.tools.cri import plugin as module
-from tests.tools.cri.plugin import CriPlugin, to_toml
-from tests.tools.errors import CniNotInstalled
+from tools.cri import plugin as module
+from tools.cri.plugin import CriPlugin, to_toml
+from tools.errors import CniNotInstalled
 
 HANDLERS = {"nvidia": {"runtime_type": "io.containerd.nvidia.v1", "options": {"Root": "/r"}}}
 

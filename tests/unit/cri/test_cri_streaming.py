@@ -10,8 +10,8 @@ import pytest
 from websockets.http11 import Response
 from websockets.sync.server import ServerConnection, serve
 
-from tests.tools.cri.streaming import PROTOCOL, Ended, PortStream, ProcessStream
-from tests.tools.errors import StreamBroken, StreamRefused
+from tools.cri.streaming import PROTOCOL, Ended, PortStream, ProcessStream
+from tools.errors import StreamBroken, StreamRefused
 
 Talk = Callable[[ServerConnection], None]
 Served = Callable[..., str]

@@ -13,10 +13,10 @@ import pytest
 
 from integration.tree import Tree
 from tests.harness.own_process import restored
-from tests.tools.dist.debian import package_name, package_version, write_package
-from tests.tools.dist.inputs import Inputs
-from tests.tools.dist.manifest import write_tree
-from tests.tools.errors import TreeNotBuilt
+from tools.dist.debian import package_name, package_version, write_package
+from tools.dist.inputs import Inputs
+from tools.dist.manifest import write_tree
+from tools.errors import TreeNotBuilt
 
 INPUTS = Inputs(
     source="/nowhere", version="1.2.0", revision="abc1234-dirty", epoch=1_700_000_000,

@@ -13,7 +13,7 @@ import pytest
 
 from integration.errors import TreeDamaged, TreeUnreadable
 from integration.tree import MANIFEST, Tree, own_tree, read_tree, verify
-from tests.tools.dist.manifest import write_tree
+from tools.dist.manifest import write_tree
 
 
 def _make(path: Path, *, text: str = "import shim\n") -> Tree:

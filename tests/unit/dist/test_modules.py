@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.tools.dist.modules import OURS, copy_ours
+from tools.dist.modules import OURS, copy_ours
 
 
 def test_a_package_that_has_moved_leaves_nothing_in_a_tree(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.dist.payload import link_or_copy
+from tools.dist.payload import link_or_copy
 
 
 def test_a_file_is_linked_and_copied_where_the_file_system_is_another_one(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.tools.dist.inputs import Inputs
-from tests.tools.dist.sbom import CYCLONEDX, SPDX, Component, expression_of, write_lists
+from tools.dist.inputs import Inputs
+from tools.dist.sbom import CYCLONEDX, SPDX, Component, expression_of, write_lists
 
 if TYPE_CHECKING:
     from pathlib import Path

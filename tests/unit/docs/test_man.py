@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from integration.cli.app import GROUPS, HIDDEN, nvshim
-from tests.tools.dist.man import pages
+from tools.dist.man import pages
 
 REQUESTS: Final = {"TH", "SH", "SS", "PP", "TP", "B", "BR", "nf", "fi"}
 

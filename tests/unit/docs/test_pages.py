@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import anchors, blocks, links, pages, read_page
-from tests.tools.reference.site import with_plain_bars, without_links_out
+from tools.reference.site import with_plain_bars, without_links_out
 
 PAGES: Final = pages()
 # What a forge shows to whoever comes to the project.

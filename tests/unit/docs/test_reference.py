@@ -13,11 +13,11 @@ from integration.doctor.checks import CHECKS
 from integration.doctor.codes import explain_code
 from tests.harness.pages import blocks, read_page
 from tests.harness.pages import pages as every_page
-from tests.tools.errors import BlockMissing
-from tests.tools.reference import commands, pages
-from tests.tools.reference.error_codes import every_error, is_met
-from tests.tools.reference.markdown import code, prose, slug, table
-from tests.tools.reference.sources import (
+from tools.errors import BlockMissing
+from tools.reference import commands, pages
+from tools.reference.error_codes import every_error, is_met
+from tools.reference.markdown import code, prose, slug, table
+from tools.reference.sources import (
     Module,
     modules,
     remedies,
@@ -63,7 +63,7 @@ ELSEWHERE: Final = {
 BY_NAMES_OF_OTHERS: Final = {
     "integration/cli/node_options.py": "of a table in integration.node.settings.table",
     "integration/cli/nvidia_ctk/cdi.py": "of a table in integration.compat.cdi_generate",
-    "shim/forkserver/launcher.c": "which tests/tools/launcher.py gives to the compiler",
+    "shim/forkserver/launcher.c": "which tools/launcher.py gives to the compiler",
     "shim/programs.py": "of a tuple in the module, which are constants as well",
 }
 PREFIXED: Final = re.compile(
@@ -97,7 +97,7 @@ def test_every_name_that_looks_like_a_variable_is_in_the_table() -> None:
     unknown = {
         (f"{module.path}:{line}", text)
         for module in modules()
-        if not module.path.startswith("tests/tools/reference/")
+        if not module.path.startswith("tools/reference/")
         for line, text in texts(module)
         if PREFIXED.fullmatch(text) and not _is_declared(text)
     }

@@ -1,5 +1,5 @@
 /*
- * As much of the CUDA driver's interface as tests/tools/gpu/gpu.c uses, on the processor.
+ * As much of the CUDA driver's interface as tools/gpu/gpu.c uses, on the processor.
  *
  * FAKE_DEVICES says how many devices there are (1), FAKE_FAULT what goes wrong: "old" (code for
  * sm_50 is refused), "ptx" (all is), "wrong" (one result is).

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.errors import BundleNotBuilt, ProgramNotAdapted
-from tests.tools.gpu.bundle import collect
+from tools.errors import BundleNotBuilt, ProgramNotAdapted
+from tools.gpu.bundle import collect
 
 needs_patchelf = pytest.mark.skipif(not shutil.which("patchelf"), reason="needs patchelf")
 

@@ -10,12 +10,12 @@ from typing import Final
 
 import pytest
 
-import tests.tools.gpu
-from tests.tools.containerd import Completed
-from tests.tools.errors import CheckFailed
-from tests.tools.gpu.checks import answers, computes
+import tools.gpu
+from tools.containerd import Completed
+from tools.errors import CheckFailed
+from tools.gpu.checks import answers, computes
 
-SOURCE: Final = os.path.join(os.path.dirname(tests.tools.gpu.__file__), "gpu.c")
+SOURCE: Final = os.path.join(os.path.dirname(tools.gpu.__file__), "gpu.c")
 FAKE: Final = os.path.join(os.path.dirname(__file__), "fake_cuda.c")
 FIRST, SECOND = ("GPU-" + "-".join(n * k for k in (8, 4, 4, 4, 12)) for n in "12")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.tools.containerd import Completed
-from tests.tools.errors import CheckFailed, CheckNotPossible
-from tests.tools.gpu.checks import computes, lists
-from tests.tools.gpu.report import Report, failed, in_one_line, not_possible
+from tools.containerd import Completed
+from tools.errors import CheckFailed, CheckNotPossible
+from tools.gpu.checks import computes, lists
+from tools.gpu.report import Report, failed, in_one_line, not_possible
 
 ONE, TWO = "GPU-14b5d60e-717f-5926-8c10-bfa432a3c8f1", "GPU-414dcd81-ed67-5847-8bd5-b8812b045111"
 MIG = "MIG-11111111-2222-3333-4444-555555555555"

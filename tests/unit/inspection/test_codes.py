@@ -11,8 +11,8 @@ from integration import exits
 from integration.cli.app import main
 from integration.doctor.checks import CHECKS
 from integration.doctor.codes import code_of, explain_code
-from tests.tools.reference.error_codes import every_error
-from tests.tools.reference.sources import remedies
+from tools.reference.error_codes import every_error
+from tools.reference.sources import remedies
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,8 +39,8 @@ from integration.install_layout import InstallLayout
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored
-from tests.tools.dist.manifest import write_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
+from tools.dist.manifest import write_tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from integration.simulated.errors import ArchiveUnreachable
-from tests.tools import criu
-from tests.tools.errors import CriuUnusable
+from tools import criu
+from tools.errors import CriuUnusable
 
 WORKS = "#!/bin/sh\n[ $1 = check ] && echo Looks good.\n"
 REFUSES = """#!/bin/sh

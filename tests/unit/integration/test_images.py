@@ -15,7 +15,7 @@ import pytest
 
 from integration.simulated import images
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
-from tests.tools.images import (
+from tools.images import (
     Directory,
     File,
     Image,

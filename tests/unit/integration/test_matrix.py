@@ -12,7 +12,7 @@ from integration.simulated.errors import PackagesError
 from tests import matrix
 from tests.harness.launcher import REPOSITORY
 from tests.matrix import Outcome, read_outcome, runs
-from tests.tools.reference import tables
+from tools.reference import tables
 
 
 def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:

@@ -12,10 +12,10 @@ import pytest
 from integration.simulated import programs
 from integration.simulated.errors import ContainerdNotInstalled
 from tests.harness.releases import UNSTABLE, of_releases
-from tests.tools import parts as module
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.errors import ProgramNotAdapted
-from tests.tools.parts import SYSTEM_PATH, Parts
+from tools import parts as module
+from tools.containerd import PrivateContainerd
+from tools.errors import ProgramNotAdapted
+from tools.parts import SYSTEM_PATH, Parts
 
 
 @pytest.fixture(scope="session", params=of_releases("trixie", UNSTABLE))

@@ -15,8 +15,8 @@ from integration.simulated.errors import (
 )
 from shim import syscalls
 from tests.harness.runtime import is_alive
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.images import BUSYBOX, busybox, write_archive
+from tools.containerd import PrivateContainerd
+from tools.images import BUSYBOX, busybox, write_archive
 
 
 def test_it_answers_when_it_has_started_and_is_gone_at_the_end(tmp_path: Path) -> None:

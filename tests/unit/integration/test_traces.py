@@ -15,8 +15,8 @@ import pytest
 from integration.containers import traces
 from integration.containers.traces import Marks, Trace
 from tests.harness.waiting import eventually
-from tests.tools.containerd import PrivateContainerd
-from tests.tools.cri.plugin import CriContainerd, CriPlugin
+from tools.containerd import PrivateContainerd
+from tools.cri.plugin import CriContainerd, CriPlugin
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ from shim import PROGRAM, RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
-from tests.tools.dist.manifest import write_tree
-from tests.tools.images import busybox, unpack
+from tools.dist.manifest import write_tree
+from tools.images import busybox, unpack
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is root's")
 

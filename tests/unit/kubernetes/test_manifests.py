@@ -34,9 +34,9 @@ from shim import VERSION
 from tests.harness.helm import OPTIONS, merged
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
-from tests.tools.node_image import IMAGE, NAME
-from tests.tools.release.chart import files
 from tests.unit.node.dra.test_slices import DEVICES
+from tools.node_image import IMAGE, NAME
+from tools.release.chart import files
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

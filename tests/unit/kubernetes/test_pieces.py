@@ -26,8 +26,8 @@ from integration.kubernetes.validations import DriverReady, read_driver_ready
 from integration.simulated.errors import ImageBuildFailed
 from shim import RUNTIME_NAME
 from tests.harness.launcher import REPOSITORY
-from tests.tools.images import File, Link
-from tests.tools.node_image import node_image
+from tools.images import File, Link
+from tools.node_image import node_image
 
 
 def test_the_first_time_nothing_is_waited_and_then_twice_as_long_each_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.tools.pod_trace import SEEN, diagram, read_trace
+from tools.pod_trace import SEEN, diagram, read_trace
 
 POD, CUDA = "a" * 64, "b" * 64
 LOG = f"""\

@@ -22,7 +22,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs grpcio-tools")
     directory = tmp_path_factory.mktemp("generated")
     (directory / "api" / "proto").mkdir(parents=True)
-    argv = [sys.executable, "-m", "tests.tools.protos", "--output", str(directory)]
+    argv = [sys.executable, "-m", "tools.protos", "--output", str(directory)]
     subprocess.run(argv, cwd=REPOSITORY, check=True)
     return directory / "api" / "proto"
 

@@ -15,8 +15,8 @@ import yaml
 from shim import VERSION
 from tests.harness.helm import OPTIONS, merged, notes, render_chart
 from tests.harness.kubectl import MANIFESTS, Kubectl, render
-from tests.tools.dist.project import Project
-from tests.tools.release.chart import chart_name, files, write_chart
+from tools.dist.project import Project
+from tools.release.chart import chart_name, files, write_chart
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

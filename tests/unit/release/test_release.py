@@ -17,13 +17,13 @@ import yaml
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.launcher import REPOSITORY
-from tests.tools.dist import debian, rpm
-from tests.tools.dist.inputs import Inputs
-from tests.tools.dist.project import PLACEHOLDER
-from tests.tools.errors import ReleaseNotReady, SignatureFailed
-from tests.tools.release.provenance import statement
-from tests.tools.release.readiness import placeholders, problems, require_ready
-from tests.tools.release.signing import SIGNATURE, SUMS, sign, verifies, write_sums
+from tools.dist import debian, rpm
+from tools.dist.inputs import Inputs
+from tools.dist.project import PLACEHOLDER
+from tools.errors import ReleaseNotReady, SignatureFailed
+from tools.release.provenance import statement
+from tools.release.readiness import placeholders, problems, require_ready
+from tools.release.signing import SIGNATURE, SUMS, sign, verifies, write_sums
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,7 +223,7 @@ def test_a_key_that_is_none_is_refused_in_one_line(release: Path, tmp_path: Path
 
 
 def test_a_key_that_is_none_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "tests.tools.release", "--key", f"{tmp_path}/none"]
+    argv = [sys.executable, "-m", "tools.release", "--key", f"{tmp_path}/none"]
     done = subprocess.run(
         [*argv, f"{tmp_path}/dist"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )

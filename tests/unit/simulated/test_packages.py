@@ -31,7 +31,7 @@ from integration.simulated.errors import (
     UnpackFailed,
 )
 from integration.simulated.packages import unpack
-from tests.tools.packages import fetch, in_release
+from tools.packages import fetch, in_release
 
 
 @dataclass

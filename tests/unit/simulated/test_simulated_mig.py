@@ -11,8 +11,8 @@ from hooks.config import load_config
 from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.capabilities import access_minor
-from tests.tools.nodes import changed_node
 from tests.unit.simulated.conftest import AskNvml, MakeNode, Smi
+from tools.nodes import changed_node
 
 # Statuses of nvidia-smi, which are nvmlReturn_t.
 NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.launcher import REPOSITORY
-from tests.tools import plain_words
-from tests.tools.plain_words import (
+from tools import plain_words
+from tools.plain_words import (
     Room,
     lowered,
     measure,
@@ -154,7 +154,7 @@ def test_a_limit_only_falls_and_goes_at_the_target(
 
 def _run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from tests.tools import plain_words as p;"
+        "import sys; from tools import plain_words as p;"
         f"p.REPOSITORY = {str(checkout)!r}; p._LIMITS = {str(checkout / 'limits.json')!r};"
         "sys.exit(p.main())"
     )

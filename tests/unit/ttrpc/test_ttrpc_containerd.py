@@ -21,7 +21,7 @@ from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, RESPONSE, Frame, FrameReader, encode
 from api.ttrpc.server import Server
 from tests.harness.events import Recorder
-from tests.tools.containerd import PrivateContainerd
+from tools.containerd import PrivateContainerd
 
 pytestmark = [
     pytest.mark.e2e,

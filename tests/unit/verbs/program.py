@@ -21,7 +21,7 @@ from typing import Any
 
 import shim
 from tests.harness.launcher import SITE
-from tests.tools.launcher import write_launcher
+from tools.launcher import write_launcher
 
 NAME = "containerd-shim-nvidia-v1"
 INTERPRETER = os.path.realpath(sys.executable)

@@ -21,7 +21,7 @@ from api.proto import task_pb2
 from shim.bundle import FILES_AFTER_DELETE
 from shim.verbs.delete import delete
 from shim.verbs.invocation import parse
-from tests.tools.launcher import compile_native
+from tools.launcher import compile_native
 
 NAME = "containerd-shim-nvidia-v1"
 PYTHON = b"left to Python"

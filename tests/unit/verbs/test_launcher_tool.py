@@ -13,9 +13,9 @@ import pytest
 from shim import VERSION
 from tests.harness.launcher import SITE
 from tests.harness.own_process import restored
-from tests.tools.errors import LauncherUnusable
-from tests.tools.launcher import compile_native, launcher_text, write_launcher
 from tests.unit.verbs.program import INTERPRETER, SOURCES
+from tools.errors import LauncherUnusable
+from tools.launcher import compile_native, launcher_text, write_launcher
 
 
 def _write(path: Path, interpreter: str = INTERPRETER) -> Path:
@@ -90,7 +90,7 @@ def test_a_launcher_that_could_not_work_is_refused(interpreter: str, libraries: 
 
 def test_the_module_can_be_run_to_write_one(tmp_path: Path) -> None:
     path = tmp_path / "containerd-shim-nvidia-v1"
-    command = [sys.executable, "-m", "tests.tools.launcher", str(path)]
+    command = [sys.executable, "-m", "tools.launcher", str(path)]
     command += ["--library", SOURCES, "--library", SITE]
     subprocess.run(command, cwd=SOURCES, check=True)
     assert path.read_text().startswith(f"#!{INTERPRETER} -IS\n")
@@ -101,7 +101,7 @@ def test_the_module_says_in_one_line_why_it_did_not(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "tests.tools.launcher",
+        "tools.launcher",
         str(tmp_path / "no" / "x"),
         "--library",
         "/l",

@@ -13,7 +13,7 @@ import pytest
 from shim.forkserver.prefork_pool import VerbRequest
 from shim.verbs.handover import GO
 from shim.verbs.warmstart import ACCEPTED, LENGTH, READY, link_name
-from tests.tools.launcher import compile_native
+from tools.launcher import compile_native
 
 WORDS = ["-namespace", "test", "-address", "/c.sock", "-id", "web-1", "start"]
 

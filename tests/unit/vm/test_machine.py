@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.errors import MachineFailed, MachineTimeout
-from tests.tools.vm import machine, tools
-from tests.tools.vm.guest import Guest
+from tools.errors import MachineFailed, MachineTimeout
+from tools.vm import machine, tools
+from tools.vm.guest import Guest
 
 Run = Callable[..., int]
 

@@ -15,10 +15,10 @@ from tests.harness.kubectl import MANIFESTS
 from tests.harness.pages import anchors, read_page
 from tests.harness.prometheus import Programs, Promtool
 from tests.harness.promql import dashboard, metrics_in, queries
-from tests.tools.reference.dcgm import NAMES
-from tests.tools.reference.metrics import MONITORING, alerts
-from tests.tools.reference.pages import FILES
 from tests.unit.node.metrics.nodes import large
+from tools.reference.dcgm import NAMES
+from tools.reference.metrics import MONITORING, alerts
+from tools.reference.pages import FILES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,43 @@
+"""The image of both DaemonSets, without a daemon, a registry or root: ``make image``.
+
+It is the tree that ``make dist`` makes, and nothing else: no shell, no distribution. The tree has
+its own interpreter and libraries, and what is done on a node is done by the copy there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from shim import VERSION
+from tools.images import Image, tree_of, write_archive
+
+__all__ = ["IMAGE", "NAME", "node_image"]
+
+NAME: Final = "containerd-shim-nvidia"
+# An image without a registry in its name is taken for one of Docker's; so it is called in full.
+IMAGE: Final = f"docker.io/library/{NAME}:{VERSION}"
+
+
+def node_image(tree: str) -> Image:
+    """The image of a self-contained tree.
+
+    Raises:
+        ImageBuildFailed: it is not there, or has something that is neither a file nor a link.
+    """
+    return Image(
+        IMAGE,
+        tree_of(tree, "nvshim"),
+        environment={"PATH": "/nvshim/bin"},
+        entrypoint=("/nvshim/bin/nvshim",),
+        command=("node-installer",),
+        labels={
+            "org.opencontainers.image.title": NAME,
+            "org.opencontainers.image.licenses": "Apache-2.0",
+        },
+    )
+
+
+if __name__ == "__main__":
+    _tree, _archive = sys.argv[1:3]
+    print(write_archive(_archive, [node_image(_tree)]), IMAGE)
