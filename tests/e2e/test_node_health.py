@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.harness.runtime import Runtime
 
 RESOURCE: Final = "nvidia.com/gpu"
-UNHEARD: Final = "its events cannot be heard"
+UNHEARD: Final = "NVML does not deliver its events"
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
             it.nvml("faults", fault)
             assert kubelet.wait_for(RESOURCE, 2) == {lost, other}
             if not fault:
-                eventually(partial(is_said, it, "events of it are heard again", n + 1), "again")
+                eventually(partial(is_said, it, "NVML delivers its events again", n + 1), "again")
         assert not [line for line in it.lines() if "XID" in line["event"]]
 
 

@@ -107,7 +107,7 @@ class Monitored:
 
     def unheard(self) -> list[str]:
         """Of each GPU whose events could not be heard, that this was said."""
-        return [line for line in self.said if "its events cannot be heard" in line]
+        return [line for line in self.said if "NVML does not deliver its events" in line]
 
     async def listen(self) -> None:
         with self.state.gpu_events.listen() as stream:
@@ -228,7 +228,7 @@ async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedN
 async def test_a_driver_that_hangs_is_left_and_found_again(
     gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((events, "_TO_BEGIN"), (events, "_LATE"), (sampling, "_TO_START")):
+    for module, name in ((events, "_TO_START"), (events, "_LATE"), (sampling, "_TO_START")):
         monkeypatch.setattr(module, name, 3.0 * PATIENCE)
     said: list[str] = []
     it = Monitored(gpus, "")
@@ -413,7 +413,7 @@ async def test_gpus_without_events_are_told_of_once_and_asked_all_the_same(
         assert it.state.unwatched.value[it.state.node.value.gpus[1]] == why
         assert len(it.unheard()) == 4
         assert not [line for line in it.said if "heard again" in line]
-        assert "of no GPU events can be had" in it.state.faults.lines["monitor.events"]
+        assert "NVML delivers events of no GPU" in it.state.faults.lines["monitor.events"]
         assert len([line for line in it.said if "NVSHIM-E2745" in line]) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from integration.containers.procfs import Procfs
 from integration.node.services.monitor import service as component
-from integration.node.services.monitor.service import Teller
+from integration.node.services.monitor.service import EventForwarder
 from integration.node.state.store import State
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent
@@ -59,7 +59,7 @@ async def test_an_event_to_which_nobody_adds_anything_is_told_at_once(
     state = State()
     publish(state.node, NodeSnapshot(inventory=inventory()))
     with state.gpu_events.listen() as stream:
-        Teller(state, reads_log=reads_log).add(event)
+        EventForwarder(state, reads_log=reads_log).add(event)
         assert told(stream) == ([event] if at_once else [])
 
 
@@ -73,10 +73,10 @@ async def test_where_a_process_was_is_known_though_it_is_gone_when_it_is_told(
     state = State()
     publish(state.node, NodeSnapshot(inventory=inventory()))
     with state.gpu_events.listen() as stream:
-        teller = Teller(state)
+        forwarder = EventForwarder(state)
         event = xid(DIVIDED, pid=7)
-        teller.add(event)
+        forwarder.add(event)
         (tmp_path / "7" / "cgroup").unlink()
-        teller.add(replace(event, source="nvml", pid=0, gpu_instance=2))
+        forwarder.add(replace(event, source="nvml", pid=0, gpu_instance=2))
         (found,) = told(stream)
     assert (found.cgroups, found.gpu_instance) == ("0::/kubepods/id-a\n", 2)

@@ -1,4 +1,4 @@
-"""What NVML and the kernel say of the GPUs while they work: events and samples.
+"""GPU events of NVML and the kernel log, and samples of NVML.
 
-NVML is asked in children of the agent: one of theirs may hang, and is left alone then.
+The agent calls NVML in child processes: a call may hang, and the agent then abandons the child.
 """

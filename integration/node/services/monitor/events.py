@@ -1,18 +1,18 @@
-"""Keeping the child that waits for NVML's events, and telling what it says.
+"""Run the child that waits for NVML's events, and forward what it reports.
 
 Rules
-- A child that hangs, crashes or fails is ended, and another is begun after a while. Meanwhile all
-  GPUs are *unwatched*, and that is logged and posted, with the reason; what happens is then known
-  from the kernel's log only. So is a GPU that alone cannot be watched.
-- The child waits as long as :data:`BEAT` before it says that it is there; one that is silent for
-  longer, by NVML's time-out, hangs.
-- A GPU that could not be watched is tried again now and then, by a new child: NVML takes no notice
-  of one that was reset. One that was lost is tried as soon as it answers those who sample it.
-- MIG mode that was switched by hand shows in nothing but NVML's answer, as long as there are no
-  instances; and nobody can switch it while a child runs. So each child says it when it begins.
-- A GPU that the child finds lost is posted at once; that it is back, samples prove.
-- When the driver or the GPUs change, the child is ended at once and a new one begun with what there
-  is then: NVML does not see GPUs that come later, and keeps the kernel module in use.
+- The agent stops a child that hangs, crashes or fails, and starts another after a pause. Until
+  then all GPUs are *unwatched*: the agent logs and publishes that with the reason, and gets errors
+  only from the kernel log. The same applies to a single GPU that cannot be watched.
+- Without events the child sends a heartbeat every :data:`BEAT` seconds. A child that is silent for
+  longer than that and NVML's timeout hangs.
+- The agent retries a GPU that could not be watched after a while, with a new child, because NVML
+  does not notice a reset. It retries a lost GPU as soon as a sample shows that it answers.
+- While a GPU has no instances, only NVML shows that an administrator switched its MIG mode. The
+  mode cannot be switched while a child runs. So each child reports the modes when it starts.
+- When the child reports a lost GPU, the agent publishes that at once. Samples prove its return.
+- When the driver or the GPUs change, the agent replaces the child at once: NVML does not see GPUs
+  that are added later, and keeps the kernel module in use.
 """
 
 from __future__ import annotations
@@ -40,34 +40,37 @@ if TYPE_CHECKING:
     from integration.nvml.snapshot import NodeSnapshot
 
 BEAT: Final = 60.0
-"""Seconds after which a child that has nothing to say says so."""
+"""Seconds between two heartbeats of a child without events."""
 
-# Seconds until another child is begun, at most; and until what could not be watched is tried again,
-# the first time.
+# Seconds: the longest pause before the next child, and the first pause before the agent retries a
+# GPU that could not be watched.
 _LONGEST_PAUSE: Final = 300.0
 _RETRY: Final = 60.0
 
-# Seconds besides NVML's time-out: without persistence mode it takes one or two for each GPU to
-# begin, and nobody waits for that here.
-_TO_BEGIN: Final = 30.0
+# Seconds on top of NVML's timeout for a child's first message: without persistence mode, NVML takes
+# one or two for each GPU to initialize it.
+_TO_START: Final = 30.0
 
 _LATE: Final = 5.0  # on a busy node
 
-# After so many lines a storm is left to itself for a while: the pipe is full then, and waits.
+# In a storm the agent pauses after so many messages. The pipe fills, and the child blocks.
 _BATCH: Final = 256
 _PAUSE: Final = 0.1
 
 _FAULT: Final = "monitor.events"
-_NO_EVENTS: Final = "of no GPU events can be had"
+_NO_EVENTS: Final = "NVML delivers events of no GPU"
 
 
 class Watch:
-    """Who keeps the child.
+    """Runs the child, restarts it, and publishes which GPUs are not watched.
 
     Args:
-        state: has the node, and gets who is not watched.
-        to_answer: seconds that NVML may take.
-        beat: seconds of silence.
+        state: the node and the GPUs to watch.
+        children: starts and stops the child.
+        tell: called with each event.
+        say: writes a log line.
+        to_answer: NVML's timeout in seconds.
+        beat: seconds between two heartbeats.
     """
 
     def __init__(
@@ -85,15 +88,16 @@ class Watch:
         self._lost = state.lost_gpus.publisher(ServiceName.MONITOR)
         self._mig_modes = state.mig_modes.publisher(ServiceName.MONITOR)
         self._to_answer, self._beat, self._retry = to_answer, beat, _RETRY
-        self._said_lost = math.inf  # when the child did so last
+        self._lost_at = math.inf  # when the child last reported a lost GPU
 
     async def keep(self) -> None:
-        """Keep a child as long as there is something to watch, until cancelled."""
+        """Run a child while there is a GPU to watch, until cancelled."""
         backoff = Backoff(longest=_LONGEST_PAUSE)
         while True:
-            version, seen = version_of(*self._state.nvml_inputs), self._state.node.value
-            if self._state.nvml_unavailable or not library_of(seen):
-                if not self._state.nvml_closed.value:  # which is but a moment
+            version, node = version_of(*self._state.nvml_inputs), self._state.node.value
+            if self._state.nvml_unavailable or not library_of(node):
+                # The agent closes NVML only briefly for a look at the node.
+                if not self._state.nvml_closed.value:
                     self._lost.publish({})
                     self._post(
                         {"": self._state.nvml_pause.value} if self._state.nvml_pause.value else {},
@@ -101,79 +105,81 @@ class Watch:
                     )
                 await wait_any(*self._state.nvml_inputs, since=version)
                 continue
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
-                await self._one(seen)
+                await self._one(node)
             except ChildFailed as error:
                 unwatched = self._state.unwatched.value
-                if not seen.gpus or not unwatched.keys() >= set(seen.gpus):
+                if not node.gpus or not unwatched.keys() >= set(node.gpus):
                     unwatched = {"": error.found}
-                self._post(unwatched, str(error))  # what is known of each says more
-                pause = backoff.pause(time.monotonic() - begun)
+                self._post(unwatched, str(error))  # the reasons of single GPUs say more
+                pause = backoff.pause(time.monotonic() - started)
                 version = version_of(*self._state.nvml_inputs)
                 await wait_any(*self._state.nvml_inputs, since=version, timeout=pause)
             else:
                 backoff = Backoff(longest=_LONGEST_PAUSE)
 
-    async def _one(self, seen: NodeSnapshot) -> None:
-        """Hear one child, until there is another driver, or other GPUs, or it is time to try again.
+    async def _one(self, node: NodeSnapshot) -> None:
+        """Run one child until the driver or the GPUs change, or a retry is due.
 
         Raises:
-            ChildFailed: there is nothing more to hear from it.
+            ChildFailed: the child hangs, crashed or failed.
         """
-        child = self._children.start(EVENTS, library_of(seen))
-        self._said_lost = math.inf
+        child = self._children.start(EVENTS, library_of(node))
+        self._lost_at = math.inf
         try:
             await first_of(
-                partial(self._until_other, seen), self._until_back, partial(self._hear, child, seen)
+                partial(self._until_changed, node),
+                self._until_back,
+                partial(self._read, child, node),
             )
         finally:
-            self._mig_modes.publish({})  # which may be switched from now on
+            self._mig_modes.publish({})  # without a child, the modes can be switched
             await self._children.end(child)
 
-    async def _until_other(self, seen: NodeSnapshot) -> None:
+    async def _until_changed(self, node: NodeSnapshot) -> None:
         version = version_of(*self._state.nvml_inputs)
         while not self._state.nvml_unavailable and identity_of(
             self._state.node.value
-        ) == identity_of(seen):
+        ) == identity_of(node):
             version = await wait_any(*self._state.nvml_inputs, since=version)
 
     async def _until_back(self) -> None:
-        """End it when a GPU that was lost answers others, of which the child takes no notice."""
+        """Return when a sample shows that a lost GPU answers. The child does not notice that."""
         async for sample in self._state.sample.changes():
-            if sample is not None and sample.when > self._said_lost:
-                there = {gpu.uuid for gpu in sample.gpus if not gpu.lost}
-                if not there.isdisjoint(self._state.lost_gpus.value):
+            if sample is not None and sample.when > self._lost_at:
+                answering = {gpu.uuid for gpu in sample.gpus if not gpu.lost}
+                if not answering.isdisjoint(self._state.lost_gpus.value):
                     return
 
-    async def _hear(self, child: Child, seen: NodeSnapshot) -> None:
-        patience = self._to_answer + _TO_BEGIN
-        begun, count = time.monotonic(), 0
-        child.ask({"gpus": uuids_of(seen), "beat": self._beat})
-        while not (self._state.unwatched.value and time.monotonic() - begun > self._retry):
-            word = await child.answer(patience)
+    async def _read(self, child: Child, node: NodeSnapshot) -> None:
+        patience = self._to_answer + _TO_START
+        started, count = time.monotonic(), 0
+        child.ask({"gpus": uuids_of(node), "beat": self._beat})
+        while not (self._state.unwatched.value and time.monotonic() - started > self._retry):
+            message = await child.answer(patience)
             patience = self._beat + self._to_answer + _LATE
-            if "lost" in word:
-                self._said_lost = now()
-                self._lost.publish(word["lost"])
-            elif "unwatched" in word:
-                unwatched = word["unwatched"]
-                in_vain = bool(seen.gpus) and unwatched.keys() >= set(seen.gpus)
+            if "lost" in message:
+                self._lost_at = now()
+                self._lost.publish(message["lost"])
+            elif "unwatched" in message:
+                unwatched = message["unwatched"]
+                is_blind = bool(node.gpus) and unwatched.keys() >= set(node.gpus)
                 failed = ChildFailed("events of NVML", found=_NO_EVENTS)
-                self._post(unwatched, str(failed) if in_vain else "")
-            elif "mig" in word:
-                self._mig_modes.publish(word["mig"])
+                self._post(unwatched, str(failed) if is_blind else "")
+            elif "mig" in message:
+                self._mig_modes.publish(message["mig"])
                 if self._state.mig_modes_differ:
                     self._state.look_requested.send()
-            elif "event" in word:
-                self._tell(_event_of(word["event"], seen))
+            elif "event" in message:
+                self._tell(_event_of(message["event"], node))
             count += 1
             if count % _BATCH == 0:
                 await anyio.sleep(_PAUSE)
         self._retry = min(2 * self._retry, _LONGEST_PAUSE)
 
     def _post(self, unwatched: Mapping[str, str], fault: str) -> None:
-        """Say which GPUs are not watched, and log those where that has changed."""
+        """Publish which GPUs are not watched, and log the changes."""
         before = self._state.unwatched.value
         if not unwatched:
             self._retry = _RETRY
@@ -184,16 +190,18 @@ class Watch:
         self._unwatched.publish(unwatched)
         self._state.faults.report(_FAULT, fault)
         for gpu in sorted(before.keys() - unwatched.keys()):
-            self._say("info", "events of it are heard again", gpu=gpu or "all")
+            self._say("info", "NVML delivers its events again", gpu=gpu or "all")
         for gpu, why in sorted(unwatched.items()):
             if gpu not in before:
-                self._say("warning", "its events cannot be heard", gpu=gpu or "all", reason=why)
+                self._say(
+                    "warning", "NVML does not deliver its events", gpu=gpu or "all", reason=why
+                )
 
 
-def _event_of(said: dict[str, Any], seen: NodeSnapshot) -> GpuEvent:
-    """An event as it was heard now; one of a GPU that the node does not have is nobody's."""
-    event = GpuEvent(now(), **said)
-    gpus = seen.inventory.gpus if seen.inventory is not None else ()
+def _event_of(fields: dict[str, Any], node: NodeSnapshot) -> GpuEvent:
+    """Return an event of now. The event of an unknown GPU gets no GPU, and a text that says so."""
+    event = GpuEvent(now(), **fields)
+    gpus = node.inventory.gpus if node.inventory is not None else ()
     bus_id = next((gpu.bus_id for gpu in gpus if gpu.uuid == event.gpu), None)
     if bus_id is not None:
         return replace(event, bus_id=bus_id)

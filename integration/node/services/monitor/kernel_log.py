@@ -1,7 +1,7 @@
-"""Following the kernel's log for Xids; what counts in it is in :mod:`shim.causes.kernel_log`.
+"""Follow the kernel log for Xids. :mod:`shim.causes.kernel_log` parses the lines.
 
-- What was in the log before is not read: it may be of another driver, or of GPUs long replaced.
-- A storm of lines is read a batch at a time. Those that the kernel has dropped meanwhile are gone.
+- Lines from before the start are skipped: they may be of another driver, or of replaced GPUs.
+- In a storm the agent reads the lines in batches. Lines that the kernel drops meanwhile are lost.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _BATCH: Final = 512
 _PAUSE: Final = 0.1
 
 
-async def follow(path: str, told: Callable[[GpuEvent], None]) -> None:
-    """Tell of each Xid from now on. Returns when the log ends, which the kernel's does not.
+async def follow(path: str, report: Callable[[GpuEvent], None]) -> None:
+    """Report each Xid from now on. Return at the end of a pipe; the kernel log has no end.
 
     Args:
-        path: of the log: /dev/kmsg, or a pipe that has the same lines.
-        told: is given each, of a GPU that has no UUID yet.
+        path: /dev/kmsg, or a pipe with the same lines.
+        report: called with each event. The event has the GPU's PCI address, and no UUID yet.
 
     Raises:
-        KernelLogUnusable: it cannot be read.
+        KernelLogUnusable: the log cannot be read.
     """
     try:
         with Log(path) as log:
@@ -35,33 +35,33 @@ async def follow(path: str, told: Callable[[GpuEvent], None]) -> None:
             while not log.has_ended:
                 await anyio.wait_readable(log.fd)
                 for _ in range(_BATCH):
-                    found = log.read()
-                    if found is None:
+                    xids = log.read()
+                    if xids is None:
                         break
-                    for xid in found:
-                        told(_event_of(xid))
-                # A storm must not keep this process busy, and nobody is waiting for so many.
+                    for xid in xids:
+                        report(_event_of(xid))
+                # A storm must not keep this process busy.
                 await anyio.sleep(_PAUSE)
     except OSError as error:
         raise KernelLogUnusable(
             f"Xids in the kernel's log {path}",
             found=str(error.strerror),
-            do="give the agent the device and CAP_SYSLOG; without it, NVML tells of Xids, and "
-            "nobody of the process that an Xid is for",
+            do="give the agent the device and CAP_SYSLOG; NVML reports Xids without the process "
+            "that caused them",
         ) from error
 
 
-def _event_of(found: LoggedXid) -> GpuEvent:
+def _event_of(logged: LoggedXid) -> GpuEvent:
     return GpuEvent(
         now(),
         "xid",
         "",
-        bus_id=found.bus_id,
-        xid=found.xid,
-        gpu_instance=found.gpu_instance,
-        compute_instance=found.compute_instance,
-        pid=found.pid,
-        process=found.process,
+        bus_id=logged.bus_id,
+        xid=logged.xid,
+        gpu_instance=logged.gpu_instance,
+        compute_instance=logged.compute_instance,
+        pid=logged.pid,
+        process=logged.process,
         source="kernel",
-        text=found.text,
+        text=logged.text,
     )

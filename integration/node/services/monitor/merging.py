@@ -1,23 +1,21 @@
-"""Making one event of what NVML and the kernel's log tell of the same thing, and few of many.
+"""Merge the events of NVML and the kernel log, and limit their rate.
 
 ::
 
     NVML: gpu, xid, MIG instances ─┐
-                                   ├─ held for a moment ─▶ one with all of it ─▶ at most one a
-    log:  gpu, xid, process ───────┘                                             second of a kind
+                                   ├─ held for a moment ─▶ one event ─▶ at most one per second
+    log:  gpu, xid, process ───────┘                       with all facts   of a kind
 
 Rules
-- An Xid of one source is held for :data:`HOLD` seconds for that of the other with the same GPU and
-  number. Together they are one event; alone it is told as it is. One to which the other could add
-  nothing is not held: whoever is told why a container ended should know it before that is over.
-- One whose other half was told alone not long ago is not told again: each error is counted once.
-- Of the same (GPU, number, instances, process) one is told at once. Those of the next second are
-  told together when it is over: ``times`` says how many. Those whose lines say that they are of
-  another severity are told apart.
-- What is remembered is bounded. In a storm of hundreds of different processes, processes are not
-  told apart any more.
+- An Xid of one source waits :data:`HOLD` seconds for the same GPU and number from the other source.
+  If both arrive they become one event; otherwise the event is sent alone. An event to which the
+  other source cannot add anything does not wait, because a container's exit message needs it soon.
+- An Xid whose counterpart was sent alone a few seconds ago is dropped: each error counts once.
+- The first event of a (GPU, number, instances, process) is sent at once. Those of the following
+  second are sent as one; ``times`` is their number. Events of different severity stay separate.
+- The memory is bounded. In a storm of hundreds of processes, events no longer name the process.
 
-This decides by times that it is given, and does nothing itself.
+The module does no I/O and reads no clock; callers pass the time.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from integration.nvml.values import GpuEvent
 from shim.causes.xids import RECOVERY, is_nonfatal, recovery_asked
 
 HOLD: Final = 0.5
-"""Seconds that the one waits for the other. They are written within milliseconds; which of them
-names the MIG instance spares the GPU's other devices."""
+"""Seconds that an Xid waits for its counterpart. Both sources report within milliseconds. The wait
+spares the other MIG devices of the GPU, because only one of the sources may name the instance."""
 
 _LATE: Final = 5.0
 _QUIET: Final = 1.0
@@ -42,86 +40,87 @@ _XID: Final = "xid"
 
 @dataclass(slots=True)
 class _Lone:
-    """An event that its other half may follow until then."""
+    """An event whose counterpart may arrive until a time."""
 
     event: GpuEvent
     until: float
 
 
 class Merger:
-    """What was told lately."""
+    """The events that wait, and those that were sent recently."""
 
     def __init__(self) -> None:
         self._held: deque[_Lone] = deque()
-        self._alone: deque[_Lone] = deque()
+        self._unpaired: deque[_Lone] = deque()
         self._ready: list[GpuEvent] = []
-        self._told: dict[tuple[object, ...], float] = {}
+        self._sent_until: dict[tuple[object, ...], float] = {}
         self._more: dict[tuple[object, ...], GpuEvent] = {}
 
     def add(self, event: GpuEvent, now: float, *, is_whole: bool = False) -> None:
-        """Take one in.
+        """Add an event.
 
         Args:
-            now: seconds of any clock that goes on.
-            is_whole: whether the other source knows nothing more of it.
+            event: of one of the sources.
+            now: seconds of a monotonic clock.
+            is_whole: whether the other source cannot add anything.
         """
         if event.kind != _XID or not event.gpu:
-            self._tell(event, now)
+            self._send(event, now)
             return
         other = _take(self._held, event)
         if other is not None:
-            self._tell(_joined(event, other), now)
+            self._send(_joined(event, other), now)
             return
-        self._alone = deque(each for each in self._alone if each.until > now)
-        if _take(self._alone, event) is not None:
+        self._unpaired = deque(each for each in self._unpaired if each.until > now)
+        if _take(self._unpaired, event) is not None:
             return
         if is_whole:
-            self._told_alone(event, now)
+            self._send_unpaired(event, now)
             return
         self._held.append(_Lone(event, now + HOLD))
         while len(self._held) > _MOST:
-            self._tell_alone(now)
+            self._send_oldest(now)
 
     def due(self, now: float) -> list[GpuEvent]:
-        """What is to be told now, in order.
+        """Return the events to send now, in order.
 
         Args:
-            now: of the same clock.
+            now: seconds of the same clock.
         """
         while self._held and self._held[0].until <= now:
-            self._tell_alone(now)
-        for key in [key for key, until in self._told.items() if until <= now]:
+            self._send_oldest(now)
+        for key in [key for key, until in self._sent_until.items() if until <= now]:
             more = self._more.pop(key, None)
             if more is None:
-                del self._told[key]
+                del self._sent_until[key]
             else:
                 self._ready.append(more)
-                self._told[key] = now + _QUIET
+                self._sent_until[key] = now + _QUIET
         ready, self._ready = self._ready, []
         return ready
 
     def wake(self) -> float | None:
-        """When :meth:`due` has something new to say; None if never by itself."""
+        """Return when :meth:`due` will have an event; None if no event waits."""
         times = [self._held[0].until] if self._held else []
-        times += [self._told[key] for key in self._more]
+        times += [self._sent_until[key] for key in self._more]
         return min(times, default=None)
 
-    def _tell_alone(self, now: float) -> None:
-        self._told_alone(self._held.popleft().event, now)
+    def _send_oldest(self, now: float) -> None:
+        self._send_unpaired(self._held.popleft().event, now)
 
-    def _told_alone(self, event: GpuEvent, now: float) -> None:
-        self._alone.append(_Lone(event, now + _LATE))
-        while len(self._alone) > _MOST:
-            self._alone.popleft()
-        self._tell(event, now)
+    def _send_unpaired(self, event: GpuEvent, now: float) -> None:
+        self._unpaired.append(_Lone(event, now + _LATE))
+        while len(self._unpaired) > _MOST:
+            self._unpaired.popleft()
+        self._send(event, now)
 
-    def _tell(self, event: GpuEvent, now: float) -> None:
+    def _send(self, event: GpuEvent, now: float) -> None:
         key: tuple[object, ...] = (event.kind, event.gpu, event.xid, *_facts(event))
-        if len(self._told) >= _MOST and key not in self._told:
+        if len(self._sent_until) >= _MOST and key not in self._sent_until:
             event = replace(event, pid=0, process="", cgroups="")
             key = (event.kind, event.gpu, event.xid, None, None, 0, _severity(event))
-        if self._told.get(key, now) <= now and key not in self._more:
-            self._told[key] = now + _QUIET
+        if self._sent_until.get(key, now) <= now and key not in self._more:
+            self._sent_until[key] = now + _QUIET
             self._ready.append(event)
             return
         before = self._more.get(key)
@@ -130,7 +129,7 @@ class Merger:
 
 
 def _take(among: deque[_Lone], event: GpuEvent) -> GpuEvent | None:
-    """Take the other half of an event out of these, if it is there."""
+    """Remove and return the counterpart of an event; None if there is none."""
     for lone in among:
         other = lone.event
         if (
@@ -153,14 +152,14 @@ def _facts(event: GpuEvent) -> tuple[object, ...]:
 
 
 def _severity(event: GpuEvent) -> object:
-    """What the text says of how serious an error is, and its number does not."""
+    """Return the severity that the text adds to the number."""
     if event.xid == RECOVERY:
         return recovery_asked(event.text)
     return is_nonfatal(event.xid, event.text)
 
 
 def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:
-    """Both in one: NVML's, with what only the log knows."""
+    """Return NVML's event with the facts that only the log has."""
     nvml, log = (one, other) if one.source == "nvml" else (other, one)
     return replace(
         nvml,

@@ -10,6 +10,7 @@ create it. A mark that takes something out of service can ask for the same
 A person's request lasts until that person removes it. A reset's request lasts while the command
 holds its lock, or its nvidia-smi holds NVML's lock. Both locks end with the process, even if it
 is killed.
+
 After :data:`LONGEST` the agent opens NVML although the reset has not ended, because until then it
 receives no errors of the other GPUs.
 
@@ -109,7 +110,7 @@ class _Resets:
 
 
 def _reason_of_people(drains: Iterable[Drain]) -> str:
-    """Return the reason of a mark that a person made, and that asks to close NVML."""
+    """Return the reason of a person's mark that asks to close NVML; "" if there is none."""
     return next((_reason_of(mark) for mark in drains if mark.lets_go and not mark.for_reset), "")
 
 

@@ -1,12 +1,12 @@
-"""Where the process was that the kernel's log names: its cgroups, while it is there.
+"""The cgroups of a process that the kernel log names.
 
-It is looked for as soon as the log was read, since a process that met an error does not live long.
+The agent reads them right after the log line, because a process with a GPU error soon exits.
 
 Rules
-- A process that was started after the error is another with the same number.
-- One that has ended and was not reaped yet is still in its cgroup of version 2, and in the root of
-  every hierarchy of version 1: there it is as one that is gone.
-- Of a storm, each process is looked for once in a while.
+- A process that started after the error is another one with the same PID.
+- A zombie is still in its cgroup v2, but in the root of every v1 hierarchy. On a v1 node it counts
+  as exited.
+- In a storm, the answer for a process is cached for a moment.
 
 Source: cgroups(7); proc(5), starttime.
 """
@@ -20,35 +20,36 @@ from integration.containers.cgroups import cgroups_in
 if TYPE_CHECKING:
     from integration.containers.procfs import Procfs
 
-# Seconds by which the kernel's times may differ: a process's beginning is told in hundredths.
+# Seconds by which the kernel's times may differ: it gives start times in hundredths of a second.
 _SLACK: Final = 1.0
-# Seconds for which it is believed where a process is, and how many processes of a storm that is of.
-_BELIEVED: Final = 0.5
+# Seconds for which an answer is cached, and the number of cached processes.
+_CACHED: Final = 0.5
 _MOST: Final = 1024
 
 
 class Processes:
-    """Who looks."""
+    """Reads and caches the cgroups of processes."""
 
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
         self._known: dict[int, tuple[float, str]] = {}
 
     def cgroups_of(self, pid: int, when: float) -> str:
-        """What /proc/PID/cgroup has; "" if the process has ended.
+        """Return the text of /proc/PID/cgroup; "" if the process has exited.
 
         Args:
-            when: the error was, in seconds since boot.
+            pid: in the node's PID namespace.
+            when: the time of the error, in seconds since boot.
         """
-        looked, cgroups = self._known.get(pid, (-_BELIEVED, ""))
-        if not 0 <= when - looked <= _BELIEVED:
+        read_at, cgroups = self._known.get(pid, (-_CACHED, ""))
+        if not 0 <= when - read_at <= _CACHED:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            cgroups = self._look(pid, when)
+            cgroups = self._read(pid, when)
             self._known[pid] = (when, cgroups)
         return cgroups
 
-    def _look(self, pid: int, when: float) -> str:
+    def _read(self, pid: int, when: float) -> str:
         status = self._procfs.status(pid)
         if status is None or not status.existed_at(when, _SLACK):
             return ""

@@ -5,11 +5,11 @@
     events.py      child ──▶ NVML's events ─┐
                                             ├─▶ merging.py ─▶ state.gpu_events
     kernel_log.py  /dev/kmsg ──▶ Xids ──────┘
-    sampling.py    child ◀──▶ whoever asks state.sampler
-    nvml_pause.py  a file at which both children end
+    NvmlSampler    child ◀──▶ the services that call state.sampler
+    nvml_pause.py  stops both children while a file or a mark asks for it
 
-Without the kernel's log an Xid has no process, without NVML it has no MIG instance but the log's;
-either alone is enough to know of it.
+One source is enough to report an Xid. Only the kernel log names the process. NVML names the MIG
+instance, which older drivers' log lines do not.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SAMPLES: Final = "monitor.samples"
 
 
 async def run(context: Context) -> None:
-    """Watch the GPUs, until cancelled."""
+    """Watch the GPUs until cancelled."""
     state, children = context.state, Children(context.say, context.config.state)
     samples = state.sample.publisher(ServiceName.MONITOR)
     samplers = state.sampler.publisher(ServiceName.MONITOR)
-    teller = Teller(state, reads_log=bool(context.options.kernel_log))
+    forwarder = EventForwarder(state, reads_log=bool(context.options.kernel_log))
     to_answer = context.config.nvml_timeout
-    watch = Watch(state, children, teller.add, context.say, to_answer=to_answer)
+    watch = Watch(state, children, forwarder.add, context.say, to_answer=to_answer)
 
     def look() -> NodeSnapshot:
         return (
@@ -59,7 +59,7 @@ async def run(context: Context) -> None:
         )
 
     def post(sample: Sample) -> None:
-        # A node without GPUs lacks nothing.
+        # On a node without GPUs a failed sample is no fault.
         failed = sample.failure and library_of(look())
         samples.publish(sample)
         context.fault(_SAMPLES, f"samples of NVML: {sample.failure}" if failed else "")
@@ -69,11 +69,11 @@ async def run(context: Context) -> None:
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(nvml_pause.follow, context)  # before any child
-            tasks.start_soon(teller.keep)
+            tasks.start_soon(forwarder.keep)
             tasks.start_soon(watch.keep)
             tasks.start_soon(sampler.serve)
             tasks.start_soon(call_on_change, sampler.look_again, *state.nvml_inputs)
-            tasks.start_soon(_read_log, context, teller)
+            tasks.start_soon(_read_log, context, forwarder)
     finally:
         samplers.publish(Unsampled())
         state.unwatched.publisher(ServiceName.MONITOR).publish({})
@@ -83,33 +83,34 @@ async def run(context: Context) -> None:
             state.faults.report(fault, "")
 
 
-async def _read_log(context: Context, teller: Teller) -> None:
-    """Hear the kernel, if that can be had; otherwise say so once."""
+async def _read_log(context: Context, forwarder: EventForwarder) -> None:
+    """Follow the kernel log. Report once if it cannot be read."""
     path, state = context.options.kernel_log, context.state
     if not path:
         return
     try:
-        await follow(path, lambda event: teller.add(_with_uuid(event, state.node.value)))
+        await follow(path, lambda event: forwarder.add(_with_uuid(event, state.node.value)))
         line = f"the kernel's log {path} has ended"
     except KernelLogUnusable as error:
         line = str(error)
     context.fault(_KERNEL_LOG, line, level="warning")
-    teller.reads_log = False
+    forwarder.reads_log = False
 
 
-def _with_uuid(event: GpuEvent, seen: NodeSnapshot) -> GpuEvent:
-    """An event of the kernel's log, whose GPU is found by its address."""
-    gpus = seen.inventory.gpus if seen.inventory is not None else ()
+def _with_uuid(event: GpuEvent, node: NodeSnapshot) -> GpuEvent:
+    """Return an event of the kernel log with the UUID of the GPU at its PCI address."""
+    gpus = node.inventory.gpus if node.inventory is not None else ()
     prefix = f"{event.bus_id}."
     uuid = next((gpu.uuid for gpu in gpus if gpu.bus_id.startswith(prefix)), "")
     return replace(event, gpu=uuid)
 
 
-class Teller:
-    """Sends the events of both sources, when each is complete.
+class EventForwarder:
+    """Sends the events of both sources, each when it is complete.
 
     Args:
-        reads_log: whether the kernel's log is read.
+        state: where the events are sent.
+        reads_log: whether the agent reads the kernel log.
     """
 
     def __init__(self, state: State, *, reads_log: bool = True) -> None:
@@ -117,18 +118,18 @@ class Teller:
         self._state = state
         self._processes = Processes(Procfs())
         self._merger = Merger()
-        self._news = anyio.Event()
+        self._added = anyio.Event()
 
     def add(self, event: GpuEvent) -> None:
-        """Take in what happened; what can be told at once is."""
+        """Add an event, and send it at once if it need not wait for the other source."""
         if event.pid and not event.cgroups:
             event = replace(event, cgroups=self._processes.cgroups_of(event.pid, event.when))
         self._merger.add(event, time.monotonic(), is_whole=self._is_whole(event))
-        self._tell()
-        self._news.set()
+        self._send_due()
+        self._added.set()
 
     def _is_whole(self, event: GpuEvent) -> bool:
-        """Whether the other source knows nothing more of an event."""
+        """Whether the other source cannot add anything to an event."""
         if event.source == "nvml":
             return not self.reads_log
         if event.gpu_instance is not None:
@@ -139,15 +140,15 @@ class Teller:
         return any(gpu.uuid == event.gpu and not gpu.mig for gpu in gpus)
 
     async def keep(self) -> None:
-        """Tell what was held back, until cancelled."""
+        """Send the events that waited, until cancelled."""
         while True:
-            self._news = anyio.Event()
+            self._added = anyio.Event()
             wake = self._merger.wake()
             pause = float("inf") if wake is None else max(0.0, wake - time.monotonic())
             with anyio.move_on_after(pause):
-                await self._news.wait()
-            self._tell()
+                await self._added.wait()
+            self._send_due()
 
-    def _tell(self) -> None:
+    def _send_due(self) -> None:
         for event in self._merger.due(time.monotonic()):
             self._state.gpu_events.send(event)

@@ -23,7 +23,7 @@ from integration.node.service import Context
 from integration.node.services.causes import service as component
 from integration.node.services.causes.files import QUIET
 from integration.node.services.causes.service import run
-from integration.node.services.monitor.service import Teller
+from integration.node.services.monitor.service import EventForwarder
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, GpuSample, Sample
 from shim.causes import exit_store, record
@@ -76,7 +76,7 @@ class World:
     config: Config
     state: State
     sampler: Sampler
-    teller: Teller
+    forwarder: EventForwarder
     lines: list[str]
 
     def holds(self, *holdings: Holding, stopped: tuple[Holding, ...] = ()) -> None:
@@ -114,7 +114,7 @@ async def world(config: Config) -> AsyncIterator[World]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
         await until(lambda: state.gpu_events.has_listeners, "it listens")
-        yield World(config, state, sampler, Teller(state), lines)
+        yield World(config, state, sampler, EventForwarder(state), lines)
         tasks.cancel_scope.cancel()
 
 
@@ -234,7 +234,7 @@ async def test_a_thousand_faults_a_second_lose_neither_the_first_nor_fill_the_di
         it.tell(48)
         for n in range(1000):
             event = GpuEvent(now(), "xid", "GPU-0", xid=31, pid=100_000 + n, source="kernel")
-            it.teller.add(replace(event, cgroups=IN_A))
+            it.forwarder.add(replace(event, cgroups=IN_A))
             if n % 50 == 0:
                 await anyio.sleep(0.01)
         await until(lambda: len(it.codes("a")) == 16, "its file is full")

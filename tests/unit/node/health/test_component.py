@@ -24,7 +24,7 @@ from integration.node.holders.values import Holding, Ledger
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.health.service import run
-from integration.node.services.monitor.service import Teller
+from integration.node.services.monitor.service import EventForwarder
 from integration.node.values.health import HealthState
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
@@ -82,7 +82,7 @@ class Agent:
     state: State
     nvml: Nvml
     lines: list[tuple[str, str, dict[str, Any]]]
-    teller: Teller
+    forwarder: EventForwarder
     heard: int = 0
 
     async def until(self, look: Callable[[], bool], what: str) -> None:
@@ -117,7 +117,7 @@ class Agent:
     def hear(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
         """Have the monitor hear of an error from one of its sources."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.teller.add(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
+        self.forwarder.add(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
 
 
 @asynccontextmanager
@@ -133,9 +133,9 @@ async def agent(config: Config, **options: Any) -> AsyncIterator[Agent]:
     publish(context.state.sampler, nvml)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
-        teller = Teller(context.state)
-        tasks.start_soon(teller.keep)
-        seen = Agent(context.state, nvml, lines, teller)
+        forwarder = EventForwarder(context.state)
+        tasks.start_soon(forwarder.keep)
+        seen = Agent(context.state, nvml, lines, forwarder)
         await seen.until(lambda: "GPU-0" in context.state.health.value, "it begins")
         yield seen
         tasks.cancel_scope.cancel()
