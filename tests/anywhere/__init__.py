@@ -1,24 +1,24 @@
-"""``python -m tests.anywhere``: the suite on machines that are unlike the one it was written on.
+"""``python -m tests.anywhere``: run the test suite on unusual machines.
 
-    make test-anywhere                            # all, but for those that passed at this commit
+    make test-anywhere                            # all that have not passed at this commit
     make test-anywhere ONLY=boot,umask            # some
-    make test-anywhere ONLY=uptime+tmpfs          # what holds at once, in one run
+    make test-anywhere ONLY=uptime+tmpfs          # several circumstances in one run
     make test-anywhere ONLY=boot ARGS=tests/unit  # a part of the suite in one
 
 ======================  ======================================================================
-``circumstances.py``    the table: what is odd about each machine, and what runs there
-``wrappers.py``         how a command gets there: namespaces, mounts, limits, virtual machines
-``__main__.py``         runs the rows, keeps their output and their counts, prints the table
+``circumstances.py``    the table: what is unusual about each machine, and which tests run
+``wrappers.py``         the commands that set it up: namespaces, mounts, limits, VMs
+``__main__.py``         runs the rows, saves their output and counts, prints the table
 ``installed.py``        a machine on which the product is installed and in use
 ``first.py``            the first process of a pid namespace
-``root.py``             a Debian with nothing but what the README names
+``root.py``             a Debian with only the packages that the README requires
 ======================  ======================================================================
 
 Rules
-- Nothing of the machine changes: what is mounted, named or set goes with the namespace.
+- A run does not change the machine: its mounts, names and limits end with the namespace.
 - A row runs ``make demo`` and all of ``make test``, unless the table says why a part is enough.
-- NVSHIM_TEST_ORDER (the order of files) and WORKERS are passed on.
-- A row in which no test passed has failed.
+- The runs inherit NVSHIM_TEST_ORDER (the order of files) and WORKERS.
+- A row fails if no test passed in it.
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ from tools import REPOSITORY
 __all__ = ["KEPT"]
 
 KEPT: Final = os.path.join(REPOSITORY, ".cache", "anywhere")
-"""Where the output of each run, and how it ended, is kept."""
+"""The directory with the output and the result of each run."""

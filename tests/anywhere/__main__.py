@@ -1,8 +1,8 @@
-"""``python -m tests.anywhere``: run circumstances, keep what came of them, print a table.
+"""``python -m tests.anywhere``: run circumstances, save the results, print a table.
 
-The output of each run is shown and kept in ``.cache/anywhere/NAME.log``. Without ``--only``, what
-passed at this commit is not run again, so a run that was interrupted goes on where it was. The exit
-code says whether every row in the table passed.
+The output of each run is printed and saved in ``.cache/anywhere/NAME.log``. Without ``--only``,
+rows that passed at this commit do not run again, so an interrupted run can be resumed. The exit
+status is 0 if every row in the table passed.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class Result:
 
     name: str  # of the circumstance
     commit: str  # what ran; "" for files that are in no commit
-    asked: str  # paths of tests that ran in place of the row's; "" for those of the row
+    asked: str  # paths of tests that ran instead of the row's; "" for the row's own
     passed: int  # tests
-    failed: int  # tests that did, or left something behind
-    skipped: int  # tests that had nothing to test there
+    failed: int  # tests that failed, or left something behind
+    skipped: int  # tests that do not apply there
     code: int  # the exit status of the command
     seconds: float  # how long it took
 
     @property
     def is_good(self) -> bool:
-        """Whether everything passed, and anything ran."""
+        """Whether at least one test ran and all passed."""
         return not self.code and not self.failed and self.passed > 0
 
 
 def is_done(known: Result, commit: str) -> bool:
-    """Whether all of a row has passed at a commit."""
+    """Whether all tests of a row have passed at a commit."""
     return known.is_good and not known.asked and known.commit == commit != ""
 
 
 def count(lines: list[str]) -> dict[str, int]:
-    """Add up what the closing lines of pytest say."""
+    """Return the sums of the counts in pytest's closing lines."""
     counts: dict[str, int] = {}
     for line in lines:
         match = _CLOSING.match(line)
@@ -66,7 +66,7 @@ def count(lines: list[str]) -> dict[str, int]:
 
 
 def table(results: list[Result]) -> str:
-    """What a person reads at the end: what each run counted."""
+    """Return the table that is printed at the end."""
     counts = f"{'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}"
     rows = [f"{'circumstance':12} {counts}  {'result':10} tests"]
     for result in results:
@@ -87,7 +87,7 @@ def _run(row: Circumstance, more: tuple[str, ...], commit: str) -> Result:
     code = 0
     if row.needs:
         code = subprocess.run(["make", row.needs], cwd=REPOSITORY, check=False).returncode
-    # Short: addresses of sockets lie below it.
+    # A short path, because sockets are created below it.
     with (
         tempfile.TemporaryDirectory(prefix="any-") as directory,
         open(os.path.join(KEPT, f"{row.name}.log"), "w", encoding="utf-8") as log,
@@ -104,7 +104,7 @@ def _run(row: Circumstance, more: tuple[str, ...], commit: str) -> Result:
 
 
 def _show(argv: list[str], log: TextIO, lines: list[str]) -> int:
-    """Run a command, whose output is shown, kept and collected."""
+    """Run a command; print, save and collect its output."""
     with subprocess.Popen(
         argv, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace",
@@ -119,7 +119,7 @@ def _show(argv: list[str], log: TextIO, lines: list[str]) -> int:
 
 
 def _commit() -> str:
-    """What would run: the commit; "" if the checkout has files that differ from it."""
+    """Return the commit of the checkout; "" if there are uncommitted changes."""
     changed = ["git", "status", "--porcelain"]
     if subprocess.run(changed, cwd=REPOSITORY, capture_output=True, check=True).stdout:
         return ""
@@ -129,7 +129,7 @@ def _commit() -> str:
 
 
 def _earlier() -> dict[str, Result]:
-    # Those of another version of this program are not worth an error.
+    # Results of another version of this program are dropped.
     with (
         contextlib.suppress(FileNotFoundError, TypeError, ValueError),
         open(_RESULTS, encoding="utf-8") as file,
@@ -164,17 +164,17 @@ def main(words: list[str] | None = None) -> int:
         "--only", type=_rows, metavar="NAME,NAME+NAME,…",
         help="some, or several at once (+), of: " + ", ".join(row.name for row in CIRCUMSTANCES),
     )  # fmt: skip
-    parser.add_argument("tests", nargs="*", help="paths of tests, in place of those of the table")
-    asked = parser.parse_args(words)
+    parser.add_argument("tests", nargs="*", help="paths of tests to run instead of the table's")
+    options = parser.parse_args(words)
     os.makedirs(KEPT, exist_ok=True)
     commit, earlier, results = _commit(), _earlier(), []
-    for row in asked.only or CIRCUMSTANCES:
+    for row in options.only or CIRCUMSTANCES:
         known = earlier.get(row.name)
-        if not asked.only and known is not None and is_done(known, commit):
+        if not options.only and known is not None and is_done(known, commit):
             _print(f"--- {row.name}: passed at this commit before")
             results.append(known)
             continue
-        results.append(_run(row, tuple(asked.tests), commit))
+        results.append(_run(row, tuple(options.tests), commit))
         _keep(results[-1])
     _print(f"\n{table(results)}")
     return 0 if all(result.is_good for result in results) else 1

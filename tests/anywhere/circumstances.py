@@ -1,4 +1,4 @@
-"""The table of circumstances: what is odd about each machine, how to get there, what runs there."""
+"""The table of circumstances: what is unusual about a machine, its setup, and its tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.anywhere import wrappers
 # 12 h 45 min ahead of UTC, and an hour more in summer, which is there from September to April.
 _CHATHAM: Final = "<+1245>-12:45<+1345>,M9.5.0/2:45,M4.1.0/3:45"
 
-# What reads the wall clock, or compares it with a file's time or the kernel's clocks.
+# Tests that read the wall clock, or compare it with file times or the kernel's clocks.
 _CLOCK_TESTS: Final = (
     "tests/unit/causes", "tests/unit/drain/test_marks.py", "tests/unit/inspection",
     "tests/unit/hooks/node", "tests/unit/mounts/test_layers.py", "tests/unit/node/causes",
@@ -22,9 +22,9 @@ _CLOCK_TESTS: Final = (
     "tests/unit/shim/test_fast_path.py", "tests/unit/verbs/test_sockets.py",
     "tests/e2e/test_exit_causes.py", "tests/e2e/test_fast_path.py",
 )  # fmt: skip
-_ONLY_CLOCKS: Final = "no namespace has it, and a virtual machine takes ten times as long"
+_ONLY_CLOCKS: Final = "no namespace has a wall clock, and a virtual machine takes ten times as long"
 
-# What makes cgroups, or reads them.
+# Tests that create or read cgroups.
 _CGROUP_TESTS: Final = (
     "tests/unit/shim/test_cgroup.py", "tests/unit/shim/test_oom.py",
     "tests/unit/shim/test_orphans.py", "tests/unit/shim/test_resources.py",
@@ -37,27 +37,27 @@ _ONLY_CGROUPS: Final = "a virtual machine takes ten times as long; the rest sees
 class Circumstance:
     """A row of the table."""
 
-    name: str  # how a person asks for it
-    what: str  # what is odd about the machine
-    # The words before those that run the tests; see :mod:`tests.anywhere.wrappers`.
+    name: str  # the name on the command line
+    what: str  # what is unusual about the machine
+    # The command that sets it up and runs another; see :mod:`tests.anywhere.wrappers`.
     wrapper: Callable[[str], list[str]]
-    tests: tuple[str, ...] = ()  # the part that runs; all if there is none
-    why: str = ""  # why that part is enough
-    is_guest: bool = False  # whether it has no make: its tests are run by pytest itself
-    needs: str = ""  # a target of the Makefile that installs what the wrapper takes
+    tests: tuple[str, ...] = ()  # the tests that run; empty for all
+    why: str = ""  # why those tests are enough
+    is_guest: bool = False  # whether it has no make, so that pytest is called directly
+    needs: str = ""  # a target of the Makefile that installs what the wrapper needs
 
     def command(self, directory: str, more: tuple[str, ...] = ()) -> list[str]:
-        """The command line.
+        """Return the command line.
 
         Args:
-            directory: where the circumstance may have files.
-            more: paths of tests to run in place of the row's.
+            directory: for files of the circumstance.
+            more: paths of tests to run instead of the row's.
         """
         tests = more or self.tests
         if self.is_guest:
             run = ["python3", "-m", "pytest", "--color=no", "-o", "timeout=300", *tests]
         else:
-            # Both of the README's commands, one after the other.
+            # Both commands of the README, one after the other.
             run = ["make", "--no-print-directory", "--jobs=1", "demo", "test"]
             run.append(f"TESTS={shlex.join(tests)}")
         return [*self.wrapper(directory), *run]
@@ -112,16 +112,16 @@ CIRCUMSTANCES: Final = (
         partial(wrappers.in_root, release="trixie"), needs=".cache/.vm-packages",
     ),
 )  # fmt: skip
-"""All of them, in the order in which they run."""
+"""All circumstances, in the order in which they run."""
 
 
 def together(names: str) -> Circumstance:
-    """Return the circumstance of a name, or of several that hold at once ("uptime+no-home").
+    """Return one circumstance, or several combined ("uptime+no-home").
 
-    Only rows that run everything, on this machine's own root, can hold at once.
+    Only rows that run all tests, on this machine's own root, can be combined.
 
     Raises:
-        ValueError: one is not in the table, or cannot be joined with others.
+        ValueError: a name is not in the table, or cannot be combined.
     """
     known = {row.name: row for row in CIRCUMSTANCES}
     words = names.split("+")

@@ -1,11 +1,10 @@
 """``python -m tests.anywhere.clock CHANGE COMMAND…``: change the wall clock, and run a command.
 
-For virtual machines alone: there is no namespace of the wall clock, and a library that lies to
-programs (LD_PRELOAD) reaches neither Go's nor static ones, and no file's time. So this changes the
-clock itself::
+Run it only in a virtual machine. The wall clock has no namespace, and a library in LD_PRELOAD
+does not affect Go programs, static ones or file times. So this sets the clock itself::
 
-    day-behind   the kernel has booted, and written files, a day after what is now
-    leap         in half a minute a second is inserted, and the day after it is 29 February
+    day-behind   a day before the boot and the newest files
+    leap         30 seconds before a leap second and 29 February
 
 Source: adjtimex(2); clock_gettime(2), CLOCK_TAI; kernel/time/ntp.c: a second is inserted at the end
 of the day (UTC), whether or not anything keeps the clock.
@@ -26,7 +25,7 @@ from typing import Final
 _DAY: Final = 86_400
 _BEFORE_LEAP: Final = timegm((2028, 2, 28, 23, 59, 30))
 
-# struct timex: modes, offset, freq, maxerror, esterror, status; more than the rest behind it.
+# struct timex starts with modes, offset, freq, maxerror, esterror, status. _ROOM holds all of it.
 _TIMEX: Final = struct.Struct("@Iqqqqi")
 _ROOM: Final = 512
 _ADJ_STATUS: Final = 0x10
@@ -41,29 +40,29 @@ def _insert_a_second() -> None:
 
 
 def _inserted() -> int:
-    """How many seconds have been inserted: atomic time does not know them."""
+    """Return the number of leap seconds: atomic time does not count them."""
     return round(time.clock_gettime(time.CLOCK_TAI) - time.time())
 
 
 def main() -> int:
-    """Change the clock, run the command, and see that the change was there.
+    """Change the clock, run the command, and check that the change happened.
 
     Returns:
-        The command's exit status; 1 if the clock was never as asked for.
+        The command's exit status; 1 if no leap second was inserted.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.anywhere.clock", description=__doc__)
     parser.add_argument("change", choices=("day-behind", "leap"))
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if "NVSHIM_TEST_VM" not in os.environ:
         parser.error("this changes the machine's clock; run it in a virtual machine")
-    if asked.change == "day-behind":
+    if options.change == "day-behind":
         time.clock_settime(time.CLOCK_REALTIME, time.time() - _DAY)
-        return subprocess.run(asked.command, check=False).returncode
+        return subprocess.run(options.command, check=False).returncode
     time.clock_settime(time.CLOCK_REALTIME, _BEFORE_LEAP)
     before = _inserted()
     _insert_a_second()
-    code = subprocess.run(asked.command, check=False).returncode
+    code = subprocess.run(options.command, check=False).returncode
     if _inserted() != before + 1:
         print("no second was inserted while the command ran", file=sys.stderr)  # noqa: T201
         return 1

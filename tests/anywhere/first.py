@@ -1,6 +1,6 @@
 """``python -m tests.anywhere.first -- COMMAND…``: the first process of a pid namespace.
 
-It runs a command, reaps orphans until that has ended, and ends with its status.
+It runs a command, reaps orphans until the command exits, and exits with its status.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 
 def be_first(command: list[str], environment: Mapping[str, str]) -> int:
-    """Run a command, and reap orphans until it has ended.
+    """Run a command, and reap orphans until it exits.
 
     Returns:
-        Its exit status; 128 and the signal if one ended it.
+        Its exit status; 128 plus the signal if a signal killed it.
     """
     child = os.posix_spawnp(command[0], command, environment)
     while True:
@@ -24,11 +24,11 @@ def be_first(command: list[str], environment: Mapping[str, str]) -> int:
 
 
 def exit_code(status: int) -> int:
-    """Return the status that a shell has of a process, of what wait(2) says."""
+    """Convert a status of wait(2) to the exit status that a shell shows."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    _, _, *words = sys.argv  # after the dashes
+    _, _, *words = sys.argv  # the words after --
     sys.exit(be_first(words, os.environ))

@@ -1,9 +1,8 @@
-"""``python -m tests.anywhere.installed -- COMMAND…``: run a command beside an installed product.
+"""``python -m tests.anywhere.installed -- COMMAND…``: run a command while the product is installed.
 
-In the mount namespace that it is started in, the directories that an installation changes become
-this process's own: the tree below /opt with its links, the configuration of the shim and of
-containerd, which has a handler for it. That containerd runs, at its usual place, and so does a
-container with GPUs. When the command has ended, they end.
+In its mount namespace, this program covers the directories that an installation changes. It
+installs the product below /opt, configures the shim and a handler in containerd, and starts
+containerd at its usual address and a container with GPUs. When the command exits, it stops them.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from shim import syscalls
 from tests.harness.dist import built
 from tools.images import BUSYBOX, busybox, write_archive
 
-# What is changed: seen through an overlay; and what is empty at first.
+# The directories that the installation changes, which are covered by overlays.
 _CHANGED: Final = ("/etc", "/opt", "/usr/local", "/var/lib")
-# An overlay cannot have roots of containers on it.
+# These start empty: a container's root cannot be on an overlay.
 _EMPTY: Final = ("/run/containerd", "/var/lib/containerd")
 _SETTINGS: Final = "/etc/containerd-shim-nvidia/config.toml"
 _RUNTIME: Final = "io.containerd.nvidia.v1"
@@ -36,14 +35,14 @@ _START_TIMEOUT: Final = 60.0
 
 
 def main() -> int:
-    """Install, start what uses it, run the command, and end what was started.
+    """Install the product, start containerd and a container, run the command, and stop both.
 
     Returns:
         The command's exit status.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.anywhere.installed", description=__doc__)
     parser.add_argument("command", nargs="+")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="in-use-"))
         stack.callback(_unmount, _cover(directory))
@@ -59,15 +58,15 @@ def main() -> int:
         stack.callback(_end, containerd)
         _use(directory)
         stack.callback(_ctr, "tasks", "delete", "--force", _NAME)
-        code = subprocess.run(asked.command, check=False).returncode
+        code = subprocess.run(options.command, check=False).returncode
         if "RUNNING" not in _ctr("tasks", "ls"):
-            sys.stderr.write("the container that was in use has ended meanwhile\n")
+            sys.stderr.write("the container exited while the command ran\n")
             return 1
     return code
 
 
 def _cover(directory: str) -> list[str]:
-    """Let this mount namespace have its own of what is changed; returns where."""
+    """Cover the directories that are changed; return the new mount points."""
     upper = f"{directory}/changed"
     os.mkdir(upper)
     syscalls.mount("tmpfs", upper, "tmpfs", 0, "mode=755")

@@ -1,12 +1,12 @@
-"""``python -m tests.anywhere.root RELEASE -- COMMAND…``: a clone on a Debian with nothing else.
+"""``python -m tests.anywhere.root RELEASE -- COMMAND…``: run a command in a clone on Debian.
 
-mmdebstrap installs the release with what the README names, git clones the checkout into it, and the
-command runs in the clone. The machine's configuration of apt and pip comes along, with the files
-that it names, since a machine without its mirrors and keys reaches nothing. No host is named here.
+mmdebstrap installs the release with the packages that the README requires. git clones the checkout
+into it, and the command runs in the clone. The machine's configuration of apt and pip is copied,
+with the files that it names: without the mirrors and certificates nothing can be downloaded.
 
-The root has mount, UTS, IPC and PID namespaces of its own, a /run and a /tmp of its own, and this
-machine's kernel, /dev, cgroups and network. As on a machine, its first process has the same mounts
-as all others and reaps orphans, and its mounts are shared.
+The root has its own mount, UTS, IPC and PID namespaces and its own /run and /tmp. It uses this
+machine's kernel, /dev, cgroups and network. As on a real machine, its first process has the same
+mounts as all others and reaps orphans, and its mounts are shared.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ from tools.vm.guest import install
 RELEASES: Final = ("bookworm", "trixie")
 
 NAMED: Final = ("git", "make", "python3")
-"""What the README says that a machine needs."""
+"""The packages that the README requires."""
 
 _CLONE: Final = "/root/containerd-shim-nvidia"
 _CONFIGURATION: Final = (
     "/etc/pip.conf", "/etc/xdg/pip", "~/.config/pip", "~/.pip",
     "/etc/apt/auth.conf", "/etc/apt/auth.conf.d", "/etc/resolv.conf",
-    # What update-ca-certificates has of the machine's own, if it runs again.
+    # The machine's own certificates, for update-ca-certificates.
     "/usr/local/share/ca-certificates",
 )  # fmt: skip
-# The sources and the proxies of apt, which mmdebstrap has written into the root.
+# The sources and proxies of apt, which mmdebstrap writes into the root.
 _APT: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*", "/etc/apt/apt.conf.d/*")
-# What pip, git and TLS libraries go by: mirrors, proxies, certificates.
+# Mirrors, proxies and certificates of pip, git and TLS libraries.
 _VARIABLE: Final = re.compile(r"(?i)PIP_\w+|\w+_proxy|SSL_CERT_\w+|GIT_SSL_\w+|REQUESTS_CA_BUNDLE")
-# What says how the tests run: WORKERS is in make's own.
+# These control how the tests run. MAKEFLAGS contains WORKERS.
 _HOW: Final = ("MAKEFLAGS", "NVSHIM_TEST_ORDER")
 _PATH: Final = re.compile(r"(?:(?<=[\s=\"':,])|^|(?<=file://))/(?!/)[\w./+@-]+", re.MULTILINE)
 
 
 def paths_in(text: str) -> list[str]:
-    """The absolute paths that a configuration names; those of addresses are none, but of files."""
+    """Return the absolute paths in a configuration. Of URLs, only file:// ones have a path here."""
     return list(dict.fromkeys(match.rstrip("/.") for match in _PATH.findall(text)))
 
 
 def main() -> int:
-    """Make the root, and run the command in it.
+    """Create the root, and run the command in it.
 
     Returns:
-        The command's exit status; 1 with one line on stderr if the root could not be made.
+        The command's exit status; 1 with one line on stderr if the root cannot be created.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.anywhere.root", description=__doc__)
     parser.add_argument("release", choices=RELEASES)
-    parser.add_argument("--umask", default="022", help="of the clone, and of the command (022)")
+    parser.add_argument("--umask", default="022", help="umask of the clone and the command (022)")
     parser.add_argument("command", nargs="+")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.makedirs(KEPT, exist_ok=True)
     with locked(KEPT):  # one root at a time
-        return _run(asked.release, asked.command, int(asked.umask, 8))
+        return _run(options.release, options.command, int(options.umask, 8))
 
 
 def _run(release: str, command: list[str], umask: int) -> int:
@@ -84,7 +84,7 @@ def _run(release: str, command: list[str], umask: int) -> int:
     os.umask(umask)
     argv = ["git", "clone", "--quiet", f"file://{REPOSITORY}", root + _CLONE]
     subprocess.run(argv, check=True)
-    # By its child, so that all that is mounted goes with that.
+    # A child mounts everything, so that the mounts end with it.
     if (child := os.fork()) == 0:
         syscalls.unshare(syscalls.CLONE_NEWPID)
         if (first := os.fork()) == 0:
@@ -98,7 +98,7 @@ def _run(release: str, command: list[str], umask: int) -> int:
 
 
 def _carry(root: str) -> Iterator[str]:
-    """Copy the machine's configuration, and what it names; yields directories to be bound."""
+    """Copy the machine's configuration and the files that it names; yield directories to bind."""
     texts = [value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)]
     for path in map(os.path.expanduser, _CONFIGURATION):
         for file in _files_of(path):
@@ -107,7 +107,7 @@ def _carry(root: str) -> Iterator[str]:
     for pattern in _APT:
         texts += map(_read, glob.glob(root + pattern))
     for each in paths_in("\n".join(texts)):
-        # An index of pip names files that lie beside it (PEP 503).
+        # A package index of pip refers to files next to it (PEP 503).
         path = each.removesuffix("/simple")
         if os.path.lexists(root + path):
             continue
@@ -144,7 +144,7 @@ def _environment() -> dict[str, str]:
 
 
 def _enter(root: str, bound: Iterable[str]) -> None:
-    """Make a directory this process's root, with the kernel's file systems in it."""
+    """Mount the kernel's file systems in a directory, and make it this process's root."""
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     tree = syscalls.MS_BIND | syscalls.MS_REC

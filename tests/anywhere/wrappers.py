@@ -1,6 +1,6 @@
-"""How a command is run in a circumstance: the words that come before it.
+"""Commands that set up a circumstance and run another command in it.
 
-Each function is given a directory of its own, for the files that it needs.
+Each function returns the words to put before that command. It gets a directory for its files.
 
 Source: unshare(1), time_namespaces(7), prlimit(1), taskset(1); tmpfs(5), overlayfs.rst.
 """
@@ -19,13 +19,12 @@ TIME_NAMESPACE: Final = "/proc/self/ns/time"
 _OFFSETS: Final = "/proc/self/timens_offsets"
 _CLOCKS: Final = {"monotonic": time.CLOCK_MONOTONIC, "boottime": time.CLOCK_BOOTTIME}
 
-# The longest name that the kernel takes (HOST_NAME_MAX is 64) and DNS, too.
+# The longest name that both the kernel (HOST_NAME_MAX is 64) and DNS accept.
 _HOSTNAME: Final = ("node-" * 13)[:62] + "x"
-_LONG: Final = 90  # letters of a path: 17 are left for the address of a socket in it
+_LONG: Final = 90  # letters of a path, which leaves 17 for the address of a socket in it
 
-# The directory is $0. What is mounted goes with the mount namespace, in which mounts are shared, as
-# systemd has them: unshare makes them private. The mounts are on /tmp, where addresses of sockets
-# have room.
+# The directory is $0. The mounts end with the mount namespace. They are shared, as under systemd;
+# unshare makes them private. They are on /tmp because addresses of sockets must be short.
 _SHARE: Final = "mount --make-rshared / && "
 _SHARED: Final = f'{_SHARE}exec "$@"'
 _IN_TMP: Final = f"{_SHARE}export TMPDIR=/tmp && "
@@ -40,12 +39,12 @@ _OVERLAY: Final = (
 
 
 def uptime(_: str, seconds: int) -> list[str]:
-    """Run where the machine was booted some seconds ago: a time namespace.
+    """Run on a machine that booted some seconds ago, with a time namespace.
 
-    The log of the kernel (/dev/kmsg) keeps the machine's own clock.
+    The kernel log (/dev/kmsg) keeps the machine's own clock.
     """
     with open(_OFFSETS, encoding="ascii") as file:
-        # "monotonic  SECONDS  NANOSECONDS": of the first namespace, to which new ones refer.
+        # "monotonic  SECONDS  NANOSECONDS", relative to the initial namespace.
         ours = {words[0]: int(words[1]) for words in map(str.split, file)}
     offsets = [
         f"--{name}={seconds - int(time.clock_gettime(clock)) + ours[name]}"
@@ -55,7 +54,7 @@ def uptime(_: str, seconds: int) -> list[str]:
 
 
 def hostname(_: str) -> list[str]:
-    """Run where the machine has the longest name that it can have."""
+    """Run on a machine with the longest possible name."""
     script = f'printf %s {_HOSTNAME} >/proc/sys/kernel/hostname && exec "$@"'
     return ["unshare", "--uts", "sh", "-c", script, "sh"]
 
@@ -71,7 +70,7 @@ def overlay(directory: str) -> list[str]:
 
 
 def long_tmpdir(directory: str) -> list[str]:
-    """Run with TMPDIR in a directory whose path leaves a socket's address little room."""
+    """Run with a long TMPDIR, which leaves little room for a socket's address."""
     name = "a-directory-with-a-long-name-" * 3
     path = _made(directory, name[: _LONG - len(directory) - 1])
     return ["sh", "-c", _IN_TMPDIR, path]
@@ -86,23 +85,23 @@ def timezone(_: str, rule: str) -> list[str]:
     """Run in another time zone.
 
     Args:
-        rule: in POSIX's form, which needs no data of zones.
+        rule: in POSIX format, which needs no time zone database.
     """
     return ["env", f"TZ={rule}"]
 
 
 def one_processor(_: str) -> list[str]:
-    """Run on one processor of those that we may use."""
+    """Run on one of the processors that this process may use."""
     return ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
 
 
 def few_files(_: str, limit: int) -> list[str]:
-    """Run with a soft limit of open files; the hard one stays."""
+    """Run with a soft limit of open files; the hard limit stays."""
     return ["prlimit", f"--nofile={limit}:"]
 
 
 def installed(_: str) -> list[str]:
-    """Run where the product is installed and in use."""
+    """Run while the product is installed and in use."""
     return [
         *_mounting(),
         "sh",
@@ -117,7 +116,7 @@ def installed(_: str) -> list[str]:
 
 
 def in_root(_: str, release: str, umask: str = "022") -> list[str]:
-    """Run in a clone, on a Debian that has only what the README names."""
+    """Run in a clone, on a Debian with only the packages that the README requires."""
     return [sys.executable, "-m", "tests.anywhere.root", release, f"--umask={umask}", "--"]
 
 
@@ -134,14 +133,15 @@ def clock_of_guest(directory: str, change: str) -> list[str]:
     """Run in a virtual machine whose clock is changed first.
 
     Args:
-        change: as :mod:`tests.anywhere.clock` has it.
+        directory: unused by virtual machines.
+        change: a change of :mod:`tests.anywhere.clock`.
     """
     change_it = ["python3", "-m", "tests.anywhere.clock", change]
     return [*in_guest(directory, ["--guest=debian-12"]), *change_it]
 
 
 def _mounting() -> list[str]:
-    """Have a mount namespace that is the node's for all within: its first process is there too."""
+    """Return a command that creates mount and PID namespaces with a first process of their own."""
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
     return [*namespaces, sys.executable, "-m", "tests.anywhere.first", "--"]
 

@@ -1,7 +1,7 @@
-"""The table of known advisories, each with the tests that show why it is none of ours.
+"""The table of known advisories, each with the tests that show that it does not affect us.
 
-By CVE, or an advisory's own name. A row names tests, as FILE::TEST below this repository's tests;
-or, for what is not ours, says why. docs/security.md shows it.
+The key is a CVE, or another name of the advisory. A row lists tests as FILE::TEST, or says why the
+advisory does not apply. docs/security.md shows the table.
 
 Source: NVIDIA's security bulletins; the advisories of runc, crun and containerd.
 """
@@ -77,7 +77,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
         f"{GRANTS}::test_nothing_that_an_engine_hands_on_of_a_pods_annotations_makes_it_another",
         f"{GRANTS}::test_record_is_of_one_container_and_of_one_pod",
     ),
-    # runc and crun: that we make nothing worse
+    # runc and crun: the shim does not make these worse
     "CVE-2019-5736": (f"{CONTAINERS}::test_programs_of_the_host_cannot_be_overwritten",),
     "CVE-2021-30465": RACES,
     "CVE-2024-21626": (
@@ -147,7 +147,7 @@ MECHANISM: Final[dict[str, str]] = {
     "CVE-2025-23267": "the loader's cache was written through links of the image (1.17.8)",
     "CVE-2026-24260": "hooks checked paths below the rootfs, and then used them (1.19.1)",
     "params mount with shared propagation": "a mount in the container reached the host (1.18)",
-    "environment of the image as a grant": "an image asked, and nobody had granted it anything",
+    "environment of the image as a grant": "an image got devices that no policy had granted",
     "the name of a GPU as a grant": "a pod named another's GPU, whose UUID it had read in procfs",
     "CVE-2019-5736": "the container overwrote runc by /proc/self/exe",
     "CVE-2021-30465": "links were exchanged at mount targets",
@@ -155,7 +155,7 @@ MECHANISM: Final[dict[str, str]] = {
     "CVE-2024-45310": "empty files on the host by a race",
     "CVE-2025-31133, -52565, -52881": "masked paths and the console by links of the image",
     "CVE-2026-41579": "runc made devices in an image's link /dev",
-    "CVE-2026-47766": "crun did likewise",
+    "CVE-2026-47766": "the same in crun",
     "CVE-2020-15257": "a shim's abstract socket, open to containers of the host's network",
     "CVE-2024-25621": "directories of state that others could read",
     "CVE-2022-23471, -31030, CVE-2025-64329, CVE-2026-53495": (
@@ -167,4 +167,4 @@ MECHANISM: Final[dict[str, str]] = {
     "CVE-2026-47262, -46680": "huge files of users and groups",
     "RUN-003": "words of a spec that became a command line or a path",
 }
-"""What went wrong, by the same keys; in brackets, the release that mended it."""
+"""The defect of each advisory, by the same keys; in brackets, the release that fixed it."""

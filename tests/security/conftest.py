@@ -1,4 +1,4 @@
-"""What tests against hostile images share: real runtimes, a node with GPUs, a canary."""
+"""Fixtures for tests with hostile images: real runtimes and a node with GPUs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tools.containerd import PrivateContainerd
 
 SECONDS: Final = float(os.environ.get("NVSHIM_TEST_HOSTILE_SECONDS", "5"))
-"""How long races are run."""
+"""Seconds for which each race runs."""
 THOROUGH: Final = SECONDS > 30
-"""Whether all ways are tried, and the newest runc and crun that Debian has: make test-hostile."""
+"""Whether to test every way out, with Debian's newest runc and crun (make test-hostile)."""
 
 
 @pytest.fixture(scope="module")
 def gpu_node(workshop: str, shim_config: str) -> Iterator[SimulatedNode]:
-    """A node with two GPUs, which the shim's configuration names."""
+    """Yield a node with two GPUs, and point the shim's configuration to it."""
     with open(shim_config, encoding="utf-8") as file:
         before = file.read()
     with SimulatedNode.create(f"{workshop}/hostile-node", Scenario.load("two")) as node:
@@ -42,7 +42,7 @@ def gpu_node(workshop: str, shim_config: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="module")
 def low_levels(parts: Parts, workshop: str) -> dict[str, str]:
-    """The low-level runtimes: those installed, and newer ones."""
+    """Return the paths of the installed low-level runtimes and of newer ones."""
     found = {}
     for release in (parts, Parts.of_release(UNSTABLE if THOROUGH else "trixie", say=print)):
         directory = f"{workshop}/low-level-{release.name}"
@@ -56,7 +56,7 @@ def low_levels(parts: Parts, workshop: str) -> dict[str, str]:
 def ground(
     session_containerd: PrivateContainerd, gpu_node: SimulatedNode, workshop: str
 ) -> Iterator[Ground]:
-    """Where images become containers; at the end nothing may be left of any."""
+    """Yield the place that runs images as containers; fail if one leaves anything behind."""
     directory = f"{workshop}/ground"
     os.makedirs(directory, exist_ok=True)
     with nothing_left(session_containerd), Ground(session_containerd, gpu_node, directory) as made:

@@ -1,10 +1,10 @@
-"""Every known advisory of our kind, and the test here that shows why it is none of ours.
+"""Tests that show that known advisories of similar software do not affect the shim.
 
-The table is in ``advisories.py``; each test that it names has to exist.
+The table is in ``advisories.py``; each test that it names must exist.
 
-What no test of ours can show: that a runtime below runc 1.3.6, 1.4.3 or crun 1.28 is safe by
-itself (CVE-2024-21626, CVE-2025-31133, -52565, -52881, CVE-2026-41579, -47766 and others are
-theirs); and that a GPU's kernel driver is.
+These tests cannot show that a runtime is safe by itself: runc before 1.3.6 or 1.4.3 and crun before
+1.28 have CVE-2024-21626, CVE-2025-31133, -52565, -52881, CVE-2026-41579, -47766 and others. They
+cannot show that the GPU's kernel driver is safe either.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _functions(path: str) -> set[str]:
 
 # -- programs -------------------------------------------------------------------------------
 
-# What starts programs, or lets a text be one.
+# Functions that start programs, or run text as a program.
 STARTS: Final = frozenset({"os.system", "os.popen", "fork_exec", "eval", "exec", "compile"})
 STARTS_WITH: Final = (
     "os.exec", "os.spawn", "os.posix_spawn", "pty.", "subprocess.", "asyncio.create_subprocess",
@@ -134,10 +134,10 @@ loop.run(main)
 
 
 def test_a_program_has_three_descriptors_whatever_else_is_open() -> None:
-    """With a thousand directories open and inheritable: those are how one gets out."""
+    """A container could escape by an inherited directory. A thousand are open and inheritable."""
     argv = [sys.executable, "-c", LIST_DESCRIPTORS, REPOSITORY]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    # The fourth is the directory that ls lists.
+    # The fourth descriptor is the directory that ls lists.
     assert done.stdout.strip() == "['0', '1', '2', '3']", done.stderr
 
 
@@ -146,7 +146,7 @@ def test_a_program_has_three_descriptors_whatever_else_is_open() -> None:
 
 @pytest.mark.parametrize("source", ["/var/lib/volumes/1234/_data", "tmpfs", "", "/dev/zero"])
 def test_volume_that_an_image_declares_is_no_grant(source: str) -> None:
-    """VOLUME /var/run/nvidia-container-devices/all: it is no mount of /dev/null."""
+    """VOLUME /var/run/nvidia-container-devices/all is not a mount of /dev/null."""
     mount = {
         "destination": "/var/run/nvidia-container-devices/all",
         "type": "bind",
@@ -208,7 +208,7 @@ async def test_a_shim_is_reached_by_root_alone_and_leaves_nothing_open_to_others
 
         bundle = os.path.join(shim.directory, "c1")
         assert not os.stat(bundle).st_mode & 0o077
-        # The rootfs and the spec are containerd's, and init.pid is the runtime's.
+        # containerd creates the rootfs and the spec, and the runtime init.pid.
         for name in set(os.listdir(bundle)) - {"rootfs", "config.json", "init.pid"}:
             seen = os.lstat(os.path.join(bundle, name))
             assert stat.S_ISLNK(seen.st_mode) or not seen.st_mode & 0o077, name
@@ -234,7 +234,7 @@ async def test_ids_that_are_paths_are_refused(launcher: str) -> None:
 async def test_nothing_in_a_checkpoint_is_a_request(
     launcher: str, tmp_path: Path, workshop: str
 ) -> None:
-    """A checkpoint may bring a spec, annotations and a record along: none of them counts."""
+    """A checkpoint may contain a spec, annotations and a record; the shim ignores them."""
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "inventory.img").write_bytes(bytes.fromhex("16313158"))

@@ -1,26 +1,25 @@
-"""Hostile images as real containers, by real runtimes, looked at from outside.
+"""Run hostile images as real containers, and check the host from outside.
 
-What the shim itself writes into an image is put to the test in test_hostile_images; here is what
-becomes of the whole: containerd, our shim, runc and crun, old and new. Whatever an image is, after
-its container
+test_hostile_images tests what the shim itself writes into an image. This module tests the whole
+stack: containerd, the shim, old and new versions of runc and crun. After each container
 
-- the canary, a tree of the host that its links aim at, is as it was, to the byte and the time;
-- the host's mount table is as it was, and nothing of the host but the driver's files, and those of
-  the bundle, was mounted in the container: by the container's own mountinfo, by the paths of the
-  spec, and by their inodes;
-- the spec has lost nothing that shuts the container in, and has gained no hook;
-- the shim has nothing open that it had not before;
-- every file below the rootfs that the shim named to the kernel, it named by openat2 from the root,
-  or by a single name in a directory that was found so (strace).
+- the canary, a tree of the host that the image's links point to, has not changed in any byte or
+  time;
+- the host's mount table has not changed, and the container had only the driver's files and those of
+  the bundle mounted from the host, by its mountinfo, the paths in the spec, and their inodes;
+- the spec still has everything that isolates the container, and has no new hook;
+- the shim has no new open descriptor;
+- the shim opened each file below the rootfs with openat2 from the root, or by a single name in a
+  directory that was opened that way (strace).
 
-Where the images' links lie is derived from what a GPU container is given: every directory on the
-way to anything that is mounted, linked or written, and every such place itself.
+The places of the images' links are derived from the edits for a GPU container: each path that is
+mounted, linked or written, and each directory on the way to it.
 
-The node's runtimes are older than what is safe against a race over mount points (CVE-2024-45310,
-CVE-2025-52565, CVE-2026-41579): where an image changes while its container is made, or reaches for
-what a runtime itself leaves open, only the newest are tested with.
+The installed runtimes have known races over mount points (CVE-2024-45310, CVE-2025-52565,
+CVE-2026-41579). So tests where the image changes during the container's creation, or uses
+descriptors that a runtime leaves open, run only with the newest.
 
-``make test-hostile SECONDS=600`` races for that long, and lets every link lead out by every way.
+``make test-hostile SECONDS=600`` races for that long, and tests every link with every way out.
 """
 
 from __future__ import annotations
@@ -63,17 +62,17 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.security,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what root may do is at stake"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it tests what root could damage"),
 ]
 
-# All ways out are more than five hundred containers, one after another and under strace: on a busy
-# machine a second and more for each.
+# All ways out take more than five hundred containers, one after another under strace. Each takes a
+# second or more on a busy machine.
 LONG: Final = pytest.mark.timeout(240 + 3 * SECONDS + 3600 * THOROUGH)
 
 INSTALLED: Final = ("runc", "crun")
 RELEASES: Final = ("installed", "newest")
 
-# What may be asked of the image besides what the plan names.
+# Places that the shim may read in the image besides those in the plan.
 MORE_PLACES: Final = (
     "/usr/local",
     "/usr/local/cuda",
@@ -91,7 +90,7 @@ LOAD: Final = ("probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1")
 
 @pytest.fixture(scope="module")
 def ordinary(ground: Ground) -> Seen:
-    """A container of the harmless image."""
+    """Run the harmless image as a container."""
     seen = ground.run(ground.image(), *LOAD)
     assert seen.refused == ""
     assert f"libcuda.so.1 {MULTIARCH}/libcuda.so" in seen.output
@@ -100,7 +99,7 @@ def ordinary(ground: Ground) -> Seen:
 
 @pytest.fixture(scope="module")
 def places(ordinary: Seen) -> tuple[list[str], list[str]]:
-    """The directories on the way to what the shim brings, and what it brings."""
+    """Return the parent directories of the files that the shim adds, and these files."""
     edits = ordinary.record["edits"]
     files = {entry["path"] for kind in ("devices", "links") for entry in edits[kind]}
     files |= {mount["destination"] for mount in edits["mounts"]} | set(ordinary.record["written"])
@@ -120,12 +119,12 @@ def canary(ground: Ground, places: tuple[list[str], list[str]], workshop: str) -
 
 @pytest.fixture
 def judged(ground: Ground, canary: Canary, tmp_path: Path) -> Iterator[Callable[[Seen], None]]:
-    """Judges each container; what lasts beyond them is judged after the test."""
+    """Yield a check for each container; check for lasting changes after the test."""
     watched = (ground.containerd.directory, ground.runtime_states, canary.path, str(tmp_path))
     mounts = host_mounts(*watched)
     opened = Counter(descriptors(ground.shim))
     driver_root = ground.node.driver_root
-    # The second is for volumes of the test.
+    # The second directory has the volumes of the test.
     allowed = (ground.containerd.directory, f"{tmp_path}/volume")
     before = ground.spec()
 
@@ -135,7 +134,7 @@ def judged(ground: Ground, canary: Canary, tmp_path: Path) -> Iterator[Callable[
         if not seen.spec:
             assert seen.refused
             return
-        # crun covers directories with an empty one of its own.
+        # crun covers directories with an empty directory of its own.
         states = ground.runtime_states
         assert foreign_mounts(seen, allowed=(driver_root, *allowed, states)) == []
         assert foreign_sources(seen, before, driver_root=driver_root, allowed=allowed) == []
@@ -152,13 +151,13 @@ def judged(ground: Ground, canary: Canary, tmp_path: Path) -> Iterator[Callable[
     bad, good = calls_below(log, f"{ground.containerd.bundle('[^/]+')}/rootfs")
     assert bad == []
     assert good > 20
-    # A connection that has ended since is none that it has left open.
+    # A connection that closes meanwhile is not a leak.
     assert settled(lambda: sorted(Counter(descriptors(ground.shim)) - opened), []) == []
     assert settled(lambda: host_mounts(*watched), mounts) == mounts
 
 
 def _shut_in(spec: dict[str, Any]) -> dict[str, Any]:
-    """All of a spec that keeps a container where it is."""
+    """Return the parts of a spec that isolate a container."""
     linux = spec["linux"]
     names = ("maskedPaths", "readonlyPaths", "seccomp", "mountLabel", "rootfsPropagation")
     process = ("capabilities", "noNewPrivileges", "apparmorProfile", "selinuxLabel", "cwd")
@@ -193,14 +192,14 @@ def test_a_link_at_every_directory_leads_nowhere(
     if THOROUGH:
         cases = [(path, way) for path in places[0] for way in ways]
     else:
-        # They share the directories, and each begins with another way out.
+        # The cases split the directories among them. Each starts with another way out.
         number = INSTALLED.index(kind) + 2 * RELEASES.index(release)
         shared = places[0][number::4]
         cases = list(zip(shared, cycle([*ways[4 * number :], *ways[: 4 * number]]), strict=False))
     for path, way in cases:
         image = ground.image()
         put_link(image, path, canary.target(way, path))
-        # Its libraries may be behind the link: then it is refused, or ends with an error.
+        # If the program's libraries are behind the link, it is refused or fails.
         judged(ground.run(image, "/usr/bin/true", low_level=low_level))
 
 
@@ -215,7 +214,7 @@ def test_links_at_all_places_at_once_lead_nowhere(
     kind: str,
     way: str,
 ) -> None:
-    """CVE-2024-0132, -0133, -0134: the last component of every path is a link."""
+    """CVE-2024-0132, -0133, -0134: the last component of each path is a link."""
     image = ground.image()
     for path in places[1]:
         if not path.startswith("/dev/"):
@@ -223,7 +222,7 @@ def test_links_at_all_places_at_once_lead_nowhere(
     seen = ground.run(image, *LOAD, low_level=_runtime(low_levels, kind, "installed"))
     judged(seen)
     assert seen.refused == ""
-    # Links of the image are replaced by what belongs there, so this one is merely odd.
+    # The shim replaces links of the image with its own files, so the container runs.
     assert f"libcuda.so.1 {MULTIARCH}/libcuda.so." in seen.output
 
 
@@ -232,7 +231,7 @@ def test_links_at_all_places_at_once_lead_nowhere(
     [
         ("runc", "installed"),
         ("crun", "newest"),
-        # Each of both, with the other's.
+        # Each of the two, with the other's.
         pytest.param("crun", "installed", marks=pytest.mark.thorough),
         pytest.param("runc", "newest", marks=pytest.mark.thorough),
     ],
@@ -266,7 +265,7 @@ def _huge(path: str) -> None:
 
 
 def _socket(path: str) -> None:
-    # Not bound to the path itself, which may be longer than an address.
+    # The path itself may be too long for a socket's address.
     with socket.socket(socket.AF_UNIX) as listener, restored():
         os.chdir(os.path.dirname(path))
         listener.bind(os.path.basename(path))
@@ -297,7 +296,7 @@ def test_what_is_no_file_blocks_nothing_and_fills_nothing(
     judged: Callable[[Seen], None],
     thing: str,
 ) -> None:
-    """CVE-2025-23267, CVE-2026-47262: where the shim reads and writes are other things."""
+    """CVE-2025-23267, CVE-2026-47262: paths of the shim are not regular files."""
     for kind in INSTALLED:
         image = ground.image()
         for path in places[1]:
@@ -341,7 +340,7 @@ CACHES: Final = {
 def test_files_of_the_loader_of_any_content_harm_nobody(
     ground: Ground, judged: Callable[[Seen], None], what: str
 ) -> None:
-    """CVE-2025-23267: no ldconfig is run, and what it reads is read as data."""
+    """CVE-2025-23267: the shim runs no ldconfig, and parses its files as data."""
     image = ground.image()
     os.makedirs(f"{image}/etc/ld.so.conf.d")
     if what in CONFS:
@@ -379,13 +378,13 @@ def test_variables_of_the_image_are_nobody_elses(
     tmp_path: Path,
     kind: str,
 ) -> None:
-    """CVE-2025-23266: neither the runtime nor the program that asks NVML has them."""
+    """CVE-2025-23266: the runtime and the NVML child do not get the image's variables."""
     mark = f"{tmp_path}/mark"
     source, library = tmp_path / "evil.c", tmp_path / "evil.so"
     source.write_text(EVIL % mark)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
     image = ground.image()
-    # Found by an absolute path from the host too, and by relative ones from any directory.
+    # The loader finds it by an absolute path on the host, and by relative ones from any directory.
     for place in ("evil.so", "usr/lib/evil.so"):
         os.makedirs(os.path.dirname(f"{image}/{place}"), exist_ok=True)
         shutil.copy(library, f"{image}/{place}")
@@ -416,37 +415,37 @@ def test_variables_of_the_image_are_nobody_elses(
         "NVIDIA_CTK_DEBUG=true",
         "GOMAXPROCS=999",
     ]
-    told = tmp_path / "told"
+    spied = tmp_path / "spied"
     spy = tmp_path / "spy"
     real = _runtime(low_levels, kind, "installed")
     spy.write_text(
         "#!/bin/bash\n"
         "environment=$(tr '\\0' '\\n' </proc/$$/environ)\n"
-        # What is open is found out before anything is forked, which takes pipes.
+        # List the descriptors before any fork, because forks create pipes.
         "fds=(); for fd in /proc/$$/fd/*; do [ -e $fd ] && fds+=($fd); done\n"
         'open=$(for fd in "${fds[@]}"; do echo "fd ${fd##*/} $(readlink $fd)"; done)\n'
-        f'printf "%s\\n" "$environment" "$open" "cwd $PWD" >>{told}\n'
+        f'printf "%s\\n" "$environment" "$open" "cwd $PWD" >>{spied}\n'
         f'exec {real} "$@"\n'
     )
     spy.chmod(0o755)
-    # So that NVML is asked anew.
+    # Delete the cached inventory, so that the shim queries NVML again.
     shutil.rmtree(ground.node.state, ignore_errors=True)
     os.mkdir(ground.node.state, 0o700)
     seen = ground.run(image, "/usr/bin/true", env=env, low_level=str(spy))
     judged(seen)
     assert seen.record["node"]["nvml"] == "answered"
     assert not os.path.exists(mark)
-    lines = told.read_text().splitlines()
+    lines = spied.read_text().splitlines()
     names = {line.partition("=")[0] for line in lines if not line.startswith(("fd ", "cwd "))}
     fixed = {"PATH", "LANG", "PWD", "SHLVL", "_", "OLDPWD", "_CONTAINERS_"}
-    # containerd's own limit, as its own shim passes it on; not the image's.
+    # This one is containerd's own, which its shim passes on; it is not the image's.
     assert names - fixed <= {"GOMAXPROCS"}
     assert "GOMAXPROCS=999" not in lines
     assert not [line for line in lines if str(tmp_path) in line and not line.endswith("/spy")]
-    # Its own script, by which bash reads it, is 255.
+    # Descriptor 255 is the script that bash reads.
     opened = {line.split()[1] for line in lines if line.startswith("fd ")}
     assert {"0", "1", "2"} <= opened <= {"0", "1", "2", "255"}
-    # The control: the library does what it is for.
+    # The control: the library works when it is loaded.
     subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(library)}, check=True)
     assert os.path.exists(mark)
 
@@ -464,7 +463,7 @@ def test_no_descriptor_is_there_to_stand_in(
 
         seen = ground.run(ground.image(), "/usr/bin/true", low_level=low_level, edit=stand_in)
         if not seen.refused:
-            # crun finds out when it runs the program, which then says nothing.
+            # crun fails only when it starts the program, which then prints nothing.
             assert kind == "crun"
             assert seen.output
     judged(ground.run(ground.image(), "/usr/bin/true", low_level=low_level))
@@ -501,7 +500,7 @@ def _digest(path: str) -> str:
 
 
 def _whiteout(image: str, path: str) -> None:
-    """What overlayfs takes for "is not there"."""
+    """A whiteout: overlayfs treats it as a deleted file."""
     os.makedirs(os.path.dirname(f"{image}{path}"), exist_ok=True)
     os.mknod(f"{image}{path}", 0o20000, os.makedev(0, 0))
 
@@ -565,7 +564,7 @@ def test_an_odd_image_is_served_like_any_other(
 def test_a_file_system_that_takes_no_writes_gets_none(
     ground: Ground, judged: Callable[[Seen], None], low_levels: dict[str, str], kind: str
 ) -> None:
-    """CVE-2024-0133: the container starts all the same, and has its libraries."""
+    """CVE-2024-0133: the container starts and has its libraries."""
     image = ground.image()
     before = _tree_of(image)
     seen = ground.run(
@@ -593,7 +592,7 @@ def test_no_mount_reaches_the_host_whatever_its_propagation(
     kind: str,
     propagation: str,
 ) -> None:
-    """As the params file did that NVIDIA's hook mounted: the host's mount table is looked at."""
+    """The host's mount table does not change, as it did by the params file of NVIDIA's hook."""
     seen_outside: list[list[str]] = []
     volume = tmp_path / "volume"
     volume.mkdir()
@@ -622,13 +621,13 @@ def test_no_mount_reaches_the_host_whatever_its_propagation(
     assert "libcuda.so.1 /" in seen.output
     (during,) = seen_outside
     new = [point for point in during if point not in before]
-    # runc can't but make its own root a mount of the host's, if that is asked for.
+    # With shared propagation, runc's mount of the container's root appears on the host.
     assert [point for point in new if not point.startswith(ground.containerd.directory)] == []
     assert settled(lambda: host_mounts(*watched), before) == before
 
 
 def test_a_huge_list_of_users_costs_nothing(ground: Ground, judged: Callable[[Seen], None]) -> None:
-    """CVE-2026-47262: the shim reads no file of the image to know who somebody is."""
+    """CVE-2026-47262: the shim reads no file of the image to look up users."""
     image = ground.image()
     os.mkdir(f"{image}/etc")
     for name in ("passwd", "group", "nsswitch.conf"):
@@ -641,7 +640,7 @@ def test_a_huge_list_of_users_costs_nothing(ground: Ground, judged: Callable[[Se
 
 
 def _memory(pid: int) -> int:
-    """The most that a process ever had in memory, in KiB."""
+    """Return the peak memory of a process, in KiB."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
@@ -669,7 +668,7 @@ int main(int argc, char **argv)
 
 @pytest.fixture(scope="module")
 def flipper(workshop: str) -> str:
-    """A static program that exchanges two names, as fast as the kernel lets it."""
+    """Build a static program that swaps two names, as fast as the kernel allows."""
     source, program = f"{workshop}/flip.c", f"{workshop}/flip"
     with open(source, "w", encoding="ascii") as file:
         file.write(FLIPPER)
@@ -679,7 +678,7 @@ def flipper(workshop: str) -> str:
 
 @contextmanager
 def flipping(ground: Ground, program: str, volume: str, one: str, other: str) -> Iterator[None]:
-    """A second container, which has ``volume`` and exchanges two names in it."""
+    """Run a second container that swaps two names in ``volume``."""
     shutil.copy(program, f"{volume}/flip")
     runtime = Runtime(ground.containerd, OURS)
     mount = f"type=bind,src={volume},dst=/volume,options=rbind:rw"
@@ -713,7 +712,7 @@ def test_a_volume_that_another_container_changes_leads_nowhere(
     tmp_path: Path,
     kind: str,
 ) -> None:
-    """CVE-2021-30465, CVE-2025-23359, CVE-2026-24260: a shared volume over the places' parents."""
+    """CVE-2021-30465, CVE-2025-23359, CVE-2026-24260: a shared volume over parent directories."""
     volume = tmp_path / "volume"
     for name in ("icd.d", "implicit_layer.d", "egl_vendor.d", "nvidia"):
         (volume / "real" / name).mkdir(parents=True)

@@ -1,12 +1,12 @@
-"""Images that try to have something outside of them read, written, or waited for.
+"""Hostile images that try to make a placement read, write or wait for files outside of them.
 
-Each image is a directory on a real file system, beside a canary: a tree that its links aim at,
-by absolute paths, by "..", and through procfs. A whole placement is made into the image, and
-the canary's every byte, mode, owner and time of change is compared from outside. A control
-shows that the same traps do catch who joins paths.
+Each image is a directory on a real file system, next to a canary: a tree that the image's links
+point to, by absolute paths, by "..", and through procfs. The test runs a whole placement into the
+image and compares every byte, mode, owner and change time of the canary. A control shows that the
+same traps catch a program that joins paths.
 
-It does not matter here whether a placement succeeds. It may succeed inside the image or fail
-with one of our errors; it may not block, escape, or leave half of itself behind.
+A placement may succeed inside the image or fail with one of our errors. It must not block, escape
+or leave partial results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytestmark = [
 REPOSITORY: Final = os.path.dirname(os.path.abspath(__file__)).rsplit("/tests/", 1)[0]
 MULTIARCH: Final = "/usr/lib/x86_64-linux-gnu"
 
-# Every directory and file that a placement reads or writes.
+# The directories and files that a placement reads or writes.
 DIRECTORIES: Final = (
     "/etc",
     "/etc/ld.so.conf.d",
@@ -70,12 +70,12 @@ FILES: Final = (
 
 
 class Trap:
-    """An image, and the canary beside it that nothing may touch."""
+    """An image, and next to it the canary that must not change."""
 
     def __init__(self, directory: str) -> None:
         self.canary = f"{directory}/canary"
         self.image = f"{directory}/image"
-        # Looks like a root of its own, so that a link to it or to a part of it fits.
+        # It looks like a root, so that links to it or to a part of it work.
         for path in ("/etc/ld.so.conf.d/x.conf", f"{MULTIARCH}/libc.so.6", "/etc/ld.so.cache"):
             put(self.canary, path, b"canary")
         os.mkdir(self.image)
@@ -83,14 +83,14 @@ class Trap:
         self.before = self.fingerprint()
 
     def fingerprint(self) -> object:
-        """Everything about the canary that writing to it changes."""
+        """Return all properties of the canary that a write would change."""
         times = {
             path: os.lstat(self.canary + path).st_ctime_ns for path in ("", *tree(self.canary))
         }
         return tree(self.canary), times
 
     def plan(self, home: str) -> Plan:
-        """A plan that writes at every place a plan can."""
+        """Return a plan that writes to every kind of place."""
         return Plan(
             mounts=(
                 Mount("/etc/hostname", f"{home}/libcuda.so.535.1"),
@@ -103,10 +103,10 @@ class Trap:
         )
 
     def spring(self) -> RootfsError | None:
-        """Places into the image as the engine does; returns how it was refused, if it was."""
+        """Run a placement as the engine does; return its error, or None."""
         with Rootfs.open(self.image) as rootfs:
             layout = read_layout(rootfs, (Arch.X86_64, Arch.I386))
-            # Also where a loader would be told to look, not only where this one looks.
+            # Also the directories that a loader can be configured to search.
             homes = (layout.library_directory(Arch.X86_64), MULTIARCH, "/usr/lib64")
             refusal = None
             for home in dict.fromkeys(homes):
@@ -126,7 +126,7 @@ def trap(tmp_path: Path) -> Trap:
 
 
 def exchange_for_link(trap: Trap, path: str, target: str) -> None:
-    """Puts a link in the place of what the image has at ``path``."""
+    """Replace ``path`` in the image with a link."""
     whole = trap.image + path
     if os.path.islink(whole) or os.path.isfile(whole):
         os.unlink(whole)
@@ -152,7 +152,7 @@ WAYS_OUT: Final = {
 
 
 def pairs(paths: Iterable[str], ways: Iterable[str]) -> list[tuple[str, str]]:
-    """Each path with a third of the ways, and the next path with the next; all if thorough."""
+    """Return each path with a third of the ways out, in turn; with all of them if thorough."""
     every = 1 if THOROUGH else 3
     return [
         (path, way)
@@ -180,7 +180,7 @@ def test_links_at_all_places_at_once_lead_nowhere_outside(trap: Trap) -> None:
 
 @pytest.mark.parametrize("path", ["/etc", MULTIARCH, "/etc/ld.so.cache"])
 def test_the_trap_does_catch_who_joins_paths(trap: Trap, path: str) -> None:
-    """The control: without the rootfs object the canary would be dead."""
+    """The control: without the rootfs object the canary changes."""
     exchange_for_link(trap, path, f"{trap.canary}{path}")
     file = path if path.endswith("cache") else f"{path}/x"
     with open(f"{trap.image}{file}", "wb") as opened:
@@ -189,7 +189,7 @@ def test_the_trap_does_catch_who_joins_paths(trap: Trap, path: str) -> None:
 
 
 def test_links_inside_are_followed_inside(trap: Trap) -> None:
-    """Safe is not the same as refusing everything: this image is merely unusual."""
+    """An image that is unusual and not hostile is not refused."""
     os.rename(f"{trap.image}/etc", f"{trap.image}/config")
     os.symlink("../../../config", f"{trap.image}/etc")
     assert trap.spring() is None
@@ -226,7 +226,7 @@ def test_what_is_no_file_blocks_nothing_and_costs_nothing(
     assert time.monotonic() - start < 5
     if refusal is not None:
         assert tree(trap.image).keys() >= before.keys()
-    # No byte of the five gigabytes was copied or filled in.
+    # The five gigabytes were not copied or filled with zeros.
     for name in tree(trap.image):
         assert os.lstat(trap.image + name).st_blocks * 512 < 1 << 20, name
     assert not trap.sprung()
@@ -241,7 +241,7 @@ def test_a_missing_directory_is_made(trap: Trap, path: str) -> None:
 
 
 def test_hard_links_to_the_outside_are_not_written_through(trap: Trap) -> None:
-    """An image cannot bring one along, but a shared volume can."""
+    """An image cannot contain one, but a shared volume can."""
     for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", f"{MULTIARCH}/libcuda.so.1"):
         if os.path.exists(trap.image + path):
             os.unlink(trap.image + path)
@@ -264,7 +264,7 @@ def test_a_read_only_bind_mount_is_not_written_through(trap: Trap) -> None:
     assert tree(trap.image) == before
 
 
-# Exchanges a directory and a link to the canary, in one step, as fast as it can.
+# Swaps a directory and a link to the canary atomically, as fast as possible.
 FLIPPER: Final = """
 import ctypes, os, sys
 one, other, times = os.fsencode(sys.argv[1]), os.fsencode(sys.argv[2]), int(sys.argv[3])
@@ -279,7 +279,7 @@ for _ in range(times):
 def race(
     trap: Trap, path: str, flips: int, attempt: Callable[[], object]
 ) -> tuple[int, list[RootfsError]]:
-    """Repeats ``attempt`` while ``path`` is exchanged; returns how often, and the refusals."""
+    """Repeat ``attempt`` while ``path`` is swapped; return how often, and the errors."""
     link(trap.image, "/.other", f"{trap.canary}{path}")
     argv = [sys.executable, "-c", FLIPPER, trap.image + path, f"{trap.image}/.other", str(flips)]
     attempts, refusals = 0, []
@@ -328,7 +328,7 @@ def test_a_directory_that_becomes_a_link_at_any_moment_leads_nowhere(trap: Trap,
 
 @needs_exchange
 def test_the_race_does_catch_who_joins_paths(trap: Trap) -> None:
-    """The control: by paths, one of these attempts writes outside."""
+    """The control: with joined paths, one of these attempts writes outside."""
 
     def attempt() -> None:
         try:
@@ -393,7 +393,7 @@ def test_the_kernel_is_only_ever_asked_for_single_names_or_by_openat2(
             assert "RESOLVE_NO_MAGICLINKS|RESOLVE_IN_ROOT" in rest
             assert not path.startswith("/")
         elif path.startswith("/"):
-            # Our own descriptors in procfs, and the sources of mounts.
+            # These are our own descriptors in procfs, and the sources of mounts.
             assert path.startswith("/proc/self/fd/") or path in {"/etc", "/etc/hostname"}, path
         else:
             assert "/" not in path, (name, path)

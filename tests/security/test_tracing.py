@@ -1,4 +1,4 @@
-"""What sees how the shim names files of an image: it misses nothing, and nothing waits for it."""
+"""The tracer of the shim's file accesses misses no call, and does not stop the shim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("strace"), reason="needs strace"),
 ]
 
-# Each waits until it is traced.
+# Each program waits until it is traced.
 FROM_THE_ROOT: Final = """
 import os, sys
 from hooks.image.rootfs import Rootfs
@@ -47,7 +47,7 @@ WAYS_ROUND: Final = {
 
 
 def calls_of(program: str, tmp_path: Path) -> tuple[list[str], int]:
-    """What is seen of a Python program, whose argument is a rootfs."""
+    """Return the traced calls of a Python program whose argument is a rootfs."""
     rootfs = tmp_path / "rootfs"
     (rootfs / "etc").mkdir(parents=True)
     (rootfs / "etc/passwd").touch()

@@ -66,9 +66,9 @@ async def follow(context: Context) -> NoReturn:
             if why != state.nvml_pause.value:
                 pause.publish(why)
                 if why:
-                    context.say("info", "NVML is let go", reason=why)
+                    context.say("info", "NVML is closed", reason=why)
                 else:
-                    context.say("info", "NVML is asked again")
+                    context.say("info", "NVML is open again")
                     state.look_requested.send()
             with anyio.move_on_after(_LOOK if resets.is_running else float("inf")):
                 await watcher.change({directory: _FILE, config.drained: ANY})
@@ -102,7 +102,7 @@ class _Resets:
         if not self._is_over:
             self._is_over = True
             self._context.say(
-                "error", "a reset does not end, NVML is opened in spite of it",
+                "error", "a reset takes too long; NVML is opened anyway",
                 device=mark.device, reset=mark.reset,
             )  # fmt: skip
             break_lock(config.state)
