@@ -52,7 +52,7 @@ def agent(place: Place, kubelet: KubeletPlugins, tmp_path: Path) -> Iterator[Gpu
 
 def _watches_again(agent: GpuAgent, place: Place, kubelet: KubeletPlugins) -> None:
     """The agent watches the other GPU, and the one that was to be reset is out of service."""
-    eventually(lambda: agent.said("NVML is asked again"), "it asks again")
+    eventually(lambda: agent.said("NVML is open again"), "it asks again")
     eventually(lambda: with_nvml(agent.process.pid), "it watches again")
     assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
     assert place.mark(1) is not None
@@ -82,7 +82,7 @@ def test_a_reset_that_is_ended_lets_the_agent_watch_again(
     reset.communicate(timeout=60)
     if number == signal.SIGKILL:
         # Its nvidia-smi goes on, and NVML stays closed until that ends.
-        assert not agent.said("NVML is asked again")
+        assert not agent.said("NVML is open again")
         place.go_on()
     _watches_again(agent, place, kubelet)
 

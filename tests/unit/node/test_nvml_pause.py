@@ -1,4 +1,4 @@
-"""The file by which NVML is let go, where its directory cannot be watched; and a reset's end."""
+"""The file by which the agent closes NVML, where its directory cannot be watched; and a reset's end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
             await until(lambda: not state.nvml_pause.value)
             # Whoever opens NVML now does not wait for it, either.
             assert not is_exclusive(config.state)
-            assert "error a reset does not end, NVML is opened in spite of it" in said
+            assert "error a reset takes too long; NVML is opened anyway" in said
             tasks.cancel_scope.cancel()
 
 
