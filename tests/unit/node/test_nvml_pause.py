@@ -1,4 +1,4 @@
-"""The file by which the agent closes NVML, where its directory cannot be watched; and a reset's end."""
+"""The file that makes the agent close NVML; its directory unwatched; and a reset's end."""
 
 from __future__ import annotations
 
