@@ -213,7 +213,7 @@ class _Rounds:
                 keep_spec, config, options.spec, node, changed=self._changed, text=self._spec_text
             )
         )
-        state.counters.looked(time.monotonic() - started, faults=bool(node.faults))
+        state.counters.checked(time.monotonic() - started, faults=bool(node.faults))
         self._requests = requests
         self._looked = time.time()
         _log(self._context.say, self._logged, node, first=first)

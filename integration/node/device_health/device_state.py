@@ -234,7 +234,7 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
     if error.severity == Severity.SUSPECT and len(errors) < rules.suspects:
         if condition.state == HealthState.RECOVERING and error.counts:
             return _bad(known, Need.PROOF, error.reason, now, rules, of=error)
-        if not condition.state.is_given:
+        if not condition.state.is_allocatable:
             return known
         noted = replace(known, xid=error.xid or known.xid, blamed=_with(known.blamed, error.blamed))
         return _suspected(noted, error.reason, now, remedy=error.remedy)

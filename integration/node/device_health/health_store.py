@@ -174,7 +174,9 @@ def _condition(entry: Any) -> Condition | None:
     except ValueError:
         return None
     # An allocated device needs nothing; one that is not allocated needs evidence.
-    if known.state.is_given == (known.need > Need.NOTHING) or (known.lost and known.state.is_given):
+    if known.state.is_allocatable == (known.need > Need.NOTHING) or (
+        known.lost and known.state.is_allocatable
+    ):
         return None
     return known
 

@@ -213,7 +213,7 @@ def after_inventory(
     for uuid, place in places.items():
         if uuid not in conditions:
             of_gpu = conditions.get(place.gpu, Condition())
-            conditions[uuid] = Condition() if of_gpu.state.is_given else of_gpu
+            conditions[uuid] = Condition() if of_gpu.state.is_allocatable else of_gpu
     kept = {uuid: table.places[uuid] for uuid in conditions if uuid not in places}
     table = replace(
         table, places={**kept, **places}, conditions=conditions, gone=table.gone - places.keys()
@@ -476,7 +476,7 @@ def next_sample(table: HealthTable, asked: float, rules: Rules, usual: float) ->
             # Two failures do not prove silence in between, so sample more often.
             when = min(when, asked + max(rules.patience / _LOOKS, _SOONEST))
         # Without events only samples show errors, and a lost device may be back.
-        if known.unwatched or not known.state.is_given:
+        if known.unwatched or not known.state.is_allocatable:
             when = min(when, asked + usual)
         soonest = min(soonest, when)
     return soonest

@@ -58,7 +58,7 @@ def health_rows(config: Config) -> list[dict[str, Any]]:
             "kind": "gpu" if each["uuid"] == each["gpu"] else "mig",
             "gpu": each["gpu"],
             "state": each["state"],
-            "given": HealthState(each["state"]).is_given and drained(each) is None,
+            "given": HealthState(each["state"]).is_allocatable and drained(each) is None,
             "out_of_service": drained(each),
             "since": each["since"] or None,
             "reason": each["reason"] or None,

@@ -52,7 +52,7 @@ def condition_of(drains: Iterable[Drain], health: Mapping[str, Condition]) -> No
     unhealthy = [
         f"{uuid} is {known.state}{f': {known.reason}' if known.reason else ''}"
         for uuid, known in sorted(health.items())
-        if not known.state.is_given and uuid not in drained
+        if not known.state.is_allocatable and uuid not in drained
     ]
     if not drained and not unhealthy:
         return NodeCondition("False", "AllInService", "all GPUs are in service")

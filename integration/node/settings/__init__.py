@@ -1,1 +1,1 @@
-"""The settings of the device plugin, and the flags, variables and files that give them."""
+"""The settings of the device plugin, and the flags, variables and files that set them."""

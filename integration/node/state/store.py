@@ -54,7 +54,7 @@ class State:
         self.counters = Counters()
         self.energy_meter = Meter()
         self.recent_holders = RecentHolders()
-        self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.happened)
+        self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.add_event)
         self.faults = FaultTable("what is wrong with services now, a line each")
         self.look_requested = Signal("the node may have changed, read it again soon")
 

@@ -1,15 +1,14 @@
-"""What the agent has done and heard since it began: numbers that only grow.
+"""Counters of the agent since its start.
 
-They are the state's (``context.state.counters``), so that they outlive the service that shows
-them, and a service counts whether or not anybody looks. Nothing of Prometheus is imported for it::
+They are part of the agent's state (``context.state.counters``), so that they survive a restart of
+the metrics service, and services count even without it. No counter imports prometheus-client::
 
     counters.allocated("nvidia.com/gpu", seconds, OK)
 
 Rules
-- A name that becomes a label's value (a resource, a result) is one of few; what comes beyond
-  :data:`MOST` of a kind is counted together under :data:`OTHERS`, so that nobody makes the agent
-  and the one who scrapes it grow.
-- For one event loop: nothing is locked.
+- A counter has at most :data:`MOST` combinations of labels. Further ones are counted together under
+  :data:`OTHERS`, to bound the memory of the agent and of Prometheus.
+- Only the event loop changes the counters, so there are no locks.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from integration.nvml.values import GpuEvent, now
 
 OK: Final = "ok"
 REFUSED: Final = "refused"
-"""What was asked cannot be had: the one who asked is told why."""
+"""The agent or the kubelet refused the request, with a reason."""
 FAILED: Final = "failed"
-"""It could not be done, and that was nobody's wish."""
+"""The operation failed unexpectedly."""
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""The upper bounds of what durations are counted by; there is none for the last."""
+"""The upper bounds of the histogram's buckets, in seconds; the last bucket has no bound."""
 
 MOST: Final = 512
 OTHERS: Final = "others"
@@ -38,98 +37,97 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class Durations:
-    """How long something took, each time."""
+    """A histogram of durations."""
 
-    # how often it took up to each of SECONDS, and longer than the one before; and how often it took
-    # longer than all of them
+    # durations in each bucket: between a bound of SECONDS and the one before; last, those above all
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     total: float = 0.0  # seconds in all
 
     def add(self, seconds: float) -> None:
-        """Count one more."""
+        """Add a duration."""
         self.counts[bisect_left(SECONDS, seconds)] += 1
         self.total += seconds
 
 
 class Counters:
-    """What was counted.
+    """The agent's counters.
 
     Attributes:
-        allocations: answers to Allocate, by resource and result.
-        allocating: how long they took, by resource.
-        registrations: with a kubelet, by resource and result.
-        updates: lists of devices that were sent to a kubelet, by resource.
-        last_xids: when a GPU's driver last reported an error, in seconds since boot, by the GPU's
-            UUID and the number. How many there were is the state's ``xid_counts``.
-        faults: that containers had to do with, by kind, number ("" for none) and whose they were.
-        restarts: how often a service was restarted, by its name.
-        looks: at the node, by result; one that found something wrong has failed.
-        looking: how long they took.
-        latest_look: when the last was, in seconds since boot; None if there was none.
-        last_look: when the last that found nothing wrong was, in seconds since boot; None if there
-            was none.
+        allocations: responses to Allocate, by resource and result.
+        allocation_durations: how long they took, by resource.
+        registrations: registrations with a kubelet, by resource and result.
+        updates: lists of devices sent to a kubelet, by resource.
+        last_xids: when the driver last reported an error, in seconds since boot, by the GPU's UUID
+            and the error's number. The state's ``xid_counts`` has how many there were.
+        faults: faults that hit containers, by kind, number ("" for none) and cause.
+        restarts: restarts of services, by name.
+        checks: checks of the node, by result; a check that found a fault has the result failed.
+        check_durations: how long they took.
+        latest_check: when the latest check was, in seconds since boot; None if there was none.
+        last_good_check: when the latest check without a fault was, in seconds since boot; None if
+            there was none.
     """
 
     def __init__(self) -> None:
         self.allocations: dict[Labels, int] = {}
-        self.allocating: dict[Labels, Durations] = {}
+        self.allocation_durations: dict[Labels, Durations] = {}
         self.registrations: dict[Labels, int] = {}
         self.updates: dict[Labels, int] = {}
         self.last_xids: dict[Labels, float] = {}
         self.faults: dict[Labels, int] = {}
         self.restarts: dict[Labels, int] = {}
-        self.looks: dict[Labels, int] = {}
-        self.looking = Durations()
-        self.latest_look: float | None = None
-        self.last_look: float | None = None
+        self.checks: dict[Labels, int] = {}
+        self.check_durations = Durations()
+        self.latest_check: float | None = None
+        self.last_good_check: float | None = None
 
     def allocated(self, resource: str, seconds: float, result: str) -> None:
-        """An Allocate of the kubelet's was answered.
+        """Count a response to Allocate.
 
         Args:
             result: :data:`OK`, :data:`REFUSED` or :data:`FAILED`.
         """
         _count(self.allocations, (resource, result))
-        key = _bounded(self.allocating, (resource,))
-        self.allocating.setdefault(key, Durations()).add(seconds)
+        key = _bounded(self.allocation_durations, (resource,))
+        self.allocation_durations.setdefault(key, Durations()).add(seconds)
 
     def registered(self, resource: str, result: str) -> None:
-        """A resource was registered with a kubelet, or was not.
+        """Count a registration of a resource with a kubelet, or a failed one.
 
         Args:
-            result: :data:`OK`, :data:`REFUSED` (the kubelet said no) or :data:`FAILED`.
+            result: :data:`OK`, :data:`REFUSED` (by the kubelet) or :data:`FAILED`.
         """
         _count(self.registrations, (resource, result))
 
     def updated(self, resource: str) -> None:
-        """A kubelet was sent a resource's list of devices."""
+        """Count a list of a resource's devices sent to a kubelet."""
         _count(self.updates, (resource,))
 
-    def happened(self, event: GpuEvent) -> None:
-        """Something happened to a GPU. Called for each of the state's ``gpu_events``."""
+    def add_event(self, event: GpuEvent) -> None:
+        """Note the time of an Xid. The state calls this for each of its ``gpu_events``."""
         if event.xid:
             key = _bounded(self.last_xids, (event.gpu, str(event.xid)))
             self.last_xids[key] = event.when
 
     def faulted(self, kind: str, code: int, whose: str) -> None:
-        """A container had to do with a fault (:class:`shim.causes.record.Fault`)."""
+        """Count a fault that hit a container (:class:`shim.causes.record.Fault`)."""
         _count(self.faults, (kind, str(code or ""), str(whose)))
 
     def restarted(self, service: str) -> None:
-        """A service has ended, and is started again."""
+        """Count a restart of a service."""
         _count(self.restarts, (service,))
 
-    def looked(self, seconds: float, *, faults: bool) -> None:
-        """The node was looked at."""
-        _count(self.looks, (FAILED if faults else OK,))
-        self.looking.add(seconds)
-        self.latest_look = now()
+    def checked(self, seconds: float, *, faults: bool) -> None:
+        """Count a check of the node."""
+        _count(self.checks, (FAILED if faults else OK,))
+        self.check_durations.add(seconds)
+        self.latest_check = now()
         if not faults:
-            self.last_look = self.latest_look
+            self.last_good_check = self.latest_check
 
 
 def _bounded(counted: Mapping[Labels, object], key: Labels) -> Labels:
-    """The key to count under: itself, or that of all others if there are too many already."""
+    """Return the key itself, or the common one of all others if there are too many keys."""
     if key in counted or len(counted) < MOST:
         return key
     return (OTHERS,) * len(key)

@@ -14,6 +14,6 @@ class HealthState(StrEnum):
     RECOVERING = "recovering"
 
     @property
-    def is_given(self) -> bool:
+    def is_allocatable(self) -> bool:
         """Whether a container may get the device."""
         return self in {HealthState.HEALTHY, HealthState.SUSPECT}

@@ -1,4 +1,4 @@
-"""What the device plugin is to do, and what it tells the kubelet of, as values."""
+"""The device plugin's settings, and the resources that it announces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from integration.node.values.health import HealthState
 
 
 class Mig(StrEnum):
-    """How MIG devices are told of: ``migStrategy``."""
+    """How MIG devices are announced: ``migStrategy``."""
 
     NONE = "none"
     SINGLE = "single"
@@ -19,7 +19,7 @@ class Mig(StrEnum):
 
 
 class DeviceList(StrEnum):
-    """How a container is told what it has: ``deviceListStrategy``."""
+    """How a container receives its devices: ``deviceListStrategy``."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -28,14 +28,14 @@ class DeviceList(StrEnum):
 
 
 CDI: Final = frozenset({DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI})
-"""The strategies by which a runtime applies a CDI spec itself."""
+"""The strategies with which a runtime injects devices from a CDI spec."""
 
 PLUGIN: Final = "nvidia-device-plugin"
-"""The name that NVIDIA's plugin puts into the keys of its annotations."""
+"""The part of annotation keys that NVIDIA's plugin uses."""
 
 
 class DeviceIds(StrEnum):
-    """What devices are called there: ``deviceIDStrategy``."""
+    """How devices are identified in the response to Allocate: ``deviceIDStrategy``."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -56,11 +56,11 @@ MPS: Final = "mps"
 class SharedResource:
     """A resource whose devices are shared."""
 
-    name: str  # of the resource ("nvidia.com/gpu")
-    replicas: int  # how many may share each device
-    rename: str = ""  # what it is called then; "" for the same name
-    devices: tuple[str, ...] | None = None  # which of them, by UUID or index; None for all
-    count: int | None = None  # how many of them, by index; None for all
+    name: str  # the resource's name ("nvidia.com/gpu")
+    replicas: int  # how many containers may share each device
+    rename: str = ""  # the name of the shared resource; "" for the same name
+    devices: tuple[str, ...] | None = None  # the shared devices, by UUID or index; None for all
+    count: int | None = None  # how many devices are shared, lowest index first; None for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Sharing:
     """How devices are shared."""
 
     kind: str = ""  # TIME_SLICING, MPS; "" for not at all
-    rename_by_default: bool = False  # a resource is called NAME.shared
-    fail_requests_greater_than_one: bool = False  # nobody gets two shares
-    resources: tuple[SharedResource, ...] = ()  # what is shared
+    rename_by_default: bool = False  # whether a shared resource is called NAME.shared
+    fail_requests_greater_than_one: bool = False  # whether a container may have one share only
+    resources: tuple[SharedResource, ...] = ()  # the shared resources
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the device plugin is to do; :mod:`.table` says what each field means."""
+    """The settings; :mod:`integration.node.settings.table` describes each field."""
 
     mig_strategy: Mig = Mig.NONE
     fail_on_init_error: bool = True
@@ -93,48 +93,48 @@ class Settings:
     imex_required: bool = False
     driver_root: str = ""
     dev_root: str = ""
-    source: str = ""  # the file that they are from; "" for none
-    notes: tuple[str, ...] = ()  # what was said and means nothing here, for people
+    source: str = ""  # the file that they come from; "" for none
+    notes: tuple[str, ...] = ()  # lines for the log about keys and values without effect
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What containers get beside their devices, by the names of the CDI kinds."""
-        wished = {"gdrcopy": self.gdrcopy, "gds": self.gds, "mofed": self.mofed}
-        return tuple(name for name, is_wished in wished.items() if is_wished)
+        """The extra features that containers get, by the classes of their CDI kinds."""
+        enabled = {"gdrcopy": self.gdrcopy, "gds": self.gds, "mofed": self.mofed}
+        return tuple(name for name, is_enabled in enabled.items() if is_enabled)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device, or one share of one, as the kubelet knows it."""
+    """A device, or a share of a device, as the kubelet knows it."""
 
-    id: str  # what the kubelet calls it: the UUID, or "UUID::N" for the share N of one
-    uuid: str  # of the GPU or MIG device
-    gpu: str  # UUID of the GPU that it is, or is a part of
-    index: str  # as nvidia-smi has it: "0"; "0:1" for a MIG device
-    minor: int  # the number in the node of its GPU
-    numa_node: int | None = None  # where it is; None if that is not known
-    memory_bytes: int | None = None  # of the whole device; None if NVML did not say
-    state: HealthState = HealthState.HEALTHY  # what is thought of it
+    id: str  # the kubelet's id: the UUID, or "UUID::N" for share N
+    uuid: str  # UUID of the GPU or MIG device
+    gpu: str  # UUID of its GPU; for a whole GPU, the same as ``uuid``
+    index: str  # nvidia-smi's index: "0"; "0:1" for a MIG device
+    minor: int  # minor number of its GPU's device node
+    numa_node: int | None = None  # None if unknown
+    memory_bytes: int | None = None  # memory of the whole device; None if unknown
+    state: HealthState = HealthState.HEALTHY
 
     @property
     def is_healthy(self) -> bool:
-        """What the kubelet is told."""
-        return self.state.is_given
+        """The health that the plugin announces to the kubelet."""
+        return self.state.is_allocatable
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource of the node, for which there is one plugin."""
+    """A resource of the node. Each has a plugin of its own."""
 
     name: str  # "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
-    devices: tuple[Device, ...]  # what there is of it, in the order of their indices
+    devices: tuple[Device, ...]  # its devices, in the order of their indices
     sharing: str = ""  # TIME_SLICING, MPS; "" if its devices are not shared
     replicas: int = 1  # shares of each device; 1 if they are not shared
     one_each: bool = False  # whether a request for more than one is refused
-    original: str = ""  # the name without renaming
-    # the devices by their ids, of which there may be thousands
+    original: str = ""  # the name before renaming
+    # the devices by id; there may be thousands
     by_id: Mapping[str, Device] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make what is looked up with each call of a kubelet's."""
+        """Build the index once, because every call of the kubelet uses it."""
         object.__setattr__(self, "by_id", {device.id: device for device in self.devices})

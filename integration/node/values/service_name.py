@@ -9,7 +9,7 @@ class ServiceName(StrEnum):
     """A service of the agent (:data:`integration.node.service.SERVICES`), or the agent itself."""
 
     AGENT = "agent"
-    """No service: the loop in :mod:`integration.node.agent` and what it shares with services."""
+    """The loop in :mod:`integration.node.agent`, which is not a service but publishes too."""
     PLUGIN = "plugin"
     DRA = "dra"
     CAUSES = "causes"

@@ -338,7 +338,7 @@ def _taints_of(
         lost: whether it does not answer, or has no device node.
         drained: since when and why it is out of service; "" if it is in service.
     """
-    bad = next((each for each in conditions if not each.state.is_given), None)
+    bad = next((each for each in conditions if not each.state.is_allocatable), None)
     why = {}
     if bad is not None:
         why["unhealthy"] = f"xid-{bad.xid}" if bad.xid else bad.reason

@@ -162,7 +162,7 @@ class Driver:
             bad = [
                 condition
                 for uuid in (device.uuid, device.gpu)
-                if (condition := known.get(uuid)) is not None and not condition.state.is_given
+                if (condition := known.get(uuid)) is not None and not condition.state.is_allocatable
             ]
             out = f"it is out of service {device.drained}" if device.drained else ""
             why = [*(condition.reason for condition in bad), out]

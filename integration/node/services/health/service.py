@@ -329,7 +329,7 @@ class _Monitor:
             was = before[uuid].state if uuid in before else HealthState.HEALTHY
             if health.state == was:
                 continue
-            worse = worse or not health.state.is_given
+            worse = worse or not health.state.is_allocatable
             fields: dict[str, Any] = {"device": uuid, "state": health.state.value, "was": was.value}
             if health.reason:
                 fields["reason"] = one_line(health.reason)

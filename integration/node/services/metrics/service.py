@@ -178,7 +178,7 @@ class Scrapes:
 
     def _ready(self) -> Response:
         # From memory, not from a file: this must not hang with a file system.
-        latest = self._context.state.counters.latest_look
+        latest = self._context.state.counters.latest_check
         late = late_after(self._context.config, self._context.options.poll)
         if latest is not None and now() - latest < late:
             return Response(HTTPStatus.OK, b"ok\n")

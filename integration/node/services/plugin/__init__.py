@@ -1,1 +1,1 @@
-"""The kubelet's device plugin: what it is told of the devices, and what it is told to give."""
+"""The device plugin: announces the node's devices to the kubelet, and answers Allocate."""

@@ -184,7 +184,7 @@ def test_nothing_is_given_that_is_lost_or_has_something_to_prove(
         assert bool(known.lost) == lost
         if lost:
             assert known.state == HealthState.UNHEALTHY
-        assert known.state.is_given == (known.need == Need.NOTHING)
+        assert known.state.is_allocatable == (known.need == Need.NOTHING)
         assert known.state == HealthState.HEALTHY or known.reason
         # Only what the table has, and only an answer or a person leads back.
         if known.state != before.state:
@@ -192,10 +192,10 @@ def test_nothing_is_given_that_is_lost_or_has_something_to_prove(
             through = {to for (state, _), to in TRANSITIONS.items() if state in reached}
             assert known.state in reached | through
             assert known.since == 1000 + now
-        if not before.state.is_given and known.state.is_given:
+        if not before.state.is_allocatable and known.state.is_allocatable:
             assert isinstance(signal, Answer | Clear)
         if isinstance(signal, Error) and signal.severity in {Severity.FATAL, Severity.UNHEALTHY}:
-            assert not known.state.is_given
+            assert not known.state.is_allocatable
 
 
 @given(histories)

@@ -67,7 +67,7 @@ def states(known: HealthTable) -> dict[str, HealthState]:
 
 
 def ill(known: HealthTable) -> set[str]:
-    return {uuid for uuid, state in states(known).items() if not state.is_given}
+    return {uuid for uuid, state in states(known).items() if not state.is_allocatable}
 
 
 def answers(when: float, **of_gpus: object) -> Sample:
@@ -503,7 +503,7 @@ def test_whatever_happens_what_is_lost_is_not_given_and_a_fatal_error_takes_all_
             known = after_inventory(known, happened, {}, now, RULES, load="535:7")  # type: ignore[arg-type]
         assert known.places.keys() == known.conditions.keys()
         for uuid, condition in known.conditions.items():
-            assert not (condition.lost and condition.state.is_given)
+            assert not (condition.lost and condition.state.is_allocatable)
             if uuid in known.gone:
                 assert condition.lost or condition.own
             assert not (condition.own and condition.state == HealthState.HEALTHY)

@@ -161,7 +161,7 @@ def _counters() -> Counters:
     counters.registered("nvidia.com/gpu", FAILED)
     counters.updated("nvidia.com/gpu")
     counters.restarted("plugin")
-    counters.looked(0.2, faults=False)
-    counters.happened(GpuEvent(9.0, "xid", gpu_uuid(0), xid=31))
+    counters.checked(0.2, faults=False)
+    counters.add_event(GpuEvent(9.0, "xid", gpu_uuid(0), xid=31))
     counters.faulted("xid", 79, "device")
     return counters

@@ -143,9 +143,9 @@ async def test_an_agent_is_alive_and_not_ready_before_it_has_looked(tmp_path: Pa
     scrapes = Scrapes(made)
     assert (await scrapes.answer(Request("GET", "/healthz"))).status == 200
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 503
-    made.state.counters.looked(0.1, faults=True)
+    made.state.counters.checked(0.1, faults=True)
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 200
-    made.state.counters.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME) - 10_000
+    made.state.counters.latest_check = time.clock_gettime(time.CLOCK_BOOTTIME) - 10_000
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 503
     assert b"/metrics" in (await scrapes.answer(Request("GET", "/"))).content
     assert (await scrapes.answer(Request("GET", "/metrics/"))).status == 404
