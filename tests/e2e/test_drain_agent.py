@@ -181,7 +181,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
             assert refused.value.details().startswith("NVSHIM-E2715 device-drained: ")
             assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
             kubelet.allocate(GPU, 1, pod="one")
-            (served,) = agent.said("metrics are served")
+            (served,) = agent.said("serving metrics")
 
             def out_of_service() -> dict[str, float]:
                 with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:

@@ -215,7 +215,7 @@ def test_every_part_has_one_judgement_of_a_gpu(
         KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
         NodeAgent(nvml.node, str(tmp_path), kubelet.socket, *more) as agent,
     ):
-        (served,) = eventually(lambda: agent.said("metrics are served"), "metrics")
+        (served,) = eventually(lambda: agent.said("serving metrics"), "metrics")
         address = served["address"]
 
         def up() -> dict[str, bool]:

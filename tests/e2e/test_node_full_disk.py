@@ -90,7 +90,7 @@ def test_an_agent_starts_on_a_full_directory(place: Place, tmp_path: Path) -> No
         with agent:
             assert len(kubelet.wait_for(GPU, 2)) == 2
             kubelet.allocate(GPU, 1, pod="one")
-            (served,) = eventually(lambda: agent.said("metrics are served"), "metrics")
+            (served,) = eventually(lambda: agent.said("serving metrics"), "metrics")
 
             def down() -> set[str]:
                 with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:

@@ -157,7 +157,7 @@ def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Pa
         exporter(everything()) as other,
         agent(gpus, "127.0.0.1:0", str(state)) as process,
     ):
-        address = said(process, "metrics are served")["address"]
+        address = said(process, "serving metrics")["address"]
         tell_of(tmp_path, {"real": address, "full": other})
         with urlopen(f"http://{address}/metrics", timeout=20) as answer:
             text = answer.read().decode()
@@ -324,7 +324,7 @@ def test_a_port_that_is_taken_is_said_and_had_when_it_is_free(gpus: SimulatedNod
             assert fault["part"] == "metrics"
             eventually(lambda: "E2786" in str(status_of(gpus)["faults"]), "it is in the status")
             server.server_close()
-            said(process, "metrics are served")
+            said(process, "serving metrics")
             eventually(lambda: "E2786" not in str(status_of(gpus)["faults"]), "it is over")
             with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer:
                 assert answer.read() == b"ok\n"
