@@ -233,7 +233,7 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
         )
         agent.start()
         eventually(lambda: "NVSHIM-E2739" in agent.fault(), "it is said")
-        assert "not started, serves" in agent.daemon()["unready"]
+        assert "another program serves" in agent.daemon()["unready"]
         assert agent.processes() == [stranger.pid]
         assert ask(agent, "get_default_active_thread_percentage") == "100.0"
         # So is it when the agent ends.
@@ -433,7 +433,9 @@ def test_a_gpu_is_of_one_daemon_at_a_time(stand_in: Agent) -> None:
     # Another resource has the GPU now: it has to wait for who is still there.
     agent.start(devices=(first,), timeout=0.5)
     agent.resource = f"{RESOURCE}.shared"
-    eventually(lambda: f"still those of {RESOURCE}" in agent.fault(), "it is said")
+    eventually(
+        lambda: f"the daemon of {RESOURCE} still holds its GPUs" in agent.fault(), "it is said"
+    )
     clients.unlink()
     pid = agent.ready()
     assert agent.daemon()["devices"] == [first]
