@@ -157,7 +157,7 @@ def test_the_node_says_what_no_pod_can_have(place: Place, tmp_path: Path) -> Non
             place.call("undrain", "--driver")
             place.call("undrain", "1")
             eventually(lambda: condition()[0] == "False", "all are in service")
-            assert condition() == ("False", "AllInService", "every GPU can be given")
+            assert condition() == ("False", "AllInService", "all GPUs are in service")
         kinds = {kind for kind, _ in api.patches}
         assert kinds == {"application/strategic-merge-patch+json"}
         written = len(api.patches)

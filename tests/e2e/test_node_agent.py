@@ -231,7 +231,7 @@ def test_it_ends_when_another_version_is_put_into_effect(
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "another version was put into effect" in said.splitlines()[-1]
+    assert "another version was installed" in said.splitlines()[-1]
     assert "1" in devices_of(spec)
 
 
