@@ -117,10 +117,10 @@ def test_a_json_value_keeps_its_whole_name() -> None:
 @pytest.mark.parametrize(
     ("url", "value", "found"),
     [
-        (typeurl.PROCESS, b"", "no JSON"),
-        (typeurl.PROCESS, b"{", "no JSON"),
-        (typeurl.PROCESS, b"\xff", "no JSON"),
-        (typeurl.PROCESS, b"[" * 100_000, "no JSON"),
+        (typeurl.PROCESS, b"", "not valid JSON"),
+        (typeurl.PROCESS, b"{", "not valid JSON"),
+        (typeurl.PROCESS, b"\xff", "not valid JSON"),
+        (typeurl.PROCESS, b"[" * 100_000, "not valid JSON"),
         (typeurl.PROCESS, b"[1]", "list"),
         (typeurl.PROCESS, b"null", "NoneType"),
         (typeurl.SPEC, b"{}", "Spec"),

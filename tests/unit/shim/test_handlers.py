@@ -77,11 +77,11 @@ _WORKER = _CHILD.format(
     begin="forked.set_up_child(os.getppid(), {0, 1, 2})", fork="forked.fork(child)"
 )
 _ASKED = """
-from integration.kubernetes import handlers
+from integration.kubernetes import engine_query
 signal.signal(it, lambda *_: None)
-handlers._ask = lambda _: None
+engine_query._ask = lambda _: None
 try:
-    handlers.ask_engine("/")
+    engine_query.query_engine("/")
 except ConnectionError:
     print("no answer", flush=True)
 """
