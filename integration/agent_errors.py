@@ -250,7 +250,7 @@ class KubeconfigUnusable(NodeAgentError):
 
 
 class MetricsAddressInvalid(NodeAgentError, code="NVSHIM-E2785", status=Status.INVALID_ARGUMENT):
-    """The metrics address is not valid. Raised by :func:`.metrics.address.parse_address`."""
+    """The metrics address is not valid. Raised where the metrics service parses it."""
 
 
 class MetricsAddressUnusable(NodeAgentError, code="NVSHIM-E2786", status=Status.UNAVAILABLE):

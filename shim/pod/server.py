@@ -1,7 +1,7 @@
 """The shim's server: it serves until no task is left.
 
 One thread, one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process down
-(containers go on, and containerd cleans up after them); SIGUSR1 writes what the process is doing
+(containerd then runs `delete`, which ends its containers); SIGUSR1 writes what the process is doing
 to the log; SIGPIPE is an error code here and the default in children.
 """
 

@@ -102,7 +102,7 @@ class Excess:
 
 
 def gibibytes(amount: int) -> str:
-    """Format an amount of memory for people."""
+    """Format an amount of memory in GiB."""
     return f"{amount / (1 << 30):.1f} GiB"
 
 

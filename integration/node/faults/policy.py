@@ -49,7 +49,7 @@ class Policy:
     table: Mapping[int, Severity] = field(default_factory=dict)  # the operator's, by Xid
     ignored: frozenset[int] = frozenset()  # Xids without effect
     heeded: frozenset[int] = frozenset()  # Xids that make a device at least unhealthy
-    all_ignored: bool = False  # every Xid that is not heeded has no effect
+    all_ignored: bool = False  # every Xid without effect, unless ENABLE names it
     all_heeded: bool = False  # every Xid makes a device at least unhealthy
     judged: bool = True  # False turns health checks off
 
