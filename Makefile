@@ -176,23 +176,23 @@ proto: $(VENV)/.ready #- Regenerate the modules of api/proto from the .proto fil
 lock: $(VENV)/.ready #- Update the pinned dependencies, with hashes
 	$(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  --extra cli --extra dev --extra node -o requirements-dev.txt pyproject.toml
+	  --extra cli --extra dev --extra node -o requirements/dev.txt pyproject.toml
 	$(VENV)/bin/pip-compile -q --generate-hashes --strip-extras --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  -c requirements-dev.txt -o requirements.txt pyproject.toml
+	  -c requirements/dev.txt -o requirements/runtime.txt pyproject.toml
 	$(VENV)/bin/pip-compile -q --generate-hashes --strip-extras --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  -c requirements-dev.txt --extra cli --extra node -o requirements-node.txt pyproject.toml
+	  -c requirements/dev.txt --extra cli --extra node -o requirements/node.txt pyproject.toml
 	echo 'atheris>=3' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-strip-extras \
 	  --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-	  -o requirements-fuzz.txt -
+	  -o requirements/fuzz.txt -
 	echo 'py-spy>=0.4' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-	  -o requirements-profile.txt -
+	  -o requirements/profile.txt -
 	printf '%s\n' 'cyclonedx-python-lib[json-validation]>=11' 'spdx-tools>=0.8' \
 	  | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-	  -o requirements-release.txt -
+	  -o requirements/release.txt -
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
@@ -241,34 +241,34 @@ $(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile $$
 	@touch $@
 
 # Start with an empty environment: an interrupted run may have left half of a package.
-$(VENV)/.ready: requirements-dev.txt | $(CACHE)/.packages
+$(VENV)/.ready: requirements/dev.txt | $(CACHE)/.packages
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # atheris exists for some versions of CPython only. Without it the fuzzer mutates blindly and warns.
-$(CACHE)/.fuzz: requirements-fuzz.txt $(VENV)/.ready
+$(CACHE)/.fuzz: requirements/fuzz.txt $(VENV)/.ready
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --only-binary :all: \
-	  -r requirements-fuzz.txt || echo 'no atheris for this Python' >&2
+	  -r requirements/fuzz.txt || echo 'no atheris for this Python' >&2
 	@touch $@
 
-$(CACHE)/.profile: requirements-profile.txt $(VENV)/.ready
-	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-profile.txt
+$(CACHE)/.profile: requirements/profile.txt $(VENV)/.ready
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/profile.txt
 	@touch $@
 
 # Validators for the lists of a release's contents.
-$(CACHE)/release-site/.ready: requirements-release.txt $(VENV)/.ready
+$(CACHE)/release-site/.ready: requirements/release.txt $(VENV)/.ready
 	rm -rf $(@D)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --target $(@D) \
-	  -r requirements-release.txt
+	  -r requirements/release.txt
 	@touch $@
 
 # What the shim itself imports, without the development tools: structlog imports rich if it is
 # there, and tests should run with the packages of a node.
-$(SITE)/.ready: requirements.txt $(VENV)/.ready
+$(SITE)/.ready: requirements/runtime.txt $(VENV)/.ready
 	rm -rf $(SITE)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --target $(SITE) \
-	  -r requirements.txt
+	  -r requirements/runtime.txt
 	@touch $@
 
 # Download the driver and programs of other releases now, so that no test has to. make test-matrix

@@ -95,7 +95,7 @@ def test_the_lists_are_valid_by_others_judgement(release: Release, ending: str, 
 
 
 def test_the_lists_have_every_package_that_is_pinned(release: Release) -> None:
-    with open(os.path.join(REPOSITORY, "requirements-node.txt"), encoding="utf-8") as file:
+    with open(os.path.join(REPOSITORY, "requirements/node.txt"), encoding="utf-8") as file:
         pinned = re.findall(r"^([\w.-]+)==(\S+)", file.read(), re.MULTILINE)
     with open(release.one(".cdx.json"), encoding="utf-8") as file:
         listed = {(x["name"], x["version"]) for x in json.load(file)["components"]}

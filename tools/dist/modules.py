@@ -22,7 +22,7 @@ from tools.dist.interpreter import Packages
 from tools.errors import TreeNotBuilt
 
 OURS: Final = ("api", "hooks", "integration", "shim")
-REQUIREMENTS: Final = ("requirements.txt", "requirements-node.txt")
+REQUIREMENTS: Final = ("requirements/runtime.txt", "requirements/node.txt")
 
 # Nothing that a running program reads, and of an installation what names its circumstances. The
 # Helm chart is an archive of its own.

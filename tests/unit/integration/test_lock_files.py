@@ -15,9 +15,9 @@ from tests.harness.launcher import REPOSITORY
 
 # Which extras each is made of, as `make lock` does.
 LOCKS: Final = {
-    "requirements.txt": (),
-    "requirements-node.txt": ("cli", "node"),
-    "requirements-dev.txt": ("cli", "node", "dev"),
+    "requirements/runtime.txt": (),
+    "requirements/node.txt": ("cli", "node"),
+    "requirements/dev.txt": ("cli", "node", "dev"),
 }
 _DIRECTLY: Final = "(pyproject.toml)"
 
@@ -53,7 +53,7 @@ def test_lock_file_is_up_to_date(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_what_is_shipped_is_what_is_tested(lock: str) -> None:
-    tested = pinned("requirements-dev.txt")
+    tested = pinned("requirements/dev.txt")
     assert {name: tested[name][0] for name in pinned(lock)} == {
         name: version for name, (version, _) in pinned(lock).items()
     }

@@ -149,7 +149,7 @@ def test_the_provenance_names_every_file_and_what_it_was_made_of(tmp_path: Path)
         "sha256": hashlib.sha256(b"libc").hexdigest()
     }
     assert {"gitCommit": "0" * 40} in of.values()
-    assert "file:requirements-node.txt" in of
+    assert "file:requirements/node.txt" in of
     unknown = statement(INPUTS, str(tmp_path), ["a.deb"], packages, "")
     (git,) = (
         each

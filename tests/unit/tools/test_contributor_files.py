@@ -1,0 +1,46 @@
+"""What GitHub and pre-commit run is what the Makefile and ``.ci/run`` have, and no copy of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools import REPOSITORY
+
+ROOT = Path(REPOSITORY)
+
+
+def parsed(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text())
+
+
+def test_the_workflow_runs_what_has_to_pass_before_a_change_lands() -> None:
+    workflow = parsed(".github/workflows/ci.yml")
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    said = re.search(r"Starts on a fresh Debian (\d+) machine", (ROOT / ".ci/run").read_text())
+    assert said is not None
+    assert job["container"]["image"] == f"debian:{said[1]}"
+
+
+def test_the_workflow_may_only_read() -> None:
+    workflow = parsed(".github/workflows/ci.yml")
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+    # YAML 1.1 reads the key `on` as true. `pull_request_target` would run a stranger's code with
+    # a token that may write.
+    assert set(workflow[True]) == {"push", "pull_request"}
+
+
+def test_each_hook_of_pre_commit_is_a_part_of_make_lint() -> None:
+    lint = (ROOT / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
+    hooks = [hook for each in parsed(".pre-commit-config.yaml")["repos"] for hook in each["hooks"]]
+    assert hooks
+    for hook in hooks:
+        command = hook["entry"].removesuffix(" --force-exclude").removeprefix(".venv/")
+        assert f"$(VENV)/{command} ." in lint
