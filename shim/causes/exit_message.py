@@ -76,6 +76,7 @@ _NEEDS: Final = {
     Action.DRAIN_AND_RESET: "The GPU has to be drained and needs a reset.",
     Action.IMEX: "{node} needs its IMEX domain restarted.",
     Action.BUS_RESET: "The GPU needs a reset of its bus.",
+    Action.CATALOGUE: "What the GPU needs is in NVIDIA's Xid catalogue.",
 }
 
 

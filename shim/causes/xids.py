@@ -3,8 +3,9 @@
 Rules
 - ``whose`` is what the number alone says. A number whose catalogue entry names the application and
   the hardware alike is unclear.
-- The driver's own statement overrides this table (:func:`with_recovery`): NVML's recovery action
-  (:data:`RECOVERY_ACTIONS`), and the text of Xid 154 (:func:`recovery_asked`).
+- The driver's own statement overrides this table (:func:`with_recovery`): NVML's recovery action,
+  and the text of Xid 154. Both have the same numbers (:func:`recovery_action`). The words beside
+  the number in the text change from driver to driver, so they decide nothing.
 - An NVLink of the fifth generation says in the line itself how serious an error is
   (:func:`is_nonfatal`): each GPU of a domain writes such lines when a neighbour fails.
 - ``ends`` is false for a number that is no reason for a container to end: a notice, a test, or (45)
@@ -13,7 +14,7 @@ Rules
 
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the
 Xid Catalog" and, for Volta and older, the list of the r535 document); nverror.h of the open kernel
-modules; nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION.
+modules, up to 595.45; nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; logs of drivers 580 to 610.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RECOVERY",
-    "RECOVERY_ACTIONS",
     "XIDS",
     "Action",
     "Remedy",
     "Xid",
     "about",
     "is_nonfatal",
+    "recovery_action",
     "recovery_asked",
     "with_recovery",
 ]
@@ -55,6 +56,9 @@ class Remedy(StrEnum):
     SOFTWARE = "update the driver and the firmware"
     LINKS = "look at the links (nvidia-smi nvlink --status), and reset the GPU"
     SUPPORT = "if it comes back, ask the hardware's vendor"
+    IMEX = "restart the IMEX domain (nvidia-imex on its nodes)"
+    BUS_RESET = "reset the GPU's bus, or reboot the node"
+    CATALOGUE = "look the recovery action up in NVIDIA's Xid catalogue"
 
 
 class Action(StrEnum):
@@ -73,6 +77,7 @@ class Action(StrEnum):
     DRAIN_AND_RESET = "drain and reset the GPU"
     IMEX = "restart the IMEX domain"
     BUS_RESET = "reset the GPU's bus"
+    CATALOGUE = "see NVIDIA's Xid catalogue"
 
 
 _ACTIONS: Final = {
@@ -86,6 +91,9 @@ _ACTIONS: Final = {
     Remedy.SOFTWARE: Action.SOFTWARE,
     Remedy.LINKS: Action.LINKS,
     Remedy.SUPPORT: Action.SUPPORT,
+    Remedy.IMEX: Action.IMEX,
+    Remedy.BUS_RESET: Action.BUS_RESET,
+    Remedy.CATALOGUE: Action.CATALOGUE,
 }
 
 
@@ -180,6 +188,9 @@ _OF_DEVICES: Final = (
         _DEVICE),
     Xid(172, "UNCORRECTABLE_SRAM_ERROR", "an error 48 was in SRAM", _LATER,
         _DEVICE),
+    # 173 to 176 came with driver 595; NVIDIA's catalogue does not have them yet.
+    Xid(173, "C2C fatal link failure", "the link to the CPU failed", _REBOOT, _DEVICE),
+    Xid(175, "memory subsystem error", "error of the memory subsystem", _RESET, _DEVICE),
 )  # fmt: skip
 
 _UNCLEAR_ONES: Final = (
@@ -203,6 +214,7 @@ _UNCLEAR_ONES: Final = (
     Xid(152, "DLA_SMMU_ERROR", "DLA: memory management error", _SUPPORT),
     Xid(153, "DLA_TIMEOUT", "DLA: timeout", _SUPPORT),
     Xid(154, "GPU_RECOVERY_ACTION_CHANGED", "the driver says what it needs to recover", _RESET),
+    Xid(174, "channel reset", "a channel was reset, which ends its process"),
 )
 
 _NOTICES: Final = tuple(
@@ -229,6 +241,7 @@ _NOTICES: Final = tuple(
         (164, "PSHC_LOW_LIFETIME", "power smoothing is nearly worn", _SUPPORT),
         (165, "PSHC_ZERO_LIFETIME", "power smoothing is worn", _SUPPORT),
         (168, "REDUCED_GPU_MEMORY_CAPACITY", "less memory than usual", _SUPPORT),
+        (176, "PCIe correctable error fault", "many corrected errors on PCIe", _SUPPORT),
     )
 )  # fmt: skip
 
@@ -252,7 +265,7 @@ def about(number: int) -> Xid:
 RECOVERY: Final = 154
 """The number by which the driver tells that its recovery action has changed."""
 
-RECOVERY_ACTIONS: Final[Mapping[int, Action]] = {
+_RECOVERY_ACTIONS: Final = {
     0: Action.NOTHING,
     1: Action.RESET,
     2: Action.REBOOT,
@@ -262,29 +275,31 @@ RECOVERY_ACTIONS: Final[Mapping[int, Action]] = {
     6: Action.BUS_RESET,
     7: Action.REBOOT,
 }
-"""The values of NVML's field 230."""
-
-_NAMED: Final = {
-    "none": Action.NOTHING,
-    "gpu reset required": Action.RESET,
-    "node reboot required": Action.REBOOT,
-    "drain p2p": Action.DRAIN,
-    "drain and reset": Action.DRAIN_AND_RESET,
-    "pf flr": Action.RESET,
-}
 
 # All of it, and at the end: before it stands the name that a process has chosen for itself, which
 # is too short to hold this.
 _CHANGED: Final = re.compile(
-    r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x[0-9a-f]+ \(([^()]*)\)\.?\s*$",
-    re.IGNORECASE,
+    r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x([0-9a-f]{1,8}) \([^()]*\)\.?\s*$",
+    re.IGNORECASE | re.ASCII,
 )
 
 
+def recovery_action(number: int) -> Action:
+    """What a recovery action of the driver asks for, by its number in NVML.
+
+    Args:
+        number: the value of NVML's field 230, or of the text of an Xid 154.
+
+    Returns:
+        The action; for a number that this version does not know, :attr:`Action.CATALOGUE`.
+    """
+    return _RECOVERY_ACTIONS.get(number, Action.CATALOGUE)
+
+
 def recovery_asked(text: str) -> Action | None:
-    """What the text of an Xid 154 asks for; None if that is not known."""
+    """What the text of an Xid 154 asks for; None if it names no action."""
     found = _CHANGED.search(text)
-    return _NAMED.get(found[1].strip().lower()) if found else None
+    return recovery_action(int(found[1], 16)) if found else None
 
 
 _NVLINKS: Final = range(144, 151)

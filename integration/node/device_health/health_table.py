@@ -45,7 +45,7 @@ from integration.node.device_health.device_state import (
 from integration.node.faults.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
 from integration.node.faults.xids import Scope, Severity, about
 from integration.node.values.health import HealthState
-from shim.causes.xids import RECOVERY_ACTIONS, Action
+from shim.causes.xids import Action, recovery_action
 
 if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
@@ -440,7 +440,7 @@ def _after_answer(
 
 def _asked(action: int | None) -> str | None:
     """Return the action on the device that NVML asks for; draining is not one."""
-    named = None if action is None else RECOVERY_ACTIONS.get(action)
+    named = None if action is None else recovery_action(action)
     return "" if named == Action.DRAIN else named
 
 

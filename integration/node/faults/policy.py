@@ -12,7 +12,8 @@ Sources of the severity; a later one overrides an earlier one:
 Then the context of the error applies
 - A double-bit ECC error (48) close to a contained error (94) was contained: no reset is needed.
 - An NVLink error (144 to 150) whose line says "Nonfatal" is ignored, unless 2 or 4 names it.
-- If the driver names its recovery action (154), that decides: reset, reboot, or nothing.
+- If the driver names its recovery action (154), that decides: reset, reboot, or nothing. An action
+  that this version does not know makes the device unhealthy.
 
 NVIDIA's plugin skips words that it does not understand; here a word that is not a number is an
 error.
@@ -165,16 +166,19 @@ def severity_of(
     if event.xid == DBE and severity == Severity.FATAL and was_contained:
         return Severity.UNHEALTHY, remedy, False
     if event.xid == RECOVERY and severity == Severity.SUSPECT:
-        asked = recovery_asked(event.text)
-        return _ACTIONS.get(asked, _ACTIONS[None])
+        return _ACTIONS[recovery_asked(event.text)]
     return severity, remedy, False
 
 
+# By what the driver asks for; None if its line does not say.
 _ACTIONS: Final[Mapping[Action | None, tuple[Severity, Remedy, bool]]] = {
     Action.NOTHING: (Severity.IGNORE, Remedy.NOTHING, True),
     Action.RESET: (Severity.FATAL, Remedy.RESET, False),
     Action.DRAIN_AND_RESET: (Severity.FATAL, Remedy.RESET, False),
     Action.REBOOT: (Severity.FATAL, Remedy.REBOOT, False),
     Action.DRAIN: (Severity.SUSPECT, Remedy.RESTART_APP, False),
+    Action.IMEX: (Severity.FATAL, Remedy.IMEX, False),
+    Action.BUS_RESET: (Severity.FATAL, Remedy.BUS_RESET, False),
+    Action.CATALOGUE: (Severity.UNHEALTHY, Remedy.CATALOGUE, False),
     None: (Severity.SUSPECT, Remedy.RESET, False),
 }

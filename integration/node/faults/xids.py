@@ -11,10 +11,10 @@ Rules
   of the GPU shows by repetition: several errors within a window make it unhealthy. NVIDIA's plugin
   removes the GPU for good after the first.
 - An error for which the catalogue asks for a GPU reset is fatal: the device is not allocated until
-  a reset, a driver reload or a reboot was seen. Where NVIDIA says it may be transient (119, 120),
-  or where the decision depends on registers that are not reported (74, 144 to 146, 149, 150), the
-  device is unhealthy until it stays quiet. An NVLink error (144 to 150) whose line says that it is
-  not fatal is ignored (:mod:`.policy`).
+  a reset, a driver reload or a reboot was seen. Where NVIDIA says it may be transient (119 and 120;
+  175 is a 119 with a known reason), or where the decision depends on registers that are not
+  reported (74, 144 to 146, 149, 150), the device is unhealthy until it stays quiet. An NVLink error
+  (144 to 150) whose line says that it is not fatal is ignored (:mod:`.policy`).
 - An unknown number makes a device unhealthy, as in NVIDIA's plugin: the driver is newer than this
   table. The device becomes healthy again when it stays quiet.
 - On a GPU in MIG mode an error that names an instance affects that instance only, unless its scope
@@ -78,10 +78,10 @@ _NUMBERS: Final = {
     ),
     Severity.SUSPECT: (
         8, 11, 25, 32, 42, 56, 60, 61, 69, 78, 80, 81, 92, 94, 109, 154, 155, 157, 159, 161, 166,
-        168, 170, 171, 172, *_ENGINES,
+        168, 170, 171, 172, 174, 176, *_ENGINES,
     ),
-    Severity.UNHEALTHY: (26, 54, 57, 58, 74, 119, 120, 144, 145, 146, 149, 150, 169),
-    Severity.FATAL: (46, 48, 62, 64, 79, 95, 110, 136, 140, 143, 151, 156, 158, 167),
+    Severity.UNHEALTHY: (26, 54, 57, 58, 74, 119, 120, 144, 145, 146, 149, 150, 169, 175),
+    Severity.FATAL: (46, 48, 62, 64, 79, 95, 110, 136, 140, 143, 151, 156, 158, 167, 173),
 }  # fmt: skip
 
 # These affect the instance that they name; all others affect the whole GPU.

@@ -46,7 +46,7 @@ from integration.node.state.topic import call_on_change, version_of, wait_any
 from integration.node.values.service_name import ServiceName
 from integration.nvml.values import GpuEvent, epoch, now
 from shim.causes.record import Whose
-from shim.causes.xids import RECOVERY, RECOVERY_ACTIONS, Action, recovery_asked
+from shim.causes.xids import RECOVERY, Action, recovery_action, recovery_asked
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
@@ -222,8 +222,8 @@ class _Recorder:
         if sample is None or sample.failure:
             return
         for gpu in sample.gpus:
-            if gpu.recovery_action is not None and gpu.recovery_action in RECOVERY_ACTIONS:
-                action = RECOVERY_ACTIONS[gpu.recovery_action]
+            if gpu.recovery_action is not None:
+                action = recovery_action(gpu.recovery_action)
                 # "Nothing" from before the driver could know of the fault does not count.
                 recent = max(
                     (r.event.when for r in self._recent if r.event.gpu == gpu.uuid), default=0.0

@@ -106,6 +106,27 @@ def answers(when: float, **of_gpus: object) -> Sample:
             {"GPU-0"}, Severity.FATAL, True,
         ),
         (
+            xid(154, text="GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)"),
+            {"GPU-0"}, Severity.FATAL, True,
+        ),
+        (
+            xid(154, text="GPU recovery action changed from 0x0 (None) to 0x5 "
+                "(Recover IMEX Domain)"),
+            {"GPU-0"}, Severity.FATAL, True,
+        ),
+        (
+            xid(154, text="GPU recovery action changed from 0x0 (None) to 0x6 (Bus Reset)"),
+            {"GPU-0"}, Severity.FATAL, True,
+        ),
+        (
+            xid(154, text="GPU recovery action changed from 0x0 (None) to 0x9 (New)"),
+            {"GPU-0"}, Severity.UNHEALTHY, True,
+        ),
+        (xid(173), {"GPU-0"}, Severity.FATAL, True),
+        (xid(174), {"GPU-0"}, Severity.SUSPECT, True),
+        (xid(175), {"GPU-0"}, Severity.UNHEALTHY, True),
+        (xid(176), {"GPU-0"}, Severity.SUSPECT, True),
+        (
             xid(154, text="GPU recovery action changed from 0x1 (Drain P2P) to 0x0 (None)"),
             {"GPU-0"}, Severity.IGNORE, True,
         ),
@@ -196,7 +217,8 @@ def test_counters_that_went_back_are_a_reset(
 @pytest.mark.parametrize(
     ("action", "state"),
     [(None, HealthState.HEALTHY), (0, HealthState.HEALTHY), (1, HealthState.UNHEALTHY),
-     (2, HealthState.UNHEALTHY),
+     (2, HealthState.UNHEALTHY), (5, HealthState.UNHEALTHY), (6, HealthState.UNHEALTHY),
+     (9, HealthState.UNHEALTHY),
      (3, HealthState.HEALTHY)],  # of the last one, what its users do is theirs
 )  # fmt: skip
 def test_what_nvml_says_has_to_be_done_with_a_gpu_makes_it_unhealthy(
