@@ -38,6 +38,11 @@ from hooks.image.rootfs import Rootfs
 from hooks.words import Arch
 
 CACHE: Final = "/etc/ld.so.cache"
+_BIND: Final = frozenset({"bind", "rbind"})
+_SHARED: Final = frozenset({"shared", "rshared"})
+_NOT_SHARED: Final = frozenset(
+    {"private", "rprivate", "slave", "rslave", "unbindable", "runbindable"}
+)
 SCRATCH: Final = "containerd-shim-nvidia"
 """The directory on a tmpfs that holds the libraries of a container with a read-only rootfs."""
 
@@ -73,6 +78,8 @@ class Layout:
     scratch: str | None = None
     # those of ``covered`` that a writable tmpfs is mounted over
     fresh: frozenset[str] = frozenset()
+    # those of ``covered`` from which mounts appear on the host as well: shared volumes
+    shared: frozenset[str] = frozenset()
 
     def loader(self, arch: Arch) -> Loader:
         """The loader for ``arch``, which was among those asked for."""
@@ -88,8 +95,16 @@ class Layout:
 
     def is_fresh(self, path: str) -> bool:
         """Whether ``path`` is on a tmpfs of the container's own, where a runtime can make it."""
-        over = [over for over in self.covered if path == over or path.startswith(f"{over}/")]
-        return bool(over) and max(over, key=len) in self.fresh
+        return self._last_over(path) in self.fresh
+
+    def is_shared(self, path: str) -> bool:
+        """Whether what is mounted at ``path`` appears, and stays, on the host."""
+        return self._last_over(path) in self.shared
+
+    def _last_over(self, path: str) -> str:
+        """The innermost of ``covered`` that ``path`` is in; "" for none."""
+        over = (over for over in self.covered if path == over or path.startswith(f"{over}/"))
+        return max(over, key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +162,12 @@ def read_layout(
     known: dict[str, str | None] = {}
     covered = dict.fromkeys(("/proc", "/sys", "/dev"))
     for mount in mounts:
-        covered[os.path.normpath("/" + mount["destination"].lstrip("/"))] = None
+        covered[_place_of(mount)] = None
         covered[_landing(rootfs, mount["destination"], known) or "/proc"] = None
     covered.pop("/", None)
     writable = rootfs.is_writable()
     scratch = None if writable else _scratch(rootfs, mounts)
+    shared = _shared(mounts)
     look = _Look(rootfs, tuple(covered))
     loaders = []
     for arch in arches:
@@ -167,6 +183,7 @@ def read_layout(
         covered=tuple(covered),
         scratch=scratch,
         fresh=_fresh(mounts),
+        shared=shared.union(filter(None, (_landing(rootfs, each, known) for each in shared))),
     )
 
 
@@ -258,16 +275,48 @@ def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
     """Where a writable tmpfs is mounted, and nothing after it there or above."""
     fresh: set[str] = set()
     for mount in mounts:
-        place = os.path.normpath("/" + mount["destination"].lstrip("/"))
+        place = _place_of(mount)
         fresh = {over for over in fresh if over != place and not over.startswith(f"{place}/")}
         if mount.get("type") == "tmpfs" and not _is_read_only(mount):
             fresh.add(place)
     return frozenset(fresh)
 
 
-def _is_read_only(mount: Mapping[str, Any]) -> bool:
+def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
+    """Where what is mounted appears on the host: in shared volumes, and in what is mounted there.
+
+    Source: mount_namespaces(7): what is mounted in a shared mount is shared, unless it is made
+    private or a slave.
+    """
+    known: dict[str, bool] = {}
+    for mount in mounts:
+        place, options = _place_of(mount), _options_of(mount)
+        around = max(
+            (over for over in known if f"{place}/".startswith(f"{over}/")), key=len, default=""
+        )
+        is_shared = not (options.isdisjoint(_SHARED) or options.isdisjoint(_BIND))
+        is_shared |= known.get(around, False) and options.isdisjoint(_NOT_SHARED)
+        known = {over: is_so for over, is_so in known.items() if not over.startswith(f"{place}/")}
+        known[place] = is_shared
+    return frozenset(over for over, is_so in known.items() if is_so)
+
+
+def _place_of(mount: Mapping[str, Any]) -> str:
+    destination: str = mount["destination"]
+    return os.path.normpath("/" + destination.lstrip("/"))
+
+
+def _options_of(mount: Mapping[str, Any]) -> frozenset[str]:
     options = mount.get("options")
-    return isinstance(options, list) and "ro" in options
+    return frozenset(filter(_is_text, options)) if isinstance(options, list) else frozenset()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_read_only(mount: Mapping[str, Any]) -> bool:
+    return "ro" in _options_of(mount)
 
 
 def _scratch(rootfs: Rootfs, mounts: list[Mapping[str, Any]]) -> str | None:

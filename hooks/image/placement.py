@@ -18,6 +18,8 @@ Rules
   there, and a link would be hidden, so it is reported as omitted. So is a file or a directory of
   links: what covers it is a volume, in which a runtime would leave a mount point, or fail to make
   one. On a tmpfs of the container's own they are mounted, and the runtime makes the mount point.
+- In a volume with shared propagation a mount would appear on the host, and stay there when the
+  container is gone. So it is omitted, unless a CDI spec requires it.
 - A mount point whose directory is a link that leads nowhere is left to the runtime too: the
   link may lead to what is mounted later ("/var/run" to "/run"). Runtimes resolve it inside.
 - A file that is too large to be kept until the end stays where a link is to go, and what the link
@@ -149,7 +151,7 @@ def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Plac
     staged: list[tuple[str, File | LinkDirectory]] = []
     if plan.devices:
         journal.directory_itself(_DEV)
-    _make_mount_points(journal, plan.mounts, lookup)
+    omitted += _make_mount_points(journal, plan.mounts, lookup)
     for link in plan.links:
         if lookup.is_covered(link.path):
             omitted.append(link.path)
@@ -203,11 +205,16 @@ def _behind(link: Link, plan: Plan) -> Mount | None:
     return next((mount for mount in plan.mounts if mount.destination == end), None)
 
 
-def _make_mount_points(journal: Journal, mounts: Iterable[Mount], lookup: _PathLookup) -> None:
+def _make_mount_points(
+    journal: Journal, mounts: Iterable[Mount], lookup: _PathLookup
+) -> Iterator[str]:
+    """Make the mount points of mounts; yield those that must not be mounted."""
     for mount in mounts:
-        if not lookup.is_open(mount.destination):
+        if lookup.is_shared(mount.destination) and not mount.required:
+            yield mount.destination
+        elif not lookup.is_open(mount.destination):
             continue
-        if is_on_directory(mount):
+        elif is_on_directory(mount):
             journal.directory(mount.destination)
         else:
             journal.mount_point(mount.destination)
@@ -239,6 +246,17 @@ class _PathLookup:
             self._hidden[directory]
             or path in self._covered
             or (landing is not None and f"{landing.rstrip('/')}/{name}" in self._covered)
+        )
+
+    def is_shared(self, path: str) -> bool:
+        """Whether a mount at ``path`` may appear on the host."""
+        if not self._layout.shared:
+            return False
+        directory, _, name = path.rpartition("/")
+        landing = self._landing(directory or "/")
+        # A link that leads nowhere yet may lead to what is mounted later.
+        return landing is None or any(
+            self._layout.is_shared(each) for each in (path, f"{landing.rstrip('/')}/{name}")
         )
 
     def _landing(self, directory: str) -> str | None:

@@ -313,7 +313,7 @@ def _index(loader: Loader) -> str | None:
 def _takes(rootfs: Rootfs, layout: Layout, mount: Mount) -> bool:
     """Whether the image has a mount point for ``mount``, or gets one from another mount."""
     if layout.covers(mount.destination):
-        return True
+        return mount.required or not layout.is_shared(mount.destination)
     try:
         found = rootfs.stat(mount.destination)
     except RootfsError:

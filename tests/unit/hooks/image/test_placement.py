@@ -90,6 +90,12 @@ def linked(path: str, links: tuple[tuple[str, str], ...] = LINKS) -> Plan:
     return Plan(link_directories=(LinkDirectory(path, links),))
 
 
+MANIFESTS = Plan(
+    mounts=(
+        Mount("/etc/hostname", "/usr/share/vulkan/icd.json"),
+        Mount("/etc/hostname", "/usr/share/of-a-cdi-spec", required=True),
+    )
+)
 SMALL = Plan(
     files=(File(PROFILE, b"profile", reason="profile"),),
     link_directories=(LinkDirectory("/dev/dri/by-path", LINKS, "by path"),),
@@ -315,6 +321,29 @@ CASES: dict[str, Case] = {
     ),
     "tmpfs on a volume": Case(SMALL, mounts=(volume("/dev"), {**DEV, "destination": "/dev/dri"})),
     "small file on a tmpfs": Case(SMALL, mounts=(DEV, {**DEV, "destination": "/etc/nvidia"})),
+    **{
+        f"manifests in a volume that is {what}": Case(MANIFESTS, changes, mounts=mounts)
+        for what, changes, mounts in (
+            ("shared", {}, (volume("/usr/share", options=["rbind", "rshared"]),)),
+            *(
+                (f"shared, by a link to {what}", {"/usr/share": to("/srv/share"), **there},
+                 (volume("/srv/share", options=["bind", "shared"]),))
+                for what, there in (("it", {"/srv/share": os.mkdir}), ("nothing yet", {}))
+            ),
+            ("the host's to see", {}, (volume("/usr/share", options=["rbind", "rslave"]),)),
+            ("in a shared one", {},
+             (volume("/usr", options=["rbind", "rshared"]), volume("/usr/share"))),
+            ("private in a shared one", {},
+             (volume("/usr", options=["rbind", "rshared"]),
+              volume("/usr/share", options=["rbind", "rprivate"]))),
+            ("over a shared one", {},
+             (volume("/usr/share", options=["rbind", "rshared"]),
+              volume("/usr", options=["rbind", "rprivate"]))),
+        )
+    },
+    "read-only, manifests in a shared volume": sealed(
+        MANIFESTS, mounts=(RUN, volume("/usr/share", options=["rbind", "rshared"]))
+    ),
     "link to nowhere on the way": Case(SMALL, {"/etc/nvidia": to("/nowhere")}, mounts=[DEV]),
     "small file where a directory is": Case(
         replace(SMALL, files=(File("/etc/first", b"x"), *SMALL.files)),
