@@ -193,6 +193,12 @@ def _path_components(path: str) -> Iterator[tuple[str, os.stat_result]]:
             status = os.lstat(found)
         except (FileNotFoundError, NotADirectoryError):
             return  # we will create it, or the component before is not a directory
+        except OSError as error:  # as of a name that is too long
+            raise PlaceUnsafe(
+                f"to follow {path}",
+                found=os.strerror(error.errno or 0).lower(),
+                do="choose another path",
+            ) from error
         yield found, status
         if not stat.S_ISLNK(status.st_mode):
             here = found

@@ -62,7 +62,7 @@ def test_uptime_is_what_it_says_also_in_another_time_namespace(
 def test_names_and_mounts_are_seen_inside_alone(tmp_path: Path) -> None:
     assert len(inside("hostname", tmp_path, "uname", "-n")) == 63
     for name, kind in (("tmpfs", "tmpfs"), ("overlay", "overlayfs")):
-        script = 'cd "$TMPDIR" && stat --file-system --format %T . && findmnt -no PROPAGATION -T .'
+        script = 'cd "$TMPDIR" && stat --file-system --format %T . && findmnt -fno PROPAGATION -T .'
         script += f" && echo $TMPDIR && echo x >{tmp_path.name}.seen-inside"
         found = inside(name, tmp_path, "sh", "-c", script).splitlines()
         # Mounts of a pod's volumes are shared, as systemd makes those of the host.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -124,8 +125,21 @@ def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
     with pytest.raises(SourceBroken, match=r"install \S+/broken.tar: tree.json: "):
         node.install(replace(node.old, path=f"{node.directory}/broken.tar"))
     assert not os.path.exists(node.layout.prefix)
-    with pytest.raises(StepFailed, match="no such file"):
-        install(InstallOptions(InstallLayout("/proc/x/y", ""), source=node.old.path, test=False))
+    too_long = InstallLayout(f"{node.directory}/{'x' * 256}/y", "")
+    with pytest.raises(
+        PlaceUnsafe, match=r"cannot follow /.*: file name too long\. Choose another"
+    ):
+        install(InstallOptions(too_long, source=node.old.path, test=False))
+
+
+def test_a_disk_that_fails_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str, *_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(os, "makedirs", fail)
+    with pytest.raises(StepFailed, match="put/output error"):
+        node.install(node.old)
+    assert not os.path.exists(node.layout.prefix)
 
 
 def test_make_uninstall_finds_a_program_although_no_version_is_in_effect(node: Node) -> None:
