@@ -18,6 +18,8 @@ from shim import syscalls
 # The longest address in the tests is this much shorter than 107 bytes below /tmp.
 _LONGEST: Final = 10
 _SHORT: Final = "/tmp"
+# Where one of ours is made: there its name, a letter and eight others, is short enough.
+_SHORTEST: Final = "/"
 
 
 @contextmanager
@@ -28,22 +30,21 @@ def usable_tmpdir() -> Iterator[str]:
         What was wrong with the one that it named before, for people; "" if nothing was.
     """
     before = os.environ.get("TMPDIR")
-    directory, mounted, why = os.path.realpath(tempfile.gettempdir()), "", ""
+    directory, mounted, reasons = os.path.realpath(tempfile.gettempdir()), "", []
     if len(directory) > _LONGEST:
-        why = f"{_SHORT}, for {directory} leaves no room for addresses of sockets"
+        reasons.append(f"{directory} leaves no room for addresses of sockets")
         directory = _SHORT
     if is_on_overlay(directory):
+        reasons.append(f"roots of containers cannot be on the overlay at {directory}")
         # Its name is none of ours: copies of the mount namespace leave those of tests out.
-        mounted = tempfile.mkdtemp(prefix="tests-", dir=_SHORT)
+        directory = mounted = tempfile.mkdtemp(prefix="t", dir=_SHORTEST)
         syscalls.mount("tmpfs", mounted, "tmpfs", 0, "mode=1777")
-        why = f"in memory, for roots of containers cannot be on the overlay at {directory}"
-        directory = mounted
-    if why:
+    if reasons:
         _name(directory)
     try:
-        yield why
+        yield f"{directory}, for {', and '.join(reasons)}" if reasons else ""
     finally:
-        if why:
+        if reasons:
             _name(before)
         if mounted:
             syscalls.umount(mounted, syscalls.MNT_DETACH)
