@@ -45,7 +45,15 @@ from hooks.edits.grant import Grant
 from hooks.edits.planning import make_plan
 from hooks.errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.image.layout import Layout
-from hooks.node.device_nodes import CAPS, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.device_nodes import (
+    CAPS,
+    IMEX_DIRECTORY,
+    IMEX_DRIVER,
+    cap_minors,
+    cap_path,
+    look_at_node,
+    read_majors,
+)
 from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.inventory import Inventory
 from hooks.plan import Bounds, Contribution, Device, Missing, Mount, Plan, device_of, groups_of
@@ -57,8 +65,6 @@ MANAGEMENT_CAPABILITIES: Final = frozenset(
 )
 """What of the driver's files comes with management: all that needs no display."""
 
-IMEX_DIRECTORY: Final = "/dev/nvidia-caps-imex-channels"
-IMEX_DRIVER: Final = "nvidia-caps-imex-channels"
 MOST_CHANNELS: Final = 1 << 20
 """A device number has 20 bits for the minor, which is the channel's number."""
 

@@ -11,7 +11,8 @@ Rules
   same with a device that is out of service; with the driver out of service, nothing is granted.
 - Devices come in the requested order, each once.
 - Every container with anything of the driver gets its control node. If that is unusable, the
-  kernel module is not loaded, and the error says so first.
+  kernel module is not loaded, and the error says so first. Another node of its capabilities that is
+  there and is not the kernel's device, and was not made anew, is an error too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hooks.errors import (
     UnknownDevice,
     enumerated,
 )
-from hooks.node.capabilities import CONTROL
+from hooks.node.capabilities import CONTROL, nodes_of
 from hooks.node.drained import driver_refusal, refusal
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
@@ -83,6 +84,10 @@ def decide(request: Request, inventory: Inventory) -> Grant:
     if inventory.drained:
         raise driver_refusal(request.source, inventory.drained)
     _check_node(CONTROL.path, "the driver's control node", inventory)
+    for control in nodes_of(request.capabilities):
+        # CUDA would fail with it, in words that are harder to understand.
+        if control.path in inventory.nodes.wrong:
+            _check_node(control.path, f"the node {control.path}", inventory)
     match request.devices:
         case Void() | NoDevices():
             return Grant(request.capabilities)

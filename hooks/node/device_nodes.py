@@ -18,6 +18,8 @@ from hooks.words import Node
 
 CAPS: Final = ("nvidia-caps",)
 DRM: Final = ("drm",)
+IMEX_DIRECTORY: Final = "/dev/nvidia-caps-imex-channels"
+IMEX_DRIVER: Final = "nvidia-caps-imex-channels"
 
 
 def cap_path(minor: int) -> str:
@@ -27,7 +29,7 @@ def cap_path(minor: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MadeNodes:
-    """What was done to make missing device nodes."""
+    """What was done to make missing device nodes, and stale ones anew."""
 
     made: tuple[str, ...] = ()  # paths of those that were made, on the host
     failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
@@ -66,6 +68,14 @@ def look_at_node(
         wanted = f"{min(majors)}:{'*' if minor is None else minor}"
         return f"{host} is device {numbers[0]}:{numbers[1]}, not {wanted}"
     return Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid, host)
+
+
+def is_device(host: str) -> bool:
+    """Whether there is a character device at a path of the host, and not behind a link."""
+    try:
+        return stat.S_ISCHR(os.lstat(host).st_mode)
+    except OSError:
+        return False
 
 
 def read_majors(config: Config) -> dict[str, int]:

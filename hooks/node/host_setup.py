@@ -20,15 +20,19 @@ Modules
   more.
 
 Nodes
-- Only nodes that are missing, of what the container may come to need: the control nodes of its
-  capabilities, the GPUs, the capabilities of MIG devices. What is there is never touched.
+- Only nodes that are missing or stale, of what the container may come to need: the control nodes
+  of its capabilities, the GPUs, the capabilities of MIG devices. A node is stale if it has another
+  number than the kernel now says: a module that is loaded again may get another major number
+  (nvidia-uvm's is dynamic), and with the old node CUDA is dead. It is replaced, as nvidia-modprobe
+  does. What is no device is never touched.
 - Numbers are those of /proc/devices and of procfs; a device whose module is not loaded gets no
-  node. IMEX channels are not made: the IMEX service or the resource driver decides on them.
+  node. IMEX channels are not made, only replaced: the IMEX service or the resource driver decides
+  on them.
 - Mode and owner are those of the module's parameters, lines ``Name: value`` of
   /proc/driver/nvidia/params: ``DeviceFileMode``, ``DeviceFileUID``, ``DeviceFileGID`` (of a
   capability, in its file of procfs). With ``ModifyDeviceFiles: 0`` none are made.
-- A node appears with its mode and owner, or not at all, and takes no other's place: any number
-  of shims may make it at once.
+- A node appears with its mode and owner, or not at all, and takes only a stale one's place: any
+  number of shims may make it at once.
 - The record lists what could not be made; the grant then says what is missing. They stay,
   as they are the host's.
 
@@ -78,7 +82,14 @@ from typing import Final
 from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND, MODESET, UVM, nodes_of
-from hooks.node.device_nodes import CAPS, MadeNodes, cap_path, read_majors
+from hooks.node.device_nodes import (
+    CAPS,
+    IMEX_DIRECTORY,
+    IMEX_DRIVER,
+    MadeNodes,
+    cap_path,
+    read_majors,
+)
 from hooks.node.fingerprint import read_line, read_names, read_text
 from hooks.node.inventory import Inventory
 from hooks.plan import Device, ProcFile
@@ -211,24 +222,26 @@ class Wanted:
 
 
 def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[str]) -> MadeNodes:
-    """Make the nodes that are missing.
+    """Make the nodes that are missing or stale.
 
     Returns:
         What was done. If anything was made or found, the inventory's nodes have to be read again.
     """
     faults = inventory.nodes.faults
-    if not config.make_nodes or not faults or not inventory.parameters:
+    channels = stale_channels(config)
+    if not config.make_nodes or not (faults or channels) or not inventory.parameters:
         return MadeNodes()
     parameters = parse_parameters(inventory.parameters)
     if not may_make_nodes(parameters):
         return MadeNodes()
     owner = node_owner(parameters)
     wanted = [n for n in _wanted(config, inventory, capabilities, owner) if n.path in faults]
+    wanted += channels
     return make_all(config, wanted) if wanted else MadeNodes()
 
 
 def make_all(config: Config, wanted: Iterable[Wanted]) -> MadeNodes:
-    """Make the nodes that are missing and whose driver is loaded."""
+    """Make the nodes that are missing or stale and whose driver is loaded."""
     majors = read_majors(config)
     made: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -238,10 +251,12 @@ def make_all(config: Config, wanted: Iterable[Wanted]) -> MadeNodes:
         major = next((majors[driver] for driver in node.drivers if driver in majors), None)
         if major is None:
             continue
+        number = os.makedev(major, node.minor)
         try:
-            if not os.path.lexists(host) and _make(host, node, os.makedev(major, node.minor)):
+            before = _device_at(host)
+            if before not in {number, _NO_DEVICE} and _make(host, node, number, before):
                 made.append(host)
-            elif _is_device(host):
+            elif _device_at(host) == number:
                 found.append(host)
         except OSError as error:
             failed.append((host, error.strerror or str(error)))
@@ -289,13 +304,51 @@ def capability_mode(told: Mapping[str, str]) -> int:
     return number if number <= _PERMISSIONS else _CAPABILITY_MODE
 
 
-def _is_device(host: str) -> bool:
-    return stat.S_ISCHR(os.lstat(host).st_mode)
+def stale_channels(config: Config) -> list[Wanted]:
+    """The IMEX channels whose nodes have another number than the kernel says."""
+    directory = config.dev + IMEX_DIRECTORY.removeprefix("/dev")
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    major = read_majors(config).get(IMEX_DRIVER)
+    if major is None:
+        return []
+    stale = []
+    for name in names:
+        channel = name.removeprefix("channel")
+        if name == channel or not (channel.isascii() and channel.isdecimal()):
+            continue
+        try:
+            seen = os.lstat(f"{directory}/{name}")
+        except OSError:
+            continue
+        if stat.S_ISCHR(seen.st_mode) and seen.st_rdev != os.makedev(major, int(channel)):
+            owner = (stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid)
+            path = f"{IMEX_DIRECTORY}/{name}"
+            stale.append(Wanted(path, (IMEX_DRIVER,), int(channel), *owner))
+    return stale
 
 
-def _make(host: str, node: Wanted, number: int) -> bool:
-    """Make one node; False if another process made it at the same moment."""
-    directory, name = os.path.split(host)
+_NO_DEVICE: Final = -1
+
+
+def _device_at(host: str) -> int | None:
+    """The number of the device at a path; None if nothing is there, -1 if that is no device."""
+    try:
+        seen = os.lstat(host)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return seen.st_rdev if stat.S_ISCHR(seen.st_mode) else _NO_DEVICE
+
+
+def _make(host: str, node: Wanted, number: int, before: int | None) -> bool:
+    """Make one node; False if another process made it at the same moment.
+
+    Args:
+        before: the number of the stale one in its place; None if there is none.
+    """
+    directory = os.path.dirname(host)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755)
     aside = os.path.join(directory, f".nvshim-{os.urandom(8).hex()}")
@@ -303,8 +356,11 @@ def _make(host: str, node: Wanted, number: int) -> bool:
         os.mknod(aside, stat.S_IFCHR | 0o600, number)
         os.chown(aside, node.uid, node.gid)
         os.chmod(aside, node.mode)
+        if before is not None:
+            os.rename(aside, host)
+            return True
         try:
-            os.link(aside, os.path.join(directory, name))
+            os.link(aside, host)
         except FileExistsError:
             return False
     finally:

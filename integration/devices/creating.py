@@ -4,14 +4,15 @@
 state        of a module, a node or a link
 ===========  =========================================================================
 present      it existed, and is correct
-made         it was missing, and was made; a module was loaded
-absent       it is missing, and would be made (a dry run)
+made         it was missing or stale, and was made; a module was loaded
+absent       it is missing or stale, and would be made (a dry run)
 unavailable  its kernel module is not loaded, so it cannot be made
 forbidden    the kernel module's parameter ModifyDeviceFiles keeps others from making it
 failed       it is wrong and not ours to repair, or could not be made; see the reason
 ===========  =========================================================================
 
-Existing files are never changed, except links with a missing or wrong target.
+A node is stale if it has another number than the kernel says. Other files are never changed, except
+links with a missing or wrong target.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hooks.config import Config
-from hooks.node.device_nodes import look_at_node, read_majors
+from hooks.node.device_nodes import is_device, look_at_node, read_majors
 from hooks.node.fingerprint import read_names
 from hooks.node.host_setup import (
     DRIVER,
@@ -205,7 +206,8 @@ def _look(config: Config, node: Wanted, majors: dict[str, int]) -> Step:
     seen = look_at_node(config, node.path, {major}, node.minor, node.drivers[0])
     if isinstance(seen, Node):
         return Step("node", host, numbers, StepState.PRESENT)
-    if os.path.lexists(host):
+    is_stale = os.path.lexists(host)
+    if is_stale and (is_forbidden(config) or not is_device(host)):
         return Step("node", host, numbers, StepState.FAILED, seen)
     module = MODULES.get(node.path)
     # The driver's major exists without this module, but the node would not work.
@@ -214,7 +216,7 @@ def _look(config: Config, node: Wanted, majors: dict[str, int]) -> Step:
         return Step("node", host, numbers, StepState.UNAVAILABLE, why)
     if is_forbidden(config):
         return Step("node", host, numbers, StepState.FORBIDDEN, "ModifyDeviceFiles: 0")
-    return Step("node", host, numbers, StepState.ABSENT)
+    return Step("node", host, numbers, StepState.ABSENT, seen if is_stale else "")
 
 
 def _host(config: Config, path: str) -> str:

@@ -6,8 +6,8 @@ It uses neither NVML nor the driver's files, which do not work without nodes.
 - One for each GPU, except GPUs that the driver is configured to exclude.
 - One for each existing capability (MIG's configuration, monitor and instances; the fabric), with
   the mode that the kernel module wants.
-
-IMEX channels are not included: the IMEX service makes them.
+- Of the IMEX channels, which the IMEX service makes, those that have another number than the kernel
+  says.
 
 Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; kernel-open/nvidia/nv-procfs.c
 and nv-caps.c of NVIDIA's open kernel modules.
@@ -30,6 +30,7 @@ from hooks.node.host_setup import (
     may_make_nodes,
     node_owner,
     parse_parameters,
+    stale_channels,
 )
 
 _CONTROL_NODES: Final = (CONTROL, MODESET, UVM, UVM_TOOLS)
@@ -64,7 +65,8 @@ def expected_nodes(config: Config, *, control_only: bool = False) -> list[Wanted
         return nodes
     gpus = find_gpus(Fingerprint(config.host_root), config, None).gpus
     nodes += [Wanted(gpu.path, FRONTEND, gpu.minor, *owner) for gpu in gpus]
-    return nodes + sorted(_capabilities(config), key=lambda node: node.minor)
+    nodes += sorted(_capabilities(config), key=lambda node: node.minor)
+    return nodes + stale_channels(config)
 
 
 def is_forbidden(config: Config) -> bool:

@@ -83,7 +83,7 @@ class Recorder:
         ]
 
     def wait_for(
-        self, container: str, done: Callable[[list[str]], bool], *, timeout: float = 30
+        self, container: str, done: Callable[[list[str]], bool], *, timeout: float = 60
     ) -> list[str]:
         """Wait until the container's events are as wanted, and return their short names."""
 

@@ -76,7 +76,7 @@ class Container:
         request = pb.ContainerStatusRequest(container_id=self.id)
         return self._kubelet.cri.container_status(request).status
 
-    def exit_code(self, *, timeout: float = 30) -> int:
+    def exit_code(self, *, timeout: float = 60) -> int:
         """Wait for its end."""
         eventually(lambda: self.status.state == pb.CONTAINER_EXITED, "its end", timeout=timeout)
         return self.status.exit_code

@@ -62,7 +62,7 @@ class Container:
         return self._task()[1]
 
     def exec(
-        self, *command: str, flags: Iterable[str] = (), stdin: str = "", timeout: float = 30
+        self, *command: str, flags: Iterable[str] = (), stdin: str = "", timeout: float = 60
     ) -> Completed:
         """Run a command in it to its end; another code than 0 is no error."""
         return self.runtime.containerd.ctr(
@@ -87,7 +87,7 @@ class Container:
             "tasks", "kill", "--signal", signal, *flags, self.name, check=False
         )
 
-    def wait_for(self, status: str, *, timeout: float = 30) -> None:
+    def wait_for(self, status: str, *, timeout: float = 60) -> None:
         """Wait until containerd says that it is in that state."""
         eventually(lambda: self.status == status, f"{self.name} is {status}", timeout=timeout)
 
@@ -95,7 +95,7 @@ class Container:
         """Delete the task, and return the exit code that containerd knew of it."""
         return api.delete_task(self.runtime.containerd, self.name)
 
-    def exit_code(self, *, timeout: float = 30) -> int:
+    def exit_code(self, *, timeout: float = 60) -> int:
         """Wait for its end, delete the task, and return its exit code."""
         self.wait_for("STOPPED", timeout=timeout)
         return self.delete_task()
@@ -167,7 +167,7 @@ class Runtime:
         name: str | None = None,
         flags: Iterable[str] = (),
         stdin: str = "",
-        timeout: float = 30,
+        timeout: float = 60,
     ) -> Completed:
         """Run a container to its end and remove it; another code than 0 is no error."""
         words = self.words(*command, image=image, name=name, flags=("--rm", *flags))

@@ -72,7 +72,7 @@ class Terminal:
         """Press keys: ``\\x03`` is Ctrl-C, ``\\x04`` Ctrl-D."""
         os.write(self._master, text.encode())
 
-    def wait_for(self, text: str, *, timeout: float = 30) -> None:
+    def wait_for(self, text: str, *, timeout: float = 60) -> None:
         """Read until the text is on the screen.
 
         Raises:
@@ -83,7 +83,7 @@ class Terminal:
             if not self._read(deadline - time.monotonic()):
                 raise AssertionError(f"{text!r} is not on the screen: {self._screen!r}")
 
-    def wait(self, *, timeout: float = 30) -> int:
+    def wait(self, *, timeout: float = 60) -> int:
         """Read to the end, and return the program's exit code.
 
         Raises:

@@ -20,7 +20,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
+def eventually(look: Callable[[], T], what: str, *, timeout: float = 60.0) -> T:
     """Look again and again until there is something to see.
 
     Args:
@@ -43,7 +43,7 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
     return seen
 
 
-async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 30.0) -> T:
+async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 60.0) -> T:
     """As :func:`eventually`, while the event loop goes on."""
     began = time.monotonic()
     with anyio.move_on_after(timeout * PATIENCE):

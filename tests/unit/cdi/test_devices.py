@@ -22,6 +22,7 @@ from integration.devices.expected import expected_nodes
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node
 
+IMEX = "nvidia-caps-imex-channels"
 CONTROL = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
 
 
@@ -103,13 +104,41 @@ def test_links_may_be_in_the_dev_of_another_root(loaded: Node) -> None:
     assert os.readlink(other / f"char/{NVIDIA}:0") == f"{loaded.dev}/nvidia0"
 
 
-def test_what_is_wrong_is_told_and_left(loaded: Node) -> None:
+def test_nodes_with_numbers_of_another_time_are_made_anew(loaded: Node) -> None:
     loaded.add_node("nvidia0", NVIDIA, 9)
+    for name in ("nvidia-uvm", "nvidia-uvm-tools"):
+        loaded.add_node(name, UVM + 1, 0)
+    devices = loaded.proc / "devices"
+    text = devices.read_text()
+    devices.write_text(text.replace(f"{UVM} nvidia-uvm\n", f"{UVM} nvidia-uvm\n237 {IMEX}\n"))
+    loaded.add_node(f"{IMEX}/channel3", 236, 3)
+    loaded.add_node(f"{IMEX}/channel4", 237, 4)
+    stale = {
+        "nvidia0": (NVIDIA, 0), "nvidia-uvm": (UVM, 0), "nvidia-uvm-tools": (UVM, 1),
+        f"{IMEX}/channel3": (237, 3),
+    }  # fmt: skip
+    planned = {s.path: s for s in create(loaded.config, CreateOptions(links=False, dry_run=True))}
+    for name in stale:
+        seen = os.lstat(loaded.dev / name)
+        numbers = f"{os.major(seen.st_rdev)}:{os.minor(seen.st_rdev)}"
+        step = planned[f"{loaded.dev}/{name}"]
+        assert step.state == StepState.ABSENT
+        assert f"{name} is device {numbers}, not " in step.reason
+    made = {s.path: s for s in create(loaded.config, CreateOptions(links=False))}
+    for name, numbers in stale.items():
+        seen = os.lstat(loaded.dev / name)
+        assert (os.major(seen.st_rdev), os.minor(seen.st_rdev)) == numbers
+        assert made[f"{loaded.dev}/{name}"].state == StepState.MADE
+    assert f"{loaded.dev}/{IMEX}/channel4" not in made
+
+
+def test_what_is_wrong_is_told_and_left(loaded: Node) -> None:
+    (loaded.dev / "nvidia0").symlink_to("nowhere")
     (loaded.dev / "nvidia1").write_text("a file")
     steps = create(loaded.config, CreateOptions(links=False))
     reasons = {os.path.basename(s.path): s.reason for s in steps if s.state == StepState.FAILED}
     assert reasons == {
-        "nvidia0": f"{loaded.dev}/nvidia0 is device 195:9, not 195:0",
+        "nvidia0": f"{loaded.dev}/nvidia0 is no character device",
         "nvidia1": f"{loaded.dev}/nvidia1 is no character device",
     }
     with pytest.raises(DevicesNotMade, match=r"2 of \d+ modules, nodes"):

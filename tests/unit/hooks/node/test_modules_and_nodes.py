@@ -12,10 +12,19 @@ from pathlib import Path
 import pytest
 
 from hooks import engine
+from hooks.edits.grant import decide
+from hooks.errors import DeviceNodeMissing
 from hooks.node.device_nodes import MadeNodes
 from hooks.node.host_setup import load_commands, make_missing
 from hooks.node.inventory import look_again, take_inventory
-from hooks.words import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
+from hooks.requests.request import Request
+from hooks.words import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    Capability,
+    GpuIndex,
+    NamedDevices,
+)
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node, nvml_gpu, nvml_mig
 
 PARAMETERS = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"
@@ -183,7 +192,38 @@ def test_capability_nodes_have_the_mode_that_procfs_says(node: Node) -> None:
         assert stat.S_IMODE(seen.st_mode) == mode
 
 
-def test_what_is_there_is_never_touched(node: Node) -> None:
+def put_stale(node: Node, name: str, major: int, minor: int) -> None:
+    (node.dev / name).unlink()
+    node.add_node(name, major, minor)
+
+
+def test_a_node_with_a_number_of_another_time_is_made_anew(node: Node) -> None:
+    """As of nvidia-uvm, which may have another major number when it is loaded again."""
+    devices = node.proc / "devices"
+    devices.write_text(devices.read_text().replace(f"{UVM} nvidia-uvm", f"{UVM + 5} nvidia-uvm"))
+    put_stale(node, "nvidia1", NVIDIA, 7)
+    names = ("nvidia-uvm", "nvidia-uvm-tools", "nvidia1")
+    stale = take_inventory(node.config, None)
+    assert stale.nodes.wrong == {f"/dev/{name}" for name in names}
+    made = make(node)
+    assert set(made.made) == {f"{node.dev}/{name}" for name in names}
+    assert os.lstat(node.dev / "nvidia-uvm").st_rdev == os.makedev(UVM + 5, 0)
+    assert os.lstat(node.dev / "nvidia1").st_rdev == os.makedev(NVIDIA, 1)
+    assert make_missing(node.config, stale, DEFAULT_CAPABILITIES).found == made.made
+    assert look_again(node.config, stale).nodes.wrong == frozenset()
+    assert [name for name in os.listdir(node.dev) if name.startswith(".")] == []
+
+
+def test_a_stale_node_that_stays_is_an_error_that_names_it(node: Node) -> None:
+    put_stale(node, "nvidia-uvm", UVM + 5, 0)
+    inventory = take_inventory(node.config, None)
+    with pytest.raises(DeviceNodeMissing, match=f"nvidia-uvm is device {UVM + 5}:0, not {UVM}:0"):
+        decide(Request(NamedDevices((GpuIndex(0),)), DEFAULT_CAPABILITIES), inventory)
+    utility = frozenset({Capability.UTILITY})
+    assert decide(Request(NamedDevices((GpuIndex(0),)), utility), inventory).gpus
+
+
+def test_what_is_no_device_is_never_touched(node: Node) -> None:
     (node.dev / "nvidia0").unlink()
     (node.dev / "nvidia0").write_text("a file")
     (node.dev / "nvidia1").unlink()
