@@ -19,7 +19,8 @@ Rules
 - A comparison with an unknown property is undecided. A condition that is true
   either way is met; one that depends on it is an error that says so. NVIDIA's own
   runtime takes it for met, and a program then fails with words that are harder to understand.
-- Without NVML the driver's CUDA version is that of its branch, by a table.
+- Without NVML the driver's CUDA version is that of its branch, by a table. A driver newer than the
+  table has at least the newest version in it: no image is refused because the table is old.
 - An expression of another form is an error, wherever it stands. An empty one asks for nothing.
 
 Source: libnvidia-container, src/cli/{dsl,configure}.c; NVIDIA Container Toolkit,
@@ -38,6 +39,7 @@ from hooks.edits.grant import Grant
 from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
+from hooks.node.roots import cuda_of_branch, is_new_branch
 from hooks.words import quotes_in
 
 
@@ -60,6 +62,13 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
+}
+_OR_NEWER: Final = " or newer"
+# Of a version that is only known to be at least so new: what can hold. The others always can.
+_POSSIBLE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.le,
+    "<": operator.lt,
+    "<=": operator.le,
 }
 _FORM: Final = re.compile(r"([A-Za-z]+)(=|!=|<=?|>=?)([^<>=!]+)")
 # Bounds the work that int() does; no version has numbers so long.
@@ -113,7 +122,10 @@ def check_requirements(
     parsed = [(*each, parse_requirement(*each)) for each in requirements]
     if not any(alternatives for _, _, alternatives in parsed):
         return
-    driver = {"cuda": inventory.cuda_version, "driver": inventory.driver.version}
+    version = inventory.driver.version
+    driver = {"cuda": inventory.cuda_version, "driver": version}
+    if is_new_branch(version) and driver["cuda"] == cuda_of_branch(version):
+        driver["cuda"] += _OR_NEWER
     gpus = dict.fromkeys((*grant.gpus, *(inventory.gpus[d.gpu] for d in grant.mig_devices)))
     subjects: list[tuple[Gpu | None, dict[str, str]]] = [
         (gpu, {**driver, **_of_gpu(gpu)}) for gpu in gpus
@@ -167,6 +179,10 @@ def _holds(comparison: Comparison, properties: Mapping[str, str]) -> bool | None
     compare = _OPERATORS[comparison.operator]
     if comparison.property in _TEXTS:
         return bool(compare(found.lower(), comparison.value.lower())) if found else None
+    if found.endswith(_OR_NEWER):
+        possible = _POSSIBLE.get(comparison.operator)
+        least = _numbers(found.removesuffix(_OR_NEWER))
+        return possible is None or bool(possible(least, _numbers(comparison.value)))
     if not _VERSION.fullmatch(found):
         return None
     return bool(compare(_numbers(found), _numbers(comparison.value)))

@@ -31,7 +31,7 @@ from hooks.node.gpus import (
     mark_excluded,
 )
 from hooks.node.nvml import NvmlReport, parse_report
-from hooks.node.roots import cuda_of_branch
+from hooks.node.roots import cuda_of_branch, is_new_branch
 
 RETRY_AFTER: Final = 60.0
 """Seconds until NVML is queried again after it failed, or after it reported what procfs cannot
@@ -156,6 +156,10 @@ def _look(
     found = find_gpus(fingerprint, config, report)
     unsettled = find_unsettled(fingerprint, config, found)
     failed = report.notes if report else ()
+    cuda = report.cuda if report else ""
+    if not cuda and is_new_branch(driver.version):
+        least = cuda_of_branch(driver.version)
+        failed = (*failed, f"the CUDA of driver {driver.version} is not known: at least {least}")
     return cache.StoredInventory(
         driver=driver,
         gpus=found.gpus,
@@ -165,7 +169,7 @@ def _look(
         # In the midst of an update, so that it is out of date as soon as it is made.
         taken=_now() - (RETRY_AFTER if failure.startswith(_OF_ANOTHER) else 0),
         unsettled="; ".join(unsettled),
-        cuda_version=(report.cuda if report else "") or cuda_of_branch(driver.version),
+        cuda_version=cuda or cuda_of_branch(driver.version),
     )
 
 

@@ -79,6 +79,7 @@ def module_version(fingerprint: Fingerprint, config: Config) -> str | None:
     return text if is_version(text) else None
 
 
+# As of December 2025. Where NVML answers, it says the version itself.
 _CUDA_OF_BRANCH: Final = (
     (590, "13.1"), (580, "13.0"), (575, "12.9"), (570, "12.8"), (565, "12.7"), (560, "12.6"),
     (555, "12.5"), (550, "12.4"), (545, "12.3"), (535, "12.2"), (530, "12.1"), (525, "12.0"),
@@ -95,13 +96,25 @@ def cuda_of_branch(driver: str) -> str:
         driver: its version ("535.261.03").
 
     Returns:
-        The version ("12.2"), that of the newest known branch for a newer one; "" if the driver
-        is older than all of them.
+        The version ("12.2"); for a branch newer than the table (:func:`is_new_branch`) that of the
+        newest known one, which it has at least; "" if the driver is older than all of them.
     """
+    branch = _branch(driver)
+    return next((cuda for first, cuda in _CUDA_OF_BRANCH if branch >= first), "")
+
+
+def is_new_branch(driver: str) -> bool:
+    """Whether a driver's branch is newer than those whose CUDA is known.
+
+    Args:
+        driver: its version ("610.43.02").
+    """
+    return _branch(driver) > _CUDA_OF_BRANCH[0][0]
+
+
+def _branch(driver: str) -> int:
     branch = driver.partition(".")[0]
-    if not (branch.isascii() and branch.isdecimal()):
-        return ""
-    return next((cuda for first, cuda in _CUDA_OF_BRANCH if int(branch) >= first), "")
+    return int(branch) if branch.isascii() and branch.isdecimal() else 0
 
 
 DRIVER_CONTAINER: Final = "/run/nvidia/driver"

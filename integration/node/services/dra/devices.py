@@ -114,11 +114,13 @@ _BRANDS: Final = {
     "nvidiavpc": "NvidiaVPC", "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS",
     "nvidiavgaming": "NvidiaCloudGaming", "unknown": "Unknown",
 }  # fmt: skip
-# By the lowest compute capability of each; the last match counts.
+# By the lowest compute capability of each; the last match counts. "" for those that may be of a
+# newer architecture, as 10.7 is of Rubin: a wrong name is worse than none.
 _ARCHITECTURES: Final = (
     ((3, 0), "Kepler"), ((5, 0), "Maxwell"), ((6, 0), "Pascal"), ((7, 0), "Volta"),
     ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
-    ((10, 0), "Blackwell"),
+    ((10, 0), "Blackwell"), ((10, 4), ""), ((11, 0), "Blackwell"), ((11, 1), ""),
+    ((12, 0), "Blackwell"), ((12, 2), ""),
 )  # fmt: skip
 
 

@@ -36,8 +36,10 @@ _REASONS: Final = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
 }
-"""NVML's bits for the reasons of low clocks."""
+"""NVML's bits for the reasons of low clocks. Newer drivers may have more."""
 
 
 def ratio(percent: int | None) -> float | None:
@@ -90,11 +92,12 @@ def _watched(snapshot: Snapshot) -> Rows:
 
 
 def _throttled(snapshot: Snapshot) -> Rows:
+    bits = {**_REASONS, ~sum(_REASONS): "unknown"}
     return {
         (*snapshot.names.gpu[each.uuid], reason): bool(each.throttle_reasons & bit)
         for each in snapshot.answering
         if each.throttle_reasons is not None
-        for bit, reason in _REASONS.items()
+        for bit, reason in bits.items()
     }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hooks.edits.grant import Grant, decide
 from hooks.edits.requirements import Comparison, check_requirements, parse_requirement
 from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
+from hooks.node import roots
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.node.roots import cuda_of_branch
 from hooks.requests.request import Request
@@ -128,6 +130,35 @@ def test_without_nvml_it_is_true_false_or_said_to_be_unclear(
         check(inventory, expression)
     if clear is None:
         assert "GPU is lost" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("expression", "met"),
+    [("cuda>=13.0", True), ("cuda>=13.4", True), ("cuda>13.1", True), ("cuda=13.3", True),
+     ("cuda!=13.1", True), ("cuda<14", True), ("cuda<=13.1", True), ("cuda<13.1", False),
+     ("cuda<=13.0", False), ("cuda=13.0", False), ("cuda>=13.4,driver<600", False)],
+)  # fmt: skip
+def test_a_driver_newer_than_the_table_has_at_least_the_newest_cuda_in_it(
+    node: Node, expression: str, met: bool
+) -> None:
+    inventory = take_inventory(node.config, b'{"error": "GPU is lost"}')
+    newer = replace(inventory.driver, version="610.43.02")
+    inventory = replace(inventory, driver=newer, cuda_version=cuda_of_branch(newer.version))
+    if met:
+        check(inventory, expression)
+        return
+    with pytest.raises(RequirementUnmet, match=r"driver 610\.43\.02 supports CUDA 13\.1 or newer"):
+        check(inventory, expression)
+
+
+def test_the_inventory_says_that_a_drivers_cuda_is_not_known(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = f"the CUDA of driver {VERSION} is not known: at least 12.1"
+    failed = b'{"error": "GPU is lost"}'
+    assert note not in take_inventory(node.config, failed).notes
+    monkeypatch.setattr(roots, "_CUDA_OF_BRANCH", ((530, "12.1"),))
+    assert note in take_inventory(node.config, failed).notes
 
 
 def test_what_nvml_has_no_answer_to_is_unclear_by_its_name(node: Node) -> None:

@@ -291,10 +291,13 @@ def test_brands_and_architectures_are_nvidias_words() -> None:
     for capability, word in (
         ("3.7", "Kepler"), ("5.2", "Maxwell"), ("6.1", "Pascal"), ("7.0", "Volta"),
         ("7.5", "Turing"), ("8.0", "Ampere"), ("8.6", "Ampere"), ("8.9", "Ada Lovelace"),
-        ("9.0", "Hopper"), ("10.0", "Blackwell"), ("12.0", "Blackwell"),
+        ("9.0", "Hopper"), ("10.0", "Blackwell"), ("10.3", "Blackwell"), ("11.0", "Blackwell"),
+        ("12.0", "Blackwell"), ("12.1", "Blackwell"),
     ):  # fmt: skip
         assert told(compute_capability=capability)["architecture"] == {"string": word}
-    assert "architecture" not in told(compute_capability="")
+    # 10.7 is Rubin's. What comes is not known, and is not called what it is not.
+    for capability in ("", "10.7", "13.0"):
+        assert "architecture" not in told(compute_capability=capability)
 
 
 def test_no_device_has_more_than_the_api_takes() -> None:

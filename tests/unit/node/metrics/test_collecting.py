@@ -88,6 +88,21 @@ def test_units_are_base_units() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [(0x200, {"board_limit"}), (0x400, {"reliability"}), (1 << 63, {"unknown"}), (0, set()),
+     (0x1801, {"gpu_idle", "unknown"})],
+)  # fmt: skip
+def test_each_reason_of_low_clocks_is_told_also_one_that_a_later_driver_adds(
+    bits: int, reasons: set[str]
+) -> None:
+    snapshot = large(gpus=1, mig=0, containers=1)
+    gpus = tuple(replace(gpu, throttle_reasons=bits) for gpu in snapshot.sample.gpus)
+    told = values(replace(snapshot, sample=replace(snapshot.sample, gpus=gpus)))
+    throttled = told["nvshim_gpu_clocks_throttled"]
+    assert {dict(of)["reason"] for of, yes in throttled.items() if yes} == reasons
+
+
 def test_a_mig_device_is_told_with_its_gpu() -> None:
     told = values(large(gpus=2, mig=3, containers=0))
     part = {
