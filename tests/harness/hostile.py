@@ -18,6 +18,7 @@ import os
 import re
 import stat
 import subprocess
+import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -298,11 +299,11 @@ def host_mounts(*ours: str) -> list[str]:
         ours: directories that are looked at although they are where others have theirs.
     """
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        points = [line.split()[4] for line in file]
+        points = [f"{line.split()[4]}/" for line in file]
+    others = (f"{tempfile.gettempdir()}/", *_OF_OTHERS)
+    watched = tuple(f"{directory}/" for directory in ours)
     return sorted(
-        point
-        for point in points
-        if not point.startswith(_OF_OTHERS) or f"{point}/".startswith(tuple(f"{d}/" for d in ours))
+        point for point in points if not point.startswith(others) or point.startswith(watched)
     )
 
 
