@@ -26,6 +26,8 @@ from api.values import dataclass, replace
 from hooks.config import values
 from hooks.config.settings import TABLES, Config, Mode, Platform, parse_toml
 from hooks.errors import WrongConfigValue
+from hooks.schema import PATH, Kind, need
+from hooks.words import items_of
 
 
 def parse_nvidia_config(content: bytes, file: str) -> Config:
@@ -51,9 +53,10 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
             if value not in row.harmless:
                 notes.append(f"{key} = {_written(key, value)} means nothing here: {row.why}")
             continue
-        meant = row.meaning(value)
-        if meant is None:
-            raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        try:
+            meant = row.meaning(value)
+        except ValueError:
+            raise _wrong(key, value, file, row.wanted or _KINDS[row.kind]) from None
         if row.why and not meant and value:
             notes.append(f"{key} = {_written(key, value)} means nothing here: {row.why}")
         fields |= meant
@@ -70,15 +73,15 @@ class _Key:
 
     Attributes:
         kind: the type of its value.
-        meaning: the fields of :class:`Config` that a value sets, or None for an invalid one; absent
-            for a key without effect.
+        meaning: the fields of :class:`Config` that a value sets, or a ValueError for an invalid
+            one; absent for a key without effect.
         wanted: which values, for messages.
         why: why it has no effect.
         harmless: the values with which nothing is lost by that.
     """
 
     kind: type
-    meaning: Callable[[Any], dict[str, Any] | None] | None = None
+    meaning: Callable[[Any], dict[str, Any]] | None = None
     wanted: str = ""
     why: str = ""
     harmless: tuple[object, ...] = ()
@@ -93,11 +96,8 @@ def _believed(value: bool) -> dict[str, Any]:  # noqa: FBT001 - a value of TOML
     return {"mode": Mode.NVIDIA if value else Mode.PRIVILEGED}
 
 
-def _root(value: str) -> dict[str, Any] | None:
-    if not value:
-        return {}
-    path = values.path(value)
-    return None if path is None else {"driver_root": path}
+def _root(value: str) -> dict[str, Any]:
+    return {"driver_root": PATH.check(value)} if value else {}
 
 
 _COMPAT_HOOKS: Final = frozenset({"enable-cuda-compat", "all"})
@@ -108,57 +108,43 @@ def _compat(*, off: bool) -> dict[str, Any]:
     return {"cuda_compat": False} if off else {}
 
 
-def _compat_hooks(value: list[Any]) -> dict[str, Any] | None:
-    if not all(isinstance(name, str) for name in value):
-        return None
+def _compat_hooks(value: list[Any]) -> dict[str, Any]:
+    need(all(isinstance(name, str) for name in value))
     return _compat(off=not _COMPAT_HOOKS.isdisjoint(value))
 
 
-def _feature_flags(value: list[Any]) -> dict[str, Any] | None:
+def _feature_flags(value: list[Any]) -> dict[str, Any]:
     return {"service_sockets": ()} if "disable-ipc-discoverer" in value else {}
 
 
-def _compat_mode(value: str) -> dict[str, Any] | None:
-    known = ("", "ldconfig", "mount", "hook", "disabled")
-    return _compat(off=value == "disabled") if value in known else None
+def _compat_mode(value: str) -> dict[str, Any]:
+    need(value in {"", "ldconfig", "mount", "hook", "disabled"})
+    return _compat(off=value == "disabled")
 
 
-def _supported(value: str) -> dict[str, Any] | None:
-    words = [word.strip() for word in value.split(",") if word.strip()]
-    if "all" in words:
+def _supported(value: str) -> dict[str, Any]:
+    if "all" in items_of(value):
         return {}
-    capabilities = values.capabilities(words)
-    return None if capabilities is None else {"supported_capabilities": capabilities}
+    return {"supported_capabilities": values.DRIVER_CAPABILITIES.parse(value)}
 
 
-def _spec_dirs(value: list[Any]) -> dict[str, Any] | None:
-    paths = values.paths(value)
-    if paths is None:
-        return None
+def _spec_dirs(value: list[Any]) -> dict[str, Any]:
+    paths = values.PATHS.check(value)
     return {"cdi_spec_dirs": paths} if paths else {}  # an empty list is the default there
 
 
-def _checked(
-    name: str, check: Callable[[object], object]
-) -> Callable[[Any], dict[str, Any] | None]:
+def _checked(name: str, kind: Kind) -> Callable[[Any], dict[str, Any]]:
     """A value that is one of ours as well, with the same check."""
-
-    def meaning(value: object) -> dict[str, Any] | None:
-        checked = check(value)
-        return None if checked is None else {name: checked}
-
-    return meaning
+    return lambda value: {name: kind.check(value)}
 
 
-def _swarm(value: str) -> dict[str, Any] | None:
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    return _checked("swarm_resources", values.VARIABLES.check)(names)
+def _swarm(value: str) -> dict[str, Any]:
+    return {"swarm_resources": values.VARIABLES.parse(value)}
 
 
-def _mode(value: str) -> dict[str, Any] | None:
-    if value == "csv":
-        return {"platform": Platform.TEGRA}
-    return {} if value in _MODES else None
+def _mode(value: str) -> dict[str, Any]:
+    need(value in _MODES)
+    return {"platform": Platform.TEGRA} if value == "csv" else {}
 
 
 _OWN_LOG: Final = "what we say is in containerd's log"
@@ -212,17 +198,17 @@ _KEYS: Final[dict[str, _Key]] = {
     ),
     _DEFAULT_KIND: _Key(
         str,
-        _checked("default_kind", values.KIND.check),
+        _checked("default_kind", values.KIND),
         'a kind ("nvidia.com/gpu")',
     ),
     f"{_RUNTIME}.modes.cdi.annotation-prefixes": _Key(
         list,
-        _checked("annotation_prefixes", values.PREFIXES.check),
+        _checked("annotation_prefixes", values.PREFIXES),
         'a list of prefixes ("cdi.k8s.io/")',
     ),
     f"{_RUNTIME}.modes.cdi.spec-dirs": _Key(list, _spec_dirs, "a list of absolute paths"),
     f"{_RUNTIME}.modes.csv.mount-spec-path": _Key(
-        str, _checked("csv_directory", values.path), 'an absolute path ("/…")'
+        str, _checked("csv_directory", PATH), 'an absolute path ("/…")'
     ),
     f"{_RUNTIME}.modes.csv.compat-container-root": _without(str, "it is looked for in one place"),
     f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Key(

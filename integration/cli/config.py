@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,12 +29,12 @@ def command() -> None:
 def _values(given: Mapping[str, Any]) -> list[str]:
     """Return the values that a key can have, if they are an enumeration."""
     table, _, key = (given.get("key") or "").partition(".")
-    _, _, wanted = TABLES.get(table, {}).get(key, ("", None, ""))
     if table == "doctor":
         from integration.doctor.checks import CHECKS  # noqa: PLC0415 - only for completion
 
         return [check.code.removeprefix("NVSHIM-") for check in CHECKS]
-    return re.findall(r'"([a-z-]+)"', wanted) + re.findall(r"\btrue\b|\bfalse\b", wanted)
+    setting = TABLES.get(table, {}).get(key)
+    return list(setting.kind.words) if setting else []
 
 
 _file = click.option(

@@ -9,33 +9,16 @@ from typing import Any
 
 import click
 
-from integration.cli.options import with_output
+from integration.cli.options import setting_option, stacked, with_output
 from integration.cli.output import Output
 from integration.kubernetes.environment import ignored, settings_from
+from integration.kubernetes.settings import SETTINGS
 from integration.kubernetes.status import Log
 from integration.kubernetes.status import probe as answer_probe
 
 
 @click.command("node-installer")
-@click.option("--host", metavar="DIR", help="The mount point of the node's root.")
-@click.option("--tree", metavar="DIR", help="Install this tree; by default the image's own.")
-@click.option(
-    "--wait-for-driver", is_flag=True, default=None,
-    help="Wait for the GPU operator's driver-ready file.",
-)  # fmt: skip
-@click.option(
-    "--toolkit-ready", is_flag=True, default=None,
-    help="Write the GPU operator's toolkit-ready file when the node is ready.",
-)  # fmt: skip
-@click.option("--remove-on-exit", is_flag=True, default=None, help="Uninstall on exit.")
-@click.option(
-    "--once", is_flag=True, default=None,
-    help="Exit when the installation is complete, instead of watching the node.",
-)  # fmt: skip
-@click.option(
-    "--restart", type=click.Choice(["none", "signal", "systemd"]), default=None,
-    help="How to restart the engine when it needs a restart.",
-)  # fmt: skip
+@stacked(*(setting_option(each, default=None) for each in SETTINGS if each.options))
 @click.option(
     "--probe",
     type=click.Choice(["alive", "ready"]),

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from hooks.schema import BOOLEAN, Kind, Setting, WrongValue
 from integration import exits
 from integration.cli.kinds import KINDS
 from integration.cli.output import Format, Output
@@ -43,6 +45,49 @@ def completing(
         return [word for word in words(ctx.params) if word.lower().startswith(start)]
 
     return complete
+
+
+class _OfKind(click.ParamType):
+    """The value of an option, which is of a kind that settings have."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self.name = kind.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text; click passes defaults, too, which may be no text."""
+        try:
+            return self._kind.parse(value) if isinstance(value, str) else value
+        except WrongValue as error:
+            self.fail(f"{error.value!r} is not {error.wanted_text}.", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the words of the kind, and paths."""
+        del ctx, param
+        if self.name in {"FILE", "DIR"}:
+            return [CompletionItem(incomplete, type=self.name.lower())]
+        return [CompletionItem(word) for word in self._kind.words if word.startswith(incomplete)]
+
+
+def setting_option(setting: Setting, **more: Any) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return the option that sets a setting; the parameter is called as its field.
+
+    Args:
+        setting: has at least one name of an option.
+        more: other arguments for click.
+    """
+    text = (
+        setting.text
+        if setting.text.endswith(".")
+        else f"{setting.text[0].upper()}{setting.text[1:]}."
+    )
+    flag: dict[str, Any] = {"is_flag": True} if setting.kind is BOOLEAN else {}
+    return click.option(
+        *setting.options, setting.field, type=None if flag else _OfKind(setting.kind),
+        metavar=None if flag else setting.kind.metavar, help=text, **flag, **more,
+    )  # fmt: skip
 
 
 def found_if(found: object) -> None:

@@ -18,14 +18,14 @@ import json
 import os
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.config import TABLES, Config, find_files, parse_config, parse_toml
 from hooks.config.nvidia import KEYS, parse_nvidia_config
-from hooks.config.values import LOOK
 from hooks.errors import ConfigUnreadable
+from hooks.schema import Kind, WrongValue
 from integration import tomltext
 from integration.files import read_file, replace_file
 from integration.inspection.errors import (
@@ -124,17 +124,17 @@ def read_settings(source: Source) -> tuple[list[Setting], tuple[str, ...]]:
         config, written = parse_nvidia_config(content, source.path), {}
     else:
         config, written = parse_config(content, source.path), parse_toml(content, source.path)
-    defaults = {each.name: each.default for each in fields(Config)}
     found = []
     for table, keys in TABLES.items():
-        for key, (field, _, allowed) in keys.items():
-            value = getattr(config, field)
+        for key, setting in keys.items():
+            value = getattr(config, setting.field)
             origin = DEFAULT
             if key in written.get(table, {}):
                 origin = OURS
-            elif source.kind == NVIDIA and value != defaults[field]:
+            elif source.kind == NVIDIA and value != setting.default:
                 origin = NVIDIA
-            found.append(Setting(f"{table}.{key}", _as_toml(key, value), origin, allowed))
+            kind = setting.kind
+            found.append(Setting(setting.key, kind.written(value), origin, kind.wanted))
     return found, config.notes
 
 
@@ -189,13 +189,13 @@ def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
         ConfigError: the file is already invalid.
     """
     table, key = _split(name)
-    _, check, allowed = TABLES[table][key]
-    value = next((v for v in _readings(words) if check(v) is not None), None)
+    kind = TABLES[table][key].kind
+    value = next((v for v in _readings(words) if _is_allowed(kind, v)), None)
     if value is None:
         raise SettingRefused(
             f"to set {name} to {' '.join(words) or 'nothing'}",
             found="the key does not allow this value",
-            do=f"set it to {allowed}",
+            do=f"set it to {kind.wanted}",
         )
     before, text, notes = _start(source)
     section = tomltext.parse(text).get(table, {})
@@ -274,6 +274,14 @@ def _split(name: str) -> tuple[str, str]:
     )
 
 
+def _is_allowed(kind: Kind, value: Any) -> bool:
+    try:
+        kind.check(value)
+    except WrongValue:
+        return False
+    return True
+
+
 def _readings(words: Sequence[str]) -> list[Any]:
     """Return what words can mean: the TOML value of a single word, the word itself, a list."""
     readings: list[Any] = []
@@ -338,15 +346,6 @@ def _read(path: str) -> bytes | None:
             found=os.strerror(error.errno or 0).lower(),
             do="make the file readable",
         ) from error
-
-
-def _as_toml(key: str, value: Any) -> Any:
-    """Return a value of :class:`Config` as in TOML."""
-    if key in {"driver-root", "kubelet-root"} and value is None:
-        return LOOK
-    if key == "other-hooks":
-        return "leave-out" if value else "fail"
-    return list(value) if isinstance(value, tuple) else value
 
 
 def as_words(value: Any) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final
 
 from hooks import config
+from hooks.schema import Setting
 from tools.reference.markdown import code, prose, table
 
-__all__ = ["default_of", "key_of", "page", "written"]
+__all__ = ["page", "setting_of", "written"]
 
 _HEAD: Final = """\
 # Configuration
@@ -47,17 +47,16 @@ _SHORT: Final = {'an absolute path ("/…")': "a path", "true or false": "boolea
 
 def page() -> str:
     """The page of all keys."""
-    fields = _meanings()
     parts = [_HEAD]
     for name, keys in config.TABLES.items():
         rows = [
             (
                 code(key),
-                _SHORT.get(wanted, wanted),
-                code(default_of(field, key)),
-                prose(fields[field]),
+                _SHORT.get(setting.kind.wanted, setting.kind.wanted),
+                code(written(setting.default, setting)),
+                prose(setting.text),
             )
-            for key, (field, _, wanted) in keys.items()
+            for key, setting in keys.items()
         ]
         parts.append(
             f"## [{name}]\n\n{_OF_TABLES[name]}\n\n"
@@ -66,54 +65,15 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _meanings() -> dict[str, str]:
-    """What each field is, as the class's own documentation says."""
-    _, _, attributes = (config.Config.__doc__ or "").partition("Attributes:")
-    found = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
-    return {name: _for_people(text) for name, text in found}
+def setting_of(field: str) -> Setting:
+    """The setting of a field."""
+    found = (each for keys in config.TABLES.values() for each in keys.values())
+    return next(setting for setting in found if setting.field == field)
 
 
-def _for_people(text: str) -> str:
-    """Without what only a reader of the code can use."""
-    first = re.split(
-        r"(?<=[.;])\s", " ".join(text.split()).replace("; None for ", "; without it, ")
-    )
-    kept = [part for part in first if "hooks." not in part]
-    words = re.sub(r",? of :class:`\w+`", "", " ".join(kept)).rstrip(".;")
-    return words.replace("None if the engine searches", "or the engine searches")
-
-
-def default_of(field: str, key: str) -> str:
-    """A key's default, as TOML would have it; "" where the default is that it is not there."""
-    return written(getattr(config.Config(), field), key)
-
-
-def key_of(field: str) -> tuple[str, str]:
-    """The table and the key that set a field."""
-    for name, keys in config.TABLES.items():
-        for key, (sets, _, _) in keys.items():
-            if sets == field:
-                return name, key
-    raise LookupError(field)
-
-
-_WORDS: Final = {
-    ("driver-root", None): '"auto"',
-    ("kubelet-root", None): '"auto"',
-    ("other-hooks", False): '"fail"',
-    ("other-hooks", True): '"leave-out"',
-    ("loggers", None): "",
-}
-
-
-def written(value: Any, key: str) -> str:
-    """A field's value as the file would have it.
-
-    Args:
-        key: that sets it, since some are written as words.
-    """
-    if isinstance(value, (bool, type(None))) and (key, value) in _WORDS:
-        return _WORDS[key, value]
-    if isinstance(value, float):
-        return f"{value:g}"
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+def written(value: Any, setting: Setting) -> str:
+    """A setting's value as the file would have it; "" where the key would not be there."""
+    value = setting.kind.written(value)
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from hooks.config import Config
 from hooks.config.nvidia import KEYS, parse_nvidia_config
 from hooks.errors import WrongConfigValue
-from tools.reference.configuration import key_of, written
+from tools.reference.configuration import setting_of, written
 from tools.reference.markdown import by_reason, code, table
 
 __all__ = ["defaults", "keys"]
@@ -82,8 +82,9 @@ def _settings(name: str, above: bytes) -> dict[str, str]:
 def _differences(read: Config, plain: Config) -> Iterator[str]:
     for field, value in _fields(read).items():
         if value != getattr(plain, field):
-            in_table, key = key_of(field)
-            yield f"[{in_table}] {key} = {written(value, key)}"
+            setting = setting_of(field)
+            table_name, _, key = setting.key.partition(".")
+            yield f"[{table_name}] {key} = {written(value, setting)}"
 
 
 def _fields(config: Config) -> Mapping[str, Any]:

@@ -24,8 +24,7 @@ from hooks.node.capabilities import (
     wants_drm,
 )
 from integration.doctor.checks import CHECKS
-from integration.kubernetes.environment import VARIABLES
-from integration.kubernetes.settings import Settings
+from integration.kubernetes.settings import SETTINGS, VARIABLES
 from integration.node.faults.xids import XIDS, Scope, Severity
 from integration.node.settings.table import FLAGS
 from tests.matrix import RECORD
@@ -104,16 +103,13 @@ _IGNORED = "NVIDIA's, and nothing here"
 
 def installer_variables() -> str:
     """The tables that the installer itself reads: what means something there, and what nothing."""
-    plain = Settings()
     rows = []
-    for name, known in VARIABLES.items():
-        if known.field:
-            value = getattr(plain, known.field)
-            if name.startswith("NO_"):  # what it denies is the field's default
-                value = False
-            text = str(value).lower() if isinstance(value, bool) else str(value or "")
-            rows.append((code(name), known.meaning, code(text) if text else "-"))
-    ignored = [(name, known.meaning) for name, known in VARIABLES.items() if not known.field]
+    for setting in SETTINGS:
+        value = setting.default
+        text = str(value).lower() if isinstance(value, bool) else str(value or "")
+        names = ", ".join(map(code, setting.variables))
+        rows.append((names, setting.text, code(text) if text else "-"))
+    ignored = [(name, known.text) for name, known in VARIABLES.items() if not known.field]
     heeded = table(("variable", "meaning", "if not set"), rows)
     return f"{heeded}\n{by_reason(_IGNORED, ignored)}"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from integration.kubernetes.environment import VARIABLES, ignored, settings_from
+from integration.kubernetes.environment import ignored, settings_from
 from integration.kubernetes.errors import VariableUnusable
-from integration.kubernetes.settings import Settings
+from integration.kubernetes.settings import VARIABLES, Settings
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,17 @@ def test_ours_and_the_newer_names_win() -> None:
     assert (settings.config, settings.set_default) == ("/new", False)
 
 
+def test_of_two_names_the_one_that_loses_is_checked_as_well() -> None:
+    with pytest.raises(VariableUnusable, match="CONTAINERD_CONFIG=old"):
+        settings_from({"RUNTIME_CONFIG": "/new", "CONTAINERD_CONFIG": "old"})
+
+
+def test_an_engine_that_is_to_be_configured_is_the_one_that_was_named() -> None:
+    named = {"RUNTIME": "crio"}
+    assert settings_from({**named, "NO_RUNTIME_CONFIG": "false"}).engine == "crio"
+    assert settings_from({**named, "NO_RUNTIME_CONFIG": "true"}).engine == ""
+
+
 def test_what_means_nothing_is_told_with_the_reason() -> None:
     told = ignored({"CDI_ENABLED": "true", "CRIO_CONFIG_MODE": "", "RUNTIME": "containerd"})
     assert list(told) == ["CDI_ENABLED"]
@@ -88,8 +99,8 @@ def test_what_means_nothing_is_told_with_the_reason() -> None:
 def test_every_field_that_a_variable_names_is_one_of_the_settings() -> None:
     known = {field.name for field in fields(Settings)}
     assert {v.field for v in VARIABLES.values() if v.field} <= known
-    assert all(variable.meaning for variable in VARIABLES.values())
-    assert all(name.startswith("NVSHIM_") != v.nvidia for name, v in VARIABLES.items())
+    assert all(variable.text for variable in VARIABLES.values())
+    assert all(name in variable.variables for name, variable in VARIABLES.items())
 
 
 @pytest.mark.parametrize(("engine", "said"), [("docker", True), ("containerd", False)])

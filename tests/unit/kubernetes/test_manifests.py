@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from integration.cli.app import COMMANDS, nvshim
-from integration.kubernetes.environment import VARIABLES, settings_from
+from integration.kubernetes.environment import settings_from
 from integration.kubernetes.host_exec import PASSED_THROUGH
-from integration.kubernetes.settings import LOCAL, Settings
+from integration.kubernetes.settings import LOCAL, VARIABLES, Settings
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.services import node_condition
 from integration.node.services.dra.claims import read_all

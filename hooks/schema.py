@@ -1,0 +1,289 @@
+"""Settings, each declared once, and the kinds of value that they have.
+
+A :class:`Setting` says of which kind a value is, its default, where it may be set (a key of a file,
+variables, options) and what it does. Whatever reads, checks, completes, changes or documents
+settings goes by it.
+
+Rules
+- A kind has two doors: :meth:`Kind.check` takes a value of a document (TOML, YAML, JSON), and
+  :meth:`Kind.parse` the text of a variable or an option. Both return the value that the program
+  uses.
+- A wrong value raises :class:`WrongValue`. Its reader knows the place, and raises an error of its
+  own.
+- If several variables set the same thing, the first that is set wins.
+- A shim imports this module, so it imports almost nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from api.values import dataclass, replace
+from hooks.words import items_of, normal_path
+
+_T = TypeVar("_T")
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_ANYTHING: Final = re.compile(r".*", re.DOTALL)
+_FOREVER: Final = float("inf")
+# As Go's strconv.ParseBool has them.
+_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+class WrongValue(ValueError):
+    """A value is not of its kind.
+
+    Args:
+        wanted: the allowed values, as in :class:`Kind`.
+        value: the wrong value, or the wrong part of it.
+        part: where that part is, such as ``[2].name``; "" for the whole value.
+    """
+
+    def __init__(self, wanted: str, value: Any, part: str = "") -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+        self.value = value
+        self.part = part
+
+    @property
+    def wanted_text(self) -> str:
+        """The allowed values for a text, which has no quotes around it."""
+        return self.wanted.replace('"', "")
+
+
+def _in_document(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value."""
+
+    # converts a value of a document; ValueError if it is wrong, WrongValue if a part of it is
+    of_value: Callable[[Any], Any]
+    wanted: str  # the allowed values, in words; strings are in quotes, as TOML has them
+    of_text: Callable[[str], Any] | None = None  # converts a text; None if ``of_value`` does
+    words: tuple[str, ...] = ()  # the words among the allowed values, for completion
+    metavar: str = "TEXT"  # stands for the value in the help of an option
+    # converts it back into a value of a document; None if that cannot express it
+    written: Callable[[Any], Any] = _in_document
+
+    def check(self, value: Any) -> Any:
+        """Return the value that a value of a document stands for.
+
+        Raises:
+            WrongValue: it is not of this kind.
+        """
+        return self._convert(self.of_value, value)
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for.
+
+        Raises:
+            WrongValue: it is not of this kind.
+        """
+        return self._convert(self.of_text or self.of_value, text)
+
+    def _convert(self, convert: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return convert(value)
+        except WrongValue:
+            raise
+        except ValueError:
+            raise WrongValue(self.wanted, value) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting, as it is declared."""
+
+    field: str  # the field of the program's settings; "" for none
+    kind: Kind
+    default: Any
+    text: str  # what it does; if it does nothing, why
+    key: str = ""  # the key of the file, with its tables before it; "" for none
+    variables: tuple[str, ...] = ()  # the environment variables; the first that is set wins
+    options: tuple[str, ...] = ()  # the names of the option, with their dashes
+
+
+class Declarations:
+    """Collects the settings of a class: each is the default of a field."""
+
+    def __init__(self) -> None:
+        self._settings: list[Setting] = []
+
+    def __call__(
+        self,
+        kind: Kind,
+        text: str,
+        *variables: str,
+        default: _T,
+        key: str = "",
+        options: Sequence[str] = (),
+    ) -> _T:
+        """Declare the next field; the arguments are those of :class:`Setting`.
+
+        Returns:
+            The default, for the class.
+        """
+        self._settings.append(Setting("", kind, default, text, key, variables, tuple(options)))
+        return default
+
+    def of(self, cls: Any) -> tuple[Setting, ...]:
+        """Return the declared settings of a class; fields that are none of them come last."""
+        names = zip(cls.__match_args__, self._settings, strict=False)
+        return tuple(replace(setting, field=name) for name, setting in names)
+
+
+# -- kinds of value ----------------------------------------------------------------------------
+
+
+def need(fits: object) -> None:
+    """Raise ValueError if a value does not fit."""
+    if not fits:
+        raise ValueError
+
+
+def either(words: Iterable[str]) -> str:
+    """Return alternatives in words: "a, b or c"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def choice(meanings: Mapping[str, Any], other: Kind | None = None, wanted: str = "") -> Kind:
+    """Return the kind of words that stand for values.
+
+    Args:
+        meanings: the words, with what they stand for.
+        other: the kind of the values besides; None for no others.
+        wanted: the allowed values, if the words do not say it all.
+    """
+
+    def door(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+        def convert_word(value: Any) -> Any:
+            if isinstance(value, str) and value in meanings:
+                return meanings[value]
+            if convert is None:
+                raise ValueError
+            return convert(value)
+
+        return convert_word
+
+    def written(value: Any) -> Any:
+        for word, meaning in meanings.items():
+            if meaning == value and type(meaning) is type(value):
+                return word
+        return _in_document(value)
+
+    return Kind(
+        door(other.of_value if other else None),
+        wanted or either(f'"{word}"' for word in meanings),
+        door((other.of_text or other.of_value) if other else None),
+        (*meanings, *(other.words if other else ())),
+        "|".join(meanings) if other is None else other.metavar,
+        written,
+    )
+
+
+def one_of(*words: str) -> Kind:
+    """Return the kind of these words."""
+    return choice({word: word for word in words})
+
+
+def like(pattern: str | re.Pattern[str], wanted: str, metavar: str = "NAME") -> Kind:
+    """Return the kind of strings that match a pattern."""
+    matches = re.compile(pattern).fullmatch
+
+    def convert(value: Any) -> str:
+        need(isinstance(value, str) and matches(value))
+        return str(value)
+
+    return Kind(convert, wanted, metavar=metavar)
+
+
+def list_of(entry: Kind, wanted: str, *, once: bool = True) -> Kind:
+    """Return the kind of lists; as text they are separated by commas.
+
+    Args:
+        entry: the kind of an entry.
+        wanted: the allowed values.
+        once: whether an entry counts once.
+    """
+
+    def door(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def convert_list(value: Any) -> tuple[Any, ...]:
+            need(isinstance(value, list))
+            found = [convert(each) for each in value]
+            return tuple(dict.fromkeys(found) if once else found)
+
+        return convert_list
+
+    of_text = door(entry.of_text or entry.of_value)
+    return Kind(
+        door(entry.of_value), wanted, lambda text: of_text(items_of(text)), entry.words,
+        entry.metavar,
+    )  # fmt: skip
+
+
+def number(least: int, most: int, wanted: str = "", metavar: str = "N") -> Kind:
+    """Return the kind of whole numbers in a range."""
+
+    def of_value(value: Any) -> int:
+        need(isinstance(value, int) and not isinstance(value, bool) and least <= value <= most)
+        return int(value)
+
+    def of_text(text: str) -> int:
+        need(_NUMBER.fullmatch(text))
+        return of_value(int(text))
+
+    return Kind(of_value, wanted or f"a number, {least} to {most}", of_text, metavar=metavar)
+
+
+def seconds(most: float = _FOREVER, least: float | None = None) -> Kind:
+    """Return the kind of durations in seconds.
+
+    Args:
+        most: the longest one.
+        least: the shortest one; None for any above 0.
+    """
+
+    def of_value(value: Any) -> float:
+        need(isinstance(value, int | float) and not isinstance(value, bool))
+        need((value > 0 if least is None else value >= least) and value <= most)
+        need(value < _FOREVER)
+        return float(value)
+
+    shortest = "more than 0" if least is None else f"at least {least:g}"
+    longest = "" if most == _FOREVER else f" and at most {most:g}"
+    return Kind(
+        of_value, f"seconds, {shortest}{longest}", lambda text: of_value(float(text)),
+        metavar="SECONDS",
+    )  # fmt: skip
+
+
+def text(metavar: str = "TEXT") -> Kind:
+    """Return the kind of any strings."""
+    return like(_ANYTHING, "a string", metavar)
+
+
+def _path(value: Any) -> str:
+    need(isinstance(value, str) and value.startswith("/") and "\0" not in value)
+    return normal_path(value)
+
+
+def _truth(value: Any) -> bool:
+    need(isinstance(value, bool))  # 0 and 1 are equal to False and True, and are refused
+    return bool(value)
+
+
+def _truth_of_text(word: str) -> bool:
+    need(word in _TRUE or word in _FALSE)
+    return word in _TRUE
+
+
+PATH: Final = Kind(_path, 'an absolute path ("/…")', metavar="PATH")
+BOOLEAN: Final = Kind(_truth, "true or false", _truth_of_text, ("true", "false"), "true|false")
+IGNORED: Final = Kind(lambda _: None, "anything")
+"""The kind of settings without effect."""
