@@ -67,6 +67,7 @@ class Kind:
     of_text: Callable[[str], Any] | None = None  # converts a text; None if ``of_value`` does
     words: tuple[str, ...] = ()  # the words among the allowed values, for completion
     metavar: str = "TEXT"  # stands for the value in the help of an option
+    is_list: bool = False  # whether an option may be repeated, each time with some entries
     # converts it back into a value of a document; None if that cannot express it
     written: Callable[[Any], Any] = _in_document
 
@@ -182,8 +183,8 @@ def choice(meanings: Mapping[str, Any], other: Kind | None = None, wanted: str =
         wanted or either(f'"{word}"' for word in meanings),
         door((other.of_text or other.of_value) if other else None),
         (*meanings, *(other.words if other else ())),
-        "|".join(meanings) if other is None else other.metavar,
-        written,
+        f"[{'|'.join(meanings)}]" if other is None else other.metavar,
+        written=written,
     )
 
 
@@ -203,13 +204,14 @@ def like(pattern: str | re.Pattern[str], wanted: str, metavar: str = "NAME") -> 
     return Kind(convert, wanted, metavar=metavar)
 
 
-def list_of(entry: Kind, wanted: str, *, once: bool = True) -> Kind:
-    """Return the kind of lists; as text they are separated by commas.
+def list_of(entry: Kind, wanted: str, *, once: bool = True, commas: bool = True) -> Kind:
+    """Return the kind of lists.
 
     Args:
         entry: the kind of an entry.
         wanted: the allowed values.
         once: whether an entry counts once.
+        commas: whether a text has several entries, with commas between them; otherwise it is one.
     """
 
     def door(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -222,8 +224,8 @@ def list_of(entry: Kind, wanted: str, *, once: bool = True) -> Kind:
 
     of_text = door(entry.of_text or entry.of_value)
     return Kind(
-        door(entry.of_value), wanted, lambda text: of_text(items_of(text)), entry.words,
-        entry.metavar,
+        door(entry.of_value), wanted, lambda text: of_text(items_of(text) if commas else [text]),
+        entry.words, entry.metavar, is_list=True,
     )  # fmt: skip
 
 
@@ -284,6 +286,6 @@ def _truth_of_text(word: str) -> bool:
 
 
 PATH: Final = Kind(_path, 'an absolute path ("/…")', metavar="PATH")
-BOOLEAN: Final = Kind(_truth, "true or false", _truth_of_text, ("true", "false"), "true|false")
+BOOLEAN: Final = Kind(_truth, "true or false", _truth_of_text, ("true", "false"), "[true|false]")
 IGNORED: Final = Kind(lambda _: None, "anything")
 """The kind of settings without effect."""

@@ -20,20 +20,6 @@ _SPEC: Final = "nvidia.yaml"
 
 
 @click.command("node")
-@click.option(
-    "--cdi-spec",
-    metavar="FILE",
-    help="Maintain this CDI spec; 'none' for none.  [default: nvidia.yaml in the last of the "
-    "configuration's spec-dirs, /var/run/cdi]",
-)
-@click.option(
-    "--poll",
-    type=click.FloatRange(0.1, 86400),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="Check the node this often, even without a change event.",
-)
 @click.option("--once", is_flag=True, help="Check the node once, update everything, and exit.")
 @click.option(
     "--ready", is_flag=True, help="Only report by the exit status whether an agent runs here."
@@ -54,8 +40,6 @@ def command(
     config: Config,
     *,
     settings: CliSettings,
-    cdi_spec: str | None,
-    poll: float,
     once: bool,
     ready: bool,
     check_config: bool,
@@ -75,11 +59,11 @@ def command(
         click.get_current_context().exit(
             exits.OK if is_ready(config, settings.agent["pod_uid"]) else exits.FOUND
         )
-    spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
+    if settings.agent["spec"] is None:
+        settings.agent["spec"] = f"{config.cdi_spec_dirs[-1]}/{_SPEC}"
     from integration.cli.node_agent import run  # noqa: PLC0415 - slow, and --ready does not need it
 
     is_wrong = run(
-        output, config, settings, spec="" if spec == "none" else spec, poll=poll, once=once,
-        check_config=check_config, log_format=log_format,
-    )  # fmt: skip
+        output, config, settings, once=once, check_config=check_config, log_format=log_format
+    )
     found_if(is_wrong)

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import click
@@ -17,8 +17,10 @@ from integration.apiserver.credentials import of_kubeconfig
 from integration.cli.output import Format, serialized
 from integration.node.agent import serve
 from integration.node.faults.policy import policy_of
-from integration.node.options import NO, YES, Options
-from integration.node.settings.config_choice import FALLBACKS, Choice
+from integration.node.options import NO, OPTIONS, YES, Options
+from integration.node.services.metrics.address import parse_address
+from integration.node.settings.config_choice import SETTINGS as CHOICES
+from integration.node.settings.config_choice import Choice
 from integration.node.settings.source import Source, as_document
 
 if TYPE_CHECKING:
@@ -28,19 +30,12 @@ if TYPE_CHECKING:
     from integration.cli.node_options import CliSettings
     from integration.cli.output import Output
 
-# The options that select the source of the device plugin's settings.
-_SOURCE_OPTIONS: Final = frozenset({
-    "config_file", "config_dir", "config_name_file", "node_label", "default_config", "fallbacks",
-})  # fmt: skip
-
 
 def run(
     output: Output,
     config: Config,
     settings: CliSettings,
     *,
-    spec: str,
-    poll: float,
     once: bool,
     check_config: bool,
     log_format: str,
@@ -49,13 +44,11 @@ def run(
 
     Args:
         settings: the device plugin's and the agent's settings.
-        spec: as in :class:`Options`.
-        poll: as in :class:`Options`.
 
     Returns:
         With ``once``, whether the node has a fault.
     """
-    options = options_of(settings, spec=spec, poll=poll)
+    options = options_of(settings)
     policy_of(config, options.ignored_xids, options.heeded_xids)  # report a wrong value at start
     if check_config:
         _show_settings(output, options)
@@ -64,21 +57,18 @@ def run(
     return once and bool(node.faults)
 
 
-def options_of(settings: CliSettings, *, spec: str, poll: float) -> Options:
+def options_of(settings: CliSettings) -> Options:
     """Return the agent's options.
 
     Args:
         settings: from the command line.
-        spec: as in :class:`Options`.
-        poll: as in :class:`Options`.
 
     Raises:
         SettingsError: a flag or variable has an invalid value.
         KubeconfigUnusable: the kubeconfig cannot be used.
+        MetricsAddressInvalid: the address of /metrics is not valid.
     """
-    others = {k: v for k, v in settings.agent.items() if k not in _SOURCE_OPTIONS}
-    for name in ("kubelet_socket", "pod_resources"):
-        others[name] = str(others[name]).removeprefix("unix://")
+    others = {each.field: settings.agent[each.field] for each in OPTIONS}
     if not others["kubelet_socket"]:
         if others["device_plugin"] == YES:
             raise click.UsageError("--device-plugin yes needs a --kubelet-socket.")
@@ -94,32 +84,17 @@ def options_of(settings: CliSettings, *, spec: str, poll: float) -> Options:
     if others["kubeconfig"]:
         of_kubeconfig(others["kubeconfig"])  # report an unusable file at start
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
-    others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
-    if not others["cri_sockets"]:
-        del others["cri_sockets"]
-    return Options(spec=spec, poll=poll, settings=_source(settings), **others)
+    if others["metrics"]:
+        parse_address(others["metrics"])  # report a wrong one at start
+    return Options(**others, settings=_source(settings))
 
 
 def _source(settings: CliSettings) -> Source:
-    others = settings.agent
-    file, directory = others["config_file"], others["config_dir"]
-    if not directory:
-        return Source(settings.plugin, file)
-    if file:
+    choice = Choice(**{each.field: settings.agent[each.field] for each in CHOICES})
+    if not choice.directory:
+        return Source(settings.plugin, choice.file)
+    if choice.file:
         raise click.UsageError("Use either --config-file or --config-dir, not both.")
-    fallbacks = tuple(word for each in others["fallbacks"] for word in each.split(",") if word)
-    for word in fallbacks:
-        if word not in FALLBACKS:
-            raise click.UsageError(
-                f"--fallback-strategies: {word!r} is not one of {', '.join(FALLBACKS)}."
-            )
-    choice = Choice(
-        directory=directory,
-        name_file=others["config_name_file"],
-        default=others["default_config"],
-        fallbacks=fallbacks,
-        label=others["node_label"],
-    )
     return Source(settings.plugin, choice=choice)
 
 

@@ -16,6 +16,7 @@ from integration.cli.output import Format, Output
 
 R = TypeVar("R")
 
+_NUMBERS: Final = frozenset({"N", "PORT", "SECONDS"})  # their help has the range
 _SINGLE_FORMATS: Final = (Format.TABLE, Format.JSON, Format.YAML)
 
 
@@ -47,7 +48,7 @@ def completing(
     return complete
 
 
-class _OfKind(click.ParamType):
+class _OfKind(click.ParamType[Any]):
     """The value of an option, which is of a kind that settings have."""
 
     def __init__(self, kind: Kind) -> None:
@@ -78,16 +79,27 @@ def setting_option(setting: Setting, **more: Any) -> Callable[[Callable[..., R]]
         setting: has at least one name of an option.
         more: other arguments for click.
     """
-    text = (
-        setting.text
-        if setting.text.endswith(".")
-        else f"{setting.text[0].upper()}{setting.text[1:]}."
-    )
-    flag: dict[str, Any] = {"is_flag": True} if setting.kind is BOOLEAN else {}
-    return click.option(
-        *setting.options, setting.field, type=None if flag else _OfKind(setting.kind),
-        metavar=None if flag else setting.kind.metavar, help=text, **flag, **more,
-    )  # fmt: skip
+    kind, text = setting.kind, setting.text
+    if not text.endswith((".", "]")):
+        text = f"{text[0].upper()}{text[1:]}."
+    if kind.metavar in _NUMBERS:
+        text += f"  [{kind.wanted}]"
+    how: dict[str, Any] = {"help": text}
+    if kind is BOOLEAN:
+        how |= {"is_flag": True}
+    else:
+        how |= {"type": _OfKind(kind), "metavar": kind.metavar}
+    if kind.is_list:
+        how |= {"multiple": True, "callback": _united}
+    return click.option(*setting.options, setting.field, **(how | more))
+
+
+def _united(
+    ctx: click.Context, param: click.Parameter, values: tuple[tuple[Any, ...], ...]
+) -> tuple[Any, ...]:
+    """Unite the lists of a repeated option."""
+    del ctx, param
+    return tuple(entry for entries in values for entry in entries)
 
 
 def found_if(found: object) -> None:

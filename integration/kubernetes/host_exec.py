@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from integration.kubernetes.errors import HostUnusable
 from integration.kubernetes.gpu_detection import has_gpu
 from integration.kubernetes.host import ENVIRONMENT
+from integration.node.options import OPTIONS
+from integration.node.settings import config_choice
 from integration.node.settings.table import FLAGS
 
 if TYPE_CHECKING:
@@ -28,22 +30,7 @@ if TYPE_CHECKING:
     from integration.kubernetes.host import Host
 
 PASSED_THROUGH: Final = frozenset(
-    {
-        *(name for flag in FLAGS for name in flag.variables),
-        "CONFIG_FILE",
-        "CONFIG_FILE_SRCDIR",
-        "DEFAULT_CONFIG",
-        "DP_DISABLE_HEALTHCHECKS",
-        "DP_ENABLE_HEALTHCHECKS",
-        "FALLBACK_STRATEGIES",
-        "KUBERNETES_SERVICE_HOST",
-        "KUBERNETES_SERVICE_PORT",
-        "KUBELET_SOCKET",
-        "NODE_LABEL",
-        "NODE_NAME",
-        "NVSHIM_CONTAINERD_STATE",
-        "POD_UID",
-    }
+    name for setting in (*FLAGS, *OPTIONS, *config_choice.SETTINGS) for name in setting.variables
 )
 """The container's variables that the agent gets."""
 

@@ -1,10 +1,22 @@
-"""The agent's options, from its command line."""
+"""The agent's options, as its command line and variables set them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hooks.schema import (
+    BOOLEAN,
+    Declarations,
+    Kind,
+    choice,
+    like,
+    list_of,
+    number,
+    one_of,
+    seconds,
+    text,
+)
 from integration.cri.engine import CRI_SOCKETS
 
 if TYPE_CHECKING:
@@ -17,44 +29,100 @@ NO: Final = "no"
 DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
 """Differs from NVIDIA's name: a kubelet treats two drivers of one name as an update."""
 
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SOCKET: Final = Kind(lambda path: path.removeprefix("unix://"), "a path", metavar="SOCKET")
+_set: Final = Declarations()
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The agent's options."""
+    """The agent's options. The text of each field says what it does."""
 
-    spec: str  # the path of the CDI spec to keep up to date; "" for none
-    poll: float  # seconds between two reads of an unchanged node
-    # whether to run the device plugin: AUTO (if a kubelet runs here and no other plugin serves the
-    # same resources), YES, NO
-    device_plugin: str = AUTO
-    # the kubelet's registration socket; sockets of plugins are made in its directory
-    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
-    # the kubelet's pod-resources socket
-    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    # fmt: off
+    spec: str = _set(choice({"none": ""}, text("FILE")),
+        "Maintain this CDI spec; 'none' for none.  [default: nvidia.yaml in the last of the "
+        "configuration's spec-dirs, /var/run/cdi]",
+        options=["--cdi-spec"], default="")
+    poll: float = _set(seconds(86400, 0.1),
+        "Check the node this often, even without a change event.", options=["--poll"], default=60)
+    device_plugin: str = _set(one_of(AUTO, YES, NO),
+        "Run the device plugin; auto: if a kubelet runs here and no other plugin serves it.",
+        options=["--device-plugin"], default=AUTO)
+    # sockets of plugins are made in its directory
+    kubelet_socket: str = _set(_SOCKET,
+        "The kubelet's socket for registering device plugins; '' for none.", "KUBELET_SOCKET",
+        options=["--kubelet-socket"], default="/var/lib/kubelet/device-plugins/kubelet.sock")
+    pod_resources: str = _set(_SOCKET, "The kubelet's socket that lists the devices of pods.",
+        options=["--pod-resources"], default="/var/lib/kubelet/pod-resources/kubelet.sock")
+    metrics: str = _set(choice({"none": ""}, text("ADDRESS:PORT")),
+        "Serve /metrics at this address, such as :9477.  [default: do not serve]",
+        options=["--metrics"], default="")
+    # the first that answers is used
+    cri_sockets: tuple[str, ...] = _set(list_of(text("SOCKET"), "sockets", commas=False),
+        "The engine's CRI socket, to check whether the engine reads CDI names.  "
+        "[default: the known sockets that exist]",
+        options=["--cri-socket"], default=CRI_SOCKETS)
+    api_server: str = _set(text("HOST"),
+        "The cluster's API server, for events on pods; '' for none.",
+        "KUBERNETES_SERVICE_HOST", options=["--api-server"], default="")
+    api_port: int = _set(number(1, 65535, metavar="PORT"), "The API server's port.",
+        "KUBERNETES_SERVICE_PORT", options=["--api-port"], default=443)
+    service_account: str = _set(text("DIR"),
+        "The directory with the agent's token; without a token no events are sent.",
+        options=["--service-account"], default="/run/containerd-shim-nvidia/service-account")
+    kubeconfig: str = _set(text("FILE"),
+        "Use this kubeconfig instead of the three options above: its current context, with a"
+        " token or a client certificate, such as the kubelet's own.",
+        options=["--kubeconfig"], default="")
+    api_timeout: float = _set(seconds(15, 0.1), "The time limit of a call to the API server.",
+        options=["--api-timeout"], default=10)
+    dra: bool = _set(BOOLEAN,
+        "Run a driver for dynamic resource allocation: publish the node's devices and prepare"
+        " resource claims, with or without the device plugin.", options=["--dra"], default=False)
+    dra_driver: str = _set(
+        like(rf"(?=.{{1,63}}\Z){_LABEL}(\.{_LABEL})*",
+             "a DNS name of at most 63 lower-case letters, digits, hyphens and dots"),
+        "The DRA driver's name. gpu.nvidia.com replaces NVIDIA's driver.",
+        options=["--dra-driver"], default=DRA_DRIVER)
+    dra_unhealthy: str = _set(one_of("taint", "evict", "omit"),
+        "How to publish unhealthy, lost and out-of-service devices: with taints (NoSchedule),"
+        " also evicting their pods (NoExecute), or not at all.",
+        options=["--dra-unhealthy"], default="taint")
+    dra_shares: int = _set(number(0, 64),
+        "Publish each GPU and MIG device with N shares, so that N claims can use it; 0 for"
+        " exclusive use.", options=["--dra-shares"], default=0)
+    dra_mig: bool = _set(BOOLEAN,
+        "Create MIG devices on demand for resource claims, and destroy them afterwards: on"
+        " GPUs in MIG mode, and on GPUs that enter it without a reset (Hopper and newer).",
+        options=["--dra-mig"], default=False)
+    node_condition: bool = _set(BOOLEAN,
+        "Report GPUs that no pod can use in the Node's condition GPUOutOfService.",
+        options=["--node-condition"], default=False)
+    node_name: str = _set(text("NAME"),
+        "The node's name in the cluster.  [default: the host's name]",
+        "NODE_NAME", options=["--node-name"], default="")
+    pod_uid: str = _set(like("[A-Za-z0-9-]{0,63}", "a pod's UID", "UID"),
+        "The UID of the agent's pod, for rolling updates: with --dra the agent forwards the"
+        " kubelet's calls to the old pod's agent until that has stopped.",
+        "POD_UID", options=["--pod-uid"], default="")
+    states: tuple[str, ...] = _set(list_of(text("DIR"), "directories", commas=False),
+        "containerd's state directory; repeatable.  [default: those of distribution packages,"
+        " Docker, k3s, k0s and MicroK8s]",
+        "NVSHIM_CONTAINERD_STATE", options=["--containerd-state", "--state"], default=())
+    kernel_log: str = _set(choice({"none": ""}, text("FILE")),
+        "Read the kernel log from this file; 'none' to not read it.",
+        options=["--kernel-log"], default="/dev/kmsg")
+    ignored_xids: str = _set(text("XIDS"),
+        "Ignore these additional XIDs in health checks: a comma-separated list, or all.",
+        "DP_DISABLE_HEALTHCHECKS", options=["--disable-healthchecks"], default="")
+    heeded_xids: str = _set(text("XIDS"),
+        "Honour these XIDs even if they are ignored by default or by --disable-healthchecks: a"
+        " comma-separated list, or all.",
+        "DP_ENABLE_HEALTHCHECKS", options=["--enable-healthchecks"], default="")
+    # fmt: on
     # where the device plugin's settings come from; None for the defaults of NVIDIA's plugin
     settings: Source | None = None
-    metrics: str = ""  # "ADDRESS:PORT" of /metrics; "" not to serve it
-    # sockets of container engines; the first that answers is used
-    cri_sockets: tuple[str, ...] = CRI_SOCKETS
-    api_server: str = ""  # the address of the cluster's API server; "" for none
-    api_port: int = 443  # of the API server
-    # the directory of the agent's token for it
-    service_account: str = "/run/containerd-shim-nvidia/service-account"
-    # used instead of the address and the token; "" for none
-    kubeconfig: str = ""
-    api_timeout: float = 10.0  # seconds that a call to the API server may take
-    dra: bool = False  # whether to run the driver of dynamic resource allocation
-    dra_driver: str = DRA_DRIVER  # the driver's name
-    # what to do with devices that no new pod should get: ``taint``, ``evict`` or ``omit``
-    dra_unhealthy: str = "taint"
-    # how many claims may share one device; 0 for one claim that has all of it
-    dra_shares: int = 0
-    dra_mig: bool = False  # whether to create MIG devices for claims
-    node_condition: bool = False  # whether to set the condition on the Node
-    node_name: str = ""  # of this Node in the cluster
-    # the UID of the agent's pod; during an update another agent's pod may run at the same time
-    pod_uid: str = ""
-    states: tuple[str, ...] = ()  # containerd's state directories; empty for the usual ones
-    ignored_xids: str = ""  # the value of ``DP_DISABLE_HEALTHCHECKS``
-    heeded_xids: str = ""  # the value of ``DP_ENABLE_HEALTHCHECKS``
-    kernel_log: str = "/dev/kmsg"  # the kernel's log; "" not to read it
+
+
+OPTIONS: Final = _set.of(Options)
+"""The options of the command line, by field."""

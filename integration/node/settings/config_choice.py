@@ -20,25 +20,46 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from hooks.schema import Declarations, list_of, one_of, text
 from integration.agent_errors import NoSettingsChosen, SettingsUnreadable
 from integration.files import read_some
 
-LABEL: Final = "nvidia.com/device-plugin.config"
 FALLBACKS: Final = ("named", "single", "empty")
 _NAMED: Final = "default"
 _LARGEST_FILE: Final = 1 << 16
 _ACTION: Final = "which configuration the device plugin uses"
+_set: Final = Declarations()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The configurations, and how to choose one."""
+    """The configurations, and how to choose one. The text of each field says what it does."""
 
-    directory: str  # contains the configurations
-    name_file: str = ""  # contains the name of the chosen one; "" for none
-    default: str = ""  # the name to use if the name file has none; "" for none
-    fallbacks: tuple[str, ...] = ("named", "single")  # from FALLBACKS
-    label: str = LABEL  # whose value is the name, in a file of labels
+    # fmt: off
+    directory: str = _set(text("DIR"),
+        "A directory of configuration files; one is selected by name.",
+        "CONFIG_FILE_SRCDIR", options=["--config-dir", "--config-file-srcdir"], default="")
+    name_file: str = _set(text("FILE"),
+        "A file with that name, or with node labels that include --node-label.",
+        options=["--config-name-file"], default="")
+    default: str = _set(text("NAME"), "The name to use if none is set.",
+        "DEFAULT_CONFIG", options=["--default-config"], default="")
+    fallbacks: tuple[str, ...] = _set(
+        list_of(one_of(*FALLBACKS), f"a list of {', '.join(FALLBACKS)}"),
+        "Without any name, try in this order: the file called default (named), the only file"
+        " (single), no file (empty).",
+        "FALLBACK_STRATEGIES", options=["--fallback-strategies"], default=("named", "single"))
+    label: str = _set(text("LABEL"), "The node label with the name.",
+        "NODE_LABEL", options=["--node-label"], default="nvidia.com/device-plugin.config")
+    file: str = _set(text("FILE"),
+        "The device plugin's configuration file, in the format of NVIDIA's plugin. It is read"
+        " again when it changes.",
+        "CONFIG_FILE", options=["--config-file"], default="")  # instead of a directory
+    # fmt: on
+
+
+SETTINGS: Final = _set.of(Choice)
+"""The options that say where the device plugin's settings come from."""
 
 
 def choose(choice: Choice) -> str:
@@ -97,7 +118,7 @@ def _chosen_name(choice: Choice) -> str:
     if not choice.name_file:
         return ""
     try:
-        text = read_some(choice.name_file, _LARGEST_FILE).decode(errors="replace")
+        content = read_some(choice.name_file, _LARGEST_FILE).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -106,7 +127,7 @@ def _chosen_name(choice: Choice) -> str:
             found=str(error.strerror).lower(),
             do="make it a readable file",
         ) from error
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in content.splitlines() if line.strip()]
     for line in lines:
         key, equals, value = line.partition("=")
         if equals and key == choice.label:
