@@ -27,9 +27,9 @@ _T = TypeVar("_T")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _ANYTHING: Final = re.compile(r".*", re.DOTALL)
 _FOREVER: Final = float("inf")
-# As Go's strconv.ParseBool has them.
-_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-_FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+"""The words for booleans, as Go's strconv.ParseBool has them."""
 
 
 class WrongValue(ValueError):
@@ -107,6 +107,11 @@ class Setting:
     key: str = ""  # the key of the file, with its tables before it; "" for none
     variables: tuple[str, ...] = ()  # the environment variables; the first that is set wins
     options: tuple[str, ...] = ()  # the names of the option, with their dashes
+
+    @property
+    def is_ignored(self) -> bool:
+        """Whether it is accepted without effect."""
+        return self.kind is IGNORED
 
 
 class Declarations:
@@ -260,7 +265,7 @@ def seconds(most: float = _FOREVER, least: float | None = None) -> Kind:
     shortest = "more than 0" if least is None else f"at least {least:g}"
     longest = "" if most == _FOREVER else f" and at most {most:g}"
     return Kind(
-        of_value, f"seconds, {shortest}{longest}", lambda text: of_value(float(text)),
+        of_value, f"a number of seconds, {shortest}{longest}", lambda text: of_value(float(text)),
         metavar="SECONDS",
     )  # fmt: skip
 
@@ -281,8 +286,8 @@ def _truth(value: Any) -> bool:
 
 
 def _truth_of_text(word: str) -> bool:
-    need(word in _TRUE or word in _FALSE)
-    return word in _TRUE
+    need(word in TRUE or word in FALSE)
+    return word in TRUE
 
 
 PATH: Final = Kind(_path, 'an absolute path ("/…")', metavar="PATH")

@@ -62,6 +62,7 @@ from hooks.requests.places import (
     vendor_text,
 )
 from hooks.requests.places import CAPABILITIES as CAPABILITIES_VARIABLE
+from hooks.schema import TRUE
 from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
@@ -147,8 +148,6 @@ _MIG_ACCESS: Final = {
 }
 # Of NVIDIA's DRA driver and of ours, whose classes are claims.
 _DRA_VENDORS: Final = frozenset({"k8s.gpu.nvidia.com", "k8s.gpu.containerd-shim-nvidia"})
-# What Go's strconv.ParseBool takes for true.
-_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
 
 def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Request:
@@ -315,7 +314,7 @@ def _features(variables: Mapping[str, str]) -> frozenset[str]:
 
 
 def _requirements(variables: Mapping[str, str], *, legacy: bool) -> tuple[tuple[str, str], ...]:
-    if variables.get(_DISABLE_REQUIRE, "").strip() in _TRUE:
+    if variables.get(_DISABLE_REQUIRE, "").strip() in TRUE:
         return ()
     found = [
         (name, value)

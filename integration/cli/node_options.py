@@ -18,13 +18,12 @@ from integration.cli.options import setting_option, stacked
 from integration.node.options import OPTIONS
 from integration.node.settings import config_choice
 from integration.node.settings.readers import BOOLEAN
-from integration.node.settings.table import FLAGS, Override
+from integration.node.settings.table import FLAGS, NEUTRAL, Override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hooks.schema import Setting
-    from integration.node.settings.table import Setting as PluginSetting
 
 R = TypeVar("R")
 
@@ -72,28 +71,38 @@ def _agent_option(setting: Setting) -> Callable[[Callable[..., R]], Callable[...
 # -- NVIDIA's flags ----------------------------------------------------------------------------
 
 
-def parameter_of(flag: PluginSetting) -> str:
+def parameter_of(flag: Setting) -> str:
     """Return the parameter name of a flag of NVIDIA's plugin."""
-    return "setting_" + flag.name.replace("-", "_")
+    return "setting_" + flag.options[0].lstrip("-").replace("-", "_")
 
 
-def _option(flag: PluginSetting) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
     boolean: dict[str, Any] = {"is_flag": False, "flag_value": "true"}
     return click.option(
-        *names, parameter_of(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
-        multiple=flag.repeated, hidden=flag.ignored, help=flag.help,
+        *flag.options, parameter_of(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
+        multiple=flag.kind.is_list, hidden=flag.is_ignored, help=_help(flag),
         **(boolean if flag.kind is BOOLEAN else {}),
     )  # fmt: skip
 
 
-def _given(context: click.Context, flag: PluginSetting, value: Any) -> Override | None:
+def _help(flag: Setting) -> str:
+    if flag.key in NEUTRAL:
+        return f"Changes nothing: {flag.text}."
+    default = flag.default
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    if flag.key == "flags.nvidiaDevRoot":
+        default = "/"
+    return flag.text if default in {"", None, False} else f"{flag.text}  [default: {default}]"
+
+
+def _given(context: click.Context, flag: Setting, value: Any) -> Override | None:
     """Return a flag's value and origin; None if neither it nor its variable is set."""
     source = context.get_parameter_source(parameter_of(flag))
     if source is ParameterSource.ENVIRONMENT:
         origin = next(name for name in flag.variables if os.environ.get(name))
     elif source is ParameterSource.COMMANDLINE:
-        origin = f"--{flag.name}"
+        origin = flag.options[0]
     else:
         return None
-    return Override(flag.path, origin, tuple(value) if flag.repeated else (value,))
+    return Override(flag.key, origin, tuple(value) if flag.kind.is_list else (value,))

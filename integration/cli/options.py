@@ -58,9 +58,9 @@ class _OfKind(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text; click passes defaults, too, which may be no text."""
         try:
-            return self._kind.parse(value) if isinstance(value, str) else value
+            return self._kind.parse(value) if isinstance(value, str) else self._kind.check(value)
         except WrongValue as error:
-            self.fail(f"{error.value!r} is not {error.wanted_text}.", param, ctx)
+            self.fail(f"{error.value!r}; it must be {error.wanted_text}.", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

@@ -10,12 +10,11 @@ Source: github.com/urfave/cli, Go's package flag.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import click
 
-_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+from hooks.schema import FALSE, TRUE
 
 
 class GoCommand(click.Command):
@@ -74,9 +73,9 @@ def _normal(command: click.Command, ctx: click.Context, args: list[str]) -> Iter
         elif not option.is_flag:
             yield name
             yield from [value] if equals else _next(words)
-        elif not equals or value in _TRUE:
+        elif not equals or value in TRUE:
             yield name
-        elif value not in _FALSE:
+        elif value not in FALSE:
             raise click.BadParameter(f"{value!r} is neither true nor false", param=option)
 
 

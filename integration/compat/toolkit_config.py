@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from hooks.config.nvidia import kind_of_key, parse_nvidia_config
 from hooks.errors import ConfigError
+from hooks.schema import BOOLEAN, WrongValue
 from integration import tomltext
 from integration.compat.errors import ToolkitConfigUnusable
 from integration.files import read_file, replace_file
@@ -69,9 +70,6 @@ skip-mode-detection = false
 path = "nvidia-ctk"
 """
 """The default of each key; a line with a ``#`` documents a default that the file leaves unset."""
-
-_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 def read(path: str) -> str:
@@ -159,9 +157,10 @@ def _key_and_value(setting: str) -> tuple[str, Any]:
         if not equals:
             raise _unusable(asked, "has no value; write KEY=VALUE")
         return key, text
-    if equals and text not in _TRUE | _FALSE:
-        raise _unusable(asked, f"{text!r} is neither true nor false")
-    return key, not equals or text in _TRUE
+    try:
+        return key, not equals or BOOLEAN.parse(text)
+    except WrongValue:
+        raise _unusable(asked, f"{text!r} is neither true nor false") from None
 
 
 def _unusable(asked: str, found: str) -> ToolkitConfigUnusable:

@@ -117,8 +117,8 @@ def installer_variables() -> str:
 def plugin_variables() -> str:
     """The keys of the configuration that variables stand for, and variables that mean nothing."""
     named = [(name, flag) for flag in FLAGS for name in flag.variables]
-    rows = [(code(name), code(flag.path)) for name, flag in named if not flag.ignored]
-    ignored = [(name, flag.text) for name, flag in named if flag.ignored]
+    rows = [(code(name), code(flag.key)) for name, flag in named if not flag.is_ignored]
+    ignored = [(name, flag.text) for name, flag in named if flag.is_ignored]
     known = table(("variable", "key of the configuration"), rows)
     return f"{known}\n{by_reason(_IGNORED, ignored)}"
 

@@ -1,21 +1,21 @@
-"""Check and convert the values of the device plugin's settings.
+"""The kinds of value of the device plugin's settings, and places for messages.
 
-A reader receives a value from a file or a flag, and its place. It returns the value as
-:mod:`integration.node.values.resources` declares it, or raises an error with the value and what is
-allowed. Readers accept what NVIDIA's plugin accepts; a boolean or a number may be in quotes, as
-templates write them.
+Kinds accept what NVIDIA's plugin accepts, and return values as
+:mod:`integration.node.values.resources` declares them. A value of the file and a text of a flag are
+read alike: a boolean or a number may be in quotes, as templates write them.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from api.errors import one_line
+from hooks.schema import FALSE, TRUE, Kind, WrongValue, choice, either, need
 from integration.agent_errors import WrongSetting
 from integration.node.values.resources import DeviceList
 
@@ -26,14 +26,10 @@ VERSION: Final = "v1"
 _LONGEST_FOUND: Final = 80
 
 # Go's words for booleans, and those that YAML 1.1 adds.
-_TRUE: Final = frozenset(
-    {"1", "t", "T", "TRUE", "true", "True"} | {"yes", "Yes", "YES", "on", "On", "ON", "y", "Y"}
-)
-_FALSE: Final = frozenset(
-    {"0", "f", "F", "FALSE", "false", "False"} | {"no", "No", "NO", "off", "Off", "OFF", "n", "N"}
-)
+_TRUE: Final = TRUE | {"yes", "Yes", "YES", "on", "On", "ON", "y", "Y"}
+_FALSE: Final = FALSE | {"no", "No", "NO", "off", "Off", "OFF", "n", "N"}
 
-_NUMBER: Final = re.compile(r"[+]?[0-9]{1,9}", re.ASCII)
+_NUMBER: Final = re.compile(r"[+]?[0-9]{1,9}")
 _PREFIX: Final = "nvidia.com/"
 _LONGEST_NAME: Final = 63
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -69,13 +65,25 @@ class Place:
         """Return the place of an entry of this list."""
         return Place(f"{self.path}[{number}]", self.file, self.notes)
 
+    def read(self, kind: Kind, value: Any) -> Any:
+        """Return the value that a value of the file, or a text, stands for.
+
+        Raises:
+            WrongSetting: it is not allowed; the message has it and what is.
+        """
+        try:
+            return kind.check(value)
+        except WrongValue as error:
+            part = Place(f"{self.path}{error.part}", self.file)
+            part.fail(error.value, error.wanted_text)
+
     def fail(self, value: Any, wanted: str) -> NoReturn:
         """Raise WrongSetting with the value and what is allowed."""
         quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] in {"'", '"'}
         bare = ", without the quotes" if quoted else ""
         raise WrongSetting(
             SUBJECT, found=f"{self}: {shown(value)}", do=f"it must be {wanted}{bare}"
-        )
+        ) from None
 
 
 def shown(value: Any) -> str:
@@ -117,60 +125,34 @@ def known_key(
     return None
 
 
-class Kind(NamedTuple):
-    """The type of a setting."""
-
-    read: Callable[[Any, Place], Any]  # checks a value and converts it
-    metavar: str = "TEXT"  # stands for the value in the help of the flag
-
-
-def _read_ignored(value: Any, at: Place) -> None:
-    """Accept any value of a setting without effect."""
-    del value, at
-
-
-def _read_boolean(value: Any, at: Place) -> bool:
+def _boolean(value: Any) -> bool:
     word = str(value) if isinstance(value, (str, int)) else ""
-    if word not in _TRUE and word not in _FALSE:
-        at.fail(value, "true or false")
+    need(word in _TRUE or word in _FALSE)
     return word in _TRUE
 
 
-def _read_text(value: Any, at: Place) -> str:
-    if not isinstance(value, str) or not value.isprintable():
-        at.fail(value, "a printable string")
+def _printable(value: Any) -> str:
+    need(isinstance(value, str) and value.isprintable())
     return str(value)
 
 
-def _read_directory(value: Any, at: Place) -> str:
+def _directory(value: Any) -> str:
     """Return an absolute path without a trailing slash; "" for none."""
-    text = _read_text(value, at)
-    if text and not text.startswith("/"):
-        at.fail(value, "an absolute path")
+    text = _printable(value)
+    need(not text or text.startswith("/"))
     return text.rstrip("/") or text[:1]
 
 
-def _read_number(value: Any, at: Place, wanted: str) -> int:
+def _number(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
-        at.fail(value, wanted)
+    need(isinstance(value, str) and _NUMBER.fullmatch(value))
     return int(value)
 
 
 def one_of(words: type[StrEnum]) -> Kind:
-    """Return the type of a setting that is one of several words."""
-
-    def read(value: Any, at: Place) -> StrEnum:
-        if not isinstance(value, str) or value not in list(words):
-            at.fail(value, _either(list(words)))
-        return words(str(value))
-
-    return Kind(read, "|".join(words))
-
-
-def _either(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+    """Return the kind of a setting that is one of several words."""
+    return choice({word.value: word for word in words})
 
 
 def _listed(value: Any) -> list[Any]:
@@ -182,33 +164,26 @@ def _listed(value: Any) -> list[Any]:
     return [entry for entry in entries if entry != ""]
 
 
-def _read_strategies(value: Any, at: Place) -> tuple[DeviceList, ...]:
-    words, known = _listed(value), list(DeviceList)
-    if not words:
-        at.fail(value, f"at least one of {', '.join(known)}")
-    for word in words:
-        if not isinstance(word, str) or word not in known:
-            at.fail(word, _either(known))
-    return tuple(strategy for strategy in known if strategy in words)
+def _strategies(value: Any) -> tuple[DeviceList, ...]:
+    words = _listed(value)
+    need(words)
+    chosen = [_STRATEGY.check(word) for word in words]
+    return tuple(strategy for strategy in DeviceList if strategy in chosen)
 
 
-def _read_channels(value: Any, at: Place) -> tuple[int, ...]:
-    wanted = "[] or [0], the one channel that the containers of a node can share"
-    numbers = tuple(dict.fromkeys(_read_number(entry, at, wanted) for entry in _listed(value)))
+def _channels(value: Any) -> tuple[int, ...]:
+    numbers = tuple(dict.fromkeys(map(_CHANNEL.check, _listed(value))))
     if numbers not in {(), (0,)}:
-        at.fail(",".join(map(str, numbers)), wanted)
+        raise WrongValue(_CHANNEL.wanted, ",".join(map(str, numbers)))
     return numbers
 
 
-def _read_slicing(value: Any, at: Place) -> None:
-    """Refuse a strategy of time-slicing; NVIDIA's plugin has removed all values."""
-    if value != "":
-        at.fail(value, "left out: there is only one strategy")
+def _left_out(value: Any) -> None:
+    need(value == "")
 
 
-def _read_version(value: Any, at: Place) -> str:
-    if not isinstance(value, str) or value not in {"", VERSION}:
-        at.fail(value, VERSION)
+def _version(value: Any) -> str:
+    need(isinstance(value, str) and value in {"", VERSION})
     return VERSION
 
 
@@ -227,52 +202,58 @@ def resource_name(text: str) -> str | None:
     return name
 
 
-def _read_resource_name(value: Any, at: Place) -> str:
-    name = resource_name(_read_text(value, at))
-    if name is None:
-        at.fail(
-            value,
-            f"a name such as nvidia.com/gpu, of at most {_LONGEST_NAME} lower-case letters, "
-            "digits, hyphens and dots",
-        )
-    return name
+def _resource_name(value: Any) -> str:
+    name = resource_name(_printable(value))
+    need(name)
+    return str(name)
 
 
-def _read_devices(value: Any, at: Place) -> tuple[tuple[str, ...] | None, int | None]:
+def _devices(value: Any) -> tuple[tuple[str, ...] | None, int | None]:
     """Return a list of devices and a count, of which at most one is set; both None for all."""
     if value == "all":
         return None, None
     if not isinstance(value, list):
-        count = _read_number(value, at, "all, a number of devices, or a list of devices")
+        count = _number(value)
         if count < 1:
-            at.fail(value, "all, or at least 1 device")
+            raise WrongValue("all, or at least 1 device", value)
         return None, count
     devices = []
     for number, entry in enumerate(value):
         device = _DEVICE.fullmatch(str(entry) if isinstance(entry, (str, int)) else "")
         if device is None:
-            at.entry(number).fail(entry, "an index (0, or 0:1 for a MIG device) or a UUID")
+            wanted = "an index (0, or 0:1 for a MIG device) or a UUID"
+            raise WrongValue(wanted, entry, f"[{number}]")
         prefix = device["new"] or device["old"] or ""
         devices.append(prefix + device[0].removeprefix(prefix).lower())
     return tuple(dict.fromkeys(devices)), None
 
 
-def _read_replicas(value: Any, at: Place) -> int:
-    wanted = f"a number from 2 to {_MOST_REPLICAS}; leave out a resource that is not shared"
-    number = _read_number(value, at, wanted)
-    if not _FEWEST_REPLICAS <= number <= _MOST_REPLICAS:
-        at.fail(value, wanted)
+def _replicas(value: Any) -> int:
+    number = _number(value)
+    need(_FEWEST_REPLICAS <= number <= _MOST_REPLICAS)
     return number
 
 
-BOOLEAN: Final = Kind(_read_boolean, "true|false")
-CHANNELS: Final = Kind(_read_channels, "NUMBER")
-DEVICES: Final = Kind(_read_devices)
-DIRECTORY: Final = Kind(_read_directory, "DIR")
-IGNORED: Final = Kind(_read_ignored)
-LAYOUT_VERSION: Final = Kind(_read_version)
-PREFIX: Final = Kind(_read_text, "PREFIX")
-REPLICAS: Final = Kind(_read_replicas)
-RESOURCE_NAME: Final = Kind(_read_resource_name)
-SLICING: Final = Kind(_read_slicing)
-STRATEGIES: Final = Kind(_read_strategies, "|".join(DeviceList))
+_STRATEGY: Final = one_of(DeviceList)
+_CHANNEL: Final = Kind(
+    _number, "[] or [0], the one channel that the containers of a node can share"
+)
+BOOLEAN: Final = Kind(_boolean, "true or false", metavar="true|false")
+CHANNELS: Final = Kind(_channels, _CHANNEL.wanted, metavar="NUMBER", is_list=True)
+DEVICES: Final = Kind(_devices, "all, a number of devices, or a list of devices")
+DIRECTORY: Final = Kind(_directory, "an absolute path", metavar="DIR")
+LAYOUT_VERSION: Final = Kind(_version, VERSION)
+PREFIX: Final = Kind(_printable, "a printable string", metavar="PREFIX")
+REPLICAS: Final = Kind(
+    _replicas, f"a number from 2 to {_MOST_REPLICAS}; leave out a resource that is not shared"
+)
+RESOURCE_NAME: Final = Kind(
+    _resource_name,
+    f"a name such as nvidia.com/gpu, of at most {_LONGEST_NAME} lower-case letters, digits, "
+    "hyphens and dots",
+)
+RENAME: Final = choice({"": ""}, RESOURCE_NAME, RESOURCE_NAME.wanted)
+SLICING: Final = Kind(_left_out, "left out: there is only one strategy")
+STRATEGIES: Final = Kind(
+    _strategies, f"at least one of {either(DeviceList)}", metavar=_STRATEGY.metavar, is_list=True
+)

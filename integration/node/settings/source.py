@@ -30,7 +30,14 @@ from integration.agent_errors import SettingsConflict, SettingsMalformed, Settin
 from integration.files import read_some
 from integration.node.settings.config_choice import Choice, choose
 from integration.node.settings.readers import SUBJECT, VERSION, Place, known_key, shown
-from integration.node.settings.table import PARENTS, SETTINGS, Override
+from integration.node.settings.table import (
+    NEUTRAL,
+    PARENTS,
+    RESOURCE_KEYS,
+    RESOURCES,
+    SETTINGS,
+    Override,
+)
 from integration.node.values.resources import (
     MPS,
     TIME_SLICING,
@@ -45,6 +52,7 @@ _FEW_KEYS: Final = 3  # keys of a ConfigMap that a message names
 MOST_MPS_REPLICAS: Final = 48
 """Clients of one MPS daemon on each GPU. Source: NVIDIA's Multi-Process Service, 2.3.1.1."""
 
+_UNUSED: Final = "a name that no other entry uses"
 _KINDS: Final = {"timeSlicing": TIME_SLICING, "mps": MPS}
 _KEYS: Final = {kind: key for key, kind in _KINDS.items()}
 
@@ -77,11 +85,11 @@ class Source:
         self._notes: list[str] = []
         for path, origin, words in overrides:
             setting = SETTINGS[path]
-            if setting.ignored:
+            if setting.is_ignored:
                 self._notes.append(f"{origin} has no effect: {setting.text}")
             else:
-                value = setting.kind.read(
-                    list(words) if len(words) != 1 else words[0], Place(origin)
+                value = Place(origin).read(
+                    setting.kind, list(words) if len(words) != 1 else words[0]
                 )
                 self._overrides[path] = _Value(value, origin)
 
@@ -210,10 +218,54 @@ def _walk(tree: dict[str, Any], at: Place, values: dict[str, _Value]) -> None:
             _walk(value, place, values)
             if place.path.startswith("sharing.") and f"{place.path}.resources" not in values:
                 place.key("resources").fail(None, "a list of resources")
-        elif setting.ignored:
+        elif setting.is_ignored:
             at.notes.append(f"{place} has no effect: {setting.text}")
         else:
-            values[place.path] = _Value(setting.kind.read(value, place), str(place))
+            is_nested = setting.kind is RESOURCES
+            found = _resources(value, place) if is_nested else place.read(setting.kind, value)
+            values[place.path] = _Value(found, str(place))
+
+
+def _resources(value: Any, at: Place) -> tuple[SharedResource, ...]:
+    if not isinstance(value, list) or not value:
+        at.fail(value, RESOURCES.wanted)
+    resources = tuple(_resource(entry, at.entry(number)) for number, entry in enumerate(value))
+    for number, resource in enumerate(resources):
+        _check_names(resource, resources[:number], at.entry(number))
+    return resources
+
+
+def _check_names(resource: SharedResource, before: Sequence[SharedResource], at: Place) -> None:
+    """Check that an entry has a resource name and devices that no earlier entry has."""
+    alike = [each for each in before if each.name == resource.name]
+    taken = {each.name for each in before} | {each.rename for each in before} - {""}
+    if not alike and resource.name in taken:
+        at.key("name").fail(resource.name, _UNUSED)
+    if resource.rename in taken:
+        at.key("rename").fail(resource.rename, _UNUSED)
+    if not all(each.devices and each.rename for each in (*alike, resource) if alike):
+        at.key("name").fail(
+            resource.name,
+            f"{_UNUSED}; or set devices and rename in each entry with this name",
+        )
+    for each in alike:
+        if both := {*(each.devices or ())} & {*(resource.devices or ())}:
+            at.key("devices").fail(min(both), "in one entry only")
+
+
+def _resource(value: Any, at: Place) -> SharedResource:
+    if not isinstance(value, dict):
+        at.fail(value, "an object with name and replicas")
+    known: dict[str, Any] = {}
+    for key, entry in value.items():
+        name = known_key(key, RESOURCE_KEYS, at, PARENTS)
+        if name is not None and entry is not None:
+            known[name] = at.key(name).read(RESOURCE_KEYS[name], entry)
+    for needed in ("name", "replicas"):
+        if needed not in known:
+            at.key(needed).fail(None, "set")
+    devices, count = known.get("devices", (None, None))
+    return SharedResource(known["name"], known["replicas"], known.get("rename", ""), devices, count)
 
 
 def _below(path: str) -> list[str]:
@@ -275,7 +327,7 @@ def _settings_of(values: Mapping[str, _Value], notes: Sequence[str], source: str
         value, origin = values[path]
         if value != "":  # templates write an empty path or prefix for the default
             fields[setting.field] = value
-        if setting.neutral is not None and value != setting.neutral:
+        if path in NEUTRAL and value != NEUTRAL[path]:
             ineffective.append(f"{origin} changes nothing here: {setting.text}")
     sharing = _sharing(values)
     if sharing.kind == MPS and fields.get("mig_strategy") is Mig.MIXED:

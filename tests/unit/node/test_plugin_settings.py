@@ -407,7 +407,7 @@ def test_every_setting_has_a_row_and_every_flag_stands_for_a_field() -> None:
     assert rows == {each.name for each in fields(Settings)} - {"sharing", "source", "notes"}
     for flag in FLAGS:
         assert flag.variables
-        assert flag.field or flag.ignored
+        assert flag.field or flag.is_ignored
 
 
 # -- one of several ----------------------------------------------------------------------------
