@@ -6,7 +6,7 @@ Rules
 - An engine that starts creates a new socket, so its answer holds while the sockets are the same.
   inotify reports a new socket.
 - A starting engine has its socket before it answers, so it is asked again after a pause. Without a
-  socket nobody is asked.
+  socket nobody is asked. While an engine restarts, its answer stays, but no longer holds.
 
 Source: CRI v1 Version, Status.
 """
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT: Final = 2.0  # seconds
 _FIRST_PAUSE: Final = 0.25  # seconds until an engine that does not answer is asked again
+# The pause, in seconds, from which on an engine that answered before is taken for gone.
+_RESTART: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,23 @@ async def watch_engine(
     for path in sockets:
         places.setdefault(os.path.dirname(path), set()).add(os.path.basename(path))
     wanted = {place: Interest(frozenset(names), content=False) for place, names in places.items()}
-    answer, backoff = EngineAnswer(), Backoff(_FIRST_PAUSE)
+    answer: EngineAnswer | None = None
+    seen, backoff = _identities(sockets), Backoff(_FIRST_PAUSE)
     with Watcher(quiet=0) as watcher:
         while True:
             version = doubt.version
             watcher.follow(wanted)  # before the look, which then misses no change
-            found = _identities(sockets)
-            if answer.engine is None or found != answer.sockets:
-                if found != answer.sockets:
-                    backoff = Backoff(_FIRST_PAUSE)
-                answer = EngineAnswer(await run_detached(_ask, [path for path, _ in found]), found)
-                publish(answer)
-            silent = answer.engine is None and (found or watcher.deaf)
-            pause = backoff.pause() if silent else math.inf
+            found, pause = _identities(sockets), math.inf
+            if found != seen:
+                seen, backoff = found, Backoff(_FIRST_PAUSE)
+            if answer is None or answer.engine is None or found != answer.sockets:
+                engine = await run_detached(_ask, [path for path, _ in found])
+                pause = backoff.pause() if engine is None else math.inf
+                if answer is None or engine is not None or pause >= _RESTART:
+                    answer = EngineAnswer(engine, found)
+                    publish(answer)
+            if answer.engine is None and not found and not watcher.deaf:
+                pause = math.inf
             await first_of(partial(watcher.wait, pause), partial(wait_any, doubt, since=version))
 
 
