@@ -390,7 +390,7 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
 async def test_the_engine_is_asked_when_it_starts_and_an_answer_waits_for_none(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold, held = threading.Event(), threading.Event()
+    hold, held, unknown = threading.Event(), threading.Event(), DeliveryMode(())
     ask = engine_watch._ask
 
     def slow(sockets: list[str]) -> Engine | None:
@@ -415,7 +415,7 @@ async def test_the_engine_is_asked_when_it_starts_and_an_answer_waits_for_none(
             await anyio.to_thread.run_sync(partial(engine.restart, "1.6.20", cdi=None))
             assert by_both_ways(await world.allocate(GPUS[0])) == (True, True)
             hold.set()
-            await until(lambda: "1.6.20" in context.state.delivery.value.why)
+            await until(lambda: "1.6.20" in (context.state.delivery.value or unknown).why)
             assert by_both_ways(await world.allocate(GPUS[0])) == (True, True)
 
 

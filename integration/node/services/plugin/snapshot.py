@@ -51,7 +51,7 @@ class Snapshot:
     def __post_init__(self) -> None:
         """Derive what every answer uses, once."""
         settings = self.settings or Settings()
-        mode = delivery_mode(settings, self.engine and self.engine.engine)
+        mode = delivery_mode(settings, None if self.engine is None else self.engine.engine)
         strategies = delivery_mode(settings, None).strategies
         derived = {
             "by_name": {each.name: each for each in self.resources},
