@@ -130,7 +130,7 @@ def _log(form: str) -> Callable[..., None]:
             render,
             _encode,
         ],
-    )
+    ).bind()  # otherwise each line would make a logger
 
     def log(level: str, event: str, **fields: Any) -> None:
         # A full disk or a closed pipe must not stop the agent.

@@ -172,8 +172,10 @@ def _agent(
         "--containerd-state", f"{directory}/containerd", "--mps-root", f"{directory}/mps",
         "--metrics", "127.0.0.1:0",
     ]  # fmt: skip
+    # Not beside the configuration: that directory is watched, and each line would wake the agent.
+    os.makedirs(f"{directory}/log")
     with (
-        open(f"{directory}/log", "wb") as log,
+        open(f"{directory}/log/agent.log", "wb") as log,
         subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL) as process,
     ):
         try:

@@ -120,7 +120,10 @@ def read_record(config: Config, file: str) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is missing, of another format or of another boot.
     """
-    document: Any = parse_json(read_file(os.path.join(config.state, file)) or b"")
+    content = read_file(os.path.join(config.state, file))
+    if content is None:
+        raise ValueError("it is missing")
+    document: Any = parse_json(content)
     if not isinstance(document, dict) or (document.get("format"), document.get("boot")) != (
         _FORMAT, _boot(config),
     ):  # fmt: skip

@@ -282,6 +282,14 @@ ONE_EACH = Sharing(
 )
 
 
+RENUMBERED = replace(NODE, gpus=(NODE.gpus[0], replace(NODE.gpus[2], index=1)), mig_devices=())
+
+
+def test_a_device_with_another_index_is_still_named_by_its_uuid() -> None:
+    answer = answered(settings(DeviceList.ENVVAR), GPUS[2], inventory=RENUMBERED)
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == GPUS[2]
+
+
 @pytest.mark.parametrize(
     ("told", "ids", "more", "error", "words"),
     [
@@ -291,6 +299,10 @@ ONE_EACH = Sharing(
         (
             settings(), [GPUS[0], GPUS[2]], {"inventory": replace(NODE, gpus=NODE.gpus[1:])},
             DeviceGone, GPUS[0],
+        ),
+        (
+            settings(device_id_strategy=DeviceIds.INDEX), [GPUS[2]],
+            {"inventory": RENUMBERED}, DeviceGone, "its index 2 has just become 1",
         ),
         (
             settings(), [GPUS[0]], {"cdi_devices": frozenset()}, CdiDeviceUnwritten,

@@ -7,6 +7,7 @@ import socket
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,10 +18,12 @@ import pytest
 
 from hooks.config import Config
 from integration import backoff
+from integration.node.delivery import DeliveryMode
 from integration.node.device_health.device_state import Condition
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import AUTO, NO, YES, Options
 from integration.node.service import SERVICES, Context
+from integration.node.services.plugin import engine_watch
 from integration.node.services.plugin import service as component
 from integration.node.services.plugin.cdi import Specs, path_of
 from integration.node.services.plugin.service import run
@@ -38,17 +41,19 @@ from integration.node.values.resources import (
 from integration.node.values.service_name import ServiceName
 from integration.nvml.snapshot import NodeSnapshot
 from integration.watcher import ANY, Watcher
+from tests.harness.cri_server import CriServer
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
 from tests.harness.node_state import publish
 from tests.harness.waiting import until
 from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from api.proto import deviceplugin_pb2 as pb
     from hooks.node.inventory import Inventory
+    from integration.cri.engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -82,12 +87,12 @@ class World:
 
     @asynccontextmanager
     async def running(
-        self, settings: Settings = BY_VARIABLE, mode: str = AUTO
+        self, settings: Settings = BY_VARIABLE, mode: str = AUTO, engine: str = ""
     ) -> AsyncIterator[Context]:
         self.given.settings = settings
         options = Options(
             "", 60, device_plugin=mode, kubelet_socket=self.kubelet.socket, settings=self.given,
-            cri_sockets=(),
+            cri_sockets=(engine,) if engine else (),
         )  # fmt: skip
         nowhere = self._nowhere
         config = Config(
@@ -193,13 +198,12 @@ async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(world: World) -
 async def test_an_answer_goes_by_what_was_posted_just_now(world: World) -> None:
     async with world.serving() as context, anyio.create_task_group() as tasks:
         see(context, gpus=THERE.gpus[1:])
-        tasks.start_soon(world.refuses, GPUS[0], "E2730")
+        tasks.start_soon(world.refuses, GPUS[0], "E27(05|30)")  # before and after the round
 
 
 async def test_what_is_gone_is_not_given_though_nothing_was_worked_in_yet(
-    world: World, specs: SlowSpecs, monkeypatch: pytest.MonkeyPatch
+    world: World, specs: SlowSpecs
 ) -> None:
-    monkeypatch.setattr(component, "_MOST_BEHIND", 0.1)
     async with world.serving() as context:
         with specs.held_up():
             other = replace(THERE.gpus[0], uuid="GPU-99999999-0000-4000-8000-000000000000")
@@ -232,22 +236,80 @@ async def test_a_kubelet_that_begins_is_registered_with_before_anything_else(
             await world.has(GPUS[0], GPUS[2])
 
 
-async def test_what_is_asked_for_while_settings_change_is_answered_by_the_new_ones(
+async def test_no_answer_waits_for_a_round(world: World, specs: SlowSpecs) -> None:
+    async with world.serving(BY_NAME) as context:
+        with specs.held_up():
+            see(context, gpus=THERE.gpus[:-1])
+            await until(specs.reached.is_set)
+            answer = await world.allocate(GPUS[0])
+            assert [each.name for each in answer.cdi_devices] == [CDI_NAME]
+            prefer = partial(world.plugin.preferred, [GPUS[0], GPUS[2]], 1)
+            assert await anyio.to_thread.run_sync(prefer) == [GPUS[0]]
+            await world.refuses(GPUS[2], "E27(05|30)")
+
+
+async def test_while_settings_change_answers_go_wholly_by_the_old_ones_and_then_by_the_new(
     world: World, specs: SlowSpecs
 ) -> None:
-    answers = []
-
-    async def ask() -> None:
-        answers.append(await world.allocate(GPUS[0]))
-
-    async with world.serving() as context, anyio.create_task_group() as tasks:
+    async with world.serving() as context:
         with specs.held_up():
             world.given.settings = BY_NAME
             publish(context.state.reloads, 1)
             await until(specs.reached.is_set)
-            tasks.start_soon(ask)
-            await anyio.sleep(0.2)
-    assert [each.name for each in answers[0].cdi_devices] == [CDI_NAME]
+            answer = await world.allocate(GPUS[0])
+            assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == GPUS[0]
+            assert not answer.cdi_devices
+        with anyio.fail_after(30):
+            while not answer.cdi_devices:
+                answer = await world.allocate(GPUS[0])
+        assert [each.name for each in answer.cdi_devices] == [CDI_NAME]
+
+
+class WrittenSpecs:
+    """How specs are kept: as one file, which is written where it is not as it should be."""
+
+    def __init__(self) -> None:
+        self.path = ""
+
+    def keep(self, _: Settings, __: Inventory | None, config: Config) -> Specs:
+        self.path = path_of("gpu", config)
+        if os.path.exists(self.path) and not os.path.getsize(self.path):
+            return Specs(devices=CDI_NAMES)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        with open(self.path, "w"):
+            pass
+        return Specs(devices=CDI_NAMES, written=(self.path,))
+
+
+@pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 1)])
+async def test_a_spec_that_was_changed_is_written_again_before_it_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], None]
+) -> None:
+    specs = WrittenSpecs()
+    monkeypatch.setattr(component, "keep_specs", specs.keep)
+    monkeypatch.setattr(component, "_SWARM", 1000)  # so no round comes before the answer
+    monkeypatch.setattr(component, "_LONGEST_SWARM", 1000)
+    async with world.serving(BY_NAME):
+        await world.allocate(GPUS[0])
+        for _ in range(2):
+            change(specs.path)
+            answer = await world.allocate(GPUS[0])
+            assert [each.name for each in answer.cdi_devices] == [CDI_NAME]
+            assert os.path.getsize(specs.path) == 0
+
+
+async def test_what_is_named_by_a_spec_is_refused_while_that_cannot_be_written(
+    world: World, specs: SlowSpecs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component, "_LONGEST_REPAIR", 0.1)
+    path = tmp_path / "nowhere/k8s.device-plugin.nvidia.com-gpu.json"
+    path.parent.mkdir()
+    path.touch()
+    async with world.serving(BY_NAME):
+        with specs.held_up():
+            path.unlink()
+            await world.refuses(GPUS[0], "E2706")
+        assert (await world.allocate(GPUS[0])).cdi_devices
 
 
 async def test_a_spec_that_is_removed_right_after_it_was_written_is_written_again(
@@ -292,9 +354,8 @@ async def test_what_no_spec_describes_is_unhealthy_until_one_does(
 
 
 async def test_without_a_required_channel_no_device_can_be_had(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(component, "_RETRY", 0.05)
     channels = tmp_path / "nowhere/nvidia-caps-imex-channels"
     world.kubelet.start()
     wanted = replace(BY_VARIABLE, imex_channels=(0,), imex_required=True)
@@ -308,6 +369,9 @@ async def test_without_a_required_channel_no_device_can_be_had(
         await world.has(GPUS[0], GPUS[2])
         assert "plugin imex" not in context.state.faults.lines
         assert (await world.allocate(GPUS[0])).envs["NVIDIA_IMEX_CHANNELS"] == "0"
+        (channels / "channel0").unlink()
+        await world.has()
+        await world.refuses(GPUS[0], "E2707")
 
 
 async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
@@ -322,16 +386,54 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
         assert "CUDA_MPS_PIPE_DIRECTORY" in (await world.allocate(f"{GPUS[0]}::0")).envs
 
 
+@pytest.mark.usefixtures("specs")
+async def test_the_engine_is_asked_when_it_starts_and_an_answer_waits_for_none(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, held, unknown = threading.Event(), threading.Event(), DeliveryMode(())
+    ask = engine_watch._ask
+
+    def slow(sockets: list[str]) -> Engine | None:
+        held.set()
+        assert hold.wait(30)
+        return ask(sockets)
+
+    monkeypatch.setattr(engine_watch, "_ask", slow)
+    world.kubelet.start()
+    path = str(tmp_path / "engine.sock")
+    with CriServer(path, "2.1.9", cdi=True) as engine:
+        async with world.running(BY_NAME, engine=path) as context:
+            await world.has(GPUS[0], GPUS[2])
+            await until(held.is_set)
+            # Not known yet: both ways.
+            assert by_both_ways(await world.allocate(GPUS[0])) == (True, True)
+            hold.set()
+            await until(lambda: context.state.delivery.value == DeliveryMode((DeviceList.CDI_CRI,)))
+            assert by_both_ways(await world.allocate(GPUS[0])) == (True, False)
+            hold.clear()
+            held.clear()
+            await anyio.to_thread.run_sync(partial(engine.restart, "1.6.20", cdi=None))
+            assert by_both_ways(await world.allocate(GPUS[0])) == (True, True)
+            hold.set()
+            await until(lambda: "1.6.20" in (context.state.delivery.value or unknown).why)
+            assert by_both_ways(await world.allocate(GPUS[0])) == (True, True)
+
+
+def by_both_ways(answer: pb.ContainerAllocateResponse) -> tuple[bool, bool]:
+    """Whether an answer has the CDI names, and the variable."""
+    return bool(answer.cdi_devices), answer.envs.get("NVIDIA_VISIBLE_DEVICES") == GPUS[0]
+
+
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What each round of the part has returned."""
-    done, once = list[float](), component._Plugin._round
+    done, once = list[float](), component._Reconciler._round
 
-    async def counted(plugin: component._Plugin) -> float:
-        done.append(await once(plugin))
+    async def counted(reconciler: component._Reconciler) -> float:
+        done.append(await once(reconciler))
         return done[-1]
 
-    monkeypatch.setattr(component._Plugin, "_round", counted)
+    monkeypatch.setattr(component._Reconciler, "_round", counted)
     return done
 
 

@@ -51,7 +51,7 @@ class Answers:
             raise CdiDeviceUnwritten(f"{resource} for a container", found="none", do="wait")
         return pb.ContainerAllocateResponse(envs={"ids": ",".join(ids)})
 
-    async def prefer(
+    def prefer(
         self, _: str, available: Sequence[str], __: Sequence[str], size: int
     ) -> Sequence[str]:
         return available[-size:]

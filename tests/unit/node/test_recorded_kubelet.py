@@ -82,7 +82,7 @@ class Answers:
         self.given.append(tuple(ids))
         return pb.ContainerAllocateResponse(envs={"ids": ",".join(ids)})
 
-    async def prefer(
+    def prefer(
         self, _: str, available: Sequence[str], required: Sequence[str], size: int
     ) -> Sequence[str]:
         return [*required, *(each for each in available if each not in required)][:size]

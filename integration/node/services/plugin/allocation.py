@@ -100,7 +100,8 @@ def allocate(
     Raises:
         DeviceUnknown: the resource has no such id.
         TooManyShares: the settings allow one share for each container.
-        DeviceGone: the node has no such device now.
+        DeviceGone: the node has no such device now, or it has just got another index and the
+            response would name it by the old one.
         DeviceDrained: the device is out of service.
         CdiDeviceUnwritten: no CDI spec contains the device.
         ChannelsMissing: the node lacks a required IMEX channel.
@@ -108,7 +109,7 @@ def allocate(
     settings = context.settings
     devices = _devices(resource, ids)
     for device in devices:
-        _refuse_gone(device, context.inventory)
+        _refuse_gone(device, context)
         _refuse_drained(device, context)
     names = [_name(device, settings) for device in devices]
     channels = _channels(context)
@@ -189,17 +190,22 @@ def _devices(resource: Resource, ids: Sequence[str]) -> list[Device]:
     return list(devices.values())
 
 
-def _refuse_gone(device: Device, inventory: Inventory | None) -> None:
+def _refuse_gone(device: Device, context: AllocationContext) -> None:
+    inventory = context.inventory
+    index = None if inventory is None else _index(inventory, device.uuid)
     if inventory is None:
         why = "the agent cannot read the node's devices now"
+    elif index is not None:
+        if index == device.index or context.settings.device_id_strategy != DeviceIds.INDEX:
+            return
+        why = f"its index {device.index} has just become {index}"
     elif inventory.nvml_failure:
         why = f"NVML does not answer: {inventory.nvml_failure}"
     else:
         why = "the node no longer has it"
-    if inventory is None or not _has(inventory, device.uuid):
-        raise DeviceGone(
-            f"device {device.uuid}", found=why, do="delete the pod; its controller recreates it"
-        )
+    raise DeviceGone(
+        f"device {device.uuid}", found=why, do="delete the pod; its controller recreates it"
+    )
 
 
 def _refuse_drained(device: Device, context: AllocationContext) -> None:
@@ -214,9 +220,15 @@ def _refuse_drained(device: Device, context: AllocationContext) -> None:
         )
 
 
-def _has(inventory: Inventory, uuid: str) -> bool:
-    gpus = (gpu.uuid for gpu in inventory.gpus if not gpu.excluded)
-    return uuid in gpus or any(uuid == mig.uuid for mig in inventory.mig_devices)
+def _index(inventory: Inventory, uuid: str) -> str | None:
+    """Return the index of a device; None if the node does not have it."""
+    for gpu in inventory.gpus:
+        if gpu.uuid == uuid and not gpu.excluded:
+            return str(gpu.index)
+    for mig in inventory.mig_devices:
+        if mig.uuid == uuid:
+            return f"{mig.gpu}:{mig.index}"
+    return None
 
 
 def _channels(context: AllocationContext) -> list[int]:

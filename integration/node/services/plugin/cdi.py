@@ -16,7 +16,7 @@ Rules
 - The agent writes a spec before it announces the spec's devices to the kubelet, in one step, and
   only if the content differs.
 - If someone changes or removes a spec, the agent writes it again: it watches the directory, and
-  checks the files before it answers Allocate.
+  checks the files' identities before it answers Allocate.
 - The specs stay when the agent stops: a container that restarts needs them, and the kubelet does
   not call Allocate again for it. The agent removes them when no strategy uses CDI, or when the
   node has no driver.
@@ -57,6 +57,16 @@ class Specs:
     devices: frozenset[str] = frozenset()  # full names
     fault: str = ""  # why a spec could not be written; "" if all are current
     written: tuple[str, ...] = ()  # paths that this call wrote or removed
+    # the paths of the specs, and the identities of the files that were seen to have this content;
+    # None while that is not known
+    files: tuple[tuple[str, object], ...] | None = None
+
+    @property
+    def are_in_place(self) -> bool:
+        """Whether the specs are still the files with this content. One stat for each file."""
+        if self.files is None:
+            return False
+        return all(_identity(path) == known for path, known in self.files if known is not None)
 
 
 def directory_of(config: Config) -> str:
@@ -64,17 +74,18 @@ def directory_of(config: Config) -> str:
     return config.cdi_spec_dirs[-1]
 
 
-def state_of(config: Config) -> tuple[object, ...]:
-    """Return a value that changes whenever a spec is written, replaced or removed."""
+def files_of(config: Config) -> tuple[tuple[str, object], ...]:
+    """Return the paths of the specs, with values that change when a spec is written or removed."""
+    paths = (path_of(kind, config) for kind in KINDS)
+    return tuple((path, _identity(path)) for path in paths)
 
-    def state(path: str) -> object:
-        try:
-            stat = os.stat(path)
-        except OSError:
-            return None
-        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
-    return tuple(state(path_of(kind, config)) for kind in KINDS)
+def _identity(path: str) -> object:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def path_of(kind: str, config: Config) -> str:

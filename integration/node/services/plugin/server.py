@@ -38,7 +38,7 @@ class Answers(Protocol):
     async def allocate(self, resource: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         """Return the response for one container that gets these ids of a resource."""
 
-    async def prefer(
+    def prefer(
         self, resource: str, available: Sequence[str], required: Sequence[str], size: int
     ) -> Sequence[str]:
         """Return the preferred ones of the available ids, including the required ones."""
@@ -166,7 +166,7 @@ class Server(SocketServer):
     ) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
         for each in request.container_requests:
-            ids = await self._answers.prefer(
+            ids = self._answers.prefer(
                 self.resource.name,
                 each.available_deviceIDs,
                 each.must_include_deviceIDs,

@@ -22,23 +22,23 @@ Rules
   specs of claims are in the same directory; changes to them do not wake the service.
 - To register with a starting kubelet comes first: half a second after its start, the kubelet kills
   running pods whose plugin is not registered.
-- Allocate uses the latest state: it waits until published changes are applied, and first writes
-  again the specs that someone changed or removed.
+- A round publishes one immutable snapshot (:mod:`integration.node.services.plugin.snapshot`). The
+  kubelet's calls are answered from it (:mod:`integration.node.services.plugin.answers`). A round
+  without new devices publishes at once what is gone or unhealthy, and again after it has written
+  the specs.
 - The service imports gRPC only when it starts to serve.
-- The service asks the engine whether it applies CDI devices, and asks again before Allocate if the
-  engine has restarted or changed. If the engine does not apply them, containers also receive their
-  devices in another way, and the service logs that (:mod:`integration.node.delivery`). Registration
-  does not wait for the engine.
+- The service asks the engine whether it applies CDI devices, and asks again when the engine has
+  restarted. If the engine does not apply them, containers also receive their devices in another
+  way, and the service logs that (:mod:`integration.node.delivery`). Registration does not wait for
+  the engine.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import time
-import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -46,33 +46,26 @@ import anyio
 import anyio.abc
 
 from api.errors import NvshimError, one_line
-from api.proto import deviceplugin_pb2 as pb
 from hooks.node.inventory import Inventory
-from integration.agent_errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
+from integration.agent_errors import CdiDeviceUnwritten, KubeletUnreachable, OtherPlugin
 from integration.detached import run_detached
 from integration.kubelet import sockets
-from integration.node.delivery import ENABLE, DeliveryMode, delivery_mode
-from integration.node.mps.clients import add_client, refuse_unready, unready
+from integration.node.delivery import ENABLE, DeliveryMode
+from integration.node.mps.clients import unready
 from integration.node.options import YES
 from integration.node.service import Context
-from integration.node.services.plugin.allocation import (
-    IMEX_NODES,
-    AllocationContext,
-    allocate,
-    cdi_name,
-    refuse_channels,
-    refuse_ineffective,
-)
+from integration.node.services.plugin.allocation import IMEX_NODES, refuse_ineffective
+from integration.node.services.plugin.answers import SnapshotAnswers
 from integration.node.services.plugin.cdi import (
     KINDS,
     Specs,
     directory_of,
+    files_of,
     keep_specs,
     path_of,
-    state_of,
 )
-from integration.node.services.plugin.claimed import claimed_on, refuse_claimed, without_claimed
-from integration.node.services.plugin.preferred import preferred
+from integration.node.services.plugin.claimed import claimed_on, without_claimed
+from integration.node.services.plugin.engine_watch import EngineAnswer, watch_engine
 from integration.node.services.plugin.reloading import keep_settings
 from integration.node.services.plugin.resources import (
     resources_of,
@@ -80,23 +73,23 @@ from integration.node.services.plugin.resources import (
     unhealthy,
     unmatched,
 )
-from integration.node.state.topic import Watched, call_on_change, version_of
-from integration.node.values.counters import FAILED, OK, REFUSED
-from integration.node.values.resources import CDI, MPS, Resource, Settings
+from integration.node.services.plugin.snapshot import Snapshot
+from integration.node.state.topic import Signal, Watched, call_on_change, version_of
+from integration.node.values.resources import MPS, Resource, Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import numa_nodes
 from integration.watcher import ANY, Interest, Watcher
 
 if TYPE_CHECKING:
-    from integration.node.engine_query import EngineQuery
     from integration.node.services.plugin.serving import Serving
 
 _NAME: Final = "plugin"
 
 # Seconds between two checks for other plugins: nothing reports that one of them died.
 _LOOK_FOR_OTHERS: Final = 30.0
-_MOST_BEHIND: Final = 5.0
+# Seconds until specs that cannot be written are tried again, and until a call waits no longer.
 _RETRY: Final = 30.0
+_LONGEST_REPAIR: Final = 5.0
 _FEW: Final = 3
 # Seconds without a change that end a burst of changes, and the longest burst.
 _SWARM: Final = 0.05
@@ -109,30 +102,21 @@ async def run(context: Context) -> None:
     """Serve the kubelet, until cancelled."""
     context.state.faults.clear(f"{_NAME} ")
     async with anyio.create_task_group() as tasks:
-        plugin = _Plugin(context, tasks)
-        tasks.start_soon(partial(keep_settings, context, plugin.fault))
-        tasks.start_soon(partial(call_on_change, plugin.wake, *plugin.inputs, at_once=True))
-        tasks.start_soon(call_on_change, plugin.send_claimed, context.state.claimed_devices)
-        tasks.start_soon(plugin.watch_kubelet)
-        tasks.start_soon(plugin.watch_specs)
-        await plugin.keep_serving()
+        reconciler = _Reconciler(context, tasks)
+        tasks.start_soon(partial(keep_settings, context, reconciler.fault))
+        tasks.start_soon(partial(call_on_change, reconciler.wake, *reconciler.inputs, at_once=True))
+        tasks.start_soon(call_on_change, reconciler.send_claimed, context.state.claimed_devices)
+        tasks.start_soon(reconciler.watch_kubelet)
+        tasks.start_soon(reconciler.watch_files)
+        tasks.start_soon(reconciler.watch_engine)
+        await reconciler.keep_serving()
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The state that the plugins serve, and the version of the inputs it comes from."""
-
-    version: int = -1
-    settings: Settings | None = None
-    inventory: Inventory | None = None
-    resources: tuple[Resource, ...] = ()
-    specs: Specs = Specs()  # noqa: RUF009 - it is immutable
-
-
-class _Plugin:
-    """The running service."""
+class _Reconciler:
+    """Keeps the snapshot, the CDI specs and the kubelet's lists up to date."""
 
     def __init__(self, context: Context, tasks: anyio.abc.TaskGroup) -> None:
+        self.snapshot = Snapshot()
         self._context = context
         self._state = state = context.state
         self.inputs: tuple[Watched, ...] = (
@@ -140,22 +124,19 @@ class _Plugin:
         )  # fmt: skip
         self._resources = state.resources.publisher(ServiceName.PLUGIN)
         self._delivery = state.delivery.publisher(ServiceName.PLUGIN)
-        self._allocations = state.plugin_allocations.publisher(ServiceName.PLUGIN)
         self._options = context.options
         self._tasks = tasks
-        self._known = _Known()
         self._serving: Serving | None = None
-        self._offered: tuple[Resource, ...] = ()
-        self._lacks_channels = False
+        self._has_served = anyio.Event()
         self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
-        self._engine: EngineQuery | None = None
+        self._engine: EngineAnswer | None = None
+        self._engine_doubted = Signal("the engine may have restarted, ask it again")
         self._mode = DeliveryMode(())
         self._wake = anyio.Event()
-        self._applied = anyio.Event()
 
     # Events
 
@@ -170,14 +151,23 @@ class _Plugin:
                 self.wake()
                 await anyio.sleep(_PAUSE)
 
-    async def watch_specs(self) -> None:
-        """Start a round whenever someone changes or removes a spec."""
+    async def watch_files(self) -> None:
+        """Start a round whenever someone changes a spec, or an IMEX channel comes or goes."""
         config = self._context.config
-        names = frozenset(os.path.basename(path_of(kind, config)) for kind in KINDS)
+        specs = frozenset(os.path.basename(path_of(kind, config)) for kind in KINDS)
+        wanted = {
+            directory_of(config): Interest(specs),
+            _imex_nodes(config.dev): Interest(content=False),
+        }
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
-                await watcher.change({directory_of(config): Interest(names)})
+                await watcher.change(wanted)
                 self.wake()
+
+    async def watch_engine(self) -> None:
+        """Publish what the engine can do, whenever that may have changed."""
+        await self._has_served.wait()  # to ask loads gRPC
+        await watch_engine(self._options.cri_sockets, self._know_engine, self._engine_doubted)
 
     def wake(self) -> None:
         """Start the next round."""
@@ -195,35 +185,42 @@ class _Plugin:
 
     async def _round(self) -> float:
         """Bring everything up to date, and return the longest pause before the next round."""
-        before = self._known
-        known = self._look(before)
+        before = self.snapshot
+        now = replace(self._look(before), channels=_channels(self._context.config.dev))
         pause, active = self._may_serve()
         if not active:
-            self._known = known
+            self.snapshot = now
             self._resources.publish(())
             if self._serving is not None:
                 self._serving.stop()
                 self._serving = None
             return pause
-        if self._serving is not None and not _adds(before.resources, known.resources):
-            # Nothing is new, so no need to wait for the specs. Allocate waits for them itself.
-            self._serve(self._serving, known.resources)
-        known = replace(known, specs=await self._keep_specs(known))
-        self._known = known
-        is_same = known.inventory is before.inventory or known.inventory == before.inventory
-        if self._serving is None or not is_same:
-            self._tasks.start_soon(self._find_topology)
-        self._applied.set()
-        self._applied = anyio.Event()
-        self._resources.publish(known.resources)
-        self._tasks.start_soon(self._ask_engine)
-        if self._serving is None:
-            self._serving = self._new_serving()
-        self._serve(self._serving, known.resources)
-        return min(pause, _RETRY) if known.specs.fault or self._lacks_channels else pause
+        has_new = now.settings != before.settings or _adds(before.resources, now.resources)
+        if self._serving is not None and not has_new:
+            self._publish(now)  # no need to wait for the specs
+            self._serve(self._serving)
+        async with self._keeping_specs:
+            specs = await self._keep_specs(now.settings, now.inventory)
+            self._publish(replace(now, specs=specs))
+        if self._serving is None or now.inventory != before.inventory:
+            self.find_topology()
+        self._resources.publish(now.resources)
+        self._serving = self._serving or self._new_serving()
+        self._has_served.set()
+        self._serve(self._serving)
+        return min(pause, _RETRY) if specs.fault else pause
 
-    def _look(self, before: _Known) -> _Known:
-        """Return the state for the current inputs."""
+    def _publish(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot; the engine and the topology are what is known of them now."""
+        topology = snapshot.topology
+        if snapshot.inventory is not None:
+            topology = self._context.topologies.at_once(snapshot.inventory)
+        self.snapshot = replace(snapshot, engine=self._engine, topology=topology)
+        if self._engine is not None and snapshot.settings is not None:
+            self._report_delivery(snapshot.settings, self.snapshot.mode)
+
+    def _look(self, before: Snapshot) -> Snapshot:
+        """Return the snapshot for the current inputs; its specs are those of the one before."""
         version = version_of(*self.inputs)
         settings, inventory = self._state.settings.value, self._state.node.value.inventory
         if version == before.version or settings is None:
@@ -244,24 +241,10 @@ class _Plugin:
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
 
-    def _serve(self, serving: Serving, resources: tuple[Resource, ...]) -> None:
-        """Offer resources to the kubelet."""
-        self._offered = resources
-        self._check_channels()
+    def _serve(self, serving: Serving) -> None:
+        """Offer the resources of the snapshot to the kubelet."""
+        self.fault("imex", self.snapshot.channels_fault)
         serving.serve(self._unclaimed())
-
-    def _check_channels(self) -> None:
-        """Check that the node has the required IMEX channels."""
-        settings = self._state.settings.value
-        try:
-            if settings is not None and settings.imex_required:
-                refuse_channels(settings, _channels(self._context.config.dev))
-        except NvshimError as error:
-            self._lacks_channels = True
-            self.fault("imex", str(error))
-        else:
-            self._lacks_channels = False
-            self.fault("imex", "")
 
     def send_claimed(self) -> None:
         """Send the kubelet lists in which the claimed devices are unhealthy."""
@@ -271,20 +254,7 @@ class _Plugin:
     def _unclaimed(self) -> list[Resource]:
         """Return the offered resources; devices that no pod can have now are unhealthy."""
         claimed = claimed_on(self._state, self._context.config)
-        return [without_claimed(each, claimed) for each in map(self._described, self._offered)]
-
-    def _described(self, resource: Resource) -> Resource:
-        """Return a resource; devices that need CDI and are in no spec are unhealthy."""
-        if self._lacks_channels:
-            return unhealthy((resource,))[0]
-        settings, names = self._known.settings, self._known.specs.devices
-        if settings is None or CDI.isdisjoint(settings.device_list_strategies):
-            return resource
-        uuids = {each.uuid: cdi_name(each, settings) for each in resource.devices}
-        described = {uuid for uuid, name in uuids.items() if name in names}
-        if len(described) == len(uuids):
-            return resource
-        return unhealthy((resource,), but=described)[0]
+        return [without_claimed(each, claimed) for each in self.snapshot.offered]
 
     def _warn_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
         """Warn once of each sharing rule without a device, and each GPU without a resource."""
@@ -339,46 +309,61 @@ class _Plugin:
         self.fault("kubelet", str(error))
         return _LOOK_FOR_OTHERS, False
 
-    async def _keep_specs(self, known: _Known) -> Specs:
-        config = self._context.config
+    # CDI specs
+
+    async def repair_specs(self) -> None:
+        """Write the specs again. See :class:`~.answers.Reconciling`."""
+        done = anyio.Event()
+        self._tasks.start_soon(self._repair_specs, done)
+        with anyio.move_on_after(_LONGEST_REPAIR):
+            await done.wait()
+        if not done.is_set():
+            raise CdiDeviceUnwritten(
+                "the device plugin's CDI specs",
+                found=f"writing them again takes more than {_LONGEST_REPAIR:g} s",
+                do=f"check the disk of {directory_of(self._context.config)}",
+            )
+
+    async def _repair_specs(self, done: anyio.Event) -> None:
         async with self._keeping_specs:
-            of = (known.settings, known.inventory, state_of(config))
-            if known.settings is None or self._specs_of == of:
-                return self._specs
-            specs = await run_detached(keep_specs, known.settings, known.inventory, config)
-            # `of` has the state from before the files were read, so that a later removal differs
-            # from it. If a file was just written, compare once more in the next round.
-            settled = not specs.fault and not specs.written
-            self._specs_of, self._specs = of if settled else None, specs
+            now = self.snapshot
+            specs = await self._keep_specs(now.settings, now.inventory)
+            self._publish(replace(self.snapshot, specs=specs))
+        done.set()
+
+    async def _keep_specs(self, settings: Settings | None, inventory: Inventory | None) -> Specs:
+        """Bring the specs up to date, unless they are; one caller at a time."""
+        config = self._context.config
+        files = files_of(config)
+        of = (settings, inventory, files)
+        if settings is None or self._specs_of == of:
+            return self._specs
+        specs = await run_detached(keep_specs, settings, inventory, config)
+        # `files` is from before they were read, so that a later removal differs from it. If a file
+        # was just written, compare once more in the next round.
+        settled = not specs.fault and not specs.written
+        self._specs_of = of if settled else None
+        self._specs = replace(specs, files=files if settled else None)
         for path in specs.written:
             self._context.say("info", "CDI spec of the device plugin is up to date", path=path)
         self.fault("cdi", specs.fault)
-        return specs
+        return self._specs
 
-    async def _repair_specs(self) -> None:
-        """Write the specs again if someone changed or removed them."""
-        known = self._known
-        if known.settings is None or CDI.isdisjoint(known.settings.device_list_strategies):
+    # The engine
+
+    def doubt_engine(self) -> None:
+        """Ask the engine again. See :class:`~.answers.Reconciling`."""
+        self._engine_doubted.send()
+
+    def _know_engine(self, answer: EngineAnswer) -> None:
+        """Publish what the engine can do."""
+        self._engine = answer
+        self._publish(self.snapshot)
+
+    def _report_delivery(self, settings: Settings, mode: DeliveryMode) -> None:
+        """Report how containers receive their devices, when that has changed."""
+        if mode == self._mode:
             return
-        specs = await self._keep_specs(known)
-        if self._known is known:  # otherwise a round has already applied newer specs
-            self._known = replace(known, specs=specs)
-
-    def _new_serving(self) -> Serving:
-        from integration.node.services.plugin.serving import Serving  # noqa: PLC0415 - it loads gRPC
-
-        return Serving(self._context, self._tasks, self, self.fault)
-
-    async def _ask_engine(self) -> DeliveryMode:
-        """Ask the engine, and return how containers receive their devices."""
-        from integration.node.engine_query import EngineQuery  # noqa: PLC0415 - it loads gRPC
-
-        self._engine = self._engine or EngineQuery(self._options.cri_sockets)
-        engine = await self._engine.ask()
-        settings = self._known.settings
-        mode = self._mode if settings is None else delivery_mode(settings, engine)
-        if settings is None or mode == self._mode:
-            return mode
         why, self._mode = self._mode.why, mode
         if mode.why and mode.why != why:
             by = ", ".join(mode.strategies)
@@ -395,102 +380,28 @@ class _Plugin:
         else:
             self.fault("strategy", "")
         self._delivery.publish(mode)
-        return mode
 
-    def fault(self, concern: str, line: str) -> None:
-        """Report what is wrong with a subject of this service; "" if nothing is any longer."""
-        self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
+    # The topology
 
-    # Calls of the kubelet
-
-    async def allocate(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        result, started = FAILED, time.monotonic()
-        try:
-            await self._catch_up()
-            await self._repair_specs()
-            answer = self._answer(name, ids, await self._ask_engine())
-            result = OK
-        except NvshimError as error:
-            result = REFUSED
-            self._context.say("warning", str(error), resource=name)
-            raise
-        finally:
-            self._state.counters.allocated(name, time.monotonic() - started, result)
-        self._context.say("info", "allocated", resource=name, devices=",".join(ids))
-        return answer
-
-    def _answer(
-        self, name: str, ids: Sequence[str], mode: DeliveryMode
-    ) -> pb.ContainerAllocateResponse:
-        known, config = self._known, self._context.config
-        resource = self._resource(name)
-        settings = known.settings
-        assert settings is not None  # noqa: S101 - there is a resource
-        chosen = [resource.by_id[each] for each in ids if each in resource.by_id]
-        refuse_claimed(chosen, claimed_on(self._state, config))
-        if resource.sharing == MPS:
-            refuse_unready(
-                name, dict.fromkeys(each.uuid for each in chosen), self._state.mps_daemons.value
-            )
-        unhealthy_uuids = sorted({each.uuid for each in chosen if not each.is_healthy})
-        context = AllocationContext(
-            replace(settings, device_list_strategies=mode.strategies),
-            self._state.node.value.inventory,  # the newest: a device that is gone is refused
-            config,
-            cdi_devices=known.specs.devices,
-            channels=_channels(config.dev) if settings.imex_channels else (),
-        )
-        answer = allocate(resource, ids, context, token=str(uuid.uuid4()))
-        if resource.sharing == MPS:
-            add_client(answer, settings, resource)
-        # No await since the check of the claimed devices, so no claim can have taken one.
-        now = dict.fromkeys((each.uuid for each in chosen), time.monotonic())
-        self._allocations.publish({**self._state.plugin_allocations.value, **now})
-        if unhealthy_uuids:
-            self._context.say(
-                "warning", "allocated unhealthy devices", devices=",".join(unhealthy_uuids)
-            )
-        return answer
-
-    async def prefer(
-        self, name: str, available: Sequence[str], required: Sequence[str], size: int
-    ) -> Sequence[str]:
-        await self._catch_up()
-        resource, settings = self._resource(name), self._known.settings
-        assert settings is not None  # noqa: S101 - there is a resource
-        inventory, topology = self._known.inventory, None
-        if inventory is not None:
-            topology = self._context.topologies.at_once(inventory)
-            if topology.failure:
-                self._tasks.start_soon(self._find_topology)
-        return preferred(
-            resource,
-            available,
-            required,
-            size,
-            topology=topology,
-            policy=settings.shared_devices_allocation_policy,
-        )
+    def find_topology(self) -> None:
+        """Find the distances between the GPUs. See :class:`~.answers.Reconciling`."""
+        self._tasks.start_soon(self._find_topology)
 
     async def _find_topology(self) -> None:
         """Find the distances between the GPUs; NVML may take long to answer."""
         async with self._finding:
-            if self._known.inventory is not None:
-                await run_detached(self._context.topologies.find, self._known.inventory)
+            if self.snapshot.inventory is not None:
+                await run_detached(self._context.topologies.find, self.snapshot.inventory)
+                self._publish(self.snapshot)
 
-    def _resource(self, name: str) -> Resource:
-        for resource in self._known.resources:
-            if resource.name == name:
-                return resource
-        raise DeviceUnknown(
-            f"devices of {name}", found="the node has no such resource now", do="see nvshim list"
-        )
+    def _new_serving(self) -> Serving:
+        from integration.node.services.plugin.serving import Serving  # noqa: PLC0415 - it loads gRPC
 
-    async def _catch_up(self) -> None:
-        """Wait until a round has applied the current inputs; give up after a while."""
-        with anyio.move_on_after(_MOST_BEHIND):
-            while self._known.version != version_of(*self.inputs):
-                await self._applied.wait()
+        return Serving(self._context, self._tasks, SnapshotAnswers(self._context, self), self.fault)
+
+    def fault(self, concern: str, line: str) -> None:
+        """Report what is wrong with a subject of this service; "" if nothing is any longer."""
+        self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
 
 
 def _gpus_without_nvml(inventory: Inventory) -> frozenset[str]:
@@ -506,10 +417,14 @@ def _adds(before: Iterable[Resource], now: Iterable[Resource]) -> bool:
     return any(each.by_id.keys() - previous.get(each.name, set()) for each in now)
 
 
+def _imex_nodes(dev: str) -> str:
+    return dev + IMEX_NODES.removeprefix("/dev")
+
+
 def _channels(dev: str) -> tuple[int, ...]:
     """Return the IMEX channels of the node."""
     try:
-        names = os.listdir(dev + IMEX_NODES.removeprefix("/dev"))
+        names = os.listdir(_imex_nodes(dev))
     except OSError:
         return ()
     numbers = (name.removeprefix("channel") for name in names if name.startswith("channel"))
