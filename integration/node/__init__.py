@@ -13,6 +13,7 @@
     delivery.py      how containers learn of their devices
     spec_files.py    CDI spec files that are replaced in one step
     private_file.py  keeps a lock's file open in one thread only
+    engine_query.py  asks the container engine what it can do
 
     state/           what services share: typed topics with one publisher each
     services/        device plugin, DRA, health, ledger, monitor, MPS, metrics, causes, and others

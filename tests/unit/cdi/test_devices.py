@@ -120,10 +120,10 @@ def test_nodes_with_numbers_of_another_time_are_made_anew(loaded: Node) -> None:
     planned = {s.path: s for s in create(loaded.config, CreateOptions(links=False, dry_run=True))}
     for name in stale:
         seen = os.lstat(loaded.dev / name)
-        numbers = f"{os.major(seen.st_rdev)}:{os.minor(seen.st_rdev)}"
+        before = f"{os.major(seen.st_rdev)}:{os.minor(seen.st_rdev)}"
         step = planned[f"{loaded.dev}/{name}"]
         assert step.state == StepState.ABSENT
-        assert f"{name} is device {numbers}, not " in step.reason
+        assert f"{name} is device {before}, not " in step.reason
     made = {s.path: s for s in create(loaded.config, CreateOptions(links=False))}
     for name, numbers in stale.items():
         seen = os.lstat(loaded.dev / name)

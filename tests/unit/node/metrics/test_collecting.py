@@ -97,6 +97,7 @@ def test_each_reason_of_low_clocks_is_told_also_one_that_a_later_driver_adds(
     bits: int, reasons: set[str]
 ) -> None:
     snapshot = large(gpus=1, mig=0, containers=1)
+    assert snapshot.sample is not None
     gpus = tuple(replace(gpu, throttle_reasons=bits) for gpu in snapshot.sample.gpus)
     told = values(replace(snapshot, sample=replace(snapshot.sample, gpus=gpus)))
     throttled = told["nvshim_gpu_clocks_throttled"]

@@ -1,0 +1,57 @@
+"""Ask the node's container engine what it can do, again only after the engine restarted.
+
+Rules
+- The query goes to the socket on which the engine serves the kubelet. The engine's configuration
+  files do not count, since the engine may not have read them yet (:mod:`integration.cri.engine`).
+- An engine that starts creates a new socket, so its answer is valid while the sockets are the same.
+  An engine that does not answer is asked again at the next call.
+
+Source: CRI v1 Version, Status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import anyio
+
+from integration.cri.client import Cri
+from integration.cri.engine import Engine
+from integration.cri.errors import CriError
+from integration.detached import run_detached
+from integration.kubelet.sockets import socket_identity
+
+_TIMEOUT: Final = 2.0
+
+
+class EngineQuery:
+    """Asks the engine, and caches its answer.
+
+    Args:
+        sockets: the possible sockets of engines; the first that answers counts.
+    """
+
+    def __init__(self, sockets: Sequence[str]) -> None:
+        self._sockets = tuple(sockets)
+        self._queried: tuple[object, ...] | None = None
+        self._engine: Engine | None = None
+        self._lock = anyio.Lock()
+
+    async def ask(self) -> Engine | None:
+        """Return what the engine can do; None if no engine answers."""
+        async with self._lock:
+            sockets = tuple(map(socket_identity, self._sockets))
+            if self._engine is None or sockets != self._queried:
+                self._engine, self._queried = None, sockets
+                for path, identity in zip(self._sockets, sockets, strict=True):
+                    if identity is not None and self._engine is None:
+                        self._engine = await run_detached(_ask, path)
+            return self._engine
+
+
+def _ask(path: str) -> Engine | None:
+    with Cri(path) as cri, suppress(CriError):
+        return cri.engine(timeout=_TIMEOUT)
+    return None
