@@ -20,12 +20,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from api.values import dataclass, replace
+from api.values import dataclass
 from hooks.words import items_of, normal_path
 
 _T = TypeVar("_T")
-_NUMBER: Final = re.compile(r"[0-9]{1,9}")
-_ANYTHING: Final = re.compile(r".*", re.DOTALL)
+_MOST_DIGITS: Final = 9
 _FOREVER: Final = float("inf")
 TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -118,7 +117,7 @@ class Declarations:
     """Collects the settings of a class: each is the default of a field."""
 
     def __init__(self) -> None:
-        self._settings: list[Setting] = []
+        self._declared: list[tuple[Any, ...]] = []
 
     def __call__(
         self,
@@ -134,13 +133,13 @@ class Declarations:
         Returns:
             The default, for the class.
         """
-        self._settings.append(Setting("", kind, default, text, key, variables, tuple(options)))
+        self._declared.append((kind, default, text, key, variables, tuple(options)))
         return default
 
     def of(self, cls: Any) -> tuple[Setting, ...]:
         """Return the declared settings of a class; fields that are none of them come last."""
-        names = zip(cls.__match_args__, self._settings, strict=False)
-        return tuple(replace(setting, field=name) for name, setting in names)
+        named = zip(cls.__match_args__, self._declared, strict=False)
+        return tuple(Setting(name, *declared) for name, declared in named)
 
 
 # -- kinds of value ----------------------------------------------------------------------------
@@ -242,7 +241,7 @@ def number(least: int, most: int, wanted: str = "", metavar: str = "N") -> Kind:
         return int(value)
 
     def of_text(text: str) -> int:
-        need(_NUMBER.fullmatch(text))
+        need(text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS)
         return of_value(int(text))
 
     return Kind(of_value, wanted or f"a number, {least} to {most}", of_text, metavar=metavar)
@@ -272,7 +271,12 @@ def seconds(most: float = _FOREVER, least: float | None = None) -> Kind:
 
 def text(metavar: str = "TEXT") -> Kind:
     """Return the kind of any strings."""
-    return like(_ANYTHING, "a string", metavar)
+    return Kind(_string, "a string", metavar=metavar)
+
+
+def _string(value: Any) -> str:
+    need(isinstance(value, str))
+    return str(value)
 
 
 def _path(value: Any) -> str:

@@ -35,6 +35,11 @@ def _gpu(value: Any) -> str:
     return str(name)
 
 
+def _word(value: Any) -> str:
+    need(isinstance(value, str) and value)
+    return str(value)
+
+
 def _device(name: str) -> str:
     """A name of a GPU or a MIG device, as an inventory writes it."""
     if _INDEX.fullmatch(name):
@@ -46,7 +51,7 @@ def _device(name: str) -> str:
 
 def _holders_of(value: Any) -> tuple[str, ...]:
     found: dict[str, int | str] = {}
-    for word in list_of(_WORD, "").of_value(value):
+    for word in NAMESPACES.of_value(value):
         name, _, many = word.rpartition("=")
         device = _device(name)
         need(device not in found)
@@ -64,7 +69,6 @@ def _sorted(value: Any) -> tuple[str, ...]:
 
 
 _CAPABILITIES: Final = _of(tuple(sorted(CAPABILITIES)))
-_WORD: Final = like(r"(?s).+", "a string")
 PATHS: Final = list_of(PATH, "a list of absolute paths", once=False)
 PATH_OR_AUTO: Final = choice({"auto": None}, PATH, f'{PATH.wanted} or "auto"')
 BOOLEAN_OR_AUTO: Final = choice({"auto": "auto"}, BOOLEAN, 'true, false or "auto"')
@@ -77,7 +81,7 @@ PREFIXES: Final = list_of(
     'a list of prefixes ("cdi.k8s.io/")',
 )
 KIND: Final = like(CDI_KIND, 'a kind ("nvidia.com/gpu")')
-NAMESPACES: Final = list_of(_WORD, "a list of namespaces")
+NAMESPACES: Final = list_of(Kind(_word, ""), "a list of namespaces")
 GPUS: Final = list_of(
     Kind(_gpu, ""), 'a list of UUIDs ("GPU-…", in full) and PCI addresses ("0000:3b:00.0")'
 )
