@@ -45,7 +45,7 @@ def test_every_error_has_a_code_of_its_own() -> None:
     assert all(code.startswith("NVSHIM-E00") for code in codes)
 
 
-@pytest.mark.parametrize("name", KINDS.keys() - {"RemoteError"})
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "RemoteError"])
 def test_every_error_is_one_line_and_has_a_status(name: str) -> None:
     kind = KINDS[name]
     error = kind("a\ncall", found="a\tproblem", do="something")
