@@ -1,6 +1,7 @@
-"""The root of the exception tree, and the status codes an error travels as.
+"""The table of errors: its root, its rows, and the status codes an error travels as.
 
-Every failure that a person can cause is one leaf of this tree::
+An error of ours is a class only where our code catches it apart from others. Every other one is a
+row: :meth:`NvshimError.row` of a branch of this tree names it, and it is raised as a class is::
 
     NvshimError
     ├── TtrpcError             api.ttrpc.errors  E00xx  the wire
@@ -13,16 +14,19 @@ Every failure that a person can cause is one leaf of this tree::
     ├── ShimError              shim.errors       E1xxx  bundle, runtime, tasks, stdio
     └── IntegrationError       integration.errors  E2xxx  simulated node, demo, private containerd
 
-A leaf has a stable ``code``, the gRPC ``status`` that it maps to, a ``remedy`` where its raisers
-name none, and a message of one line that says what was asked, what was found and what to do. The
-ttrpc status carries that line: it is what ``ctr``, ``kubectl describe`` and containerd's log show.
+Each has a stable ``code``, a ``slug``, the gRPC ``status`` that it maps to, a ``remedy`` where its
+raisers name none, and a message of one line that says what was asked, what was found and what to
+do. The ttrpc status carries that line: it is what ``ctr``, ``kubectl describe`` and containerd's
+log show. docs/reference/errors.md and ``nvshim explain CODE`` are made from rows and classes.
 
-This module imports nothing: the shim's verbs load it, and an ``enum`` costs them 3 ms.
+This module imports next to nothing: the shim's verbs load it, and an ``enum`` costs them 3 ms.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Generic, Self, TypeVar
+
+from api.values import dataclass
 
 
 class Status:
@@ -53,24 +57,42 @@ class Status:
 class NvshimError(Exception):
     """The root: every error this project raises on purpose is one of these.
 
+    A class of errors states what it adds to its branch: ``class X(ShimError, code="NVSHIM-E1999",
+    status=Status.NOT_FOUND, remedy="wait")``. A class without a code is only a branch.
+
     Args:
         asked: what the caller wanted, in its words ("to read /etc/x", "GPU 7").
         found: what stood in the way ("it is not valid TOML"); if it starts with a verb it continues
             ``asked`` ("does not exist; this node has 0 and 1").
-        do: what the reader can do about it; by default the class's remedy.
+        do: what the reader can do about it; by default the remedy of the class or row.
 
     ``str()`` of it is one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
     valid TOML. Correct line 3``. It has no full stop: containerd 1 ends it with words of its own.
 
     Attributes:
+        slug: its name as people write it (driver-not-found).
         preface: words before the code, for programs that look for them.
     """
 
-    code: ClassVar[str] = "NVSHIM-E0000"
+    code: str = "NVSHIM-E0000"
+    slug: str = "nvshim-error"
     status: int = Status.UNKNOWN
     remedy: ClassVar[str] = ""
     """What helps in every case, where the one who raises it knows nothing better."""
     preface: str = ""
+
+    def __init_subclass__(
+        cls, *, code: str = "", status: int | None = None, remedy: str = ""
+    ) -> None:
+        super().__init_subclass__()
+        letters = [("-" + c.lower()) if c.isupper() else c for c in cls.__name__]
+        cls.slug = "".join(letters).lstrip("-")
+        if code:
+            cls.code = code
+        if status is not None:
+            cls.status = status
+        if remedy:
+            cls.remedy = remedy
 
     def __init__(self, asked: str, *, found: str, do: str = "") -> None:
         self.asked = one_line(asked)
@@ -79,10 +101,17 @@ class NvshimError(Exception):
         super().__init__(self.asked, self.found, self.do)
 
     @classmethod
-    def slug(cls) -> str:
-        """The class's name as people write it: ``DriverNotFound`` → ``driver-not-found``."""
-        letters = [("-" + c.lower()) if c.isupper() else c for c in cls.__name__]
-        return "".join(letters).lstrip("-")
+    def row(cls, name: str, status: int, when: str, *, remedy: str = "") -> ErrorRow[Self]:
+        """An error of this branch that has no class of its own.
+
+        Args:
+            name: its code and slug ("NVSHIM-E2705 device-gone"), as its message starts.
+            status: one of :class:`Status`.
+            when: the sentences of the reference on when it is raised.
+            remedy: as that of a class.
+        """
+        code, _, slug = name.partition(" ")
+        return ErrorRow(cls, code, slug, status, when, remedy)
 
     @property
     def sentence(self) -> str:
@@ -98,7 +127,28 @@ class NvshimError(Exception):
         return f"{said}. {first} {rest}".rstrip(" .") if self.do else said
 
     def __str__(self) -> str:
-        return f"{self.preface}{self.code} {self.slug()}: {self.sentence}"
+        return f"{self.preface}{self.code} {self.slug}: {self.sentence}"
+
+
+_E_co = TypeVar("_E_co", bound=NvshimError, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow(Generic[_E_co]):
+    """An error without a class of its own. Made by :meth:`NvshimError.row`, whose fields it has."""
+
+    branch: type[_E_co]
+    code: str
+    slug: str
+    status: int
+    when: str
+    remedy: str
+
+    def __call__(self, asked: str, *, found: str, do: str = "") -> _E_co:
+        """Make an error of the branch, with the row's code, slug and status, to be raised."""
+        error = self.branch(asked, found=found, do=do or self.remedy)
+        error.code, error.slug, error.status = self.code, self.slug, self.status
+        return error
 
 
 _VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ")
@@ -124,6 +174,13 @@ def one_line(text: str) -> str:
     return printable if len(printable) <= _LONGEST_PART else printable[: _LONGEST_PART - 1] + "…"
 
 
+def type_name(error: BaseException) -> str:
+    """The name of an error's class, or of its row."""
+    if isinstance(error, NvshimError):
+        return "".join(word.capitalize() for word in error.slug.split("-"))
+    return type(error).__name__
+
+
 # Of what an error came from, and of the groups that it may be in.
 _DEEPEST_CAUSE = 8
 
@@ -142,7 +199,7 @@ def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
         Its type and text, the calls that led to it, outermost first, and the same of its cause and
         of the exceptions in a group; in one line.
     """
-    text = one_line(f"{type(error).__name__}: {error}")
+    text = one_line(f"{type_name(error)}: {error}")
     places = []
     trace = error.__traceback__
     while trace is not None:

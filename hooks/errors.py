@@ -1,38 +1,7 @@
-"""The engine's errors: the branches that :mod:`api.errors` draws, and their leaves.
+"""The engine's errors. Codes are never reused.
 
-A leaf says when it is raised. Codes are never reused. The leaves that only one room raises and
-catches stand in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
-:mod:`hooks.cdi.errors`::
-
-    InventoryError  E0100
-    ├── NoGpus               E0101    ├── MigUnknown           E0106
-    ├── DriverNotFound       E0102    ├── ImexChannelMissing   E0110
-    ├── DeviceNodeMissing    E0103    ├── MigCapabilityMissing E0111
-    ├── NvmlFailed           E0104    ├── DriverChanged        E0140
-    ├── DriverMismatch       E0105    ├── NoVendorDriver       E0650
-    ├── NoVendorGpus         E0651    ├── VendorNodeMissing    E0652
-    ├── CsvFilesMissing      E0660    ├── DriverStoreMissing   E0661
-    └── PlatformNodeMissing  E0662
-    RequestError    E0200
-    ├── MalformedDevice      E0201    ├── UnsupportedCapability E0224
-    ├── UnknownDevice        E0202    ├── RequirementUnmet      E0225
-    ├── UnknownCapability    E0203    ├── RequirementUnclear    E0226
-    ├── MigModeGpu           E0204    ├── MalformedRequirement  E0227
-    ├── AmbiguousDevice      E0205    ├── DeviceHeld            E0228
-    ├── TooManyDevices       E0206    ├── ClaimsUnusable        E0229
-    ├── MalformedChannel     E0207    ├── FaultExitCodeWrong    E0230
-    ├── MalformedMigAccess   E0208    ├── OutOfService          E0231
-    ├── RequestDenied        E0221    ├── UnknownVendorGpu      E0653
-    ├── GpuExcluded          E0222    ├── MalformedVendorRange  E0654
-    └── PrivilegeNeeded      E0223    └── MigUnsupported        E0663
-    RootfsError     E0300
-    SpecError       E0400
-    ├── MalformedSpec        E0401    ├── DeviceConflict       E0403
-    ├── VerificationFailed   E0402    └── SpecUnreadable       E0404
-    ConfigError     E0500
-    ├── ConfigUnreadable     E0501    ├── UnknownConfigKey     E0503
-    ├── ConfigMalformed      E0502    └── WrongConfigValue     E0504
-    CdiError        E0600
+Those of one room stand in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
+:mod:`hooks.cdi.errors`.
 """
 
 from __future__ import annotations
@@ -49,379 +18,186 @@ def enumerated(items: Iterable[str], separator: str = ", ", most: int = 8) -> st
     return separator.join(every[:most]) + more
 
 
-class InventoryError(NvshimError):
+class InventoryError(NvshimError, code="NVSHIM-E0100", status=Status.FAILED_PRECONDITION):
     """Something about this node's driver or GPUs."""
 
-    code = "NVSHIM-E0100"
-    status = Status.FAILED_PRECONDITION
 
-
-class NoGpus(InventoryError):
+class NoGpus(
+    InventoryError, code="NVSHIM-E0101", remedy="see what `nvshim list` shows on the node"
+):
     """The driver is there, and no usable GPU. Raised by :func:`grant.decide`."""
 
-    code = "NVSHIM-E0101"
-    remedy = "see what `nvshim list` shows on the node"
 
-
-class DriverNotFound(InventoryError):
+class DriverNotFound(InventoryError, code="NVSHIM-E0102"):
     """No user-space driver below the driver root. Raised by :func:`driver.find_driver`."""
 
-    code = "NVSHIM-E0102"
 
-
-class DeviceNodeMissing(InventoryError):
+class DeviceNodeMissing(InventoryError, code="NVSHIM-E0103"):
     """A device has no usable node below /dev. Raised by :func:`grant.decide`."""
 
-    code = "NVSHIM-E0103"
 
-
-class NvmlFailed(InventoryError):
+class NvmlFailed(InventoryError, code="NVSHIM-E0104"):
     """NVML's answer is absent or nonsense. Raised by :func:`nvml.parse_report`.
 
     The inventory catches it: the GPUs are known from procfs without NVML.
     """
 
-    code = "NVSHIM-E0104"
 
-
-class DriverMismatch(InventoryError):
+class DriverMismatch(InventoryError, code="NVSHIM-E0105"):
     """The loaded kernel module and the driver's files have different versions.
 
     Raised by :func:`driver.find_driver`: every NVIDIA program would fail with it, in words
     that are harder to understand.
     """
 
-    code = "NVSHIM-E0105"
 
-
-class MigUnknown(InventoryError):
+class MigUnknown(InventoryError, code="NVSHIM-E0106"):
     """A MIG device was requested, and NVML could not list them.
 
     Raised by :func:`grant.decide`.
     """
 
-    code = "NVSHIM-E0106"
 
-
-class DriverChanged(InventoryError):
-    """A container is to start with another driver than it was made with.
-
-    Raised by :func:`identity.refuse_changed`, before the low-level runtime is asked: the task
-    can be deleted and created again.
-    """
-
-    code = "NVSHIM-E0140"
-
-
-class RequestError(NvshimError):
+class RequestError(NvshimError, code="NVSHIM-E0200", status=Status.FAILED_PRECONDITION):
     """The container's request cannot be met.
 
     containerd 1 appends the words for the status to our line, after the remedy. There, "invalid
     argument" would read as a part of the remedy.
     """
 
-    code = "NVSHIM-E0200"
-    status = Status.FAILED_PRECONDITION
 
-
-class MalformedDevice(RequestError):
-    """A device's name has none of the known forms. Raised by :func:`request.read_request`."""
-
-    code = "NVSHIM-E0201"
-
-
-class UnknownDevice(RequestError):
+# Not NOT_FOUND: containerd would take the container for the thing that is missing.
+class UnknownDevice(RequestError, code="NVSHIM-E0202"):
     """A device is well named and this node has none of that name.
 
     Raised by :func:`grant.decide`.
     """
 
-    # Not NOT_FOUND: containerd would take the container for the thing that is missing.
-    code = "NVSHIM-E0202"
 
-
-class UnknownCapability(RequestError):
-    """NVIDIA_DRIVER_CAPABILITIES has a word of unknown meaning.
-
-    Raised by :func:`request.read_request`.
-    """
-
-    code = "NVSHIM-E0203"
-
-
-class MigModeGpu(RequestError):
+class MigModeGpu(
+    RequestError, code="NVSHIM-E0204", remedy="name one of its MIG devices, or turn MIG mode off"
+):
     """A whole GPU was requested, and it is in MIG mode. Raised by :func:`grant.decide`."""
 
-    code = "NVSHIM-E0204"
-    remedy = "name one of its MIG devices, or turn MIG mode off"
 
-
-class AmbiguousDevice(RequestError):
-    """The start of a UUID matches several devices. Raised by :func:`grant.decide`."""
-
-    code = "NVSHIM-E0205"
-
-
-class TooManyDevices(RequestError):
-    """A list names more devices than any node has. Raised by :func:`names.parse_names`."""
-
-    code = "NVSHIM-E0206"
-
-
-class MalformedChannel(RequestError):
-    """An IMEX channel is not a valid number. Raised by :func:`names.parse_channels`."""
-
-    code = "NVSHIM-E0207"
-
-
-class MalformedMigAccess(RequestError):
-    """NVIDIA_MIG_CONFIG_DEVICES or _MONITOR_DEVICES has another value than ``all``.
-
-    Raised by :func:`request.read_request`.
-    """
-
-    code = "NVSHIM-E0208"
-
-
-class RequestDenied(RequestError):
-    """Policy denies a request, and is set to fail. Raised by :func:`policy.judge`."""
-
-    code = "NVSHIM-E0221"
-    status = Status.PERMISSION_DENIED
-
-
-class GpuExcluded(RequestError):
-    """A GPU is named that the configuration excludes, or a CDI file gives one away.
-
-    Raised by :func:`grant.decide` and :func:`exclusions.refuse_excluded`.
-    """
-
-    code = "NVSHIM-E0222"
-    status = Status.PERMISSION_DENIED
-
-
-class PrivilegeNeeded(RequestError):
-    """A container without CAP_SYS_ADMIN asks to control MIG. Raised by :func:`policy.judge`."""
-
-    code = "NVSHIM-E0223"
-    status = Status.PERMISSION_DENIED
-
-
-class UnsupportedCapability(RequestError):
-    """A driver capability is named that the configuration does not support.
-
-    Raised by :func:`policy.judge`.
-    """
-
-    code = "NVSHIM-E0224"
-
-
-class RequirementUnmet(RequestError):
-    """The driver or a GPU is not what the image needs. Raised by :func:`check_requirements`."""
-
-    code = "NVSHIM-E0225"
-
-
-class RequirementUnclear(RequestError):
-    """Whether the image's needs are met depends on a value that NVML did not report.
-
-    Raised by :func:`check_requirements`.
-    """
-
-    code = "NVSHIM-E0226"
-
-
-class MalformedRequirement(RequestError):
-    """NVIDIA_REQUIRE_* is not a valid requirement. Raised by :func:`check_requirements`."""
-
-    code = "NVSHIM-E0227"
-
-
-class DeviceHeld(RequestError):
+class DeviceHeld(RequestError, code="NVSHIM-E0228", status=Status.RESOURCE_EXHAUSTED):
     """A device has reached its limit of containers. Raised by :mod:`shim.work.claims`."""
 
-    code = "NVSHIM-E0228"
-    status = Status.RESOURCE_EXHAUSTED
 
-
-class ClaimsUnusable(RequestError):
-    """A claim of a device with a limit cannot be recorded.
-
-    Raised by :mod:`shim.work.claims`.
-    """
-
-    code = "NVSHIM-E0229"
-
-
-class FaultExitCodeWrong(RequestError):
-    """An annotation asks for an exit code that is none. Raised by :func:`prefilter.prefilter`."""
-
-    code = "NVSHIM-E0230"
-
-
-class OutOfService(RequestError):
+class OutOfService(RequestError, code="NVSHIM-E0231"):
     """A device is requested, or listed in the spec, that a person has taken out of service.
 
     Raised by :func:`grant.decide`, and by :mod:`hooks.node.drained`.
     """
 
-    code = "NVSHIM-E0231"
 
-
-# -- features besides GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------
-
-
-class ImexChannelMissing(InventoryError):
-    """An IMEX channel was named that has no usable node. Raised by :func:`features.contribute`."""
-
-    code = "NVSHIM-E0110"
-
-
-class MigCapabilityMissing(InventoryError):
-    """The node by which MIG is configured or monitored is not there.
-
-    Raised by :func:`features.contribute`.
-    """
-
-    code = "NVSHIM-E0111"
-
-
-class NoVendorDriver(InventoryError):
-    """The vendor's kernel driver is not loaded. Raised by ``give`` of the vendor."""
-
-    code = "NVSHIM-E0650"
-
-
-class NoVendorGpus(InventoryError):
-    """All GPUs of a vendor are requested, and none is usable. Raised by ``gpus.granted``."""
-
-    code = "NVSHIM-E0651"
-
-
-class VendorNodeMissing(InventoryError):
-    """A GPU that is named has no usable render node. Raised by :func:`gpus.granted`."""
-
-    code = "NVSHIM-E0652"
-
-
-class UnknownVendorGpu(RequestError):
-    """No GPU of this node has the name. Raised by :func:`gpus.granted`."""
-
-    code = "NVSHIM-E0653"
-
-
-class MalformedVendorRange(RequestError):
-    """A range of indices ends before it starts. Raised by :func:`names.parse`."""
-
-    code = "NVSHIM-E0654"
-
-
-class CsvFilesMissing(InventoryError):
-    """No file lists what a Tegra machine has. Raised by :func:`tegra.contribute`."""
-
-    code = "NVSHIM-E0660"
-
-
-class DriverStoreMissing(InventoryError):
-    """Windows has no driver of NVIDIA's for WSL. Raised by :func:`wsl.contribute`."""
-
-    code = "NVSHIM-E0661"
-
-
-class PlatformNodeMissing(InventoryError):
-    """/dev/dxg, or all nodes of a Tegra machine, are unusable. Raised by ``contribute``."""
-
-    code = "NVSHIM-E0662"
-
-
-class MigUnsupported(RequestError):
-    """A MIG device is named where there can be none. Raised by :func:`names.refuse_mig`."""
-
-    code = "NVSHIM-E0663"
-
-
-class RootfsError(NvshimError):
+class RootfsError(
+    NvshimError,
+    code="NVSHIM-E0300",
+    status=Status.FAILED_PRECONDITION,
+    remedy="look at the image with a shell in it",
+):
     """Something about the image's files."""
 
-    code = "NVSHIM-E0300"
-    status = Status.FAILED_PRECONDITION
-    remedy = "look at the image with a shell in it"
 
-
-class SpecError(NvshimError):
+class SpecError(NvshimError, code="NVSHIM-E0400", status=Status.INVALID_ARGUMENT):
     """Something about the OCI spec, or a mutation of it that must not leave the engine."""
 
-    code = "NVSHIM-E0400"
-    status = Status.INVALID_ARGUMENT
 
-
-class MalformedSpec(SpecError):
-    """A part of config.json has the wrong shape. Raised where the part is read."""
-
-    code = "NVSHIM-E0401"
-
-
-class VerificationFailed(SpecError):
-    """A mutated spec breaks an invariant: a defect of ours, stopped before it leaves.
-
-    Raised by :func:`hooks.edits.verification.verify`.
-    """
-
-    code = "NVSHIM-E0402"
-    status = Status.INTERNAL
-
-
-class DeviceConflict(SpecError):
-    """The spec has another device at the path of one of ours.
-
-    Raised by :func:`hooks.edits.mutation.apply`.
-    """
-
-    code = "NVSHIM-E0403"
-
-
-class SpecUnreadable(SpecError):
-    """A spec that a person named cannot be read. Raised by ``nvshim explain``."""
-
-    code = "NVSHIM-E0404"
-    remedy = "name a config.json that can be read"
-
-
-class ConfigError(NvshimError):
+class ConfigError(NvshimError, code="NVSHIM-E0500", status=Status.FAILED_PRECONDITION):
     """Something about our own configuration."""
 
-    code = "NVSHIM-E0500"
-    status = Status.FAILED_PRECONDITION
 
-
-class ConfigUnreadable(ConfigError):
-    """The configuration file cannot be read. Raised by :func:`config.load_config`."""
-
-    code = "NVSHIM-E0501"
-    remedy = "make the file readable"
-
-
-class ConfigMalformed(ConfigError):
-    """The configuration file is not valid TOML. Raised by :func:`config.load_config`."""
-
-    code = "NVSHIM-E0502"
-    remedy = "correct the line; `nvshim config validate` tells when it is right"
-
-
-class UnknownConfigKey(ConfigError):
-    """A table or key of our own file that means nothing. Raised by :func:`config.load_config`."""
-
-    code = "NVSHIM-E0503"
-
-
-class WrongConfigValue(ConfigError):
+class WrongConfigValue(ConfigError, code="NVSHIM-E0504"):
     """A key's value has the wrong type or is out of range. Raised by :func:`config.load_config`."""
 
-    code = "NVSHIM-E0504"
 
-
-class CdiError(NvshimError):
+class CdiError(NvshimError, code="NVSHIM-E0600", status=Status.FAILED_PRECONDITION):
     """Something about a CDI spec, or a device of one."""
 
-    code = "NVSHIM-E0600"
-    status = Status.FAILED_PRECONDITION
+
+# fmt: off
+DriverChanged = InventoryError.row("NVSHIM-E0140 driver-changed", Status.FAILED_PRECONDITION,
+    "A container is to start with another driver than it was made with.")
+MalformedDevice = RequestError.row("NVSHIM-E0201 malformed-device", Status.FAILED_PRECONDITION,
+    "A device's name has none of the known forms.")
+UnknownCapability = RequestError.row("NVSHIM-E0203 unknown-capability", Status.FAILED_PRECONDITION,
+    "NVIDIA_DRIVER_CAPABILITIES has a word of unknown meaning.")
+AmbiguousDevice = RequestError.row("NVSHIM-E0205 ambiguous-device", Status.FAILED_PRECONDITION,
+    "The start of a UUID matches several devices.")
+TooManyDevices = RequestError.row("NVSHIM-E0206 too-many-devices", Status.FAILED_PRECONDITION,
+    "A list names more devices than any node has.")
+MalformedChannel = RequestError.row("NVSHIM-E0207 malformed-channel", Status.FAILED_PRECONDITION,
+    "An IMEX channel is not a valid number.")
+MalformedMigAccess = RequestError.row(
+    "NVSHIM-E0208 malformed-mig-access", Status.FAILED_PRECONDITION,
+    "NVIDIA_MIG_CONFIG_DEVICES or _MONITOR_DEVICES has another value than ``all``.")
+RequestDenied = RequestError.row("NVSHIM-E0221 request-denied", Status.PERMISSION_DENIED,
+    "Policy denies a request, and is set to fail.")
+GpuExcluded = RequestError.row("NVSHIM-E0222 gpu-excluded", Status.PERMISSION_DENIED,
+    "A GPU is named that the configuration excludes, or a CDI file gives one away.")
+PrivilegeNeeded = RequestError.row("NVSHIM-E0223 privilege-needed", Status.PERMISSION_DENIED,
+    "A container without CAP_SYS_ADMIN asks to control MIG.")
+UnsupportedCapability = RequestError.row(
+    "NVSHIM-E0224 unsupported-capability", Status.FAILED_PRECONDITION,
+    "A driver capability is named that the configuration does not support.")
+RequirementUnmet = RequestError.row("NVSHIM-E0225 requirement-unmet", Status.FAILED_PRECONDITION,
+    "The driver or a GPU is not what the image needs.")
+RequirementUnclear = RequestError.row(
+    "NVSHIM-E0226 requirement-unclear", Status.FAILED_PRECONDITION,
+    "Whether the image's needs are met depends on a value that NVML did not report.")
+MalformedRequirement = RequestError.row(
+    "NVSHIM-E0227 malformed-requirement", Status.FAILED_PRECONDITION,
+    "NVIDIA_REQUIRE_* is not a valid requirement.")
+ClaimsUnusable = RequestError.row("NVSHIM-E0229 claims-unusable", Status.FAILED_PRECONDITION,
+    "A claim of a device with a limit cannot be recorded.")
+FaultExitCodeWrong = RequestError.row(
+    "NVSHIM-E0230 fault-exit-code-wrong", Status.FAILED_PRECONDITION,
+    "An annotation asks for an exit code that is none.")
+
+# -- features besides GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------
+ImexChannelMissing = InventoryError.row(
+    "NVSHIM-E0110 imex-channel-missing", Status.FAILED_PRECONDITION,
+    "An IMEX channel was named that has no usable node.")
+MigCapabilityMissing = InventoryError.row(
+    "NVSHIM-E0111 mig-capability-missing", Status.FAILED_PRECONDITION,
+    "The node by which MIG is configured or monitored is not there.")
+NoVendorDriver = InventoryError.row("NVSHIM-E0650 no-vendor-driver", Status.FAILED_PRECONDITION,
+    "The vendor's kernel driver is not loaded.")
+NoVendorGpus = InventoryError.row("NVSHIM-E0651 no-vendor-gpus", Status.FAILED_PRECONDITION,
+    "All GPUs of a vendor are requested, and none is usable.")
+VendorNodeMissing = InventoryError.row(
+    "NVSHIM-E0652 vendor-node-missing", Status.FAILED_PRECONDITION,
+    "A GPU that is named has no usable render node.")
+UnknownVendorGpu = RequestError.row("NVSHIM-E0653 unknown-vendor-gpu", Status.FAILED_PRECONDITION,
+    "No GPU of this node has the name.")
+MalformedVendorRange = RequestError.row(
+    "NVSHIM-E0654 malformed-vendor-range", Status.FAILED_PRECONDITION,
+    "A range of indices ends before it starts.")
+CsvFilesMissing = InventoryError.row("NVSHIM-E0660 csv-files-missing", Status.FAILED_PRECONDITION,
+    "No file lists what a Tegra machine has.")
+DriverStoreMissing = InventoryError.row(
+    "NVSHIM-E0661 driver-store-missing", Status.FAILED_PRECONDITION,
+    "Windows has no driver of NVIDIA's for WSL.")
+PlatformNodeMissing = InventoryError.row(
+    "NVSHIM-E0662 platform-node-missing", Status.FAILED_PRECONDITION,
+    "/dev/dxg, or all nodes of a Tegra machine, are unusable.")
+MigUnsupported = RequestError.row("NVSHIM-E0663 mig-unsupported", Status.FAILED_PRECONDITION,
+    "A MIG device is named where there can be none.")
+MalformedSpec = SpecError.row("NVSHIM-E0401 malformed-spec", Status.INVALID_ARGUMENT,
+    "A part of config.json has the wrong shape.")
+VerificationFailed = SpecError.row("NVSHIM-E0402 verification-failed", Status.INTERNAL,
+    "A mutated spec breaks an invariant: a defect of ours, stopped before it leaves.")
+DeviceConflict = SpecError.row("NVSHIM-E0403 device-conflict", Status.INVALID_ARGUMENT,
+    "The spec has another device at the path of one of ours.")
+SpecUnreadable = SpecError.row("NVSHIM-E0404 spec-unreadable", Status.INVALID_ARGUMENT,
+    "A spec that a person named cannot be read.",
+    remedy="name a config.json that can be read")
+ConfigUnreadable = ConfigError.row("NVSHIM-E0501 config-unreadable", Status.FAILED_PRECONDITION,
+    "The configuration file cannot be read.",
+    remedy="make the file readable")
+ConfigMalformed = ConfigError.row("NVSHIM-E0502 config-malformed", Status.FAILED_PRECONDITION,
+    "The configuration file is not valid TOML.",
+    remedy="correct the line; `nvshim config validate` tells when it is right")
+UnknownConfigKey = ConfigError.row("NVSHIM-E0503 unknown-config-key", Status.FAILED_PRECONDITION,
+    "A table or key of our own file that means nothing.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from hooks.errors import MalformedSpec
+from hooks.errors import MalformedSpec, SpecError
 
 Json: TypeAlias = dict[str, Any]
 
@@ -46,7 +46,7 @@ def parts(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> l
     return entries
 
 
-def misshapen(name: str, wanted: str) -> MalformedSpec:
+def misshapen(name: str, wanted: str) -> SpecError:
     """The error for a part of the wrong shape."""
     return MalformedSpec(
         f"{name} of config.json",

@@ -1,19 +1,7 @@
-"""The shim's errors: its branch of the tree in :mod:`api.errors`, and the leaves.
+"""The shim's errors: E07xx and E1xxx. Codes are never reused.
 
-The docstring of each leaf says when it is raised, and where. Codes are never reused::
-
-    ShimError
-    ├── E10xx  the verbs, the bundle, the socket
-    ├── E11xx  mounts
-    ├── E12xx  the low-level runtime
-    ├── E13xx  the state of tasks and processes
-    ├── E14xx  stdio
-    ├── E150x  cgroups: statistics, limits
-    ├── E152x  checkpoint and restore (shim.checkpoint.errors)
-    ├── E16xx  the sandbox (shim.sandbox.errors)
-    └── E17xx  the worker
-
-The verbs load this module, so it imports nothing but the root of the tree.
+The verbs load this module, so it imports nothing but the root of the table. Those of checkpoints
+and of sandboxes stand in their own rooms.
 """
 
 from __future__ import annotations
@@ -25,6 +13,7 @@ from api.errors import NvshimError, Status
 
 # The root goes with its branch: who catches one often has to catch the other.
 __all__ = ["NvshimError", "ShimError"]
+
 
 SCARCE: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
@@ -44,186 +33,33 @@ def remedy_of(error: OSError, otherwise: str = "") -> str:
     return otherwise
 
 
-class ShimError(NvshimError):
+class ShimError(NvshimError, code="NVSHIM-E1000", status=Status.UNKNOWN):
     """Something about the shim process, a bundle, a runtime, a task or its stdio."""
 
-    code = "NVSHIM-E1000"
-    status = Status.UNKNOWN
 
-
-# -- E10xx: the verbs, the bundle, the socket ---------------------------------
-
-
-class InvalidInvocation(ShimError):
-    """Flags, or a request, that no containerd sends.
-
-    Raised by :func:`shim.verbs.invocation.parse`, by :mod:`shim.pod.service` and by the ``start``
-    verb.
-    """
-
-    code = "NVSHIM-E1001"
-    status = Status.INVALID_ARGUMENT
-
-
-class InvalidIdentifier(ShimError):
-    """An id or namespace that could not safely become part of a path.
-
-    Raised by :func:`shim.files.check_id`.
-    """
-
-    code = "NVSHIM-E1002"
-    status = Status.INVALID_ARGUMENT
-
-
-class RequestTooLarge(ShimError):
-    """More on stdin than any containerd writes. Raised by the ``start`` verb."""
-
-    code = "NVSHIM-E1003"
-    status = Status.RESOURCE_EXHAUSTED
-
-
-class BundleUnusable(ShimError):
+class BundleUnusable(
+    ShimError,
+    code="NVSHIM-E1004",
+    status=Status.FAILED_PRECONDITION,
+    remedy="delete the container and create it again",
+):
     """A file of the bundle is missing, unreadable or not what it has to be.
 
     Raised by :mod:`shim.bundle` and by readers of the spec.
     """
 
-    code = "NVSHIM-E1004"
-    status = Status.FAILED_PRECONDITION
-    remedy = "delete the container and create it again"
 
-
-class SocketDirectoryUnusable(ShimError):
-    """No directory for sockets that is ours alone. Raised by :mod:`shim.sockets`."""
-
-    code = "NVSHIM-E1005"
-    status = Status.FAILED_PRECONDITION
-
-
-class SocketPathTooLong(ShimError):
-    """A socket's path does not fit the kernel's address. Raised by :func:`shim.sockets.path_of`."""
-
-    code = "NVSHIM-E1006"
-    status = Status.INVALID_ARGUMENT
-
-
-class SocketUnavailable(ShimError):
-    """The socket could not be made or reached. Raised by :mod:`shim.sockets`."""
-
-    code = "NVSHIM-E1007"
-    status = Status.UNAVAILABLE
-    remedy = "see who owns the directory of sockets, and whether its file system is full"
-
-
-class ServerNotStarted(ShimError):
-    """The process for the shim could not be set up. Raised by the ``start`` verb."""
-
-    code = "NVSHIM-E1008"
-    status = Status.UNAVAILABLE
-
-
-class ContainerdNotFound(ShimError):
-    """No containerd listens at the address that a fork server was started for.
-
-    Raised by :mod:`shim.forkserver.systemd_start`.
-    """
-
-    code = "NVSHIM-E0700"
-    status = Status.UNAVAILABLE
-
-
-class ProcessContextDiffers(ShimError):
-    """The namespaces, cgroup, limits or rights of a fork server are not containerd's.
-
-    Raised by :mod:`shim.forkserver.systemd_start`.
-    """
-
-    code = "NVSHIM-E0701"
-    status = Status.FAILED_PRECONDITION
-
-
-class ShimCgroupUnusable(ShimError):
-    """The cgroup that ``ShimCgroup`` names cannot be joined. Raised by the ``start`` verb."""
-
-    code = "NVSHIM-E1009"
-    status = Status.FAILED_PRECONDITION
-    remedy = "name a cgroup that exists, or leave ShimCgroup out of the handler's options"
-
-
-class CoreSchedulingUnavailable(ShimError):
-    """``SCHED_CORE`` is set and the kernel refuses. Raised by the ``start`` verb."""
-
-    code = "NVSHIM-E1010"
-    status = Status.FAILED_PRECONDITION
-
-
-class HandlerOptionsMalformed(ShimError):
-    """The runtime's options on stdin are no options. Raised by ``-info``."""
-
-    code = "NVSHIM-E1012"
-    status = Status.INVALID_ARGUMENT
-
-
-class FeaturesUnknown(ShimError):
-    """A low-level runtime does not say what it can do."""
-
-    code = "NVSHIM-E1013"
-    status = Status.UNIMPLEMENTED
-    remedy = "update the low-level runtime: runc 1.1 and crun 1.8 say what they can do"
-
-
-# -- E11xx: mounts --------------------------------------------------------------------------
-
-
-class MountOptionUnsupported(ShimError):
-    """A mount option that this shim does not implement. Raised by :mod:`shim.rootfs.mounts`."""
-
-    # Not UNIMPLEMENTED: containerd 2 takes that for an older shim, and asks it once more as such.
-    code = "NVSHIM-E1101"
-    status = Status.INVALID_ARGUMENT
-
-
-class MountOptionsTooLong(ShimError):
-    """Mount options that do not fit the one page that mount(2) takes.
-
-    Raised by :mod:`shim.rootfs.mounts`.
-    """
-
-    code = "NVSHIM-E1102"
-    status = Status.INVALID_ARGUMENT
-
-
-class MountFailed(ShimError):
+class MountFailed(ShimError, code="NVSHIM-E1103", status=Status.FAILED_PRECONDITION):
     """The kernel refused a mount, or had not completed it in time."""
 
-    code = "NVSHIM-E1103"
-    status = Status.FAILED_PRECONDITION
 
-
-class MountTargetUnusable(ShimError):
-    """The mount target is a link, or not a directory. Raised by :mod:`shim.rootfs.mounts`."""
-
-    code = "NVSHIM-E1104"
-    status = Status.FAILED_PRECONDITION
-    remedy = "use an image with a directory there"
-
-
-class UnmountFailed(ShimError):
+class UnmountFailed(
+    ShimError,
+    code="NVSHIM-E1105",
+    status=Status.INTERNAL,
+    remedy="see what still uses the mount (`fuser -m`), and end it",
+):
     """A mount is still there after all attempts, or umount(2) does not return."""
-
-    code = "NVSHIM-E1105"
-    status = Status.INTERNAL
-    remedy = "see what still uses the mount (`fuser -m`), and end it"
-
-
-class MountMappingInvalid(ShimError):
-    """``uidmap`` and ``gidmap`` that are no mappings, or one without the other.
-
-    Raised by :mod:`shim.rootfs.mounts`.
-    """
-
-    code = "NVSHIM-E1106"
-    status = Status.INVALID_ARGUMENT
 
 
 def runtime_failed(verb: str) -> str:
@@ -234,25 +70,16 @@ def runtime_failed(verb: str) -> str:
     return f"OCI runtime {verb} failed: "
 
 
-# -- E12xx: the low-level runtime -----------------------------------------------------------
-
-
-class ProgramNotFound(ShimError):
+# Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
+class ProgramNotFound(ShimError, code="NVSHIM-E1201", status=Status.FAILED_PRECONDITION):
     """A program that is not there or cannot be executed. Raised by :mod:`shim.children`."""
 
-    # Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
-    code = "NVSHIM-E1201"
-    status = Status.FAILED_PRECONDITION
 
-
-class ProgramTimeout(ShimError):
+class ProgramTimeout(ShimError, code="NVSHIM-E1202", status=Status.DEADLINE_EXCEEDED):
     """A program did not end in time, and was killed. Raised by :func:`shim.children.run`."""
 
-    code = "NVSHIM-E1202"
-    status = Status.DEADLINE_EXCEEDED
 
-
-class RuntimeFailed(ShimError):
+class RuntimeFailed(ShimError, code="NVSHIM-E1203"):
     """runc or crun reported an error; ``found`` quotes it.
 
     Its status depends on that word, so it is the instance's.
@@ -260,8 +87,6 @@ class RuntimeFailed(ShimError):
     Args:
         verb: what the runtime was to do; its preface is containerd's own for that.
     """
-
-    code = "NVSHIM-E1203"
 
     def __init__(
         self, asked: str, *, found: str, do: str = "", status: int, verb: str = ""
@@ -271,201 +96,144 @@ class RuntimeFailed(ShimError):
         self.preface = runtime_failed(verb) if verb else ""
 
 
-class RuntimeMisbehaved(ShimError):
-    """A runtime reported success and did not do its work. Raised by :mod:`shim.pod.creation`."""
-
-    code = "NVSHIM-E1204"
-    status = Status.INTERNAL
-
-
-class InvalidRuntimeOptions(ShimError):
+class InvalidRuntimeOptions(ShimError, code="NVSHIM-E1205", status=Status.INVALID_ARGUMENT):
     """The handler's options cannot be understood."""
 
-    code = "NVSHIM-E1205"
-    status = Status.INVALID_ARGUMENT
 
-
-class SystemdNotRunning(ShimError):
-    """systemd is to make the cgroups and is not there. Raised by :mod:`shim.runtime.options`."""
-
-    code = "NVSHIM-E1206"
-    status = Status.FAILED_PRECONDITION
-
-
-class ContainerLeft(ShimError):
-    """A runtime says that it has deleted a container, and keeps it. Raised at Delete."""
-
-    code = "NVSHIM-E1207"
-    status = Status.INTERNAL
-
-
-# -- E13xx: the state of tasks and processes ------------------------------------------------
-
-
-class TaskNotFound(ShimError):
+class TaskNotFound(
+    ShimError,
+    code="NVSHIM-E1301",
+    status=Status.NOT_FOUND,
+    remedy="see the tasks that there are: `ctr tasks list`, or `crictl ps`",
+):
     """No task of that id in this shim."""
 
-    code = "NVSHIM-E1301"
-    status = Status.NOT_FOUND
-    remedy = "see the tasks that there are: `ctr tasks list`, or `crictl ps`"
 
-
-class TaskExists(ShimError):
-    """A task of that id is there already. Raised by :mod:`shim.pod.service`."""
-
-    code = "NVSHIM-E1302"
-    status = Status.ALREADY_EXISTS
-
-
-class ProcessNotFound(ShimError):
-    """No exec of that id in the container. Raised by :mod:`shim.pod.container`."""
-
-    code = "NVSHIM-E1303"
-    status = Status.NOT_FOUND
-
-
-class ProcessExists(ShimError):
-    """An exec of that id is there already. Raised by :mod:`shim.pod.container`."""
-
-    code = "NVSHIM-E1304"
-    status = Status.ALREADY_EXISTS
-
-
-class ProcessFinished(ShimError):
+class ProcessFinished(
+    ShimError, code="NVSHIM-E1305", status=Status.NOT_FOUND, remedy="nothing: it has ended"
+):
     """A signal for a process that has ended. Raised by :mod:`shim.pod.container`."""
 
-    code = "NVSHIM-E1305"
-    status = Status.NOT_FOUND
-    remedy = "nothing: it has ended"
 
-
-class WrongProcessState(ShimError):
-    """What is asked cannot be done to a process in its state. Raised by :mod:`shim.pod.process`."""
-
-    code = "NVSHIM-E1306"
-    status = Status.FAILED_PRECONDITION
-    remedy = "wait until the operation before this one is done, and try again"
-
-
-class KilledWhileStarting(ShimError):
-    """A container, or an exec, was killed or deleted while its Create or Start was under way.
-
-    Raised by :mod:`shim.pod.creation` and :mod:`shim.pod.container`.
-    """
-
-    code = "NVSHIM-E1310"
-    status = Status.ABORTED
-
-
-class InvalidSignal(ShimError):
-    """A number that is no signal's. Raised by :mod:`shim.pod.container`."""
-
-    code = "NVSHIM-E1307"
-    status = Status.INVALID_ARGUMENT
-
-
-class SystemRefused(ShimError):
+class SystemRefused(ShimError, code="NVSHIM-E1309"):
     """The kernel refused what a request needs. Raised by :mod:`shim.pod.service`.
 
     Its status depends on the kernel's word, so it is the instance's.
     """
-
-    code = "NVSHIM-E1309"
 
     def __init__(self, asked: str, *, found: str, do: str = "", status: int) -> None:
         super().__init__(asked, found=found, do=do)
         self.status = status
 
 
-# -- E14xx: stdio ---------------------------------------------------------------------------
-
-
-class StdioUnavailable(ShimError):
+class StdioUnavailable(
+    ShimError,
+    code="NVSHIM-E1401",
+    status=Status.FAILED_PRECONDITION,
+    remedy="see that the client of containerd still runs, and that the file can be written",
+):
     """A fifo, file or terminal cannot be opened. Raised by :mod:`shim.stdio`."""
 
-    code = "NVSHIM-E1401"
-    status = Status.FAILED_PRECONDITION
-    remedy = "see that the client of containerd still runs, and that the file can be written"
 
+# fmt: off
+# -- E10xx: the verbs, the bundle, the socket ---------------------------------
+InvalidInvocation = ShimError.row("NVSHIM-E1001 invalid-invocation", Status.INVALID_ARGUMENT,
+    "Flags, or a request, that no containerd sends.")
+InvalidIdentifier = ShimError.row("NVSHIM-E1002 invalid-identifier", Status.INVALID_ARGUMENT,
+    "An id or namespace that could not safely become part of a path.")
+RequestTooLarge = ShimError.row("NVSHIM-E1003 request-too-large", Status.RESOURCE_EXHAUSTED,
+    "More on stdin than any containerd writes.")
+SocketDirectoryUnusable = ShimError.row(
+    "NVSHIM-E1005 socket-directory-unusable", Status.FAILED_PRECONDITION,
+    "No directory for sockets that is ours alone.")
+SocketPathTooLong = ShimError.row("NVSHIM-E1006 socket-path-too-long", Status.INVALID_ARGUMENT,
+    "A socket's path does not fit the kernel's address.")
+SocketUnavailable = ShimError.row("NVSHIM-E1007 socket-unavailable", Status.UNAVAILABLE,
+    "The socket could not be made or reached.",
+    remedy="see who owns the directory of sockets, and whether its file system is full")
+ServerNotStarted = ShimError.row("NVSHIM-E1008 server-not-started", Status.UNAVAILABLE,
+    "The process for the shim could not be set up.")
+ContainerdNotFound = ShimError.row("NVSHIM-E0700 containerd-not-found", Status.UNAVAILABLE,
+    "No containerd listens at the address that a fork server was started for.")
+ProcessContextDiffers = ShimError.row(
+    "NVSHIM-E0701 process-context-differs", Status.FAILED_PRECONDITION,
+    "The namespaces, cgroup, limits or rights of a fork server are not containerd's.")
+ShimCgroupUnusable = ShimError.row("NVSHIM-E1009 shim-cgroup-unusable", Status.FAILED_PRECONDITION,
+    "The cgroup that ``ShimCgroup`` names cannot be joined.",
+    remedy="name a cgroup that exists, or leave ShimCgroup out of the handler's options")
+CoreSchedulingUnavailable = ShimError.row(
+    "NVSHIM-E1010 core-scheduling-unavailable", Status.FAILED_PRECONDITION,
+    "``SCHED_CORE`` is set and the kernel refuses.")
+HandlerOptionsMalformed = ShimError.row(
+    "NVSHIM-E1012 handler-options-malformed", Status.INVALID_ARGUMENT,
+    "The runtime's options on stdin are no options.")
+FeaturesUnknown = ShimError.row("NVSHIM-E1013 features-unknown", Status.UNIMPLEMENTED,
+    "A low-level runtime does not say what it can do.",
+    remedy="update the low-level runtime: runc 1.1 and crun 1.8 say what they can do")
 
-class StdioUnsupported(ShimError):
-    """A stdio URI of a scheme that this shim does not serve. Raised by :mod:`shim.stdio`."""
+# -- E11xx: mounts --------------------------------------------------------------------------
+# Not UNIMPLEMENTED: containerd 2 takes that for an older shim, and asks it once more as such.
+MountOptionUnsupported = ShimError.row(
+    "NVSHIM-E1101 mount-option-unsupported", Status.INVALID_ARGUMENT,
+    "A mount option that this shim does not implement.")
+MountOptionsTooLong = ShimError.row("NVSHIM-E1102 mount-options-too-long", Status.INVALID_ARGUMENT,
+    "Mount options that do not fit the one page that mount(2) takes.")
+MountTargetUnusable = ShimError.row(
+    "NVSHIM-E1104 mount-target-unusable", Status.FAILED_PRECONDITION,
+    "The mount target is a link, or not a directory.",
+    remedy="use an image with a directory there")
+MountMappingInvalid = ShimError.row("NVSHIM-E1106 mount-mapping-invalid", Status.INVALID_ARGUMENT,
+    "``uidmap`` and ``gidmap`` that are no mappings, or one without the other.")
 
-    # Not UNIMPLEMENTED, as E1101 is not.
-    code = "NVSHIM-E1402"
-    status = Status.INVALID_ARGUMENT
+# -- E12xx: the low-level runtime -----------------------------------------------------------
+RuntimeMisbehaved = ShimError.row("NVSHIM-E1204 runtime-misbehaved", Status.INTERNAL,
+    "A runtime reported success and did not do its work.")
+SystemdNotRunning = ShimError.row("NVSHIM-E1206 systemd-not-running", Status.FAILED_PRECONDITION,
+    "systemd is to make the cgroups and is not there.")
+ContainerLeft = ShimError.row("NVSHIM-E1207 container-left", Status.INTERNAL,
+    "A runtime says that it has deleted a container, and keeps it.")
 
+# -- E13xx: the state of tasks and processes ------------------------------------------------
+TaskExists = ShimError.row("NVSHIM-E1302 task-exists", Status.ALREADY_EXISTS,
+    "A task of that id is there already.")
+ProcessNotFound = ShimError.row("NVSHIM-E1303 process-not-found", Status.NOT_FOUND,
+    "No exec of that id in the container.")
+ProcessExists = ShimError.row("NVSHIM-E1304 process-exists", Status.ALREADY_EXISTS,
+    "An exec of that id is there already.")
+WrongProcessState = ShimError.row("NVSHIM-E1306 wrong-process-state", Status.FAILED_PRECONDITION,
+    "What is asked cannot be done to a process in its state.",
+    remedy="wait until the operation before this one is done, and try again")
+KilledWhileStarting = ShimError.row("NVSHIM-E1310 killed-while-starting", Status.ABORTED,
+    "A container, or an exec, was killed or deleted while its Create or Start was under way.")
+InvalidSignal = ShimError.row("NVSHIM-E1307 invalid-signal", Status.INVALID_ARGUMENT,
+    "A number that is no signal's.")
 
-class InvalidLogUri(ShimError):
-    """A logger's URI that cannot be understood. Raised by :mod:`shim.stdio.logger`."""
-
-    code = "NVSHIM-E1403"
-    status = Status.INVALID_ARGUMENT
-
-
-class LoggerNotAllowed(ShimError):
-    """A logger that the operator does not allow. Raised by :mod:`shim.stdio.logger`."""
-
-    code = "NVSHIM-E1404"
-    status = Status.PERMISSION_DENIED
-
-
-class LoggerFailed(ShimError):
-    """A logger that was not ready when it ended or closed. Raised by :mod:`shim.stdio.logger`."""
-
-    code = "NVSHIM-E1405"
-    status = Status.FAILED_PRECONDITION
-
-
-class LoggerNotReady(ShimError):
-    """A logger that did not become ready in time. Raised by :mod:`shim.stdio.logger`."""
-
-    # Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
-    code = "NVSHIM-E1406"
-    status = Status.FAILED_PRECONDITION
-
-
-class StdioTimeout(ShimError):
-    """The file system of a log or input file does not answer. Raised by :mod:`shim.stdio.files`."""
-
-    code = "NVSHIM-E1407"
-    status = Status.FAILED_PRECONDITION
-
+# -- E14xx: stdio ---------------------------------------------------------------------------
+# Not UNIMPLEMENTED, as E1101 is not.
+StdioUnsupported = ShimError.row("NVSHIM-E1402 stdio-unsupported", Status.INVALID_ARGUMENT,
+    "A stdio URI of a scheme that this shim does not serve.")
+InvalidLogUri = ShimError.row("NVSHIM-E1403 invalid-log-uri", Status.INVALID_ARGUMENT,
+    "A logger's URI that cannot be understood.")
+LoggerNotAllowed = ShimError.row("NVSHIM-E1404 logger-not-allowed", Status.PERMISSION_DENIED,
+    "A logger that the operator does not allow.")
+LoggerFailed = ShimError.row("NVSHIM-E1405 logger-failed", Status.FAILED_PRECONDITION,
+    "A logger that was not ready when it ended or closed.")
+# Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
+LoggerNotReady = ShimError.row("NVSHIM-E1406 logger-not-ready", Status.FAILED_PRECONDITION,
+    "A logger that did not become ready in time.")
+StdioTimeout = ShimError.row("NVSHIM-E1407 stdio-timeout", Status.FAILED_PRECONDITION,
+    "The file system of a log or input file does not answer.")
 
 # -- E150x: cgroups: statistics, limits ------------------------------------------------------
-
-
-class CgroupNotFound(ShimError):
-    """The container has no cgroup of its own, or it is gone. Raised by :mod:`shim.cgroup.stats`."""
-
-    code = "NVSHIM-E1501"
-    status = Status.NOT_FOUND
-
-
-class InvalidResources(ShimError):
-    """Limits that no runtime could understand. Raised by :mod:`shim.cgroup.resources`."""
-
-    code = "NVSHIM-E1502"
-    status = Status.INVALID_ARGUMENT
-
+CgroupNotFound = ShimError.row("NVSHIM-E1501 cgroup-not-found", Status.NOT_FOUND,
+    "The container has no cgroup of its own, or it is gone.")
+InvalidResources = ShimError.row("NVSHIM-E1502 invalid-resources", Status.INVALID_ARGUMENT,
+    "Limits that no runtime could understand.")
 
 # -- E17xx: the worker -----------------------------------------------------------------------
-
-
-class WorkerTimeout(ShimError):
-    """Preparing a container took too long, and was stopped. Raised by :mod:`shim.work.worker`."""
-
-    # Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
-    code = "NVSHIM-E1701"
-    status = Status.UNAVAILABLE
-
-
-class WorkerFailed(ShimError):
-    """The process that prepares a container ended without an answer, or by a defect.
-
-    Raised by :mod:`shim.work.worker`.
-    """
-
-    code = "NVSHIM-E1702"
-    status = Status.INTERNAL
-    remedy = "create the container again; if that fails too, report this with containerd's log"
+# Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
+WorkerTimeout = ShimError.row("NVSHIM-E1701 worker-timeout", Status.UNAVAILABLE,
+    "Preparing a container took too long, and was stopped.")
+WorkerFailed = ShimError.row("NVSHIM-E1702 worker-failed", Status.INTERNAL,
+    "The process that prepares a container ended without an answer, or by a defect.",
+    remedy="create the container again; if that fails too, report this with containerd's log")

@@ -34,6 +34,7 @@ from api.ttrpc.errors import (
     RemoteError,
     RemoteProtocolError,
     ShuttingDown,
+    TtrpcError,
     UndecodableMessage,
     Unimplemented,
 )
@@ -429,7 +430,7 @@ def check_status(response: ResponseReceived, asked: object, timeout: float | Non
     raise error
 
 
-def no_answer(asked: object, timeout: float | None) -> DeadlineExceeded:
+def no_answer(asked: object, timeout: float | None) -> TtrpcError:
     """The error of a call that was not answered in time."""
     return DeadlineExceeded(str(asked), found=f"no answer in {timeout:g} s")
 

@@ -333,7 +333,7 @@ class ClientStream:
         """The connection is gone. For the multiplexer."""
         self._inbox.end(error)
 
-    def _too_late(self) -> DeadlineExceeded:
+    def _too_late(self) -> TtrpcError:
         return DeadlineExceeded(str(self._asked), found=f"not done in {self._timeout:g} s")
 
 

@@ -461,7 +461,7 @@ def _broken(stream_id: int, found: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"stream {stream_id}", found=found)
 
 
-def _undecodable(stream_id: int, name: str) -> UndecodableMessage:
+def _undecodable(stream_id: int, name: str) -> RemoteProtocolError:
     return UndecodableMessage(f"{name} on stream {stream_id}", found="bytes that are none")
 
 

@@ -8,7 +8,7 @@ import socket
 from struct import Struct
 from typing import Final
 
-from api.ttrpc.errors import ConnectFailed, PeerRejected
+from api.ttrpc.errors import ConnectFailed, PeerRejected, TtrpcError
 from api.ttrpc.service import Credentials
 
 # accept(2) fails with these for a lack that passes; the connection stays in the backlog.
@@ -76,7 +76,7 @@ def connect(path: str) -> socket.socket | None:
     return sock
 
 
-def backlog_full(path: str, timeout: float) -> ConnectFailed:
+def backlog_full(path: str, timeout: float) -> TtrpcError:
     """The error for a backlog that stays full."""
     path = path.removeprefix("unix://")
     return ConnectFailed(f"connect to {path}", found=f"a backlog still full after {timeout:g} s")

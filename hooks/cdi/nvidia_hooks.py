@@ -48,6 +48,7 @@ from hooks.cdi.spec import SpecHook
 from hooks.config import Config
 from hooks.edits.compat import DIRECTORY, Compat, Host, with_compat
 from hooks.edits.planning import application_profile
+from hooks.errors import CdiError
 from hooks.image.elf import Elf, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
 from hooks.node.fingerprint import read_fields, read_names, read_text
@@ -84,7 +85,7 @@ def call_of(hook: SpecHook, owner: str) -> Call | None:
         raise _malformed(hook, owner, str(error)) from error
 
 
-def _malformed(hook: SpecHook, owner: str, found: str) -> CdiHookMalformed:
+def _malformed(hook: SpecHook, owner: str, found: str) -> CdiError:
     return CdiHookMalformed(
         f"the {hook.name} hook {' '.join((hook.path, *hook.args[1:3]))} of {owner}",
         found=found,

@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from api.values import dataclass
 from hooks.edits.grant import Grant
-from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
+from hooks.errors import MalformedRequirement, RequestError, RequirementUnclear, RequirementUnmet
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
 from hooks.node.roots import cuda_of_branch, is_new_branch
@@ -230,7 +230,7 @@ def _short(variable: str, expression: str) -> str:
     return f"{shown} ({variable})"
 
 
-def _malformed(variable: str, expression: str, found: str) -> MalformedRequirement:
+def _malformed(variable: str, expression: str, found: str) -> RequestError:
     return MalformedRequirement(
         f"{variable}={expression}",
         found=f"{found}{quotes_in(expression)}",

@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Final, Self
 
+from api.errors import ErrorRow
 from hooks.errors import RootfsError
 from hooks.image.rootfs_errors import (
     DirectoryInTheWay,
@@ -42,7 +43,7 @@ LONGEST_FILE: Final = 1 << 20
 MOST_NAMES: Final = 20_000
 """Names that are read of a directory unless the caller says otherwise."""
 
-_MEANING: Final[dict[int, tuple[type[RootfsError], str, str]]] = {
+_MEANING: Final[dict[int, tuple[type[RootfsError] | ErrorRow[RootfsError], str, str]]] = {
     errno.ENOENT: (PathRefused, "the path leads nowhere inside the image", ""),
     errno.ENOTDIR: (PathRefused, "something on the way is not a directory", ""),
     errno.ELOOP: (PathRefused, "links that go in circles or through procfs", ""),

@@ -50,7 +50,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from hooks.errors import MalformedChannel, MalformedDevice, TooManyDevices
+from hooks.errors import MalformedChannel, MalformedDevice, RequestError, TooManyDevices
 from hooks.words import (
     CDI_DEVICE,
     CDI_KIND,
@@ -170,7 +170,7 @@ class _List:
                 do="use all for every one",
             )
 
-    def malformed(self, item: str) -> MalformedDevice:
+    def malformed(self, item: str) -> RequestError:
         return MalformedDevice(
             self._asked,
             found=f'"{item}" names no device{quotes_in(item)}',

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from hooks.cdi.generating import STRATEGIES, SpecOptions
 from integration.compat.errors import FlagWithoutMeaning
+from integration.errors import IntegrationError
 
 _KINDS: Final = {
     "auto": "gpu",
@@ -140,5 +141,5 @@ def generator_request(
     return request, notes
 
 
-def _refused(flag: str, why: str) -> FlagWithoutMeaning:
+def _refused(flag: str, why: str) -> IntegrationError:
     return FlagWithoutMeaning(f"nvidia-ctk cdi generate {flag}", found=why, do=_USE_SHIM)

@@ -23,6 +23,7 @@ from hooks.errors import ConfigError
 from hooks.schema import BOOLEAN, WrongValue
 from integration import tomltext
 from integration.compat.errors import ToolkitConfigUnusable
+from integration.errors import IntegrationError
 from integration.files import read_file, replace_file
 
 DEFAULT: Final = """\
@@ -163,5 +164,5 @@ def _key_and_value(setting: str) -> tuple[str, Any]:
         raise _unusable(asked, f"{text!r} is neither true nor false") from None
 
 
-def _unusable(asked: str, found: str) -> ToolkitConfigUnusable:
+def _unusable(asked: str, found: str) -> IntegrationError:
     return ToolkitConfigUnusable(asked, found=found, do="compare nvshim compat nvidia-ctk config")

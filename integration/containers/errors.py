@@ -14,9 +14,11 @@ class ContainerUnknown(InspectionError, code="NVSHIM-E2511", status=Status.NOT_F
     """No running container is meant by what was given."""
 
 
-class ContainerAmbiguous(InspectionError, code="NVSHIM-E2512", status=Status.INVALID_ARGUMENT):
-    """More than one running container can be meant."""
-
-
 class StateUnreadable(InspectionError, code="NVSHIM-E2513", status=Status.PERMISSION_DENIED):
     """containerd's state directory, or a process, may not be looked into."""
+
+
+# fmt: off
+ContainerAmbiguous = InspectionError.row(
+    "NVSHIM-E2512 container-ambiguous", Status.INVALID_ARGUMENT,
+    "More than one running container can be meant.")

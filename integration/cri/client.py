@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine, engine_of
-from integration.cri.errors import CriRefused, CriUnreachable
+from integration.cri.errors import CriError, CriRefused, CriUnreachable
 
 Q = TypeVar("Q", bound=Message)
 Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)
@@ -152,7 +152,7 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _translated(asked: str, error: grpc.RpcError) -> CriRefused | CriUnreachable:
+def _translated(asked: str, error: grpc.RpcError) -> CriError:
     status = error.code()
     said = error.details() or status.name
     # containerd uses the same code for its own deadlines; the outcome is unknown either way.

@@ -23,7 +23,7 @@ class CriRefused(CriError, code="NVSHIM-E2421", status=Status.UNKNOWN):
         self.status = status
 
 
-class CriUnreachable(CriError, code="NVSHIM-E2422", status=Status.UNAVAILABLE):
-    """There is no answer: no server listens, the server ended, or it took too long."""
-
-    remedy = "start the engine, or name its socket"
+# fmt: off
+CriUnreachable = CriError.row("NVSHIM-E2422 cri-unreachable", Status.UNAVAILABLE,
+    "There is no answer: no server listens, the server ended, or it took too long.",
+    remedy="start the engine, or name its socket")

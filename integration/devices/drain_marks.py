@@ -26,7 +26,7 @@ from typing import Final
 
 from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
-from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
+from integration.devices.drain_errors import DrainError, MarkUnwritten, NotDrained, ResetRunning
 from integration.files import flock_within, remove_file, replace_file, sweep
 from shim.causes.agent import is_locked
 
@@ -228,7 +228,7 @@ def _open(config: Config, name: str, asked: str) -> Iterator[int]:
         os.close(fd)
 
 
-def unwritten(config: Config, asked: str, error: OSError) -> MarkUnwritten:
+def unwritten(config: Config, asked: str, error: OSError) -> DrainError:
     """Return the error for a mark or lock that cannot be written."""
     return MarkUnwritten(
         asked,

@@ -14,7 +14,7 @@ from hooks.node.inventory import Inventory
 from hooks.requests.naming import parse_names
 from hooks.sharing import id_of
 from hooks.words import AllDevices, NamedDevices
-from integration.devices.drain_errors import NotDrained, TargetUnknown
+from integration.devices.drain_errors import DrainError, NotDrained, TargetUnknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _whole(gpu: Gpu) -> Target:
     return Target(id_of(gpu), f"GPU {gpu.index}", gpu)
 
 
-def _unknown(name: str, found: str) -> TargetUnknown:
+def _unknown(name: str, found: str) -> DrainError:
     return TargetUnknown(f"the device {name}", found=found, do="name one that `nvshim list` shows")
 
 

@@ -1,7 +1,7 @@
 """Explain a code: an error's (``NVSHIM-E0202``) or a doctor's finding (``NVSHIM-D096``).
 
 The doctor's checks are a table. The errors are one too: `make reference` generates ``codes.json``
-from the error classes and the places that raise them. A test fails if the file is stale.
+from the table of errors and the places that raise them. A test fails if the file is stale.
 """
 
 from __future__ import annotations

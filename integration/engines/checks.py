@@ -17,6 +17,7 @@ from integration.engines.errors import (
     ConfigIgnored,
     ConfigRefused,
     CriDisabled,
+    EnginesError,
     HandlerInUse,
     HandlerTaken,
     SandboxerUnsafe,
@@ -67,7 +68,7 @@ def _base(template: str) -> str:
     return "" if os.path.exists(template) else 'a first line {{ template "base" . }}, then '
 
 
-def generated(options: Options, file: File, version: int) -> ConfigGenerated:
+def generated(options: Options, file: File, version: int) -> EnginesError:
     """Return the error for a file that is regenerated at each start, naming the right place.
 
     Args:

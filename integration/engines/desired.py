@@ -22,7 +22,13 @@ from integration.engines.effective_config import (
     handlers,
     pruned,
 )
-from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs, ShimNotFound
+from integration.engines.errors import (
+    DropInReplaces,
+    EditImpossible,
+    EnginesError,
+    NotOurs,
+    ShimNotFound,
+)
 from integration.engines.imports import (
     File,
     covers,
@@ -410,7 +416,7 @@ def _expect(path: str, text: str, desired: Mapping[str, Any]) -> None:
         raise _impossible(path, tomltext.to_key(*difference[1:]))
 
 
-def _impossible(path: str, what: str) -> EditImpossible:
+def _impossible(path: str, what: str) -> EnginesError:
     return EditImpossible(
         f"to add to {path}",
         found=f"it is written in a form that cannot be extended: {what}",

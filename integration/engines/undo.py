@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from integration.engines.errors import ChangedByHand, RecordInvalid
+from integration.engines.errors import ChangedByHand, EnginesError, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
 from integration.engines.runtime_options import RuntimeOptions
 from integration.json_documents import parse_json
@@ -236,7 +236,7 @@ def undo_edits(path: str, written: Written, text: str, force: bool) -> str | Non
     return text
 
 
-def changed_by_hand(path: str) -> ChangedByHand:
+def changed_by_hand(path: str) -> EnginesError:
     """Return the error for a file whose part of ours was edited."""
     return ChangedByHand(
         f"to write or remove nvshim's part of {path}",

@@ -22,7 +22,13 @@ from contextlib import contextmanager
 from typing import IO, Final
 
 from integration.errors import TreeError
-from integration.install.errors import ArchiveRefused, NoSpace, SourceBroken, SourceMissing
+from integration.install.errors import (
+    ArchiveRefused,
+    InstallError,
+    NoSpace,
+    SourceBroken,
+    SourceMissing,
+)
 from integration.tree import MANIFEST, Tree, read_tree, verify
 
 LARGEST: Final = 2 << 30
@@ -284,7 +290,7 @@ def _check_link(archive: str, name: str, target: str) -> None:
         raise _refused(archive, f"the link {name!r} to {target!r} leads out of it")
 
 
-def _refused(archive: str, what: str) -> ArchiveRefused:
+def _refused(archive: str, what: str) -> InstallError:
     return ArchiveRefused(f"to unpack {archive}", found=what, do="fetch it from where it was built")
 
 

@@ -23,7 +23,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from integration.agent_errors import AgentRunning, AgentStateUnusable
+from integration.agent_errors import AgentRunning, AgentStateUnusable, NodeAgentError
 from integration.agent_status import PODS, pod_path
 from integration.detached import run_detached
 from integration.files import flock_within
@@ -101,7 +101,7 @@ class NodeLock:
         """The id of the process that holds the lock; "unknown" if the file has none."""
         return os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
 
-    def held(self) -> AgentRunning:
+    def held(self) -> NodeAgentError:
         """Return the error for an agent that cannot get the lock."""
         return AgentRunning(
             "to start the node agent",

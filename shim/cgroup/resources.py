@@ -16,7 +16,7 @@ import json
 from typing import Any, Final
 
 from api.errors import kind_name
-from shim.errors import InvalidResources
+from shim.errors import InvalidResources, ShimError
 
 # The types of the values by their keys; a set is what each of its keys may have.
 _INTEGERS: Final = {
@@ -77,7 +77,7 @@ def _check(path: str, value: object, kind: type) -> None:
         raise _invalid(path, f"it is {kind_name(type(value))}, not {kind_name(kind)}")
 
 
-def _invalid(path: str, found: str) -> InvalidResources:
+def _invalid(path: str, found: str) -> ShimError:
     return InvalidResources(
         f"to change {path}", found=found, do="send linux.resources as the OCI spec has it"
     )

@@ -279,7 +279,7 @@ def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> 
             found=f"CRIU: {cause}",
             do="run `criu check`; a kernel that is newer than CRIU needs a newer CRIU",
         )
-    kind: type[ShimError] = CheckpointFailed if verb == "checkpoint" else RestoreFailed
+    kind = CheckpointFailed if verb == "checkpoint" else RestoreFailed
     if not cause:
         return kind(asked, found=said)
     return kind(asked, found=f"CRIU: {cause}", do=f"read {kept}" if kept else "")

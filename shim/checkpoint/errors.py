@@ -5,75 +5,31 @@ from __future__ import annotations
 from api.errors import Status
 from shim.errors import ShimError
 
+# fmt: off
 # E1308 is not used again: it refused every restore before restores were implemented.
-
-
-class CheckpointOptionsInvalid(ShimError):
-    """The options of a Checkpoint cannot be understood. Raised by :mod:`shim.checkpoint.criu`."""
-
-    code = "NVSHIM-E1521"
-    status = Status.INVALID_ARGUMENT
-    remedy = "use the options that containerd documents for a checkpoint"
-
-
-class CheckpointPathUnusable(ShimError):
-    """There is no directory to write a checkpoint to."""
-
-    code = "NVSHIM-E1522"
-    status = Status.FAILED_PRECONDITION
-
-
-class CriuNotFound(ShimError):
-    """CRIU is not installed, or not where CriuPath says. Raised by :mod:`shim.checkpoint.criu`."""
-
-    code = "NVSHIM-E1523"
-    status = Status.FAILED_PRECONDITION
-
-
-class CriuTooOld(ShimError):
-    """CRIU is older than the low-level runtime asks for. Raised by :mod:`shim.checkpoint.criu`."""
-
-    code = "NVSHIM-E1524"
-    status = Status.FAILED_PRECONDITION
-
-
-class CriuUnsupportedByRuntime(ShimError):
-    """The low-level runtime was built without CRIU. Raised by :mod:`shim.checkpoint.criu`."""
-
-    code = "NVSHIM-E1525"
-    status = Status.UNIMPLEMENTED
-
-
-class CriuUnsupportedByKernel(ShimError):
-    """CRIU does not understand this kernel, or the kernel lacks what it needs.
-
-    Raised by :mod:`shim.checkpoint.criu`.
-    """
-
-    code = "NVSHIM-E1526"
-    status = Status.FAILED_PRECONDITION
-
-
-class CheckpointFailed(ShimError):
-    """CRIU could not save the container, which goes on. Raised by :mod:`shim.checkpoint.criu`."""
-
-    code = "NVSHIM-E1527"
-    remedy = "do what CRIU's log says"
-
-
-class CheckpointUnusable(ShimError):
-    """The directory to restore from is missing, incomplete or not a checkpoint.
-
-    Raised by :mod:`shim.checkpoint.criu`.
-    """
-
-    code = "NVSHIM-E1528"
-    status = Status.FAILED_PRECONDITION
-    remedy = "make the checkpoint again"
-
-
-class RestoreFailed(ShimError):
-    """CRIU could not restore the container. Raised by :mod:`shim.checkpoint.criu`."""
-
-    code = "NVSHIM-E1529"
-    remedy = "do what CRIU's log says, or start the container without the checkpoint"
+CheckpointOptionsInvalid = ShimError.row(
+    "NVSHIM-E1521 checkpoint-options-invalid", Status.INVALID_ARGUMENT,
+    "The options of a Checkpoint cannot be understood.",
+    remedy="use the options that containerd documents for a checkpoint")
+CheckpointPathUnusable = ShimError.row(
+    "NVSHIM-E1522 checkpoint-path-unusable", Status.FAILED_PRECONDITION,
+    "There is no directory to write a checkpoint to.")
+CriuNotFound = ShimError.row("NVSHIM-E1523 criu-not-found", Status.FAILED_PRECONDITION,
+    "CRIU is not installed, or not where CriuPath says.")
+CriuTooOld = ShimError.row("NVSHIM-E1524 criu-too-old", Status.FAILED_PRECONDITION,
+    "CRIU is older than the low-level runtime asks for.")
+CriuUnsupportedByRuntime = ShimError.row(
+    "NVSHIM-E1525 criu-unsupported-by-runtime", Status.UNIMPLEMENTED,
+    "The low-level runtime was built without CRIU.")
+CriuUnsupportedByKernel = ShimError.row(
+    "NVSHIM-E1526 criu-unsupported-by-kernel", Status.FAILED_PRECONDITION,
+    "CRIU does not understand this kernel, or the kernel lacks what it needs.")
+CheckpointFailed = ShimError.row("NVSHIM-E1527 checkpoint-failed", Status.UNKNOWN,
+    "CRIU could not save the container, which goes on.",
+    remedy="do what CRIU's log says")
+CheckpointUnusable = ShimError.row("NVSHIM-E1528 checkpoint-unusable", Status.FAILED_PRECONDITION,
+    "The directory to restore from is missing, incomplete or not a checkpoint.",
+    remedy="make the checkpoint again")
+RestoreFailed = ShimError.row("NVSHIM-E1529 restore-failed", Status.UNKNOWN,
+    "CRIU could not restore the container.",
+    remedy="do what CRIU's log says, or start the container without the checkpoint")

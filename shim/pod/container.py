@@ -21,6 +21,7 @@ from shim.errors import (
     ProcessNotFound,
     ProgramNotFound,
     ProgramTimeout,
+    ShimError,
     TaskNotFound,
     WrongProcessState,
 )
@@ -464,7 +465,7 @@ class Container:
 
     # -- refusals ----------------------------------------------------------------------------
 
-    def _no_exec(self, exec_id: str) -> ProcessNotFound:
+    def _no_exec(self, exec_id: str) -> ShimError:
         return ProcessNotFound(
             f"exec {exec_id} in {self.id}", found="no exec of that id", do="list its execs"
         )

@@ -29,7 +29,7 @@ import stat
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from shim import forked, loop
-from shim.errors import StdioTimeout, StdioUnavailable
+from shim.errors import ShimError, StdioTimeout, StdioUnavailable
 from shim.mountinfo import may_hang
 from shim.stdio.pipes import Descriptors, Opening, Relay, is_fifo, state_of
 from shim.stdio.streams import Input, Output
@@ -349,7 +349,7 @@ async def _wait_until_opened(connection: socket.socket, asked: str) -> None:
         raise StdioUnavailable(**json.loads(message))
 
 
-def _late(asked: str, call: str) -> StdioTimeout:
+def _late(asked: str, call: str) -> ShimError:
     return StdioTimeout(
         asked,
         found=f"{call}(2) had not returned after {OPENING:.0f} s",

@@ -40,7 +40,14 @@ from hooks.config import load_config
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.children import spawn
-from shim.errors import InvalidLogUri, LoggerFailed, LoggerNotAllowed, LoggerNotReady, remedy_of
+from shim.errors import (
+    InvalidLogUri,
+    LoggerFailed,
+    LoggerNotAllowed,
+    LoggerNotReady,
+    ShimError,
+    remedy_of,
+)
 from shim.programs import fixed_environment
 from shim.stdio.files import ProcessOutput
 from shim.stdio.pipes import Descriptors, waiting_bytes
@@ -116,7 +123,7 @@ def parse_logger(uri: str, *, speaks: bool) -> LoggerUri:
     return LoggerUri(path, tuple(arguments), tuple(variables), speaks)
 
 
-def _invalid(uri: str, found: str) -> InvalidLogUri:
+def _invalid(uri: str, found: str) -> ShimError:
     return InvalidLogUri(
         f"a logger at {uri!r}",
         found=found,
@@ -299,7 +306,7 @@ def _status(pid: int) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-def _failed(uri: LoggerUri, found: str, error: OSError | None = None) -> LoggerFailed:
+def _failed(uri: LoggerUri, found: str, error: OSError | None = None) -> ShimError:
     failed = LoggerFailed(
         f"the logger {uri.path}", found=found, do="run it by hand to see what it lacks"
     )
@@ -353,7 +360,7 @@ def _check_owner(path: str, step: str, found: os.stat_result) -> None:
         raise _not_allowed(path, f"{step} can be written by others than its owner")
 
 
-def _not_allowed(path: str, found: str) -> LoggerNotAllowed:
+def _not_allowed(path: str, found: str) -> ShimError:
     return LoggerNotAllowed(
         f"the logger {path}",
         found=found,

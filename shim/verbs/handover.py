@@ -25,7 +25,7 @@ import os
 import socket
 from typing import Final, NamedTuple, NoReturn
 
-from api.errors import one_line
+from api.errors import one_line, type_name
 from shim import PROGRAM, bundle, forked, processes, sockets
 
 GO: Final = b"!"
@@ -169,7 +169,7 @@ def _report(bundle_path: str, error: BaseException) -> None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
-    line = one_line(f"{type(error).__name__}: {error}{where}").replace('"', "'")
+    line = one_line(f"{type_name(error)}: {error}{where}").replace('"', "'")
     try:
         log = os.path.join(bundle_path, bundle.LOG)
         fd = os.open(log, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)

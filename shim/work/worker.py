@@ -326,10 +326,10 @@ def _status(pid: int, seconds: float) -> int | None:
 
 def _described(error: BaseException) -> dict[str, Any]:
     if isinstance(error, NvshimError):
-        kind = type(error)
-        where = [kind.__module__, kind.__qualname__]
+        kind = [type(error).__module__, type(error).__qualname__]
         said = [error.asked, error.found, error.do]
-        return {"kind": where, "said": said, "code": error.code, "status": error.status}
+        row = [error.code, error.slug, error.status]
+        return {"kind": kind, "said": said, "row": row}
     if isinstance(error, OSError):
         return {"os": [error.errno, error.strerror, error.filename]}
     return {"bug": describe_bug(error)}
@@ -342,19 +342,17 @@ def _rebuilt(described: dict[str, Any]) -> Exception:
         return OSError(number, text, filename) if filename else OSError(number, text)
     if "bug" in described:
         return WorkerFailed("a container's files and devices", found=described["bug"])
-    module, name = described["kind"]
-    kind = _class_of(module, name, described["code"])
+    kind = _class_of(*described["kind"])
     error = kind.__new__(kind)
     asked, found, do = described["said"]
-    NvshimError.__init__(error, asked, found=found, do=do)  # a leaf may take other arguments
-    if error.status != described["status"]:
-        error.status = described["status"]
+    NvshimError.__init__(error, asked, found=found, do=do)  # a class may take other arguments
+    error.code, error.slug, error.status = described["row"]
     return error
 
 
-def _class_of(module: str, name: str, code: str) -> type[NvshimError]:
-    """The class of an error; one of the same name and code if the shim has not loaded it."""
+def _class_of(module: str, name: str) -> type[NvshimError]:
+    """The class of an error; the root if the shim has not loaded it."""
     kind = getattr(sys.modules.get(module), name, None)
     if isinstance(kind, type) and issubclass(kind, NvshimError):
         return kind
-    return type(name, (NvshimError,), {"code": code})
+    return NvshimError

@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Callable
 from typing import Any, Final
 
-import pytest
-
+from api.errors import NvshimError
 from integration.engines import ContainerdOptions, plan
+from tests.harness.raising import Kind, raises
 from tests.harness.releases import UNSTABLE
 
 RELEASES: Final = ("installed", "trixie", UNSTABLE)
@@ -154,9 +154,9 @@ def default_of(program: str) -> str:
     return text
 
 
-def refused(node: Etc, kind: type[Exception], pattern: str, **options: Any) -> None:
+def refused(node: Etc, kind: Kind[NvshimError], pattern: str, **options: Any) -> None:
     """A plan is refused with one line, and nothing has changed."""
     files = node.files()
-    with pytest.raises(kind, match=pattern):
+    with raises(kind, match=pattern):
         plan(node.options(**options))
     assert node.files() == files

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, WebSocke
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from integration.cri.errors import CriError
 from tools.errors import StreamBroken, StreamRefused
 
 PROTOCOL: Final = "v4.channel.k8s.io"
@@ -237,7 +238,7 @@ class PortStream:
             elif data:
                 raise self._broken(data.decode(errors="replace"))
 
-    def _broken(self, found: str) -> StreamBroken:
+    def _broken(self, found: str) -> CriError:
         return StreamBroken(f"the port at {self._url}", found=found)
 
 

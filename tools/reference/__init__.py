@@ -7,7 +7,7 @@ can see (a key, a variable, an error, an option) is a change of a page in the sa
     markdown.py       tables and anchors
     sources.py        our modules as syntax trees: what the code reads, and what it raises
     configuration.py  keys of config.toml, from the parser's own table
-    error_codes.py    the tree of errors, with the remedies that the code writes into them
+    error_codes.py    the table of errors, with the remedies that the code writes into them
     commands.py       nvshim's commands and options, as click has them; exit statuses
     migration.py      what becomes of each key of NVIDIA's config.toml
     metrics.py        the metrics, from their table; dcgm.py: what is made of them

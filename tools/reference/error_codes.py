@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from api.errors import NvshimError
+from api.errors import ErrorRow, NvshimError
 from tools.reference.markdown import prose
-from tools.reference.sources import INSTALLED, ROOMS, causes, remedies
+from tools.reference.sources import INSTALLED, ROOMS, assigned, causes, modules, remedies
 
-__all__ = ["every_error", "is_met", "page", "table"]
+__all__ = ["Entry", "every_error", "is_met", "page", "table"]
 
 _HEAD: Final = """\
 # Errors
@@ -54,20 +55,53 @@ _OF_PROTOCOL: Final = ("NVSHIM-E00", "NVSHIM-E100", "NVSHIM-E13", "NVSHIM-E160")
 _SCRIPTS: Final = ("__main__", "nvml_probe")
 
 
-def every_error() -> list[type[NvshimError]]:
-    """Every error that is raised, by its code. Imports every module of ours."""
+class Entry(NamedTuple):
+    """An error of the table: a class or a row."""
+
+    code: str
+    name: str  # in the code
+    module: str
+    slug: str
+    status: int
+    remedy: str  # its own
+    meaning: str  # as the code has it
+    is_branch: bool  # of others
+
+
+def every_error() -> list[Entry]:
+    """Every error with a code, by it. Imports every module of ours."""
     rooms = tuple(room.replace("/", ".") for room in ROOMS)
     for room in rooms:
         package = importlib.import_module(room)
         for module in pkgutil.walk_packages(package.__path__, f"{room}."):
             if not module.name.endswith(_SCRIPTS):
                 importlib.import_module(module.name)
-    kinds = {
-        kind
-        for kind in _descendants(NvshimError)
-        if "code" in vars(kind) and kind.__module__.startswith(rooms)
-    }
-    return sorted(kinds, key=lambda kind: (kind.code, kind.__name__))
+    rows = list(_rows())
+    branches = {row.branch for _, _, row in rows}
+    entries = [
+        Entry(row.code, name, module, row.slug, row.status, row.remedy, row.when, is_branch=False)
+        for module, name, row in rows
+    ]
+    for kind in _descendants(NvshimError):
+        own = vars(kind)
+        if "code" in own and kind.__module__.startswith(rooms):
+            entries.append(
+                Entry(
+                    kind.code, kind.__name__, kind.__module__, kind.slug, kind.status,
+                    own.get("remedy", ""), meaning_of(own.get("__doc__") or ""),
+                    is_branch=kind in branches or bool(kind.__subclasses__()),
+                )
+            )  # fmt: skip
+    return sorted(entries)
+
+
+def _rows() -> Iterator[tuple[str, str, ErrorRow[NvshimError]]]:
+    """Every row, with its module and its name."""
+    for module in modules():
+        dotted = module.path.removesuffix(".py").replace("/", ".")
+        for name, value in assigned(module.tree):
+            if isinstance(value, ast.Call) and getattr(value.func, "attr", "") == "row":
+                yield dotted, name, getattr(importlib.import_module(dotted), name)
 
 
 def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
@@ -79,47 +113,46 @@ def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
 def page() -> str:
     """The page of the errors that people meet."""
     advice = remedies()
-    left = [kind for kind in every_error() if is_met(kind) and not _is_branch(kind, advice)]
+    left = [each for each in every_error() if is_met(each) and not _is_branch(each, advice)]
     parts = [_HEAD]
     for prefix, title in _SECTIONS:
-        mine = [kind for kind in left if kind.code.startswith(prefix)]
-        left = [kind for kind in left if kind not in mine]
-        parts.append(f"## {title}\n\n" + "".join(_entry(kind, advice) for kind in mine))
-    named = ", ".join(f"**{kind.code}** {kind.slug()}" for kind in left)
+        mine = [each for each in left if each.code.startswith(prefix)]
+        left = [each for each in left if each not in mine]
+        parts.append(f"## {title}\n\n" + "".join(_entry(each, advice) for each in mine))
+    named = ", ".join(f"**{each.code}** {each.slug}" for each in left)
     return "\n".join([*parts, f"{_COMMANDS}{named}.\n"])
 
 
-def is_met(kind: type[NvshimError]) -> bool:
+def is_met(entry: Entry) -> bool:
     """Whether people meet an error who neither work on the project nor speak its protocol."""
-    return not kind.__module__.startswith(_OF_TOOLS) and not kind.code.startswith(_OF_PROTOCOL)
+    return not entry.module.startswith(_OF_TOOLS) and not entry.code.startswith(_OF_PROTOCOL)
 
 
-def _is_branch(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> bool:
+def _is_branch(entry: Entry, advice: Mapping[str, Sequence[str]]) -> bool:
     """Whether only others that hang on it are raised."""
-    return bool(kind.__subclasses__()) and not _advice(kind, advice)
+    return entry.is_branch and not _advice(entry, advice)
 
 
-def _entry(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> str:
-    remedy = _remedy(kind, advice)
+def _entry(entry: Entry, advice: Mapping[str, Sequence[str]]) -> str:
+    remedy = _remedy(entry, advice)
     told = f" *{remedy[0].upper()}{remedy[1:]}.*" if remedy else ""
-    return f'- <span id="{kind.code.lower()}"></span>**{kind.code}** {_meaning(kind)}{told}\n'
+    return f'- <span id="{entry.code.lower()}"></span>**{entry.code}** {_meaning(entry)}{told}\n'
 
 
-def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is said where it is raised, and what the class says if nothing is said there."""
-    by_itself = getattr(kind, "remedy", "")
-    every = dict.fromkeys((*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ())))
+def _advice(entry: Entry, advice: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is said where it is raised, and what the table says if nothing is said there."""
+    every = dict.fromkeys((*advice.get(entry.name, ()), *filter(None, (entry.remedy,))))
     return [text for text in every if not any(text in other for other in every if other != text)]
 
 
-def _remedy(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> str:
+def _remedy(entry: Entry, advice: Mapping[str, Sequence[str]]) -> str:
     """One that is the same in every case, if there is one."""
-    return prose(min(_advice(kind, advice), key=lambda text: "…" in text, default=""))
+    return prose(min(_advice(entry, advice), key=lambda text: "…" in text, default=""))
 
 
-def _meaning(kind: type[NvshimError]) -> str:
+def _meaning(entry: Entry) -> str:
     """The first sentence of it."""
-    return prose(re.split(r"(?<=\.)\s", meaning_of(kind.__doc__ or ""), maxsplit=1)[0])
+    return prose(re.split(r"(?<=\.)\s", entry.meaning, maxsplit=1)[0])
 
 
 # -- for nvshim explain -------------------------------------------------------------------------
@@ -133,22 +166,19 @@ def table() -> str:
     """
     found, advice = causes(INSTALLED), remedies(INSTALLED)
     told = {
-        kind.code: {
-            "name": kind.slug().replace("-", " "),
-            "meaning": _plain(meaning_of(vars(kind).get("__doc__") or "")),
-            "causes": found.get(kind.__name__, ()),
-            "remedies": list(dict.fromkeys((*advice.get(kind.__name__, ()), *_own_remedy(kind)))),
+        each.code: {
+            "name": each.slug.replace("-", " "),
+            "meaning": _plain(each.meaning),
+            "causes": found.get(each.name, ()),
+            "remedies": list(
+                dict.fromkeys((*advice.get(each.name, ()), *filter(None, (each.remedy,))))
+            ),
         }
-        for kind in every_error()
-        if kind.__module__.startswith(tuple(f"{room}." for room in INSTALLED))
+        for each in every_error()
+        if each.module.startswith(tuple(f"{room}." for room in INSTALLED))
     }
     lines = (f"{json.dumps(c)}: {json.dumps(t, ensure_ascii=False)}" for c, t in told.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _own_remedy(kind: type[NvshimError]) -> tuple[str, ...]:
-    remedy = vars(kind).get("remedy")
-    return (remedy,) if remedy else ()
 
 
 _WHERE: Final = re.compile(r"\s*Raised (?:by|at|in|when|for|where|if)\b[^.]*(?:\.[^\s.][^.]*)*\.")

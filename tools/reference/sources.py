@@ -16,6 +16,7 @@ __all__ = [
     "INSTALLED",
     "ROOMS",
     "Module",
+    "assigned",
     "calls",
     "causes",
     "modules",
@@ -202,7 +203,15 @@ def _advice_in(those: Iterable[Module], argument: str) -> Mapping[str, tuple[str
 
 def _constants_of(tree: ast.Module) -> Mapping[str, str]:
     """The texts that a module gives names, by these."""
-    found: dict[str, str] = {}
+    return {
+        name: value.value
+        for name, value in assigned(tree)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    }
+
+
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
+    """What a module gives names at its top, with the names."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             targets = node.targets
@@ -210,11 +219,9 @@ def _constants_of(tree: ast.Module) -> Mapping[str, str]:
             targets = [node.target]
         else:
             continue
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found |= {
-                target.id: node.value.value for target in targets if isinstance(target, ast.Name)
-            }
-    return found
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
 
 
 def _sentences(node: ast.expr, names: Mapping[str, str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hooks.config import Config
-from integration.agent_errors import ClaimHolds, ClaimsUnreadable, ClaimUnknown
+from integration.agent_errors import ClaimHolds, ClaimsUnreadable, ClaimUnknown, NodeAgentError
 from shim.work import claims
 
 
@@ -90,7 +90,7 @@ def _names(row: dict[str, Any]) -> set[str]:
     return names - {None}
 
 
-def _holds(name: str, row: dict[str, Any]) -> ClaimHolds:
+def _holds(name: str, row: dict[str, Any]) -> NodeAgentError:
     return ClaimHolds(
         f"to release {name}",
         found=f"{row['container']} has not exited, or its bundle {row['bundle']} is being created",
@@ -102,7 +102,7 @@ def _directory(config: Config) -> str:
     return os.path.join(config.state, claims.DIRECTORY)
 
 
-def _unreadable(config: Config, error: OSError) -> ClaimsUnreadable:
+def _unreadable(config: Config, error: OSError) -> NodeAgentError:
     return ClaimsUnreadable(
         f"the claims in {_directory(config)}",
         found=str(error.strerror).lower(),

@@ -19,6 +19,7 @@ from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused, CriUnreachable
 from tests.harness.pods import IDLE, PodContainer, Pods, host_directory
+from tests.harness.raising import raises
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
@@ -147,7 +148,7 @@ def test_exec_has_both_streams_a_code_and_a_limit(pods: Pods) -> None:
     with pytest.raises(CriRefused, match=r"no-such-program"):
         container.exec("no-such-program")
     began = time.monotonic()
-    with pytest.raises(CriUnreachable, match="timeout 1s exceeded"):
+    with raises(CriUnreachable, match="timeout 1s exceeded"):
         container.exec("sh", "-c", "exec sleep 78", timeout=1)
     assert time.monotonic() - began < 20
     # What exceeded the limit was killed, and the container was not.

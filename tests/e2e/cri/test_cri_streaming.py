@@ -7,6 +7,7 @@ import pytest
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
 from tests.harness.pods import IDLE, Pods
+from tests.harness.raising import raises
 from tests.harness.waiting import eventually
 from tools.cri.streaming import PortStream, ProcessStream
 from tools.errors import StreamBroken, StreamRefused
@@ -93,7 +94,7 @@ def test_port_of_a_pod_is_forwarded(pods: Pods) -> None:
     nobody = pb.PortForwardRequest(pod_sandbox_id=pod.id, port=[9])
     with (
         PortStream(pods.cri.port_forward(nobody).url, 9) as stream,
-        pytest.raises(StreamBroken, match="refused"),
+        raises(StreamBroken, match="refused"),
     ):
         stream.read()
 
@@ -104,7 +105,7 @@ def test_url_is_good_for_one_stream_of_a_container_that_runs(pods: Pods) -> None
     url = container.exec_url("true")
     with ProcessStream(url) as stream:
         assert stream.wait().exit_code == 0
-    with pytest.raises(StreamRefused, match="404"):
+    with raises(StreamRefused, match="404"):
         ProcessStream(url)
     container.stop()
     with pytest.raises(CriRefused, match=r"CONTAINER_EXITED"):

@@ -39,6 +39,7 @@ from tests.harness.etc_containerd import (
     refused,
 )
 from tests.harness.nvshim import nvshim
+from tests.harness.raising import raises
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
 from tools.parts import Parts
@@ -221,7 +222,7 @@ def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
     assert ("gke.gcr.io/pause:3.8" in str(node.dump())) is kept
     os.unlink(path)
     if not kept:
-        with pytest.raises(DropInReplaces, match="imported file replaces"):
+        with raises(DropInReplaces, match="imported file replaces"):
             plan(node.options(drop_in=path))
     apply(plan(node.options()))
     assert "gke.gcr.io/pause:3.8" in str(node.dump())
@@ -343,7 +344,7 @@ def test_directory_that_cannot_be_written_is_a_typed_line(
     node = make(UNSTABLE, VERSION_3)
     files = node.files()
     change = plan(node.options(drop_in="/proc/nvshim/99-nvshim.toml"))
-    with pytest.raises(WriteFailed, match=r"/proc/nvshim"):
+    with raises(WriteFailed, match=r"/proc/nvshim"):
         apply(change)
     assert node.files() == files
 

@@ -22,6 +22,7 @@ from integration.engines.errors import (
     RecordInvalid,
 )
 from tests.harness.docker import DockerParts
+from tests.harness.raising import raises
 
 GRUBBY: Final = """{
 \t"live-restore" : true,
@@ -116,7 +117,7 @@ NVIDIAS: Final = """{
 def test_place_of_nvidias_runtime_is_taken_and_given_back_to_the_byte(node: Node) -> None:
     node.write(NVIDIAS)
     tree = node.tree()
-    with pytest.raises(HandlerTaken, match=r'"path": "nvidia-container-runtime".* Add --replace'):
+    with raises(HandlerTaken, match=r'"path": "nvidia-container-runtime".* Add --replace'):
         plan(node.options())
     apply(plan(node.options(replace=True)))
     after = json.loads(node.read())
@@ -158,7 +159,7 @@ def test_runtime_that_somebody_made_the_default_is_not_taken_away(node: Node) ->
     apply(plan(node.options()))
     node.write(node.read().replace('"default-runtime": "kata"', '"default-runtime": "nvidia"'))
     for act, name in ((plan_removal, "nvidia"), (plan, "gpu")):
-        with pytest.raises(HandlerInUse, match="dockerd would not start"):
+        with raises(HandlerInUse, match="dockerd would not start"):
             act(node.options(runtime_name=name))
     apply(plan_removal(node.options(force=True)))
     assert json.loads(node.read())["default-runtime"] == "nvidia"
@@ -178,7 +179,7 @@ def test_hook_of_others_is_left_alone_and_ours_is_not_overwritten_blindly(node: 
     assert os.access(hook, os.X_OK)
     with open(hook, "a") as file:
         file.write("# mine\n")
-    with pytest.raises(ChangedByHand):
+    with raises(ChangedByHand):
         plan_removal(node.options())
     apply(plan_removal(node.options(force=True)))
     assert not os.path.exists(hook)
@@ -205,7 +206,7 @@ def test_what_stands_in_the_way_is_one_line(node: Node) -> None:
         ('{"runtimes": {"nvidia": {"path": "/x"}}}', HandlerTaken, "--replace"),
     ):
         node.write(text)
-        with pytest.raises(kind, match=pattern):
+        with raises(kind, match=pattern):
             plan(node.options())
         assert node.read() == text
     node.write("{}")
@@ -217,8 +218,8 @@ def test_what_stands_in_the_way_is_one_line(node: Node) -> None:
     os.makedirs(f"{node.directory}/records")
     with open(node.options().record, "w") as file:
         file.write('{"config": 1}')
-    with pytest.raises(RecordInvalid, match="by hand"):
+    with raises(RecordInvalid, match="by hand"):
         plan(node.options())
     old = DockerParts.of_release("bookworm").dockerd
-    with pytest.raises(EngineTooOld, match=r"Docker 20\.10"):
+    with raises(EngineTooOld, match=r"Docker 20\.10"):
         plan(node.options(program=old))

@@ -36,6 +36,7 @@ from tests.harness.etc_containerd import (
     MakeEtc,
     refused,
 )
+from tests.harness.raising import raises
 from tests.harness.releases import UNSTABLE, of_releases
 
 pytestmark = pytest.mark.usefixtures("asked_once")
@@ -52,7 +53,7 @@ def test_handler_goes_where_the_section_is_in_force(make: MakeEtc) -> None:
         GKE[GKE.index("[plugins") : GKE.index("  [plugins")], "", 1
     ), "runtimes.d/99-nvidia.toml")  # fmt: skip
     files = node.files()
-    with pytest.raises(HandlerTaken, match=r"99-nvidia\.toml has one that calls .*--replace"):
+    with raises(HandlerTaken, match=r"99-nvidia\.toml has one that calls .*--replace"):
         plan(node.options())
     change = plan(node.options(runtime_name="gpu"))
     assert [file.path for file in change.files] == [node.options().record, theirs]
@@ -137,7 +138,7 @@ def test_handler_that_stood_where_nobody_can_tell_any_more_is_not_lost_silently(
     before = node.read(name)
     apply(plan(node.options(replace=True)))
     node.write(re.sub(r"(?m)^# nvshim: the handler.*\n", "", node.read(name)), name)
-    with pytest.raises(ChangedByHand, match=r"99-nvidia\.toml"):
+    with raises(ChangedByHand, match=r"99-nvidia\.toml"):
         plan_removal(node.options())
     # Their tool has written it anew: it is there, and stays.
     node.write(before.replace("SystemdCgroup = true", "SystemdCgroup = false"), name)
@@ -244,7 +245,7 @@ def test_what_somebody_changed_of_ours_is_kept_until_forced(make: MakeEtc, relea
     apply(plan(node.options()))
     node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
     refused(node, ChangedByHand, "--force")
-    with pytest.raises(ChangedByHand):
+    with raises(ChangedByHand):
         plan_removal(node.options())
     apply(plan(node.options(force=True)))
     assert "mine" not in node.read(name)
@@ -285,7 +286,7 @@ def test_handler_that_somebody_made_the_default_is_not_taken_away(
     node.write(node.read().replace('name = "runc"', 'name = "nvidia"'))
     files = node.files()
     refused(node, HandlerInUse, "default_runtime_name = nvidia.*such as runc", runtime_name="gpu")
-    with pytest.raises(HandlerInUse):
+    with raises(HandlerInUse):
         plan_removal(node.options())
     assert node.files() == files
     apply(plan_removal(node.options(force=True)))

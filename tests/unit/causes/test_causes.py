@@ -34,6 +34,7 @@ from shim.causes.xids import (
     with_recovery,
 )
 from shim.errors import BundleUnusable, InvalidIdentifier
+from tests.harness.raising import raises
 
 GPU = "GPU-1b7a0c55-0000-4000-8000-00000000000a"
 EXIT = 1_795_677_165.8  # 07:12:45.8 UTC
@@ -79,7 +80,7 @@ def test_a_name_that_is_no_identifier_is_no_path(tmp_path: Path, name: str) -> N
         lambda: read_causes(str(tmp_path), name, "c1"),
         lambda: forget_causes(str(tmp_path), "k8s.io", name),
     ):
-        with pytest.raises(InvalidIdentifier):
+        with raises(InvalidIdentifier):
             call()
     assert os.listdir(tmp_path) == []
 

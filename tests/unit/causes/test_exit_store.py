@@ -13,6 +13,7 @@ import pytest
 from shim.causes import exit_store
 from shim.causes.record import Fault, Whose, faults_of
 from shim.errors import BundleUnusable, InvalidIdentifier
+from tests.harness.raising import raises
 
 LOST = Fault(
     1000.0, "xid", 79, "the GPU has fallen off the bus", whose=Whose.DEVICE, sure=True, action=""
@@ -136,9 +137,9 @@ def test_what_is_malformed_is_not_remembered(tmp_path: Path, content: bytes) -> 
 
 
 def test_names_are_checked_and_a_failure_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidIdentifier):
+    with raises(InvalidIdentifier):
         exit_store.write_ended(str(tmp_path), container("../x"), [LOST], "a line")
-    with pytest.raises(InvalidIdentifier):
+    with raises(InvalidIdentifier):
         exit_store.read_ended(str(tmp_path), "..", "c1")
     (tmp_path / "ended").touch()
     with pytest.raises(BundleUnusable, match="cannot write"):

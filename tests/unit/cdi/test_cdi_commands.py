@@ -18,6 +18,7 @@ from hooks.cdi.files import tree_of
 from integration import exits
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
+from tests.harness.raising import raises
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import NVIDIA, VERSION, Node, uuid_of
 
@@ -150,7 +151,7 @@ def test_file_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Pa
     (tmp_path / "dir.json").mkdir()
     before = sorted(os.listdir(tmp_path))
     for name in ("file/x.json", "dir.json"):
-        with pytest.raises(CdiSpecUnwritten, match="cannot write"):
+        with raises(CdiSpecUnwritten, match="cannot write"):
             writing.write(f"{tmp_path}/{name}", "{}")
     assert sorted(os.listdir(tmp_path)) == before
 

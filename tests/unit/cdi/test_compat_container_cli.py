@@ -14,6 +14,7 @@ from hooks.node.inventory import Inventory, take_inventory
 from integration import exits
 from integration.cli import app
 from integration.compat.container_cli import ListSelection, info_text, list_paths, log_lines
+from tests.harness.raising import raises
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
@@ -152,7 +153,7 @@ def test_an_imex_channel_has_to_be_there(node: Node, inventory: Inventory) -> No
     path = "/dev/nvidia-caps-imex-channels/channel3"
     assert list_paths(inventory, node.config, wanted) == [path]
     for channel in ("4", "../../x"):
-        with pytest.raises(ImexChannelMissing):
+        with raises(ImexChannelMissing):
             list_paths(inventory, node.config, ListSelection(imex_channels=(channel,)))
 
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from api.errors import NvshimError
 from hooks.config.nvidia import parse_nvidia_config
 from integration import exits
 from integration.cli import configure
 from integration.compat import cdi_generate, toolkit_config
 from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
 from integration.compat.runtime_configure import arguments_of
+from tests.harness.raising import Kind, raises
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import Node, uuid_of
 
@@ -336,9 +338,9 @@ def test_flags_of_runtime_configure_become_words_of_ours(
     ],
 )
 def test_what_runtime_configure_cannot_do_is_an_error(
-    flags: dict[str, Any], error: type[Exception]
+    flags: dict[str, Any], error: Kind[NvshimError]
 ) -> None:
-    with pytest.raises(error):
+    with raises(error):
         arguments_of(engine="docker", **flags)
 
 

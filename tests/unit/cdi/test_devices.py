@@ -19,6 +19,7 @@ from integration.devices.creating import (
 )
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import expected_nodes
+from tests.harness.raising import raises
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node
 
@@ -141,7 +142,7 @@ def test_what_is_wrong_is_told_and_left(loaded: Node) -> None:
         "nvidia0": f"{loaded.dev}/nvidia0 is no character device",
         "nvidia1": f"{loaded.dev}/nvidia1 is no character device",
     }
-    with pytest.raises(DevicesNotMade, match=r"2 of \d+ modules, nodes"):
+    with raises(DevicesNotMade, match=r"2 of \d+ modules, nodes"):
         refuse_failures(steps)
     assert (loaded.dev / "nvidia1").read_text() == "a file"
 
@@ -159,7 +160,7 @@ def test_without_a_module_its_nodes_are_unavailable(loaded: Node) -> None:
     (loaded.proc / "devices").write_text("Character devices:\n  1 mem\n")
     for name in ("nvidiactl", "nvidia0", "nvidia1"):
         (loaded.dev / name).unlink()
-    with pytest.raises(DevicesNotMade, match="lists no nvidia"):
+    with raises(DevicesNotMade, match="lists no nvidia"):
         refuse_failures(create(loaded.config, CreateOptions(links=False)))
 
 
@@ -195,7 +196,7 @@ def test_without_the_drivers_own_module_nothing_is_made_and_without_others_the_r
         return ""
 
     failing = "nvidia"
-    with pytest.raises(ModulesNotLoaded, match=r"nvidia.*no such device"):
+    with raises(ModulesNotLoaded, match=r"nvidia.*no such device"):
         create(loaded.config, CreateOptions(modules=True), run)
     assert asked == ["nvidia"]
     assert not (loaded.dev / "nvidiactl").exists()
@@ -206,7 +207,7 @@ def test_without_the_drivers_own_module_nothing_is_made_and_without_others_the_r
     }  # fmt: skip
     made = states(steps, "node")
     assert (made["nvidia0"], made["nvidia-uvm"]) == (StepState.MADE, StepState.UNAVAILABLE)
-    with pytest.raises(DevicesNotMade, match="nvidia-uvm: no such device"):
+    with raises(DevicesNotMade, match="nvidia-uvm: no such device"):
         refuse_failures(steps)
     dry = create(loaded.config, CreateOptions(modules=True, dry_run=True), run)
     assert states(dry, "module")["nvidia"] == StepState.PRESENT

@@ -14,7 +14,7 @@ from tools.reference.sources import remedies
 def _named() -> set[str]:
     """Every command of nvshim that a remedy names."""
     texts = [text for several in remedies().values() for text in several]
-    texts += [kind.remedy for kind in every_error()]
+    texts += [entry.remedy for entry in every_error()]
     texts += [check.remedy for check in CHECKS]
     found = {text for each in texts for text in re.findall(r"`(nvshim [^`…]+)`", each)}
     found |= {line for check in CHECKS for line in check.command.split(" && ")}

@@ -15,6 +15,7 @@ from api.errors import Status
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused, CriUnreachable
+from tests.harness.raising import raises
 from tools.cri import plugin as module
 from tools.cri.plugin import CriPlugin, to_toml
 from tools.errors import CniNotInstalled
@@ -67,7 +68,7 @@ def test_every_method_of_the_interface_is_called_by_its_name(cri: Cri) -> None:
 
 
 def test_nobody_there_is_another_error_than_a_refusal(tmp_path: Path) -> None:
-    with Cri(f"{tmp_path}/none") as cri, pytest.raises(CriUnreachable):
+    with Cri(f"{tmp_path}/none") as cri, raises(CriUnreachable):
         cri.version(pb.VersionRequest(), timeout=5)
 
 
@@ -92,7 +93,7 @@ def test_configuration_is_where_each_version_of_containerd_looks_for_it(plugins:
 
 def test_missing_network_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CNI_DIRECTORIES", ("/no/such",))
-    with pytest.raises(CniNotInstalled, match="Install the package containernetworking-plugins"):
+    with raises(CniNotInstalled, match="Install the package containernetworking-plugins"):
         CriPlugin(HANDLERS, sandbox_image="pause:1").tables(2, "/d")
 
 

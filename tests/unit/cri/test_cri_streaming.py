@@ -10,6 +10,7 @@ import pytest
 from websockets.http11 import Response
 from websockets.sync.server import ServerConnection, serve
 
+from tests.harness.raising import raises
 from tools.cri.streaming import PROTOCOL, Ended, PortStream, ProcessStream
 from tools.errors import StreamBroken, StreamRefused
 
@@ -81,14 +82,14 @@ def test_input_and_size_have_their_channels(served: Served) -> None:
 
 @pytest.mark.parametrize("last", [b"\3not json", b"\3[]", b"\1out", b"\7x"])
 def test_end_of_a_process_that_is_not_told_is_an_error(served: Served, last: bytes) -> None:
-    with ProcessStream(served(saying(last))) as stream, pytest.raises(StreamBroken):
+    with ProcessStream(served(saying(last))) as stream, raises(StreamBroken):
         stream.wait()
 
 
 @pytest.mark.parametrize("sent", [b"\x82\x85abcdabcde", b"\xf2\x00", b"\x83\x00"])
 def test_frame_against_the_rules_is_an_error(served: Served, sent: bytes) -> None:
     url = served(lambda peer: peer.socket.sendall(sent))
-    with ProcessStream(url) as stream, pytest.raises(StreamBroken, match="the stream from"):
+    with ProcessStream(url) as stream, raises(StreamBroken, match="the stream from"):
         stream.wait()
 
 
@@ -123,7 +124,7 @@ def test_port_tells_its_number_before_its_data(served: Served) -> None:
 
 @pytest.mark.parametrize("sent", [[b"\0\x09\0"], [b"\0\x90\x1f", b"\1\x90\x1f", b"\1refused"]])
 def test_port_that_is_another_or_fails_is_an_error(served: Served, sent: list[bytes]) -> None:
-    with PortStream(served(saying(*sent)), 8080) as stream, pytest.raises(StreamBroken):
+    with PortStream(served(saying(*sent)), 8080) as stream, raises(StreamBroken):
         stream.read()
 
 
@@ -131,14 +132,14 @@ def test_server_that_does_not_agree_is_quoted(served: Served) -> None:
     def refuse(peer: ServerConnection, _: object) -> Response:
         return peer.respond(404, "cannot find it")
 
-    with pytest.raises(StreamRefused, match="404"):
+    with raises(StreamRefused, match="404"):
         ProcessStream(served(saying(), process_request=refuse))
-    with pytest.raises(StreamRefused, match="protocol"):
+    with raises(StreamRefused, match="protocol"):
         ProcessStream(served(saying(), subprotocols=None))
 
 
 def test_nobody_there_is_an_error() -> None:
     with socket.socket() as nobody:  # keeps the port from others, and does not listen
         nobody.bind(("127.0.0.1", 0))
-        with pytest.raises(StreamRefused, match="refused"):
+        with raises(StreamRefused, match="refused"):
             PortStream(f"http://127.0.0.1:{nobody.getsockname()[1]}/x", 80)

@@ -13,6 +13,7 @@ import pytest
 
 from integration.tree import Tree
 from tests.harness.own_process import restored
+from tests.harness.raising import raises
 from tools.dist.debian import package_name, package_version, write_package
 from tools.dist.inputs import Inputs
 from tools.dist.manifest import write_tree
@@ -101,13 +102,13 @@ def test_the_same_tree_gives_the_same_package(tree: Tree, tmp_path: Path) -> Non
 
 
 def test_a_package_that_cannot_be_made_leaves_nothing(tree: Tree, tmp_path: Path) -> None:
-    with pytest.raises(TreeNotBuilt, match="unknown compression type"):
+    with raises(TreeNotBuilt, match="unknown compression type"):
         write_package(tree, INPUTS, str(tmp_path / "x.deb"), compression="-Znonsense")
     assert os.listdir(tmp_path) == ["tree"]
 
 
 def test_what_is_installed_cannot_build_itself(tmp_path: Path) -> None:
-    with pytest.raises(TreeNotBuilt, match="no checkout at"):
+    with raises(TreeNotBuilt, match="no checkout at"):
         Inputs.of(str(tmp_path))
 
 

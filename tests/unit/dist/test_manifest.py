@@ -13,6 +13,7 @@ import pytest
 
 from integration.errors import TreeDamaged, TreeUnreadable
 from integration.tree import MANIFEST, Tree, own_tree, read_tree, verify
+from tests.harness.raising import raises
 from tools.dist.manifest import write_tree
 
 
@@ -82,7 +83,7 @@ def _fifo_for_file(path: Path) -> None:
 )
 def test_damage_is_found_and_named(tree: Tree, damage: Callable[[Path], Any], found: str) -> None:
     damage(Path(tree.path))
-    with pytest.raises(TreeDamaged) as raised:
+    with raises(TreeDamaged) as raised:
         verify(tree.path)
     assert raised.value.found == found
 
@@ -91,12 +92,12 @@ def test_of_much_damage_the_beginning_is_named(tree: Tree) -> None:
     for number in range(9):
         with open(os.path.join(tree.path, f"more{number}"), "w", encoding="ascii"):
             pass
-    with pytest.raises(TreeDamaged, match=r"more4 is not part of it and 4 more\."):
+    with raises(TreeDamaged, match=r"more4 is not part of it and 4 more\."):
         verify(tree.path)
 
 
 def test_where_no_manifest_is_there_is_no_tree(tmp_path: Path) -> None:
-    with pytest.raises(TreeUnreadable, match="no such file or directory"):
+    with raises(TreeUnreadable, match="no such file or directory"):
         read_tree(str(tmp_path))
 
 
@@ -129,7 +130,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(
         content = json.load(file)
     with open(manifest, "w", encoding="utf-8") as file:
         json.dump({**content, **change}, file)
-    with pytest.raises(TreeUnreadable) as raised:
+    with raises(TreeUnreadable) as raised:
         read_tree(tree.path)
     assert found in raised.value.found
 
@@ -138,7 +139,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(
 def test_a_manifest_that_is_none_is_refused(tree: Tree, text: str) -> None:
     with open(os.path.join(tree.path, MANIFEST), "w", encoding="latin-1") as file:
         file.write(text)
-    with pytest.raises(TreeUnreadable):
+    with raises(TreeUnreadable):
         read_tree(tree.path)
 
 

@@ -13,6 +13,7 @@ from integration.doctor.checks import CHECKS
 from integration.doctor.codes import explain_code
 from tests.harness.pages import blocks, read_page
 from tests.harness.pages import pages as every_page
+from tests.harness.raising import raises
 from tools.errors import BlockMissing
 from tools.reference import commands, pages
 from tools.reference.error_codes import every_error, is_met
@@ -165,8 +166,8 @@ def test_every_error_is_on_the_page_or_explained_by_nvshim() -> None:
     for error in every_error():
         if f"**{error.code}** " not in page:
             # One that only others hang on, or that is not for people.
-            assert (error.__subclasses__() and error.__name__ not in raised) or not is_met(error)
-            assert error.__module__.startswith("tests.") or explain_code(error.code).meaning
+            assert (error.is_branch and error.name not in raised) or not is_met(error)
+            assert error.module.startswith("tests.") or explain_code(error.code).meaning
     assert len(raised) > 100
 
 
@@ -239,5 +240,5 @@ def test_a_cell_cannot_end_a_table() -> None:
 def test_a_page_without_its_place_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGES", {})
     monkeypatch.setattr(pages, "BLOCKS", {"index.md": {"none": lambda: "text"}})
-    with pytest.raises(BlockMissing, match="made: none"):
+    with raises(BlockMissing, match="made: none"):
         pages.stale()

@@ -14,6 +14,7 @@ from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
 from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
+from tests.harness.raising import raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def test_a_mark_leaves_nothing_behind(config: Config) -> None:
     with open(left, "w", encoding="ascii"):
         assert marks.take(config, GPU) == PERSON
     assert not os.path.exists(config.drained)
-    with pytest.raises(NotDrained):
+    with raises(NotDrained):
         marks.take(config, GPU)
 
 
@@ -83,9 +84,9 @@ def test_what_a_person_takes_while_it_is_reset_stays_out(config: Config) -> None
         marks.put(config, Drain(GPU, reason="fan"))
         assert known(config) == replace(RESET, reason="fan", stays=True)
         marks.step(config, GPU, "proves")
-        with pytest.raises(ResetRunning):
+        with raises(ResetRunning):
             marks.take(config, GPU)
-        with pytest.raises(ResetRunning), marks.resetting(config):
+        with raises(ResetRunning), marks.resetting(config):
             pass
         assert not marks.finish(config, GPU)
     assert (known(config).reset, known(config).reason) == ("", "fan")
@@ -127,9 +128,9 @@ def test_many_at_once_lose_nothing(config: Config) -> None:
 
 def test_what_cannot_be_written_is_said(config: Config, tmp_path: Path) -> None:
     (tmp_path / "lib").write_text("")
-    with pytest.raises(MarkUnwritten, match="Not a directory"):
+    with raises(MarkUnwritten, match="Not a directory"):
         marks.put(config, PERSON)
     (tmp_path / "state").rename(tmp_path / "away")
     (tmp_path / "state").write_text("")
-    with pytest.raises(MarkUnwritten, match="File exists"):
+    with raises(MarkUnwritten, match="File exists"):
         marks.put(config, PERSON)

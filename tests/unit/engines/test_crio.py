@@ -21,6 +21,7 @@ from integration.engines.errors import (
     HandlerTaken,
     NotOurs,
 )
+from tests.harness.raising import raises
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_nothing_is_ever_in_its_directory_but_whole_files(
     hidden = tmp_path / "crio/crio.conf.d/.more/.hidden"
     hidden.parent.mkdir()
     hidden.write_text('[crio.runtime]\ndefault_runtime = "nvidia"\n')
-    with pytest.raises(HandlerInUse, match=r"\.hidden has default_runtime = nvidia"):
+    with raises(HandlerInUse, match=r"\.hidden has default_runtime = nvidia"):
         plan_removal(options())
     apply(plan_removal(options(force=True)))
     assert os.listdir(tmp_path / "crio/crio.conf.d") == [".more"]
@@ -80,20 +81,20 @@ def test_what_others_wrote_is_not_touched(options: Any, tmp_path: Path) -> None:
     (tmp_path / "crio/crio.conf.d").mkdir(parents=True)
     theirs = tmp_path / "crio/crio.conf.d/99-nvidia.conf"
     theirs.write_text('[crio.runtime.runtimes.nvidia]\nruntime_path = "/x"\n')
-    with pytest.raises(HandlerTaken, match=r"99-nvidia\.conf"):
+    with raises(HandlerTaken, match=r"99-nvidia\.conf"):
         plan(options())
     theirs.write_text("[")
-    with pytest.raises(ConfigInvalid, match=r"99-nvidia\.conf"):
+    with raises(ConfigInvalid, match=r"99-nvidia\.conf"):
         plan(options())
     theirs.unlink()
     with open(options().drop_in, "w") as file:
         file.write("# mine\n")
-    with pytest.raises(NotOurs):
+    with raises(NotOurs):
         plan(options())
     apply(plan(options(force=True)))
     with open(options().drop_in, "a") as file:
         file.write("# mine\n")
-    with pytest.raises(ChangedByHand):
+    with raises(ChangedByHand):
         plan_removal(options())
 
 
@@ -109,7 +110,7 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
         "\n[crio.image]\n"
     )
     theirs.write_text(text)
-    with pytest.raises(HandlerTaken, match=r"runtime'.* Add --replace"):
+    with raises(HandlerTaken, match=r"runtime'.* Add --replace"):
         plan(options())
     apply(plan(options(replace=True)))
     left = tomllib.loads(theirs.read_text())["crio"]
@@ -119,7 +120,7 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
     assert theirs.read_text() == text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["crio"]
     theirs.write_text('crio.runtime.runtimes = { nvidia = { runtime_path = "/x" } }\n')
-    with pytest.raises(EditImpossible, match=r"Write it as \[crio\.runtime\.runtimes\.nvidia\]"):
+    with raises(EditImpossible, match=r"Write it as \[crio\.runtime\.runtimes\.nvidia\]"):
         plan(options(replace=True))
 
 
@@ -139,7 +140,7 @@ def test_what_somebody_writes_while_cri_o_looks_is_not_overwritten(
     path, program = options().drop_in, tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho '# theirs' >>{path}\n")
     program.chmod(0o755)
-    with pytest.raises(ChangedMeanwhile):
+    with raises(ChangedMeanwhile):
         apply(plan(options(set_default=True, program=str(program))))
     with open(path, encoding="utf-8") as file:
         assert file.read().endswith("# theirs\n")

@@ -13,6 +13,7 @@ import pytest
 
 from integration.engines.errors import ChangedMeanwhile, ConfigLocked, WriteFailed
 from integration.engines.files import Change, FileChange, Need, apply, missing_directories
+from tests.harness.raising import raises
 
 
 def change(*changes: FileChange) -> Change:
@@ -67,7 +68,7 @@ def test_directories_are_made_and_removed_only_when_empty(tmp_path: Path) -> Non
 def test_file_that_changed_since_it_was_read_is_not_written(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     second.write_bytes(b"somebody was here")
-    with pytest.raises(ChangedMeanwhile, match="second"):
+    with raises(ChangedMeanwhile, match="second"):
         apply(change(FileChange(str(first), None, b"x"), FileChange(str(second), b"old", b"x")))
     assert not first.exists()
     assert second.read_bytes() == b"somebody was here"
@@ -77,7 +78,7 @@ def test_two_at_once_are_one_and_an_error(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(ConfigLocked):
+        with raises(ConfigLocked):
             apply(change(FileChange(f"{tmp_path}/new/file", None, b"x")))
     finally:
         os.close(descriptor)
@@ -95,7 +96,7 @@ def test_failure_at_any_step_leaves_the_old_file_and_no_other(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, step, fail)
-    with pytest.raises(WriteFailed, match=r"No space left.*Make room"):
+    with raises(WriteFailed, match=r"No space left.*Make room"):
         apply(change(FileChange(str(path), b"old", b"new")))
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
@@ -119,7 +120,7 @@ def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(
     link = tmp_path / "config.toml"
     link.symlink_to(precious)
     os.lchown(link, 12345, 12345)
-    with pytest.raises(WriteFailed, match="belongs to user 12345"):
+    with raises(WriteFailed, match="belongs to user 12345"):
         apply(change(FileChange(str(link), b"old", b"new")))
     assert precious.read_text() == "old"
 

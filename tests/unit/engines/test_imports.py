@@ -10,6 +10,7 @@ import pytest
 from integration.engines.errors import ConfigInvalid, ConfigUnreadable
 from integration.engines.imports import covers, load
 from integration.engines.undo import View
+from tests.harness.raising import raises
 
 
 def write(path: Path, text: str) -> str:
@@ -61,14 +62,14 @@ def test_pattern_covers_a_path_of_its_directory_only(tmp_path: Path) -> None:
 )
 def test_what_is_no_configuration_is_one_typed_line(tmp_path: Path, text: str) -> None:
     root = write(tmp_path / "config.toml", text)
-    with pytest.raises(ConfigInvalid, match=r"config\.toml"):
+    with raises(ConfigInvalid, match=r"config\.toml"):
         load(View(), root)
 
 
 def test_what_cannot_be_read_is_one_typed_line(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
-    with pytest.raises(ConfigUnreadable):
+    with raises(ConfigUnreadable):
         load(View(), str(tmp_path / "directory"))
     (tmp_path / "latin").write_bytes(b"# \xe9\n")
-    with pytest.raises(ConfigUnreadable, match="UTF-8"):
+    with raises(ConfigUnreadable, match="UTF-8"):
         load(View(), str(tmp_path / "latin"))

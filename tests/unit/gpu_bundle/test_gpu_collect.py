@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.raising import raises
 from tools.errors import BundleNotBuilt, ProgramNotAdapted
 from tools.gpu.bundle import collect
 
@@ -33,5 +34,5 @@ def test_a_static_program_cannot_be_collected(tmp_path: Path) -> None:
     static = shutil.which("busybox")
     if static is None:
         pytest.skip("needs busybox-static")
-    with pytest.raises((BundleNotBuilt, ProgramNotAdapted)):
+    with raises(BundleNotBuilt, ProgramNotAdapted):
         collect([static], str(tmp_path / "made"))

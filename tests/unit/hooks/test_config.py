@@ -13,6 +13,7 @@ from hooks.errors import (
     UnknownConfigKey,
     WrongConfigValue,
 )
+from tests.harness.raising import Kind, raises
 
 REPOSITORY: Final = Path(__file__).parents[3]
 
@@ -173,11 +174,11 @@ def test_driver_root_is_looked_for_unless_it_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_mistake_is_named(
-    tmp_path: Path, content: str, error: type[ConfigError], names: str
+    tmp_path: Path, content: str, error: Kind[ConfigError], names: str
 ) -> None:
     file = tmp_path / "config.toml"
     file.write_bytes(content.encode("latin-1"))
-    with pytest.raises(error) as caught:
+    with raises(error) as caught:
         load_config(str(file))
     assert names in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -192,7 +193,7 @@ def test_name_of_a_file_in_quotes_is_named_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVSHIM_CONFIG", f'"{written(tmp_path, "")}"')
-    with pytest.raises(ConfigUnreadable, match="without quotes"):
+    with raises(ConfigUnreadable, match="without quotes"):
         load_config()
 
 
@@ -209,10 +210,10 @@ def test_file_that_nobody_named_need_not_be_there(
 
 
 def test_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigUnreadable, match=r"none\.toml"):
+    with raises(ConfigUnreadable, match=r"none\.toml"):
         load_config(str(tmp_path / "none.toml"))
 
 
 def test_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigUnreadable):
+    with raises(ConfigUnreadable):
         load_config(str(tmp_path))

@@ -26,6 +26,7 @@ from hooks.errors import (
 from hooks.image.layout import unseen_layout
 from hooks.image.rootfs import Rootfs
 from hooks.plan import Mount, Plan
+from tests.harness.raising import Kind, raises
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu
 
 HOME = MULTIARCH
@@ -141,7 +142,7 @@ def test_hook_of_nvidias_goes_from_a_denied_container_too(bare_node: Node, rootf
 def test_requirement_is_checked_unless_the_operator_says_no(node: Node, rootfs: Path) -> None:
     spec = spec_with("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99")
     before = tree(rootfs)
-    with pytest.raises(RequirementUnmet):
+    with raises(RequirementUnmet):
         injected(node, rootfs, spec)
     assert tree(rootfs) == before
     node.config = replace(node.config, disable_require=True)
@@ -185,7 +186,7 @@ def test_exec_gets_what_init_got(node: Node, rootfs: Path) -> None:
 
 @pytest.mark.parametrize("record", [{}, {"process": 3}, {"process": {"environment": [1]}}])
 def test_exec_with_a_damaged_record_is_a_typed_error(record: dict[str, Any]) -> None:
-    with pytest.raises(MalformedSpec):
+    with raises(MalformedSpec):
         engine.apply_to_process({}, record)
 
 
@@ -206,12 +207,12 @@ def test_exec_with_a_damaged_record_is_a_typed_error(record: dict[str, Any]) -> 
     ],
 )
 def test_what_fails_leaves_nothing_behind(
-    node: Node, rootfs: Path, change: Any, error: type[NvshimError]
+    node: Node, rootfs: Path, change: Any, error: Kind[NvshimError]
 ) -> None:
     before = tree(rootfs)
     spec = spec_with("NVIDIA_VISIBLE_DEVICES=0")
     change(spec)
-    with pytest.raises(error):
+    with raises(error):
         injected(node, rootfs, spec)
     assert tree(rootfs) == before
     assert not (node.base / "staging").exists()
@@ -225,7 +226,7 @@ def test_file_of_the_host_that_is_no_drivers_does_not_verify(
         return Plan(mounts=(Mount(f"{node.config.driver_root}/etc/shadow", "/etc/shadow"),))
 
     monkeypatch.setattr(contributions, "make_plan", greedy)
-    with pytest.raises(VerificationFailed, match="source elsewhere"):
+    with raises(VerificationFailed, match="source elsewhere"):
         injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=0"))
 
 
@@ -240,7 +241,7 @@ def test_edit_of_the_spec_in_place_does_not_verify(
 
     monkeypatch.setattr(contributions, "apply", careless)
     inventory = engine.take_inventory(node.config, b"")
-    with pytest.raises(VerificationFailed):
+    with raises(VerificationFailed):
         engine.inject(
             spec,
             engine.read_request(spec),

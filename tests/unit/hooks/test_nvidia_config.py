@@ -18,6 +18,7 @@ from hooks.errors import (
 )
 from hooks.requests.request import read_request
 from hooks.words import NamedDevices
+from tests.harness.raising import Kind, raises
 
 # As the toolkit's packages install it: what is commented out there is left out here.
 AS_INSTALLED = """
@@ -180,8 +181,8 @@ def test_key_that_means_nothing_here_is_accepted_and_noted(text: str) -> None:
         ("[", ConfigMalformed, "nvidia.toml"),
     ],
 )
-def test_mistake_is_named(text: str, error: type[ConfigError], says: str) -> None:
-    with pytest.raises(error) as caught:
+def test_mistake_is_named(text: str, error: Kind[ConfigError], says: str) -> None:
+    with raises(error) as caught:
         read(text)
     assert says in str(caught.value)
     assert "nvidia.toml" in str(caught.value)
@@ -281,7 +282,7 @@ def test_containerds_environment_names_another(
     monkeypatch.setattr("hooks.config.DEFAULT_PATH", str(tmp_path / "none.toml"))
     file = tmp_path / "toolkit.toml"
     monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(file))
-    with pytest.raises(ConfigUnreadable, match="NVIDIA_CTK_CONFIG_FILE_PATH"):
+    with raises(ConfigUnreadable, match="NVIDIA_CTK_CONFIG_FILE_PATH"):
         load_config()
     file.write_text("disable-require = true")
     assert load_config().disable_require

@@ -25,6 +25,7 @@ from hooks.vendors.names import Range, VendorRequest, parse
 from hooks.words import Void
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.raising import raises
 from tests.unit.hooks.golden import Golden, outcome
 
 MakeNode = Callable[..., SimulatedNode]
@@ -230,7 +231,7 @@ def test_cdi_file_gives_no_partition_of_an_excluded_gpu(mixed: SimulatedNode) ->
 
     refuse(gpus[0])
     for partition in gpus[1:]:
-        with pytest.raises(GpuExcluded, match="0000:61:00"):
+        with raises(GpuExcluded, match="0000:61:00"):
             refuse(partition)
 
 

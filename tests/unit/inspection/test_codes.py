@@ -26,10 +26,10 @@ def test_an_error_means_what_the_reference_says() -> None:
     for short in SOME:
         kind = kinds[f"NVSHIM-{short}"]
         meaning = explain_code(kind.code)
-        assert meaning.name == kind.slug().replace("-", " ")
+        assert meaning.name == kind.slug.replace("-", " ")
         assert meaning.meaning[0].isupper()
         assert not any(mark in meaning.meaning for mark in ("``", ":class:", "Raised by"))
-        assert set(advice.get(kind.__name__, ())) <= {*meaning.remedies}
+        assert set(advice.get(kind.name, ())) <= {*meaning.remedies}
 
 
 def test_a_finding_means_what_the_doctor_s_table_says() -> None:

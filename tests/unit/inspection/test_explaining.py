@@ -25,6 +25,7 @@ from integration.inspection.summary import summarize
 from integration.inspection.timeline import render
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import nvshim
+from tests.harness.raising import raises
 from tests.unit.cli.test_completion import complete
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
 
@@ -450,9 +451,9 @@ def test_what_is_no_container_is_said_to_be_none(name: str) -> None:
 
 
 def test_what_may_be_several_names_them() -> None:
-    with pytest.raises(ContainerAmbiguous, match=r"team/db/server \(bbb3 in k8s.io\), other/db"):
+    with raises(ContainerAmbiguous, match=r"team/db/server \(bbb3 in k8s.io\), other/db"):
         find_container("db/server", CONTAINERS)
-    with pytest.raises(ContainerAmbiguous, match="and 5 more"):
+    with raises(ContainerAmbiguous, match="and 5 more"):
         find_container("c", [container(f"c{number}") for number in range(10)])
 
 
@@ -464,7 +465,7 @@ def test_a_record_of_another_version_is_no_traceback(
     explanation = explain_container(found, Config())
     assert explanation.to_json()["record"]["format"] == 9
     assert explanation.notes == ("its original spec was not kept",)
-    with pytest.raises(MalformedSpec, match="format 9"):
+    with raises(MalformedSpec, match="format 9"):
         explanation.render()
 
 

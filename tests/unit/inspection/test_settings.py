@@ -20,6 +20,7 @@ from integration.inspection.errors import (
     SettingsNotWritten,
     SettingUnknown,
 )
+from tests.harness.raising import raises
 
 OURS = """\
 # What we want.
@@ -170,7 +171,7 @@ def test_the_first_value_takes_nvidias_file_over(nvidias: Path, tmp_path: Path) 
             assert getattr(after, field) == getattr(before, field), field
     assert after.denied == "fail"
     assert nvidias.read_text() == NVIDIAS
-    with pytest.raises(SettingRefused, match=r"NVIDIA's .* is in use"):
+    with raises(SettingRefused, match=r"NVIDIA's .* is in use"):
         settings.remove_setting(source, "policy.mode")
 
 
@@ -182,7 +183,7 @@ def test_the_first_value_takes_nvidias_file_over(nvidias: Path, tmp_path: Path) 
 def test_a_key_that_is_none_has_one_that_may_be_meant(
     ours: Path, name: str, meant: str | None
 ) -> None:
-    with pytest.raises(SettingUnknown) as refused:
+    with raises(SettingUnknown) as refused:
         change(ours, name, "x")
     if meant:
         assert f"the key {name} does not exist. Did you mean {meant}?" in str(refused.value)
@@ -206,20 +207,20 @@ def test_a_key_that_is_none_has_one_that_may_be_meant(
     ],
 )
 def test_a_value_that_is_none_changes_nothing(ours: Path, name: str, words: list[str]) -> None:
-    with pytest.raises(SettingRefused):
+    with raises(SettingRefused):
         change(ours, name, *words)
     assert ours.read_text() == OURS
 
 
 def test_a_file_that_is_wrong_already_is_not_edited(ours: Path) -> None:
     ours.write_text('[policy]\nmood = "bad"\n')
-    with pytest.raises(UnknownConfigKey):
+    with raises(UnknownConfigKey):
         change(ours, "policy.mode", "strict")
 
 
 def test_a_table_that_is_written_in_a_line_takes_no_other_key(ours: Path) -> None:
     ours.write_text('policy = { mode = "strict" }\n')
-    with pytest.raises(SettingRefused, match="Cannot"):
+    with raises(SettingRefused, match="Cannot"):
         change(ours, "policy.denied", "fail")
 
 
@@ -241,7 +242,7 @@ def test_links_owner_and_mode_are_kept(ours: Path, tmp_path: Path) -> None:
 def test_what_somebody_else_wrote_meanwhile_is_not_lost(ours: Path) -> None:
     made = change(ours, "policy.mode", "nvidia")
     ours.write_text("# another\n")
-    with pytest.raises(SettingsChanged):
+    with raises(SettingsChanged):
         settings.write_change(made)
     assert ours.read_text() == "# another\n"
 
@@ -249,7 +250,7 @@ def test_what_somebody_else_wrote_meanwhile_is_not_lost(ours: Path) -> None:
 def test_a_file_that_cannot_be_written_is_one_line(ours: Path) -> None:
     made = change(ours, "policy.mode", "nvidia")
     directory = settings.Change("/proc/nowhere/config.toml", None, made.after)
-    with pytest.raises(SettingsNotWritten):
+    with raises(SettingsNotWritten):
         settings.write_change(directory)
 
 
@@ -261,7 +262,7 @@ def test_files_of_both_kinds_are_checked(ours: Path, nvidias: Path, tmp_path: Pa
     nvidias.write_text("[nvidia-container-cli]\nroot = 3\n")
     with pytest.raises(WrongConfigValue, match="container-cli"):
         settings.validate(str(nvidias))
-    with pytest.raises(ConfigUnreadable):
+    with raises(ConfigUnreadable):
         settings.validate(str(tmp_path / "none.toml"))
     ours.write_text("[node]\ndev = 'dev'\n")
     with pytest.raises(WrongConfigValue):
@@ -273,13 +274,13 @@ def test_our_own_file_with_a_key_of_nvidias_is_not_valid(
 ) -> None:
     ours.write_text("[nvidia-container-cli]\nroot = '/'\n")
     monkeypatch.setenv("NVSHIM_CONFIG", str(ours))
-    with pytest.raises(UnknownConfigKey, match="nvidia-container-cli"):
+    with raises(UnknownConfigKey, match="nvidia-container-cli"):
         settings.validate(str(ours))
     other = tmp_path / "other.toml"
     other.write_text("disable-require = true\n")
     assert settings.validate(str(other)).mode == "nvidia"
     other.write_text("disable-require = true\n[policy]\nmode = 'strict'\n")
-    with pytest.raises(UnknownConfigKey, match="disable-require"):
+    with raises(UnknownConfigKey, match="disable-require"):
         settings.validate(str(other))
 
 

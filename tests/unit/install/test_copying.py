@@ -21,6 +21,7 @@ from integration.install.errors import (
     SourceMissing,
 )
 from integration.tree import MANIFEST, Tree, read_tree, verify
+from tests.harness.raising import raises
 from tests.harness.trees import small_tree
 
 TOP = "containerd-shim-nvidia-1.0"
@@ -100,7 +101,7 @@ def test_an_archive_that_would_write_elsewhere_is_refused(
     tree: Tree, target: str, tmp_path: Path, member: tarfile.TarInfo, found: str
 ) -> None:
     archive = _archive(tree, tmp_path / "a.tar.gz", member)
-    with pytest.raises((ArchiveRefused, SourceBroken), match=found):
+    with raises(ArchiveRefused, SourceBroken, match=found):
         copying.unpack(archive, target)
     assert sorted(os.listdir(tmp_path)) == ["a.tar.gz", "target", "tree"]
 
@@ -110,7 +111,7 @@ def test_what_an_archive_has_besides_its_list_is_found(
 ) -> None:
     archive = _archive(tree, tmp_path / "a.tar", _member(f"{TOP}/lib/api/more.py", size=3))
     copying.unpack(archive, target)
-    with pytest.raises(SourceBroken, match=r"more\.py is not part of it"):
+    with raises(SourceBroken, match=r"more\.py is not part of it"):
         copying.verify_copy(tree, target, tree.name)
 
 
@@ -158,20 +159,20 @@ def test_a_tree_that_is_not_what_it_says_is_not_copied(
         copying.verify_copy(tree, target, tree.name)
 
     change(tree.path)
-    with pytest.raises(SourceBroken):
+    with raises(SourceBroken):
         install()
 
 
 def test_what_is_no_tree_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(SourceMissing, match=r"no tree\.json"):
+    with raises(SourceMissing, match=r"no tree\.json"):
         copying.inspect_source(str(tmp_path))
-    with pytest.raises(SourceMissing, match="no such file"):
+    with raises(SourceMissing, match="no such file"):
         copying.inspect_source(str(tmp_path / "nothing"))
     (tmp_path / "text").write_text("no archive")
-    with pytest.raises(ArchiveRefused, match="damaged"):
+    with raises(ArchiveRefused, match="damaged"):
         copying.inspect_source(str(tmp_path / "text"))
     (tmp_path / MANIFEST).write_text("{}")
-    with pytest.raises(SourceBroken):
+    with raises(SourceBroken):
         copying.inspect_source(str(tmp_path))
 
 
@@ -180,7 +181,7 @@ def test_an_archive_of_more_than_any_tree_has_is_refused(
 ) -> None:
     archive = _archive(tree, tmp_path / "a.tar")
     monkeypatch.setattr(copying, "LARGEST", 1000)
-    with pytest.raises(ArchiveRefused, match="more than"):
+    with raises(ArchiveRefused, match="more than"):
         copying.unpack(archive, target)
 
 
@@ -191,5 +192,5 @@ def test_a_full_disk_is_called_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
-    with pytest.raises(NoSpace, match="no space left"):
+    with raises(NoSpace, match="no space left"):
         copying.copy_tree(tree, tree.path, target)

@@ -40,6 +40,7 @@ from integration.install_layout import InstallLayout
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored
+from tests.harness.raising import raises
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 from tools.dist.manifest import write_tree
 
@@ -71,7 +72,7 @@ def test_a_self_test_that_fails_leaves_the_old_version_in_effect(
 
 def test_without_a_runtime_there_is_no_self_test_and_no_installation(node: Node) -> None:
     shop = Installer(node.layout, runtime="no-such-runtime")
-    with pytest.raises(NoRuntimeToTest, match="no-self-test"):
+    with raises(NoRuntimeToTest, match="no-self-test"):
         node.install(node.old, test=True, installer=shop)
     assert node.names == []
 
@@ -86,7 +87,7 @@ def test_nothing_of_somebody_else_is_replaced_by_a_link(node: Node) -> None:
     for make in makers:
         path = f"{node.layout.bindir}/nvshim"
         make(path)
-        with pytest.raises(LinkTaken, match="nvshim"):
+        with raises(LinkTaken, match="nvshim"):
             node.install(node.old)
         assert node.names == []
         assert [
@@ -98,7 +99,7 @@ def test_nothing_of_somebody_else_is_replaced_by_a_link(node: Node) -> None:
 def test_links_that_cannot_be_are_refused_before_anything_is_written(node: Node) -> None:
     os.symlink("nowhere", f"{node.directory}/dangling")
     for bindir in ("/etc/passwd", "/etc/passwd/bin", f"{node.directory}/dangling"):
-        with pytest.raises(LinkTaken, match="is not a directory"):
+        with raises(LinkTaken, match="is not a directory"):
             replace(node, layout=replace(node.layout, bindir=bindir)).install(node.old)
         assert node.names == []
 
@@ -111,24 +112,22 @@ def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
         ("/nowhere", "no such file"),
         (node.directory, "no tree.json"),
     ):
-        with pytest.raises(SourceMissing, match=found):
+        with raises(SourceMissing, match=found):
             node.install(replace(node.old, path=source))
     os.unlink(f"{node.new.path}/tree.json")
     of = {"version": "2.0", "revision": "", "python": "3.11.2"}
     other = write_tree(node.new.path, architecture="s390x", **of)
-    with pytest.raises(SourceBroken, match="it is for s390x, and this machine is"):
+    with raises(SourceBroken, match="it is for s390x, and this machine is"):
         node.install(other)
     with open(f"{node.new.path}/tree.json", "w") as file:
         file.write("{")
     with tarfile.open(f"{node.directory}/broken.tar", "w") as archive:
         archive.add(node.new.path, "top")
-    with pytest.raises(SourceBroken, match=r"install \S+/broken.tar: tree.json: "):
+    with raises(SourceBroken, match=r"install \S+/broken.tar: tree.json: "):
         node.install(replace(node.old, path=f"{node.directory}/broken.tar"))
     assert not os.path.exists(node.layout.prefix)
     too_long = InstallLayout(f"{node.directory}/{'x' * 256}/y", "")
-    with pytest.raises(
-        PlaceUnsafe, match=r"cannot follow /.*: file name too long\. Choose another"
-    ):
+    with raises(PlaceUnsafe, match=r"cannot follow /.*: file name too long\. Choose another"):
         install(InstallOptions(too_long, source=node.old.path, test=False))
 
 
@@ -137,7 +136,7 @@ def test_a_disk_that_fails_is_named(node: Node, monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     monkeypatch.setattr(os, "makedirs", fail)
-    with pytest.raises(StepFailed, match="put/output error"):
+    with raises(StepFailed, match="put/output error"):
         node.install(node.old)
     assert not os.path.exists(node.layout.prefix)
 
@@ -158,7 +157,7 @@ def test_a_second_installer_is_turned_away_and_a_dead_one_is_in_nobodys_way(node
         fcntl.flock(fd, fcntl.LOCK_EX)
         calls: list[Callable[[], object]] = [lambda: node.install(node.new), node.uninstall]
         for call in calls:
-            with pytest.raises(InstallerBusy):
+            with raises(InstallerBusy):
                 call()
     finally:
         os.close(fd)
@@ -200,14 +199,14 @@ def test_a_place_that_is_no_place_is_refused_before_anything_is_written(
 ) -> None:
     disk = small_disk("64m", syscalls.MS_NOEXEC)
     layout = replace(node.layout, prefix=f"{disk}/opt")
-    with pytest.raises(PlaceNotExecutable):
+    with raises(PlaceNotExecutable):
         install(InstallOptions(layout, source=node.old.path, test=False))
     syscalls.mount("", disk, "", syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
-    with pytest.raises(PlaceReadOnly):
+    with raises(PlaceReadOnly):
         install(InstallOptions(layout, source=node.old.path, test=False))
     assert os.listdir(disk) == []
     links = replace(node.layout, bindir=f"{disk}/bin")
-    with pytest.raises(PlaceReadOnly, match="no-links"):
+    with raises(PlaceReadOnly, match="no-links"):
         install(InstallOptions(links, source=node.old.path, test=False))
 
 
@@ -217,10 +216,10 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_up_is_left_a
     disk = small_disk("1m")
     layout = InstallLayout(f"{disk}/opt", node.layout.bindir)
     wanted = InstallOptions(layout, source=node.old.path, test=False, installer=Installer(layout))
-    with pytest.raises(NoSpace, match="MiB"):
+    with raises(NoSpace, match="MiB"):
         install(wanted)
     monkeypatch.setattr(checks, "check_space", lambda *_: None)
-    with pytest.raises(NoSpace, match="no space left"):
+    with raises(NoSpace, match="no space left"):
         install(wanted)
     assert not os.path.exists(layout.prefix)
 
@@ -229,11 +228,11 @@ def test_a_prefix_that_others_may_change_is_refused(node: Node) -> None:
     os.mkdir(f"{node.directory}/open")
     os.chmod(f"{node.directory}/open", 0o777)
     layout = replace(node.layout, prefix=f"{node.directory}/open/opt")
-    with pytest.raises(PlaceUnsafe, match="others may write"):
+    with raises(PlaceUnsafe, match="others may write"):
         install(InstallOptions(layout, source=node.old.path, test=False))
     os.chmod(f"{node.directory}/open", 0o755)
     os.chown(f"{node.directory}/open", 1000, 0)
-    with pytest.raises(PlaceUnsafe, match="user 1000"):
+    with raises(PlaceUnsafe, match="user 1000"):
         install(InstallOptions(layout, source=node.old.path, test=False))
 
 
@@ -251,10 +250,10 @@ def test_a_prefix_that_another_decides_the_way_to_is_neither_filled_nor_emptied(
             lambda: collect(other.layout, keep=0, installer=Installer(other.layout)),  # noqa: B023 - likewise
         ]
         for call in calls:
-            with pytest.raises(PlaceUnsafe, match="user 1000"):
+            with raises(PlaceUnsafe, match="user 1000"):
                 call()
     os.chown(theirs, 0, 0)
-    with pytest.raises(PlaceUnsafe, match="is a link to nothing"):
+    with raises(PlaceUnsafe, match="is a link to nothing"):
         replace(node, layout=replace(node.layout, prefix=f"{node.directory}/ours")).install(
             node.old
         )
@@ -271,7 +270,7 @@ def test_a_prefix_that_another_makes_at_this_moment_is_refused(
         os.chown(path, 1000, 1000)
 
     monkeypatch.setattr(effects, "_make_directory", make)
-    with pytest.raises(PlaceUnsafe, match="user 1000"):
+    with raises(PlaceUnsafe, match="user 1000"):
         node.install(node.old)
 
 
@@ -292,7 +291,7 @@ def test_a_person_is_shown_no_control_characters_of_what_lies_there(node: Node) 
 
 def test_a_prefix_that_a_loader_would_misread_is_refused(node: Node) -> None:
     layout = replace(node.layout, prefix=f"{node.directory}/a:b")
-    with pytest.raises(PlaceUnsafe, match="loader"):
+    with raises(PlaceUnsafe, match="loader"):
         install(InstallOptions(layout, source=node.old.path, test=False))
 
 
@@ -301,7 +300,7 @@ def test_a_damaged_version_is_not_switched_to(node: Node) -> None:
     node.install(node.new)
     os.unlink(f"{node.layout.prefix}/{node.old.name}/lib/api/module0.py")
     for how in ({"rollback": True}, {"use": "1.0"}):
-        with pytest.raises(SourceBroken, match=r"module0\.py is missing"):
+        with raises(SourceBroken, match=r"module0\.py is missing"):
             node.install(**how)
     assert node.said() == [PROGRAMS[0], "2.0"]
 
@@ -326,12 +325,12 @@ def test_only_root_installs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     calls: list[Callable[[], object]] = [lambda: node.install(node.old), node.uninstall]
     for call in calls:
-        with pytest.raises(NotRoot, match="dry-run"):
+        with raises(NotRoot, match="dry-run"):
             call()
 
 
 def test_a_checkout_is_no_tree_to_install(node: Node) -> None:
-    with pytest.raises(SourceMissing, match="make dist"):
+    with raises(SourceMissing, match="make dist"):
         node.install()
 
 
@@ -347,7 +346,7 @@ def test_with_selinux_new_files_get_their_labels_or_nothing_is_switched(node: No
     with open(f"{programs}/restorecon", "w") as file:
         file.write("#!/bin/sh\necho no policy >&2\nexit 1\n")
     os.chmod(f"{programs}/restorecon", 0o755)
-    with pytest.raises(LabelFailed, match="no policy"):
+    with raises(LabelFailed, match="no policy"):
         node.install(node.old, installer=installer)
     assert node.names == []
     with open(f"{programs}/restorecon", "w") as file:

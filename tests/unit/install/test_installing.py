@@ -29,6 +29,7 @@ from integration.install.status import status
 from integration.install.survey import take_survey
 from integration.install.trees import problem_of
 from integration.install_layout import InstallLayout
+from tests.harness.raising import raises
 from tests.harness.trees import small_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 
@@ -273,7 +274,7 @@ def test_an_engine_names_the_shim_that_it_would_find(node: Node, tmp_path: Path)
             uninstall, each.layout, installer=Installer(each.layout), engines_root=root
         )
         if named:
-            with pytest.raises(StillNamed):
+            with raises(StillNamed):
                 do()
             os.unlink(config)
         assert do()["complete"] is True

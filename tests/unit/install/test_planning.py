@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import pytest
-
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
 from integration.install.planning import (
@@ -22,6 +20,7 @@ from integration.install.survey import Installed, Link, Survey
 from integration.install.usage import Role, User
 from integration.install_layout import InstallLayout
 from integration.tree import Tree
+from tests.harness.raising import raises
 
 PLACE: Final = InstallLayout("/opt/x", "/usr/local/bin")
 SHIM_LINK: Final = "/usr/local/bin/containerd-shim-nvidia-v1"
@@ -151,7 +150,7 @@ def test_going_back_swaps_what_is_in_effect_and_what_was() -> None:
         steps.Point("current", OLD.name),
         steps.EndForkServers((NEW.name,)),
     ]
-    with pytest.raises(NothingToGoBackTo, match=r"--use"):
+    with raises(NothingToGoBackTo, match=r"--use"):
         previous_version(replace(survey, previous=""))
 
 
@@ -162,7 +161,7 @@ def test_a_version_is_named_in_any_way_that_is_not_ambiguous() -> None:
     assert installed_version(survey, twin.name).name == twin.name
     assert installed_version(survey, "1.0-d").name == twin.name
     for version, found in (("1.0", "2 match"), ("3", "only ")):
-        with pytest.raises(VersionNotInstalled, match=found):
+        with raises(VersionNotInstalled, match=found):
             installed_version(survey, version)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from integration.simulated.errors import ArchiveUnreachable
+from tests.harness.raising import raises
 from tools import criu
 from tools.errors import CriuUnusable
 
@@ -61,7 +62,7 @@ def test_without_one_each_reason_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(criu, "SYSTEM_PATH", str(tmp_path))
     monkeypatch.setattr(criu, "program_of_release", of_release)
-    with pytest.raises(CriuUnusable) as caught:
+    with raises(CriuUnusable) as caught:
         criu.find_criu()
     message = str(caught.value)
     assert message.count("vdso: Unexpected rt vDSO area bounds") == 2

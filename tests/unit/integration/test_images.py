@@ -15,6 +15,7 @@ import pytest
 
 from integration.simulated import images
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
+from tests.harness.raising import raises
 from tools.images import (
     Directory,
     File,
@@ -153,14 +154,14 @@ def test_image_is_made_again_byte_for_byte(tmp_path: Path) -> None:
 
 def test_missing_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_SEARCH_PATH", "/no/such/directory")
-    with pytest.raises(SourceNotInstalled, match=r"busybox.*Install the package busybox-static"):
+    with raises(SourceNotInstalled, match=r"busybox.*Install the package busybox-static"):
         busybox()
 
 
 def test_compilers_refusal_is_quoted(tmp_path: Path) -> None:
     source = tmp_path / "wrong.c"
     source.write_text("int main(void) { return nothing; }\n")
-    with pytest.raises(ImageBuildFailed, match="nothing"):
+    with raises(ImageBuildFailed, match="nothing"):
         compile_program(str(source))
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from integration.simulated import programs
 from integration.simulated.errors import ContainerdNotInstalled
+from tests.harness.raising import raises
 from tests.harness.releases import UNSTABLE, of_releases
 from tools import parts as module
 from tools.containerd import PrivateContainerd
@@ -80,7 +81,7 @@ def test_path_of_what_is_installed_is_the_systems() -> None:
 
 def test_program_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SYSTEM_PATH", "/no/such/directory")
-    with pytest.raises(ContainerdNotInstalled, match=r"the program containerd: .*Install"):
+    with raises(ContainerdNotInstalled, match=r"the program containerd: .*Install"):
         Parts.installed()
 
 

@@ -14,6 +14,7 @@ from integration.simulated.errors import (
     CtrTimeout,
 )
 from shim import syscalls
+from tests.harness.raising import raises
 from tests.harness.runtime import is_alive
 from tools.containerd import PrivateContainerd
 from tools.images import BUSYBOX, busybox, write_archive
@@ -52,14 +53,14 @@ def test_one_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> No
     directory = tmp_path / "c"
     directory.mkdir()
     (directory / "root").write_text("in the way")
-    with pytest.raises(ContainerdExited, match=r"root.*not a directory"):
+    with raises(ContainerdExited, match=r"root.*not a directory"):
         PrivateContainerd(str(directory)).__enter__()
     assert not directory.exists()
 
 
 def test_failing_ctr_is_quoted(tmp_path: Path) -> None:
     with PrivateContainerd(str(tmp_path / "c")) as containerd:
-        with pytest.raises(CtrFailed, match=r"no-such.*not found"):
+        with raises(CtrFailed, match=r"no-such.*not found"):
             containerd.ctr("containers", "info", "no-such")
         assert containerd.ctr("containers", "info", "no-such", check=False).code == 1
         with pytest.raises(CtrTimeout, match=r"no end within 0\.2 s"):

@@ -10,6 +10,7 @@ import pytest
 from integration.kubernetes.environment import ignored, settings_from
 from integration.kubernetes.errors import VariableUnusable
 from integration.kubernetes.settings import VARIABLES, Settings
+from tests.harness.raising import raises
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_variable_sets_what_it_names(name: str, text: str, field: str, value: 
     ],
 )
 def test_a_value_that_means_nothing_is_one_typed_error(name: str, text: str) -> None:
-    with pytest.raises(VariableUnusable) as caught:
+    with raises(VariableUnusable) as caught:
         settings_from({name: text})
     assert name in str(caught.value)
 
@@ -80,7 +81,7 @@ def test_ours_and_the_newer_names_win() -> None:
 
 
 def test_of_two_names_the_one_that_loses_is_checked_as_well() -> None:
-    with pytest.raises(VariableUnusable, match="CONTAINERD_CONFIG=old"):
+    with raises(VariableUnusable, match="CONTAINERD_CONFIG=old"):
         settings_from({"RUNTIME_CONFIG": "/new", "CONTAINERD_CONFIG": "old"})
 
 

@@ -33,6 +33,7 @@ from integration.tree import read_tree
 from shim import PROGRAM, RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.nvshim import nvshim
+from tests.harness.raising import raises
 from tests.harness.waiting import eventually
 from tools.dist.manifest import write_tree
 from tools.images import busybox, unpack
@@ -387,7 +388,7 @@ def test_one_installer_works_on_a_node(node: Node, running: Any) -> None:
     assert lock.read_text() == f"{first.pid}\n"
     _is_at_rest(node)
     asked = node.asked
-    with pytest.raises(InstallerRunning, match=str(first.pid)):
+    with raises(InstallerRunning, match=str(first.pid)):
         node.run()
     second = running()
     _, said = second.communicate(timeout=10)

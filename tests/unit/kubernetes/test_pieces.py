@@ -26,6 +26,7 @@ from integration.kubernetes.validations import DriverReady, read_driver_ready
 from integration.simulated.errors import ImageBuildFailed
 from shim import RUNTIME_NAME
 from tests.harness.launcher import REPOSITORY
+from tests.harness.raising import raises
 from tools.images import File, Link
 from tools.node_image import node_image
 
@@ -75,7 +76,7 @@ def test_driver_ready_is_read_and_never_executed(content: bytes, ready: DriverRe
 
 @pytest.mark.parametrize("root", ["$(touch", "`id`", '"/a', "run/nvidia"])
 def test_a_root_that_is_no_path_is_an_error_and_no_command(root: str) -> None:
-    with pytest.raises(ValidationFileMalformed) as caught:
+    with raises(ValidationFileMalformed) as caught:
         read_driver_ready(f"NVIDIA_DRIVER_ROOT={root}\n".encode(), "driver-ready")
     assert root in str(caught.value)
 
@@ -105,16 +106,16 @@ def test_a_probe_asks_whether_it_lives_and_whether_the_node_is_ready(
         if well:
             assert probe(question, local, 5000).state == state
         else:
-            with pytest.raises(InstallerUnwell):
+            with raises(InstallerUnwell):
                 probe(question, local, 5000)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"other": 1}', "null"])
 def test_a_file_that_makes_no_sense_is_no_sign_of_life(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(InstallerUnwell):
+    with raises(InstallerUnwell):
         probe("alive", str(tmp_path), 0)
-    with pytest.raises(InstallerUnwell):
+    with raises(InstallerUnwell):
         probe("alive", str(tmp_path / "missing"), 0)
 
 
@@ -247,7 +248,7 @@ def test_the_image_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
 
 def test_what_cannot_be_in_an_image_is_never_skipped(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ImageBuildFailed, match="neither a file nor a link"):
+    with raises(ImageBuildFailed, match="neither a file nor a link"):
         node_image(str(tmp_path))
-    with pytest.raises(ImageBuildFailed, match="no such directory"):
+    with raises(ImageBuildFailed, match="no such directory"):
         node_image(str(tmp_path / "missing"))

@@ -22,6 +22,7 @@ from shim.errors import (
 from shim.mountinfo import mount_points_below, unescape
 from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
 from shim.verbs.handover import UMASK
+from tests.harness.raising import Kind, raises
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def test_layers_beyond_a_page_are_mounted_and_our_directory_stays(
 
 LAYERS = ":".join(f"/layers/{index:0200}" for index in range(40))
 # What cannot be mounted, after what can.
-UNMOUNTABLE: dict[str, tuple[Mount, type[NvshimError], str]] = {
+UNMOUNTABLE: dict[str, tuple[Mount, Kind[NvshimError], str]] = {
     "layers beyond a page even when shortened": (
         ("overlay", "overlay", "", [f"lowerdir={LAYERS}"]), MountOptionsTooLong, "too many layers",
     ),
@@ -171,7 +172,7 @@ UNMOUNTABLE: dict[str, tuple[Mount, type[NvshimError], str]] = {
 @in_private_mount_namespace
 def test_a_failure_undoes_the_mounts_before_it(rootfs: Path, name: str) -> None:
     mount, error, words = UNMOUNTABLE[name]
-    with pytest.raises(error, match=words):
+    with raises(error, match=words):
         mount_rootfs([TMPFS, TMPFS, mount], str(rootfs))
     assert mount_points_below(str(rootfs)) == []
     assert rootfs.exists() != (error is MountOptionUnsupported), "refused before all else"
@@ -188,7 +189,7 @@ def test_a_rootfs_that_is_no_directory_is_refused(rootfs: Path, tmp_path: Path, 
         rootfs.touch()
     else:
         rootfs.parent.rmdir()
-    with pytest.raises(MountTargetUnusable):
+    with raises(MountTargetUnusable):
         mount_rootfs([TMPFS], str(rootfs))
     assert mount_points_below(str(elsewhere)) == []
 

@@ -14,6 +14,7 @@ from integration.agent_errors import AgentRunning
 from integration.agent_status import is_ready, status_path
 from integration.node.agent import serve
 from integration.node.options import Options
+from tests.harness.raising import raises
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ async def test_an_agent_that_stays_is_told_of(tmp_path: Path) -> None:
     config = nothing(tmp_path)
     with (tmp_path / "state" / "node.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(AgentRunning, match="another agent, process unknown, holds"):
+        with raises(AgentRunning, match="another agent, process unknown, holds"):
             await serve(config, Options("", 1), silent, once=True)
 
 

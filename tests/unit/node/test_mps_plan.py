@@ -30,6 +30,7 @@ from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import daemon, host_setup
 from integration.node.services.mps.daemon import Daemon
 from integration.node.values.resources import MPS, Device, Resource
+from tests.harness.raising import raises
 from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_a_gpu_that_cannot_be_opened_is_left_to_the_others(facts: dict[str, str]
 @pytest.mark.parametrize("facts", [None, {"mig": True}])
 def test_what_is_no_whole_gpu_any_more_is_not_shared(facts: dict[str, object] | None) -> None:
     gpus = () if facts is None else (gpu(0, **facts),)
-    with pytest.raises(MpsImpossible, match="E2736"):
+    with raises(MpsImpossible, match="E2736"):
         plan_of(shared(0), inventory_of("", *gpus))
 
 
@@ -108,13 +109,13 @@ def test_several_users_are_served_by_programs_and_gpus_that_can(tmp_path: Path) 
     program = tmp_path / "usr/bin/nvidia-cuda-mps-control"
     program.parent.mkdir(parents=True)
     program.write_bytes(b"\0-d\0-f\0")  # as of branch 550
-    with pytest.raises(MpsImpossible, match="has no option -multiuser-server"):
+    with raises(MpsImpossible, match="has no option -multiuser-server"):
         plan_of_claim("claims/one", one, inventory_of(root, volta))
     program.write_bytes(b"\0-d\0-f\0-multiuser-server\0")  # as of branch 555
     plan = plan_of_claim("claims/one", one, inventory_of(root, volta))
     assert plan.options == ("-multiuser-server",)
     both = ClaimDaemon({uuid(0): 0, uuid(1): 0}, 100, multi_user=True)
-    with pytest.raises(MpsImpossible, match=f"{uuid(1)} is H100, older than Volta"):
+    with raises(MpsImpossible, match=f"{uuid(1)} is H100, older than Volta"):
         plan_of_claim("claims/two", both, inventory_of(root, volta, pascal))
     plain = plan_of_claim("claims/two", replace(both, multi_user=False), inventory_of(root, pascal))
     assert plain.options == ()
@@ -219,15 +220,15 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
 def test_what_others_may_change_is_refused(places: Places, tmp_path: Path) -> None:
     os.makedirs(places.root)
     os.chown(places.root, 1000, 1000)
-    with pytest.raises(MpsStateUnusable, match="belongs to user 1000"):
+    with raises(MpsStateUnusable, match="belongs to user 1000"):
         host_setup.prepare(places, str(tmp_path))
     os.chown(places.root, 0, 0)
     os.makedirs(places.directory)
     os.symlink(tmp_path, places.pipe)
-    with pytest.raises(MpsStateUnusable, match="pipe"):
+    with raises(MpsStateUnusable, match="pipe"):
         host_setup.prepare(places, str(tmp_path))
     assert not os.path.ismount(f"{places.root}/shm")
-    with pytest.raises(MpsStateUnusable, match="the limit is 107"):
+    with raises(MpsStateUnusable, match="the limit is 107"):
         host_setup.prepare(replace(places, resource=f"nvidia.com/{'g' * 100}"), str(tmp_path))
 
 

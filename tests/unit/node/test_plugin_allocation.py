@@ -42,6 +42,7 @@ from integration.node.values.resources import (
     SharedResource,
     Sharing,
 )
+from tests.harness.raising import Kind, raises
 from tests.unit.hooks.requests.test_kubelet_record import checkpoint_of
 
 if TYPE_CHECKING:
@@ -319,9 +320,9 @@ def test_a_device_with_another_index_is_still_named_by_its_uuid() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_given_is_refused(
-    told: Settings, ids: list[str], more: dict[str, Any], error: type[NvshimError], words: str
+    told: Settings, ids: list[str], more: dict[str, Any], error: Kind[NvshimError], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with raises(error, match=words):
         allocate(resource(told), ids, context_of(told, **more), token="token")
 
 
@@ -340,5 +341,5 @@ def test_a_way_that_the_shim_would_not_go_by_is_said() -> None:
     refuse_ineffective(settings(DeviceList.ENVVAR), deaf)
     refuse_ineffective(settings(DeviceList.CDI_CRI), deaf)
     refuse_ineffective(settings(DeviceList.VOLUME_MOUNTS), Config())
-    with pytest.raises(GrantIneffective):
+    with raises(GrantIneffective):
         refuse_ineffective(settings(DeviceList.VOLUME_MOUNTS), deaf)

@@ -36,6 +36,7 @@ from integration.node.values.resources import MPS, DeviceList, Settings, SharedR
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.topology import Topology
 from tests.harness.node_state import publish
+from tests.harness.raising import raises
 from tests.unit.node.test_plugin_allocation import GPUS, NODE
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ async def test_specs_are_repaired_if_one_is_another_file_and_only_then(
     (tmp_path / "other").write_text("{}")
     os.rename(tmp_path / "other", path)
     world.reconciling.repaired = world.snapshot(specs=Specs())
-    with pytest.raises(CdiDeviceUnwritten):  # it goes by what was written
+    with raises(CdiDeviceUnwritten):  # it goes by what was written
         await world.answers.allocate(GPU, [GPUS[0]])
     assert world.reconciling.asked == ["specs"]
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.errors import NvshimError
 from integration.agent_errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
 from integration.node.services.plugin.preferred import preferred
 from integration.node.values.health import HealthState
 from integration.node.values.resources import TIME_SLICING, Allocation, Device, Resource
 from integration.nvml.topology import Between, Topology
+from tests.harness.raising import Kind, raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -249,9 +251,9 @@ def test_any_choice_is_of_what_is_free_and_as_even_or_uneven_as_can_be(
     ],
 )
 def test_what_cannot_be_is_an_error(
-    free: tuple[str, ...], required: tuple[str, ...], size: int, kind: type[Exception]
+    free: tuple[str, ...], required: tuple[str, ...], size: int, kind: Kind[NvshimError]
 ) -> None:
-    with pytest.raises(kind):
+    with raises(kind):
         choose(gpus(4), size, free=free, required=required)
 
 
@@ -275,5 +277,5 @@ def test_what_is_not_healthy_any_more_is_left_out_as_long_as_others_do() -> None
 
 def test_what_is_named_twice_counts_once() -> None:
     assert choose(gpus(4), 2, free=(*names(2, 2), *names(3)), required=names(3, 3)) == names(3, 2)
-    with pytest.raises(TooFewAvailable):
+    with raises(TooFewAvailable):
         choose(gpus(4), 2, free=names(2, 2))

@@ -30,6 +30,7 @@ from integration.node.values.resources import (
     SharedResource,
     Sharing,
 )
+from tests.harness.raising import raises
 from tests.unit.node.inventories import node_with as node
 
 if TYPE_CHECKING:
@@ -293,18 +294,18 @@ def test_a_share_is_of_its_device_and_its_resource_of_another() -> None:
 
 def test_a_name_that_is_taken_is_refused() -> None:
     share = replace(HALVES, rename="nvidia.com/mig-1g.10gb")
-    with pytest.raises(SettingsConflict, match=r"nvidia.com/mig-1g.10gb"):
+    with raises(SettingsConflict, match=r"nvidia.com/mig-1g.10gb"):
         resources_of(CUT, shared(share, mig_strategy=Mig.MIXED))
 
 
 def test_mps_is_for_whole_gpus_and_for_as_many_as_they_can_have() -> None:
     old, new = gpu(0, compute_capability="6.1"), gpu(0, compute_capability="7.0")
     many = shared(SharedResource(GPU, 17), kind=MPS)
-    with pytest.raises(SharingUnsuitable, match=r"at most 16 replicas"):
+    with raises(SharingUnsuitable, match=r"at most 16 replicas"):
         resources_of(node(old), many)
     assert len(ids(node(new), many)[GPU]) == 17
     assert len(ids(TWO, many)[GPU]) == 34
-    with pytest.raises(SharingUnsuitable, match=r"MIG device 0:0"):
+    with raises(SharingUnsuitable, match=r"MIG device 0:0"):
         resources_of(ONE, shared(many.sharing.resources[0], kind=MPS, mig_strategy=Mig.SINGLE))
 
 
@@ -322,7 +323,7 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
     assert ids(node(gpu(0)), shared(LIGHT, HEAVY)) == {
         "nvidia.com/light": shares["nvidia.com/light"]
     }
-    with pytest.raises(SettingsConflict, match=r"two entries share device 0 \(GPU-0\)"):
+    with raises(SettingsConflict, match=r"two entries share device 0 \(GPU-0\)"):
         resources_of(TWO, shared(LIGHT, replace(HEAVY, devices=("GPU-0",))))
 
 
@@ -333,7 +334,7 @@ LONG = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 def test_there_are_as_many_shares_as_one_message_to_a_kubelet_holds(count: int) -> None:
     uuids = [f"{LONG[:-2]}{number:02}" for number in range(count)]
     there = node(*(gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)))
-    with pytest.raises(SharingUnsuitable, match=r"Set at most \d+ replicas") as raised:
+    with raises(SharingUnsuitable, match=r"Set at most \d+ replicas") as raised:
         resources_of(there, shared(replace(HALVES, replicas=1 << 16)))
     most = int(re.findall(r"Set at most (\d+) replicas", str(raised.value))[0])
     places = {each.bus_id: 7 for each in there.gpus}
@@ -341,7 +342,7 @@ def test_there_are_as_many_shares_as_one_message_to_a_kubelet_holds(count: int) 
     message = _list_of(unhealthy((resource,))[0]).ByteSize()
     # No more than a message may have, and not much less.
     assert 0.9 * (4 << 20) < message <= 4 << 20
-    with pytest.raises(SharingUnsuitable):
+    with raises(SharingUnsuitable):
         resources_of(there, shared(replace(HALVES, replicas=most + most // 20)))
 
 

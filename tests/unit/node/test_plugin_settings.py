@@ -34,6 +34,7 @@ from integration.node.values.resources import (
     SharedResource,
     Sharing,
 )
+from tests.harness.raising import Kind, raises
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -254,7 +255,7 @@ def test_a_key_that_means_nothing_takes_nothing_else_away() -> None:
 )
 def test_what_has_the_configuration_inside_is_refused(text: str, words: str) -> None:
     """All of it would be keys that mean nothing, and the node would share nothing."""
-    with pytest.raises(SettingsMalformed) as raised:
+    with raises(SettingsMalformed) as raised:
         read(text)
     assert words in str(raised.value)
 
@@ -326,15 +327,15 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
          ("MPS", "flags.migStrategy")),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(text: str, kind: type[NvshimError], words: tuple[str, ...]) -> None:
-    with pytest.raises(kind) as raised:
+def test_what_is_wrong_is_named(text: str, kind: Kind[NvshimError], words: tuple[str, ...]) -> None:
+    with raises(kind) as raised:
         read(text)
     for word in words:
         assert word in str(raised.value)
 
 
 def test_a_wrong_value_is_shown_in_part_only() -> None:
-    with pytest.raises(WrongSetting) as raised:
+    with raises(WrongSetting) as raised:
         read(f"flags: {{migStrategy: {'x' * 10_000}}}")
     assert len(str(raised.value)) < 300
 
@@ -351,7 +352,7 @@ def test_a_flag_comes_before_the_file(tmp_path: Path) -> None:
 
 
 def test_a_flag_that_is_wrong_is_named_before_any_file_is_read() -> None:
-    with pytest.raises(WrongSetting, match=r"--mig-strategy: 'all'"):
+    with raises(WrongSetting, match=r"--mig-strategy: 'all'"):
         source(("flags.migStrategy", "--mig-strategy", "all"), file="/nonexistent")
 
 
@@ -386,7 +387,7 @@ def test_nobody_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert source(file=tmp_path / "pipe").load() == Settings(source=str(tmp_path / "pipe"))
     assert source(file="/dev/null").load() == Settings(source="/dev/null")
-    with pytest.raises(SettingsUnreadable, match="megabyte"):
+    with raises(SettingsUnreadable, match="megabyte"):
         source(file="/dev/zero").load()
 
 
@@ -396,9 +397,9 @@ def test_a_flag_that_means_nothing_here_is_said() -> None:
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SettingsUnreadable, match="no such file"):
+    with raises(SettingsUnreadable, match="no such file"):
         source(file=tmp_path / "c.yaml").load()
-    with pytest.raises(SettingsUnreadable):
+    with raises(SettingsUnreadable):
         source(file=tmp_path).load()
 
 
@@ -449,12 +450,12 @@ def test_the_name_chooses_and_without_one_the_default(
 
 @pytest.mark.parametrize("name", ["c", "../a", "..data", "/etc/passwd", "..2026_01_01"])
 def test_a_name_is_one_of_those_and_never_a_path(configs: Path, name: str) -> None:
-    with pytest.raises(NoSettingsChosen, match="a, b"):
+    with raises(NoSettingsChosen, match="a, b"):
         choose(Choice(str(configs), default=name))
 
 
 def test_fallbacks_are_tried_in_their_order(configs: Path) -> None:
-    with pytest.raises(NoSettingsChosen, match="none is named"):
+    with raises(NoSettingsChosen, match="none is named"):
         choose(Choice(str(configs)))
     assert choose(Choice(str(configs), fallbacks=("single", "empty"))) == ""
     assert Source(choice=Choice(str(configs), fallbacks=("empty",))).load() == Settings()
@@ -465,7 +466,7 @@ def test_fallbacks_are_tried_in_their_order(configs: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SettingsUnreadable):
+    with raises(SettingsUnreadable):
         choose(Choice(str(tmp_path / "none")))
 
 

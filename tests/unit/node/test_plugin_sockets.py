@@ -12,6 +12,7 @@ import pytest
 
 from integration.agent_errors import OtherPlugin, PluginSocketUnusable
 from integration.kubelet import sockets
+from tests.harness.raising import raises
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def test_what_a_link_leads_to_gets_no_mode_and_no_place(tmp_path: Path) -> None:
     theirs.write_text("")
     os.chmod(theirs, 0o644)
     os.symlink(theirs, aside)
-    with pytest.raises(PluginSocketUnusable):
+    with raises(PluginSocketUnusable):
         sockets.put_in_place(aside, path)
     assert stat.S_IMODE(os.stat(theirs).st_mode) == 0o644
     assert os.listdir(tmp_path) == ["theirs"]
@@ -74,7 +75,7 @@ def test_a_socket_that_somebody_serves_is_not_touched(tmp_path: Path) -> None:
     with listening(path):
         before = sockets.identity_of(path)
         aside = sockets.temporary_path(path)
-        with listening(aside), pytest.raises(OtherPlugin, match=r"nvidia-gpu\.sock"):
+        with listening(aside), raises(OtherPlugin, match=r"nvidia-gpu\.sock"):
             sockets.put_in_place(aside, path)
         assert sockets.identity_of(path) == before
         assert sockets.others(str(tmp_path), ()) == [path]
@@ -94,7 +95,7 @@ def test_where_no_socket_can_be_is_said(tmp_path: Path) -> None:
         (tmp_path / "absent" / "nvidia-gpu.sock", "does not exist"),
         (tmp_path / f"nvidia-{'x' * 100}.sock", "longer than"),
     ):
-        with pytest.raises(PluginSocketUnusable, match=why):
+        with raises(PluginSocketUnusable, match=why):
             sockets.temporary_path(str(path))
     short = f"{tmp_path}/nvidia-.sock"
     room = sockets.LONGEST - len(short)

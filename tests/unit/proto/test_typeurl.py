@@ -13,6 +13,7 @@ from api import typeurl
 from api.errors import NvshimError, Status
 from api.proto import events_pb2, runc_options_pb2, task_pb2
 from api.ttrpc import TypeMismatch
+from tests.harness.raising import raises
 
 EXIT = events_pb2.TaskExit(container_id="web", pid=42, exit_status=7)
 
@@ -47,7 +48,7 @@ def test_a_message_is_known_with_and_without_a_prefix(url: str) -> None:
     if FORMS[url]:
         assert typeurl.unpack(packed, events_pb2.TaskExit) == EXIT
     else:
-        with pytest.raises(TypeMismatch, match=r"containerd\.events\.TaskExit"):
+        with raises(TypeMismatch, match=r"containerd\.events\.TaskExit"):
             typeurl.unpack(packed, events_pb2.TaskExit)
 
 
@@ -67,7 +68,7 @@ def test_the_options_of_runc_come_through() -> None:
 
 
 def test_a_mismatch_says_what_was_asked_and_what_was_found() -> None:
-    with pytest.raises(TypeMismatch) as caught:
+    with raises(TypeMismatch) as caught:
         typeurl.unpack(typeurl.pack(EXIT), runc_options_pb2.Options)
     assert isinstance(caught.value, NvshimError)
     assert caught.value.status == Status.INVALID_ARGUMENT
@@ -79,7 +80,7 @@ def test_a_mismatch_says_what_was_asked_and_what_was_found() -> None:
 
 def test_bytes_that_are_not_of_the_type_are_a_mismatch() -> None:
     packed = AnyMessage(type_url="containerd.events.TaskExit", value=b"\xff\xff")
-    with pytest.raises(TypeMismatch, match="2 bytes"):
+    with raises(TypeMismatch, match="2 bytes"):
         typeurl.unpack(packed, events_pb2.TaskExit)
 
 
@@ -131,7 +132,7 @@ def test_a_json_value_keeps_its_whole_name() -> None:
 def test_what_is_no_json_object_of_that_name_is_a_mismatch(
     url: str, value: bytes, found: str
 ) -> None:
-    with pytest.raises(TypeMismatch, match=found) as caught:
+    with raises(TypeMismatch, match=found) as caught:
         typeurl.unpack_json(AnyMessage(type_url=url, value=value), typeurl.PROCESS)
     assert "\n" not in str(caught.value)
 

@@ -17,6 +17,7 @@ import yaml
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.launcher import REPOSITORY
+from tests.harness.raising import raises
 from tools.dist import debian, rpm
 from tools.dist.inputs import Inputs
 from tools.dist.project import PLACEHOLDER
@@ -107,7 +108,7 @@ def test_a_tagged_commit_that_lacks_something_is_refused(
     tmp_path: Path, changes: str, more: str, key: str, found: str
 ) -> None:
     inputs = _checkout(tmp_path, changes=changes, tag="v1.2.0", more=more)
-    with pytest.raises(ReleaseNotReady) as raised:
+    with raises(ReleaseNotReady) as raised:
         require_ready(inputs, key=key)
     assert raised.value.found.count(";") == 0
     assert found in raised.value.found
@@ -215,7 +216,7 @@ def test_a_key_that_users_do_not_know_is_told_apart(release: Path, tmp_path: Pat
 
 def test_a_key_that_is_none_is_refused_in_one_line(release: Path, tmp_path: Path) -> None:
     (tmp_path / "none").write_text("no key")
-    with pytest.raises(SignatureFailed) as raised:
+    with raises(SignatureFailed) as raised:
         sign(str(release), str(tmp_path / "none"), "/dev/null")
     assert "\n" not in str(raised.value)
     assert "ssh-keygen -t ed25519" in raised.value.do

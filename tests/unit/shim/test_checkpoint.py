@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from api.errors import NvshimError
 from shim.checkpoint import criu, images
 from shim.checkpoint.checkpoint import Calls, Saved
 from shim.checkpoint.errors import (
@@ -22,6 +23,7 @@ from shim.children import Reaper
 from shim.runtime.options import RuntimeOptions
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio import ChildStdio
+from tests.harness.raising import Kind, raises
 
 pytestmark = pytest.mark.anyio
 
@@ -134,7 +136,7 @@ echo >"$2/core-1.img"; echo '(00.2) Dumping finished successfully' >"$4/dump.log
 THEIRS: Final = 'echo >"${0%/*}/saved/theirs"; exit 1'
 WAY: Final = "CRIU: something is in the way"
 # What the runtime does, the error, and what is left in the bundle and of the checkpoint.
-FAILURES: Final[dict[str, tuple[str, type[Exception], str, list[str], list[str] | None]]] = {
+FAILURES: Final[dict[str, tuple[str, Kind[NvshimError], str, list[str], list[str] | None]]] = {
     "failed": (FAIL, CheckpointFailed, WAY, ["criu-dump.log"], None),
     "failed in a directory that was there": (
         FAIL, CheckpointFailed, WAY, ["criu-dump.log"], ["mine"],
@@ -157,7 +159,7 @@ async def test_failed_checkpoint_leaves_its_log_and_nothing_of_its_own(
     if in_saved == ["mine"]:
         container.saved.mkdir()
         (container.saved / "mine").touch()
-    with pytest.raises(error, match=words) as caught:
+    with raises(error, match=words) as caught:
         await container.calls(script).save(
             str(container.saved), criu.CheckpointOptions(exit=True), FILES
         )
@@ -172,7 +174,7 @@ async def test_failed_checkpoint_leaves_its_log_and_nothing_of_its_own(
 async def test_failed_restore_leaves_its_log_and_the_checkpoint(container: Container) -> None:
     saved = container.checkpoint()
     before = sorted(os.listdir(saved.directory))
-    with pytest.raises(RestoreFailed, match=WAY):
+    with raises(RestoreFailed, match=WAY):
         await container.calls(FAIL).restore(saved, ChildStdio(), pid_file="/p")
     assert os.listdir(container.bundle) == ["criu-restore.log"]
     assert sorted(os.listdir(saved.directory)) == before
@@ -184,14 +186,14 @@ async def test_log_of_an_earlier_call_is_not_taken_for_this_ones(container: Cont
     (work / "dump.log").write_text("(00.1) Error (criu/x.c:1): of yesterday\n")
     options = criu.CheckpointOptions(work_path=str(work))
     calls = container.calls('[ "$2" = --help ] || exit 1')
-    with pytest.raises(CheckpointFailed) as caught:
+    with raises(CheckpointFailed) as caught:
         await calls.save(str(container.saved), options, {})
     assert "yesterday" not in str(caught.value)
 
 
 async def test_criu_that_is_not_where_the_options_say_is_named(container: Container) -> None:
     calls = container.calls(TELL, criu_path="/no/criu")
-    with pytest.raises(CriuNotFound, match="/no/criu"):
+    with raises(CriuNotFound, match="/no/criu"):
         await calls.save(str(container.saved), criu.CheckpointOptions(), {})
     assert not container.saved.exists()
     assert os.listdir(container.bundle) == []
@@ -199,10 +201,10 @@ async def test_criu_that_is_not_where_the_options_say_is_named(container: Contai
 
 @pytest.mark.parametrize("path", ["relative", "", "/etc/passwd", "/no/such/parent/saved"])
 async def test_checkpoint_needs_a_directory(container: Container, path: str) -> None:
-    with pytest.raises(CheckpointPathUnusable):
+    with raises(CheckpointPathUnusable):
         await container.calls(TELL).save(path, criu.CheckpointOptions(), {})
 
 
 def test_what_is_to_be_restored_has_to_be_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointUnusable):
+    with raises(CheckpointUnusable):
         Saved(str(tmp_path), "")

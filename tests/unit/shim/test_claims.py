@@ -28,6 +28,7 @@ from shim import bundle as bundle_files
 from shim import files
 from shim.work import claims
 from shim.work.provision import Provision
+from tests.harness.raising import raises
 from tests.harness.waiting import eventually
 from tests.unit.hooks.fake_node import Node, nvml_gpu, uuid_of
 
@@ -295,7 +296,7 @@ def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
     monkeypatch.setattr(claims, "_LATE", 0.05)
     lock = os.open(place.directory / "lock", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(ClaimsUnusable, match="another process has had lock for"):
+    with raises(ClaimsUnusable, match="another process has had lock for"):
         place.claim(place.bundle("two"), holders=2)
     with pytest.raises(BlockingIOError, match="another process has had lock for"):
         claims.remove_dead(str(place.directory), place.files()[0])
@@ -335,7 +336,7 @@ def test_what_is_no_claim_is_removed(place: Place) -> None:
 def test_claims_that_cannot_be_written_refuse(place: Place) -> None:
     place.directory.parent.mkdir(exist_ok=True)
     place.directory.write_text("no directory")
-    with pytest.raises(ClaimsUnusable, match="NVSHIM-E0229"):
+    with raises(ClaimsUnusable, match="NVSHIM-E0229"):
         place.claim(place.bundle("one"))
 
 

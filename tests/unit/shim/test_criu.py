@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import typeurl
-from api.errors import Status
+from api.errors import NvshimError, Status
 from api.proto import linux_runc_pb2, runc_options_pb2
 from shim.checkpoint import criu, images
 from shim.checkpoint.errors import (
@@ -30,6 +30,7 @@ from shim.checkpoint.errors import (
     CriuUnsupportedByRuntime,
     RestoreFailed,
 )
+from tests.harness.raising import Kind, is_error, raises
 from tests.harness.waiting import eventually
 from tests.unit.hooks.image.images import Make, device, fill, to
 
@@ -95,7 +96,7 @@ def test_work_path_is_taken_from_the_options() -> None:
     ],
 )
 def test_options_that_are_none_are_refused(message: AnyMessage) -> None:
-    with pytest.raises(CheckpointOptionsInvalid) as caught:
+    with raises(CheckpointOptionsInvalid) as caught:
         criu.read_options(message)
     assert caught.value.status == Status.INVALID_ARGUMENT
 
@@ -300,7 +301,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_checkpoint_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     changes, found = REFUSED[name]
-    with pytest.raises(CheckpointUnusable, match=found) as caught:
+    with raises(CheckpointUnusable, match=found) as caught:
         images.open_checkpoint(_checkpoints(tmp_path, "c", changes=changes))
     assert caught.value.status == Status.FAILED_PRECONDITION
 
@@ -328,14 +329,14 @@ def test_parent_beside_a_checkpoint_is_found_and_looked_into(tmp_path: Path) -> 
         last = _checkpoints(tmp_path, str(number), changes=parent)
     images.open_checkpoint(last)
     (tmp_path / "1" / "pages-1.img").symlink_to("/etc/shadow")
-    with pytest.raises(CheckpointUnusable, match="not a regular file"):
+    with raises(CheckpointUnusable, match="not a regular file"):
         images.open_checkpoint(last)
 
 
 def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path) -> None:
     elsewhere = _checkpoints(tmp_path, "b/1")
     directory = _checkpoints(tmp_path, "a/1", "a/2", changes={"parent": to(f"{tmp_path}/a/1")})
-    with pytest.raises(CheckpointUnusable, match="not a directory next to it"):
+    with raises(CheckpointUnusable, match="not a directory next to it"):
         images.open_checkpoint(directory)
     images.open_checkpoint(directory, elsewhere)
     assert os.path.samefile(f"{directory}/parent", elsewhere)
@@ -343,7 +344,7 @@ def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("directory", ["/no/such/directory", "relative", "/etc/passwd"])
 def test_checkpoint_that_is_not_there_is_refused(directory: str) -> None:
-    with pytest.raises(CheckpointUnusable, match="no such directory"):
+    with raises(CheckpointUnusable, match="no such directory"):
         images.open_checkpoint(directory)
 
 
@@ -352,11 +353,11 @@ def test_parent_is_linked_wherever_it_was_unpacked_if_it_is_there(tmp_path: Path
     directory = _checkpoints(tmp_path, "c", changes={"parent": to("../gone")})
     images.link_parent(directory, parent)
     assert os.path.samefile(f"{directory}/parent", parent)
-    with pytest.raises(CheckpointUnusable, match="no such directory of the parent"):
+    with raises(CheckpointUnusable, match="no such directory of the parent"):
         images.link_parent(directory, str(tmp_path / "none"))
     os.unlink(f"{directory}/parent")
     os.mkdir(f"{directory}/parent")
-    with pytest.raises(CheckpointUnusable, match="file exists"):
+    with raises(CheckpointUnusable, match="file exists"):
         images.link_parent(directory, directory)
 
 
@@ -454,12 +455,12 @@ SAID: Final = "criu failed: type NOTIFY errno 0 log file: /w/dump.log"
     ],
 )
 def test_each_failure_is_an_error_of_its_own(
-    verb: str, said: str, log: str, kind: type[Exception], quoted: str
+    verb: str, said: str, log: str, kind: Kind[NvshimError], quoted: str
 ) -> None:
     error = criu.failure(verb, "c1", said=said, log=log, kept="/b/criu-dump.log")
-    assert type(error) is kind
+    assert is_error(error, kind)
     assert quoted in str(error)
-    its_log_helps = kind in {CheckpointFailed, RestoreFailed} and log != ""
+    its_log_helps = kind in (CheckpointFailed, RestoreFailed) and log != ""
     assert ("/b/criu-dump.log" in str(error)) == its_log_helps
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from shim.sandbox import holder
 from shim.sandbox.errors import MachineUnsupported
+from tests.harness.raising import raises
 from tests.harness.waiting import eventually
 
 _ALLOW: Final = 0x7FFF0000
@@ -75,7 +76,7 @@ def test_the_program_is_an_elf_file_with_its_code_at_its_entry(name: str) -> Non
 
 
 def test_an_unknown_machine_is_refused() -> None:
-    with pytest.raises(MachineUnsupported, match="riscv64"):
+    with raises(MachineUnsupported, match="riscv64"):
         holder.machine("riscv64")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from shim.errors import LoggerNotAllowed
 from shim.stdio.logger import check_program
+from tests.harness.raising import raises
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -54,7 +55,7 @@ def test_a_program_that_another_could_change_or_nobody_can_run(
 ) -> None:
     os.chown(f"{place}/logger", owner, 0)
     os.chmod(f"{place}/logger", mode)
-    with pytest.raises(LoggerNotAllowed):
+    with raises(LoggerNotAllowed):
         check_program(f"{place}/logger")
 
 
@@ -68,14 +69,14 @@ def test_a_directory_on_the_way_that_another_could_change(
     os.chown(f"{place}/a", owner, 0)
     os.chmod(f"{place}/a", mode)
     for path in (f"{place}/a/b/logger", f"{place}/link"):
-        with pytest.raises(LoggerNotAllowed, match=f"{place}/a "):
+        with raises(LoggerNotAllowed, match=f"{place}/a "):
             check_program(path)
 
 
 def test_a_link_of_somebody_elses_is_not_followed(place: str) -> None:
     os.symlink(f"{place}/logger", f"{place}/link")
     os.chown(f"{place}/link", 1234, 0, follow_symlinks=False)
-    with pytest.raises(LoggerNotAllowed, match="user 1234"):
+    with raises(LoggerNotAllowed, match="user 1234"):
         check_program(f"{place}/link")
 
 
@@ -93,7 +94,7 @@ def test_a_link_of_somebody_elses_is_not_followed(place: str) -> None:
 def test_what_is_no_program_is_said(place: str, name: str, found: str) -> None:
     os.symlink("loop", f"{place}/loop")
     os.mknod(f"{place}/device", 0o20755, os.makedev(1, 3))
-    with pytest.raises(LoggerNotAllowed, match=found):
+    with raises(LoggerNotAllowed, match=found):
         check_program(f"{place}/{name}")
 
 
@@ -104,11 +105,11 @@ def test_with_a_list_only_what_is_on_it(place: str) -> None:
         for path in (f"{place}/logger", f"{place}/link"):
             assert check_program(path, [allowed]) == f"{place}/logger"
     for allowed_ in ([], [f"{place}/logger"], ["/missing"]):
-        with pytest.raises(LoggerNotAllowed, match="list"):
+        with raises(LoggerNotAllowed, match="list"):
             check_program(f"{place}/another", allowed_)
 
 
 def test_a_list_does_not_make_an_unsafe_program_safe(place: str) -> None:
     os.chmod(f"{place}/logger", 0o777)
-    with pytest.raises(LoggerNotAllowed, match="written by others"):
+    with raises(LoggerNotAllowed, match="written by others"):
         check_program(f"{place}/logger", [f"{place}/logger"])

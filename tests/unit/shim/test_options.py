@@ -13,6 +13,7 @@ from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 from shim.runtime import options as options_module
 from shim.runtime.options import RuntimeOptions, read_options, with_cgroup_driver
+from tests.harness.raising import raises
 
 _RUNC = "containerd.runc.v1.Options"
 _TOML = "runtimeoptions.v1.Options"
@@ -195,7 +196,7 @@ def test_systemd_makes_the_cgroups_that_are_named_as_its_own(
     # Without systemd such a name is a path like another, as under containerd's own shim.
     monkeypatch.setattr(options_module, "_SYSTEMD", str(tmp_path / "missing"))
     assert not with_cgroup_driver(RuntimeOptions(), spec).systemd_cgroup
-    with pytest.raises(SystemdNotRunning, match="SystemdCgroup"):
+    with raises(SystemdNotRunning, match="SystemdCgroup"):
         with_cgroup_driver(RuntimeOptions(systemd_cgroup=True), spec)
 
 

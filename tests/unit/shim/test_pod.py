@@ -11,6 +11,7 @@ from api import typeurl
 from api.proto import pod_pb2
 from shim.sandbox.errors import InvalidPodConfig, SysctlRefused
 from shim.sandbox.pod import IdMapping, Pod, cgroup_path, choose_sysctls, read_pod, sysctl_path
+from tests.harness.raising import raises
 
 URL = "runtime.v1.PodSandboxConfig"
 DEFAULTS = (
@@ -80,7 +81,7 @@ def test_a_user_namespace() -> None:
     ],
 )
 def test_a_user_namespace_without_root_is_refused(users: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPodConfig, match="they do not map user 0"):
+    with raises(InvalidPodConfig, match="they do not map user 0"):
         _read(linux=_namespaces(userns_options=users))
 
 
@@ -92,7 +93,7 @@ def test_a_user_namespace_without_root_is_refused(users: dict[str, Any]) -> None
     ],
 )
 def test_other_options_are_refused(options: AnyMessage, said: str) -> None:
-    with pytest.raises(InvalidPodConfig, match=said):
+    with raises(InvalidPodConfig, match=said):
         read_pod(options, "")
 
 
@@ -113,7 +114,7 @@ def test_the_file_of_a_sysctl(name: str, parts: list[str]) -> None:
     ["", "net", "net..x", "net/../../../etc/passwd", "net.//.x", ".net.x", "net/./x", "a\0.b"],
 )
 def test_what_is_no_sysctl_is_refused(name: str) -> None:
-    with pytest.raises(SysctlRefused):
+    with raises(SysctlRefused):
         sysctl_path(name)
 
 
@@ -132,7 +133,7 @@ def test_what_is_no_sysctl_is_refused(name: str) -> None:
     ],
 )
 def test_a_sysctl_of_the_node_is_refused(name: str, *, network: bool, ipc: bool) -> None:
-    with pytest.raises(SysctlRefused, match="node"):
+    with raises(SysctlRefused, match="node"):
         choose_sysctls({name: "1"}, own_network=network, own_ipc=ipc, own_users=False)
 
 

@@ -14,6 +14,7 @@ from shim.sandbox import members
 from shim.sandbox.errors import WrongSandboxState
 from shim.sandbox.pod import Pod
 from shim.sandbox.sandbox import Sandbox, State
+from tests.harness.raising import raises
 
 _IPC = {"linux": {"namespaces": [{"type": "ipc", "path": "/proc/77/ns/ipc"}]}}
 SHM = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["size=64m"]}
@@ -97,7 +98,7 @@ def test_namespaces_of_others_are_none_of_its_business() -> None:
 def test_namespaces_that_nobody_holds_are_refused() -> None:
     sandbox = _sandbox()
     sandbox.state = State.ENDED
-    with pytest.raises(WrongSandboxState):
+    with raises(WrongSandboxState):
         sandbox.admit(_spec("network"))
     assert not sandbox.admit(_spec())
 

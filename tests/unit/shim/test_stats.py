@@ -14,6 +14,7 @@ from shim.cgroup import stats
 from shim.cgroup.cgroup import UNIFIED, Cgroup
 from shim.errors import CgroupNotFound
 from tests.harness.messages import flat
+from tests.harness.raising import raises
 
 MOST = 2**64 - 1
 UNLIMITED = 9223372036854771712  # what version 1 writes in place of "max"
@@ -306,7 +307,7 @@ def test_a_container_without_cgroup_or_whose_cgroup_is_gone_is_not_found(tmp_pat
     gone = Cgroup({"pids": str(tmp_path / "gone"), UNIFIED: str(tmp_path)}, is_v2=False)
     gone_v2 = Cgroup({UNIFIED: str(tmp_path / "gone"), "name=x": str(tmp_path)}, is_v2=True)
     for cgroup in (None, gone, gone_v2):
-        with pytest.raises(CgroupNotFound, match="statistics of c1"):
+        with raises(CgroupNotFound, match="statistics of c1"):
             stats.read(cgroup, container_id="c1", pid=0)
 
 

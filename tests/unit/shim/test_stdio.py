@@ -32,6 +32,7 @@ from shim.pod.process import Process
 from shim.stdio import Stdio, files, open_stdio
 from shim.stdio.uris import StdioUris
 from tests.harness.fuse import FILE, fuse
+from tests.harness.raising import raises
 
 Open = Callable[..., Awaitable[Stdio]]
 
@@ -399,7 +400,7 @@ async def test_a_file_that_does_not_open_is_given_up_with_its_child_and_nothing_
         monkeypatch.setattr(files, "OPENING", 0.05)
         before = set(os.listdir("/proc/self/fd"))
         server.hang()
-        with anyio.fail_after(5), pytest.raises(StdioTimeout, match=server.mount_point):
+        with anyio.fail_after(5), raises(StdioTimeout, match=server.mount_point):
             await plain(stdout=f"file://{server.mount_point}/{FILE}")
         assert set(os.listdir("/proc/self/fd")) == before
 

@@ -10,6 +10,7 @@ from api.errors import NvshimError
 from shim.errors import InvalidLogUri, StdioUnsupported
 from shim.stdio.logger import LoggerUri
 from shim.stdio.uris import Fifo, LogFile, parse_outputs, parse_stdin
+from tests.harness.raising import raises
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_logger_has_a_path_and_pairs_of_arguments(uri: str, logger: LoggerUri)
     ],
 )
 def test_a_logger_that_cannot_be_understood_is_named(uri: str) -> None:
-    with pytest.raises(InvalidLogUri):
+    with raises(InvalidLogUri):
         parse_outputs(uri, uri)
 
 
@@ -76,20 +77,20 @@ def test_a_logger_that_cannot_be_understood_is_named(uri: str) -> None:
     "uri", ["npipe:////./pipe/x", "relative/path", "file://host/x", "file:///%00", "fifo:x", "a\0"]
 )
 def test_a_scheme_that_is_not_served_is_named(uri: str) -> None:
-    with pytest.raises(StdioUnsupported, match="scheme"):
+    with raises(StdioUnsupported, match="scheme"):
         parse_outputs(uri, "")
-    with pytest.raises(StdioUnsupported, match="scheme"):
+    with raises(StdioUnsupported, match="scheme"):
         parse_stdin(uri)
 
 
 @pytest.mark.parametrize("stdout", ["", "/fifo", "binary:///bin/another"])
 def test_a_logger_for_stderr_alone_is_refused(stdout: str) -> None:
-    with pytest.raises(StdioUnsupported, match="logger"):
+    with raises(StdioUnsupported, match="logger"):
         parse_outputs(stdout, "binary:///bin/log")
 
 
 def test_nothing_is_read_from_a_logger() -> None:
-    with pytest.raises(StdioUnsupported, match="logger"):
+    with raises(StdioUnsupported, match="logger"):
         parse_stdin("binary:///bin/log")
     assert parse_stdin("file:///etc/motd") == Fifo("/etc/motd")
 

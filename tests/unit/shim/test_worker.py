@@ -18,6 +18,7 @@ from shim.errors import ProgramTimeout, RuntimeFailed, WorkerFailed, WorkerTimeo
 from shim.work import worker
 from shim.work.worker import Worker
 from tests.harness.frozen import frozen_program
+from tests.harness.raising import raises
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,12 +131,12 @@ async def test_an_error_of_the_kernel_and_a_defect_arrive(reaper: Reaper) -> Non
     with pytest.raises(FileNotFoundError) as missing:
         await ask(reaper, lambda _: os.open("/no/such/file", os.O_RDONLY))
     assert missing.value.filename == "/no/such/file"
-    with pytest.raises(WorkerFailed, match=r"NVSHIM-E1702 .*ZeroDivisionError"):
+    with raises(WorkerFailed, match=r"NVSHIM-E1702 .*ZeroDivisionError"):
         await ask(reaper, lambda _: 1 // 0)
 
 
 async def test_one_that_is_killed_is_one_error(reaper: Reaper) -> None:
-    with pytest.raises(WorkerFailed, match="was killed by signal 9"):
+    with raises(WorkerFailed, match="was killed by signal 9"):
         await ask(reaper, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -150,7 +151,7 @@ async def test_one_that_takes_too_long_is_killed_with_its_programs(
         return {}, -1
 
     began = time.monotonic()
-    with pytest.raises(WorkerTimeout, match="NVSHIM-E1701"):
+    with raises(WorkerTimeout, match="NVSHIM-E1701"):
         await ask(reaper, hang)
     assert time.monotonic() - began < 30
     # What has a limit of its own has that besides.
@@ -200,7 +201,7 @@ async def test_one_without_a_request_ends(reaper: Reaper, monkeypatch: pytest.Mo
     monkeypatch.setattr(worker, "UNUSED", 0.1)
     unused = Worker(reaper, echo, frozenset())
     await until_ended(unused)
-    with pytest.raises(WorkerFailed, match="ended with 0"):
+    with raises(WorkerFailed, match="ended with 0"):
         await unused.ask({})
 
 

@@ -31,6 +31,7 @@ from integration.simulated.errors import (
     UnpackFailed,
 )
 from integration.simulated.packages import unpack
+from tests.harness.raising import raises
 from tools.packages import fetch, in_release
 
 
@@ -159,7 +160,7 @@ def test_what_a_package_depends_on_comes_with_it(shelf: Shelf, cache: str) -> No
 
 def test_a_package_whose_dependencies_are_missing_is_not_found(shelf: Shelf, cache: str) -> None:
     shelf.add("ant", depends="leg")
-    with pytest.raises(PackageNotFound, match="ant"):
+    with raises(PackageNotFound, match="ant"):
         fetch(["ant"], cache, sources=shelf.sources, dependencies=True)
     assert kept(cache) == []
 
@@ -169,7 +170,7 @@ def test_a_package_that_comes_broken_leaves_nothing(shelf: Shelf, cache: str) ->
     deb = shelf.add("bee")
     whole = deb.read_bytes()
     deb.write_bytes(whole[:-20] + b"x" * 20)  # what the index says of it is no longer so
-    with pytest.raises(DownloadFailed) as caught:
+    with raises(DownloadFailed) as caught:
         fetch(["ant", "bee"], cache, sources=shelf.sources)
     assert "\n" not in str(caught.value)
     assert not [name for name in kept(cache) if "bee" in name or name.startswith(".")]
@@ -224,7 +225,7 @@ def test_two_at_once_fetch_once(shelf: Shelf, cache: str) -> None:
 
 def test_an_unknown_package_is_named(shelf: Shelf, cache: str) -> None:
     shelf.add("ant")
-    with pytest.raises(PackageNotFound, match="unicorn") as caught:
+    with raises(PackageNotFound, match="unicorn") as caught:
         fetch(["ant", "unicorn"], cache, sources=shelf.sources)
     assert str(caught.value).startswith("NVSHIM-E2003 package-not-found: cannot fetch ant, unicorn")
     assert kept(cache) == []
@@ -237,7 +238,7 @@ def test_no_network_is_told_from_no_package(
     impatient.write_text('Acquire::Retries "0";\n')
     monkeypatch.setenv("APT_CONFIG", str(impatient))
     nowhere = "Types: deb\nURIs: http://127.0.0.1:9/debian\nSuites: ./\nTrusted: yes\n"
-    with pytest.raises(ArchiveUnreachable, match="Check the network"):
+    with raises(ArchiveUnreachable, match="Check the network"):
         fetch(["ant"], cache, sources=nowhere)
     assert kept(cache) == []
 
@@ -259,7 +260,7 @@ def test_the_machines_own_lists_are_left_alone(shelf: Shelf, cache: str) -> None
 
 def test_without_apt_one_line_says_so(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ArchiveNotFound, match="apt-config is not installed"):
+    with raises(ArchiveNotFound, match="apt-config is not installed"):
         fetch(["ant"], cache)
 
 
@@ -334,7 +335,7 @@ def test_a_package_that_is_broken_leaves_the_directory_as_it_was(
     unpack([good], directory)
     bad = tmp_path / "bad_1.0_all.deb"
     bad.write_bytes(Path(good).read_bytes()[:200])
-    with pytest.raises(UnpackFailed, match=r"unpack bad_1\.0_all\.deb"):
+    with raises(UnpackFailed, match=r"unpack bad_1\.0_all\.deb"):
         unpack([good, str(bad)], directory)
     assert tree(directory) == {"usr/share/ant/file": "content\n"}
     unpack([good], directory)
@@ -498,5 +499,5 @@ def test_both_forms_of_an_apt_configuration_are_read(etc_apt: Path) -> None:
 
 def test_a_machine_without_an_archive_is_told_so(etc_apt: Path, cache: str) -> None:
     (etc_apt / "sources.list").write_text("deb http://vendor/apt nodistro main\n")
-    with pytest.raises(ArchiveNotFound, match="no entry for this release"):
+    with raises(ArchiveNotFound, match="no entry for this release"):
         fetch(["ant"], cache)

@@ -14,6 +14,7 @@ from integration.simulated.driver import DriverFiles
 from integration.simulated.errors import DriverIncomplete
 from integration.simulated.layouts import Layout
 from integration.simulated.library import build_stand_in
+from tests.harness.raising import raises
 from tests.unit.simulated.conftest import MakeNode
 
 # Links that programs look for, and what they stand for.
@@ -160,7 +161,7 @@ def test_a_scenario_can_name_another_version_of_the_driver(
 
 
 def test_a_directory_without_a_driver_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DriverIncomplete, match=r"no libcuda\.so\.VERSION"):
+    with raises(DriverIncomplete, match=r"no libcuda\.so\.VERSION"):
         DriverFiles.at(str(tmp_path))
 
 

@@ -14,6 +14,7 @@ import pytest
 from integration.cli.app import main as nvshim
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.errors import DevicesForbidden, LibraryNotBuilt, NodeExists, NodeNotFound
+from tests.harness.raising import raises
 
 
 def main(arguments: list[str]) -> int:
@@ -95,7 +96,7 @@ def test_what_is_there_already_is_left_alone(tmp_path: Path, kind: str) -> None:
         (path / "mine").write_text("mine")
     else:
         path.symlink_to("nowhere")
-    with pytest.raises(NodeExists, match="it is not empty"):
+    with raises(NodeExists, match="it is not empty"):
         SimulatedNode.create(str(path), Scenario.of())
     assert os.path.lexists(path)
     if kind == "full directory":
@@ -114,13 +115,13 @@ def test_nothing_is_left_of_a_node_whose_library_cannot_be_built(
     binaries.mkdir()
     monkeypatch.setenv("PATH", str(binaries))
     unseen = Scenario.of(nvml_lacks=["nvmlOfNoOtherScenario"])  # its library was not built before
-    with pytest.raises(LibraryNotBuilt):
+    with raises(LibraryNotBuilt):
         SimulatedNode.create(str(tmp_path / "node"), unseen)
     assert os.listdir(tmp_path) == ["bin"]
 
 
 def test_a_file_system_without_device_nodes_is_refused(nodev: Path) -> None:
-    with pytest.raises(DevicesForbidden, match="mounted nodev"):
+    with raises(DevicesForbidden, match="mounted nodev"):
         SimulatedNode.create(str(nodev / "node"), Scenario.of())
     assert os.listdir(nodev) == []
 
@@ -136,7 +137,7 @@ def test_a_directory_that_is_no_node_is_not_found(
         (path / "config.toml").write_text(Path(two.config_path).read_text())
     if kind == "foreign":
         (path / "config.toml").write_text("[node]\ndev = '/dev'\n")
-    with pytest.raises(NodeNotFound):
+    with raises(NodeNotFound):
         SimulatedNode.open(str(path))
 
 

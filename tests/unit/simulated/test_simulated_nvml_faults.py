@@ -17,6 +17,7 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode, library
 from integration.simulated.driver import DriverFiles
 from integration.simulated.errors import LibraryNotBuilt
+from tests.harness.raising import raises
 from tests.unit.simulated.conftest import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -247,5 +248,5 @@ def test_without_a_compiler_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LibraryNotBuilt, match="Install the packages gcc and libc6-dev"):
+    with raises(LibraryNotBuilt, match="Install the packages gcc and libc6-dev"):
         library.build_stand_in(str(tmp_path / "x.so"), "x.so.1")

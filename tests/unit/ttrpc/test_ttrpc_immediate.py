@@ -13,6 +13,7 @@ from api.errors import Status
 from api.proto import ttrpc_pb2
 from api.ttrpc import Context, LocalProtocolError, Service
 from api.ttrpc.frames import REQUEST, encode
+from tests.harness.raising import raises
 from tests.unit.ttrpc.calls import NAME, Gate, OutOfCheese, echo_at_once
 
 pytestmark = pytest.mark.anyio
@@ -150,5 +151,5 @@ async def test_one_that_closes_the_server_is_answered_with_all_that_came_with_it
 
 
 def test_a_method_that_streams_cannot_answer_at_once(descriptor: ServiceDescriptor) -> None:
-    with pytest.raises(LocalProtocolError, match="streams"):
+    with raises(LocalProtocolError, match="streams"):
         Service(descriptor, {}, immediate={"Collect": echo_at_once})

@@ -16,6 +16,7 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from api.errors import Status
 from api.ttrpc import Context, LocalProtocolError, RemoteError, Service
 from api.ttrpc.client import connect
+from tests.harness.raising import raises
 from tests.unit.ttrpc.calls import NAME, Caller, Gate, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
@@ -65,9 +66,9 @@ async def test_a_service_has_a_name_and_its_instances_own_state(
 def test_two_services_of_one_name_and_a_handler_for_no_method_are_mistakes(
     descriptor: ServiceDescriptor, server_class: Any
 ) -> None:
-    with pytest.raises(LocalProtocolError, match="served already"):
+    with raises(LocalProtocolError, match="served already"):
         server_class([Service(descriptor, {}), Service(descriptor, {})])
-    with pytest.raises(LocalProtocolError, match="Shout"):
+    with raises(LocalProtocolError, match="Shout"):
         Service(descriptor, {"Say": echo, "Shout": echo})
 
 

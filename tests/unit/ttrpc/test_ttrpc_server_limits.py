@@ -28,6 +28,7 @@ from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, encode
 from tests.harness.examples import seeds
 from tests.harness.own_process import restored
+from tests.harness.raising import raises
 from tests.unit.ttrpc.calls import LARGE, NAME, Caller, Gate, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
@@ -314,5 +315,5 @@ async def test_a_deadline_is_not_for_what_comes_in_time(calling: Any) -> None:
     async with calling({"Say": echo}) as caller:
         for _ in range(20):
             assert await caller.say(timeout=5) == "hi"
-        with pytest.raises(DeadlineExceeded):
+        with raises(DeadlineExceeded):
             await caller.say(timeout=0)

@@ -13,6 +13,7 @@ from api.errors import NvshimError, Status
 from api.ttrpc import Context, LocalProtocolError, Service
 from api.ttrpc.client import connect
 from api.ttrpc.frames import DATA, encode
+from tests.harness.raising import raises
 from tests.unit.ttrpc.calls import Caller, Gate, OutOfCheese, echo_at_once
 
 pytestmark = pytest.mark.anyio
@@ -143,7 +144,7 @@ async def test_only_unary_methods_that_there_are_can_be_shared(
     async def nothing(_: Context, __: StringValue) -> None:
         return None
 
-    with pytest.raises(LocalProtocolError, match="streams"):
+    with raises(LocalProtocolError, match="streams"):
         Service(descriptor, {"Count": nothing}, shared=["Count"])
-    with pytest.raises(LocalProtocolError, match="no such method"):
+    with raises(LocalProtocolError, match="no such method"):
         Service(descriptor, {}, vital=["Nothing"])

@@ -22,6 +22,7 @@ from api.ttrpc import (
     Service,
 )
 from api.ttrpc.client import connect
+from tests.harness.raising import raises
 from tests.unit.ttrpc.calls import LARGE, Gate, echo
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +38,7 @@ async def test_shutdown_ends_idle_connections_at_once(calling: Any) -> None:
             await caller.client.wait_closed()
         with pytest.raises(ConnectionClosed):
             await caller.say()
-        with pytest.raises(ConnectFailed):
+        with raises(ConnectFailed):
             async with connect(caller.served.path):
                 pass
         with anyio.fail_after(20):
@@ -114,7 +115,7 @@ async def test_a_server_closed_before_it_serves_returns_at_once(
 async def test_a_server_serves_one_listener_at_a_time(calling: Any) -> None:
     async with calling({"Say": echo}) as caller:
         await caller.say()
-        with socket.socket(socket.AF_UNIX) as listener, pytest.raises(LocalProtocolError):
+        with socket.socket(socket.AF_UNIX) as listener, raises(LocalProtocolError):
             await caller.served.server.serve(listener)
 
 

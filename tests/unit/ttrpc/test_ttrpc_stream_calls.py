@@ -35,6 +35,7 @@ from api.ttrpc.frames import (
     FrameReader,
     encode,
 )
+from tests.harness.raising import raises
 from tests.unit.ttrpc.calls import NAME, Caller, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
@@ -135,7 +136,7 @@ async def test_a_streams_failure_comes_after_what_was_sent_before(calling: Any) 
         with pytest.raises(RemoteError, match="no more") as caught:
             await stream.receive()
         assert caught.value.status == Status.FAILED_PRECONDITION
-        with pytest.raises(StreamClosed):
+        with raises(StreamClosed):
             await stream.send(StringValue())
 
 
@@ -178,7 +179,7 @@ async def test_a_stream_that_takes_too_long_is_cancelled_on_both_sides(calling: 
             async with caller.open("Chat", timeout=0.03) as stream:
                 await stream.receive()
 
-        with pytest.raises(DeadlineExceeded):
+        with raises(DeadlineExceeded):
             await wait_for_ever()
         with anyio.fail_after(20):
             await hang.cancelled.wait()
@@ -205,12 +206,12 @@ async def test_a_lost_connection_ends_the_stream(calling: Any) -> None:
 
 async def test_a_handler_sends_only_what_its_method_streams(calling: Any) -> None:
     async def wrong_method(_: Context, stream: Stream) -> StringValue:
-        with pytest.raises(LocalProtocolError, match="does not stream"):
+        with raises(LocalProtocolError, match="does not stream"):
             await stream.send(StringValue())
         return StringValue(value="told")
 
     async def wrong_type(_: Context, stream: Stream) -> None:
-        with pytest.raises(LocalProtocolError, match="not StringValue"):
+        with raises(LocalProtocolError, match="not StringValue"):
             await stream.send(Int32Value())
         with pytest.raises(MessageTooLarge):
             await stream.send(StringValue(value="x" * DATA_MAX))
@@ -225,18 +226,18 @@ async def test_a_handler_sends_only_what_its_method_streams(calling: Any) -> Non
 
 async def test_a_client_sends_only_what_its_method_streams(calling: Any) -> None:
     async with calling({"Chat": chat, "Count": count}) as caller:
-        with pytest.raises(LocalProtocolError):
+        with raises(LocalProtocolError):
             caller.open("Chat", StringValue())
-        with pytest.raises(LocalProtocolError):
+        with raises(LocalProtocolError):
             caller.open("Count")
         async with caller.open("Count", StringValue(value="0")) as stream:
-            with pytest.raises((LocalProtocolError, StreamClosed)):
+            with raises(LocalProtocolError, StreamClosed):
                 await stream.send(StringValue())
         async with caller.open("Chat") as stream:
-            with pytest.raises(LocalProtocolError, match="not StringValue"):
+            with raises(LocalProtocolError, match="not StringValue"):
                 await stream.send(Int32Value())
             await stream.finish()
-            with pytest.raises(LocalProtocolError):
+            with raises(LocalProtocolError):
                 await stream.send(StringValue())
 
 
@@ -289,7 +290,7 @@ async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(ca
                     while True:
                         await stream.send(StringValue(value="x" * (64 << 10)))
 
-            with pytest.raises(StreamClosed):
+            with raises(StreamClosed):
                 await send_for_ever()
             with pytest.raises(RemoteError, match="has not read") as caught:
                 await stream.receive()
@@ -355,7 +356,7 @@ async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(cal
             async for _ in stream:
                 received += 1
 
-        with pytest.raises(Overloaded):
+        with raises(Overloaded):
             await receive_all()
         assert 0 < received < 1000
 

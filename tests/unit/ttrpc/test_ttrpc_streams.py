@@ -13,6 +13,7 @@ from api.ttrpc.errors import LocalProtocolError, StreamClosed
 from api.ttrpc.events import FrameIgnored, StreamFailed
 from api.ttrpc.frames import DATA, NO_DATA, REMOTE_CLOSED, REMOTE_OPEN, REQUEST, RESPONSE, encode
 from api.ttrpc.streams import SENT_BY_SERVER, TRANSITIONS, Event, State
+from tests.harness.raising import raises
 
 LIVE = [State.UNARY, State.OPEN, State.CLIENT_CLOSED]
 REQUESTS = {
@@ -83,7 +84,7 @@ def test_what_we_send_follows_the_table(state: State, event: Event) -> None:
     core = _server_in(state) if event in SENT_BY_SERVER else _client_in(state)
     following = TRANSITIONS.get((state, event))
     if following is None:
-        with pytest.raises(LocalProtocolError):
+        with raises(LocalProtocolError):
             _send(core, event)
         assert _state(core) is state
     else:
@@ -108,7 +109,7 @@ def test_what_we_receive_follows_the_table(state: State, event: Event) -> None:
 def test_nothing_can_be_sent_after_the_end(event: Event) -> None:
     core = (_server_in if event in SENT_BY_SERVER else _client_in)(State.OPEN)
     core.abandon(1)
-    with pytest.raises(StreamClosed):
+    with raises(StreamClosed):
         _send(core, event)
 
 

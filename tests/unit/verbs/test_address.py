@@ -12,6 +12,7 @@ import pytest
 from shim import sockets
 from shim.errors import BundleUnusable, SocketPathTooLong
 from shim.verbs.start import group_of
+from tests.harness.raising import raises
 
 _RUNC = "io.containerd.runc.v2.group"
 _CRI = "io.kubernetes.cri.sandbox-id"
@@ -62,7 +63,7 @@ def test_the_socket_is_named_by_a_digest_of_containerd_namespace_and_group() -> 
 def test_a_path_longer_than_a_socket_can_have_is_refused() -> None:
     name = "0" * 64
     assert len(sockets.path_of("/" + "d" * 40, name)) == 106
-    with pytest.raises(SocketPathTooLong, match="107 bytes"):
+    with raises(SocketPathTooLong, match="107 bytes"):
         sockets.path_of("/" + "d" * 41, name)
 
 

@@ -11,6 +11,7 @@ from api.proto import bootstrap_pb2, runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidInvocation
 from shim.verbs.invocation import Invocation
 from shim.verbs.start import answer, read_bootstrap, shim_cgroup
+from tests.harness.raising import raises
 
 _ADDRESS = "unix:///run/containerd/s/" + "0123456789abcdef" * 4
 _FLAGS = Invocation(container_id="web-1", namespace="k8s.io")
@@ -65,7 +66,7 @@ def test_a_later_containerd_may_say_more_than_we_know() -> None:
     "field", ["containerd_ttrpc_address", "containerd_grpc_address", "socket_dir"]
 )
 def test_a_path_with_a_zero_byte_is_refused(field: str) -> None:
-    with pytest.raises(InvalidInvocation, match="zero byte"):
+    with raises(InvalidInvocation, match="zero byte"):
         read_bootstrap(_params(**{field: "/run\0"}).SerializeToString(), _FLAGS)
 
 

@@ -18,6 +18,7 @@ from shim import sockets
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
 from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored
+from tests.harness.raising import raises
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_what_is_no_socket_is_not_replaced(path: str) -> None:
 
 
 def test_a_missing_directory_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(SocketUnavailable, match="no such file"):
+    with raises(SocketUnavailable, match="no such file"):
         sockets.listen(str(tmp_path / "missing" / "x"))
 
 
@@ -178,7 +179,7 @@ def test_a_directory_that_others_control_is_passed_over(tmp_path: Path) -> None:
     bad = [str(tmp_path / name) for name in ("open", "group", "foreign", "link")]
     good = str(tmp_path / "good")
     assert sockets.first_usable([*bad, good]) == good
-    with pytest.raises(SocketDirectoryUnusable) as caught:
+    with raises(SocketDirectoryUnusable) as caught:
         sockets.first_usable(bad)
     for word in ("others may write", "belongs to user 12345", "not a directory"):
         assert word in str(caught.value)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shim.errors import SocketPathTooLong
 from shim.verbs import handover, warmstart
+from tests.harness.raising import raises
 
 _text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
@@ -112,5 +113,5 @@ def test_another_containerd_has_another() -> None:
 
 
 def test_a_directory_too_long_for_a_socket_has_none() -> None:
-    with pytest.raises(SocketPathTooLong):
+    with raises(SocketPathTooLong):
         warmstart.server_path("/" + "d" * 90, "a")

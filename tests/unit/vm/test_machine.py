@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.raising import raises
 from tools.errors import MachineFailed, MachineTimeout
 from tools.vm import machine, tools
 from tools.vm.guest import Guest
@@ -51,13 +52,13 @@ def test_exit_code_of_the_job_is_told(
 def test_machine_that_ends_without_its_job_is_an_error_with_its_last_words(
     run: Run, emulator: str
 ) -> None:
-    with pytest.raises(MachineFailed, match="Kernel panic"):
+    with raises(MachineFailed, match="Kernel panic"):
         run(f"echo 'Kernel panic - not syncing'; {emulator}")
 
 
 def test_machine_that_takes_too_long_is_killed(run: Run, console: io.BytesIO) -> None:
     began = time.monotonic()
-    with pytest.raises(MachineTimeout):
+    with raises(MachineTimeout):
         run("echo $$; exec sleep 100", timeout=2)
     assert 2 <= time.monotonic() - began < 60
     assert not os.path.exists(f"/proc/{int(console.getvalue())}")

@@ -40,7 +40,7 @@ from urllib.parse import quote
 
 import anyio
 
-from api.errors import describe_bug
+from api.errors import describe_bug, type_name
 from integration.agent_errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -181,7 +181,7 @@ class Publisher:
                 if isinstance(error, ApiServerRefused):
                     pause = max(pause, min(error.retry_after, _LONGEST_PAUSE))
             except Exception as error:  # noqa: BLE001 - a bug here must not end the driver
-                found = f"{type(error).__name__}: {error}"
+                found = f"{type_name(error)}: {error}"
                 self._fault("slices", str(DraFailed("to publish the devices", found=found)))
                 self._say("error", "publishing failed", bug=describe_bug(error))
                 pause = backoff.pause(time.monotonic() - begun)

@@ -41,7 +41,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hooks.cdi.spec import Edits, SpecMount
 from hooks.sharing import limit_of
-from integration.agent_errors import ClaimConfigUnknown, DeviceTaken, SharingConflict
+from integration.agent_errors import (
+    ClaimConfigUnknown,
+    DeviceTaken,
+    NodeAgentError,
+    SharingConflict,
+)
 from integration.containers.shares import Share, variable_of
 from integration.node.mps.claim_daemons import CLAIMS, SHARES
 from integration.node.mps.paths import SHM, Places, shm
@@ -213,7 +218,7 @@ def _daemon(uid: str, group: Iterable[AllocatedDevice]) -> str:
     return f"{CLAIMS}/{uid}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
 
 
-def _wrong(asked: str, found: str, do: str) -> ClaimConfigUnknown:
+def _wrong(asked: str, found: str, do: str) -> NodeAgentError:
     return ClaimConfigUnknown(f"a configuration of {asked}", found=found, do=do)
 
 

@@ -13,7 +13,7 @@ import ipaddress
 import re
 from typing import Final, NamedTuple
 
-from integration.agent_errors import MetricsAddressInvalid
+from integration.agent_errors import MetricsAddressInvalid, NodeAgentError
 
 _FORM: Final = re.compile(
     r"(\[(?P<six>[^\[\]]*)\]|(?P<four>[0-9.]+)|(?P<name>[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)?)"
@@ -57,7 +57,7 @@ def parse_address(text: str) -> Address:
     return Address(six or four or match["name"] or "", port)
 
 
-def _invalid(text: str, found: str) -> MetricsAddressInvalid:
+def _invalid(text: str, found: str) -> NodeAgentError:
     return MetricsAddressInvalid(
         f"to serve metrics at {text!r}",
         found=found,

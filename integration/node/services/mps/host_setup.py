@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Final
 
 from integration import driver_launch_child as launch
-from integration.agent_errors import MpsStateUnusable
+from integration.agent_errors import MpsStateUnusable, NodeAgentError
 from integration.containers.procfs import Procfs
 from integration.node.mps.paths import Places, shm
 from shim import syscalls
@@ -182,7 +182,7 @@ def remove_cgroups() -> None:
             os.rmdir(os.path.join(top, CGROUP))
 
 
-def unusable(places: Places, error: OSError) -> MpsStateUnusable:
+def unusable(places: Places, error: OSError) -> NodeAgentError:
     """Return the error for a file of a resource that cannot be created or changed."""
     return MpsStateUnusable(
         f"the directories of MPS for {places.resource}, below {places.root}",

@@ -40,7 +40,7 @@ from hooks.config import Config
 from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
 from hooks.node.inventory import Inventory
 from hooks.words import DEFAULT_CAPABILITIES, Feature
-from integration.agent_errors import PluginSpecUnwritten
+from integration.agent_errors import PluginSpecUnwritten, ServingError
 from integration.cdi.writing import text_of
 from integration.node.services.plugin.allocation import VENDOR
 from integration.node.spec_files import put, still_true
@@ -158,7 +158,7 @@ def _whose(kind: str, path: str, content: bytes) -> str:
     return f"it is a spec of kind {named}" if is_other else ""
 
 
-def _unwritten(path: str, error: OSError) -> PluginSpecUnwritten:
+def _unwritten(path: str, error: OSError) -> ServingError:
     is_there = isinstance(error, FileExistsError)
     do = "" if is_there else "check the directory's permissions and the free space"
     return PluginSpecUnwritten(f"to keep {path}", found=error.strerror or str(error), do=do)

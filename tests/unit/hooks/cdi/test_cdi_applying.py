@@ -35,6 +35,7 @@ from hooks.plan import (
 )
 from hooks.requests.request import Request
 from hooks.words import Origin, Void
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import VERSION, Elves, Node
 from tests.unit.hooks.golden import Golden, outcome
 
@@ -362,7 +363,7 @@ def test_what_the_container_has_already_stays(bare_node: Node, specs: Path, root
     ]  # fmt: skip
     assert [m for m in done["mounts"] if m["destination"] == "/scratch"] == before["mounts"][2:]
     before["linux"]["devices"] = [{"path": "/dev/disk", "type": "c", "major": 7, "minor": 1}]
-    with pytest.raises(DeviceConflict):
+    with raises(DeviceConflict):
         injected(bare_node, rootfs, before, f"{KIND}=0")
 
 
@@ -535,7 +536,7 @@ def test_verification_holds_each_bound(narrower: dict[str, Any]) -> None:
     before = oci()
     after = apply(before, PLAN)
     verify(before, after, PLAN, BOUNDS)
-    with pytest.raises(VerificationFailed):
+    with raises(VerificationFailed):
         verify(before, after, PLAN, replace(BOUNDS, **narrower))
 
 
@@ -561,7 +562,7 @@ def test_any_other_change_does_not_leave(edit: str) -> None:
     before = oci()
     after = json.loads(json.dumps(apply(before, PLAN)))
     exec(edit, {"s": after, "l": after["linux"]})
-    with pytest.raises(VerificationFailed):
+    with raises(VerificationFailed):
         verify(before, after, PLAN, BOUNDS)
 
 
@@ -579,7 +580,7 @@ def test_what_one_vendor_may_bring_another_may_not() -> None:
         Plan(net_devices=(NetDevice("eth0", "eth1"),)),
         Plan(intel_rdt=(IntelRdt("class"),)),
     ):
-        with pytest.raises(VerificationFailed):
+        with raises(VerificationFailed):
             verify_bounds(replace(nvidia, plan=plan), ())
-    with pytest.raises(VerificationFailed, match="image"):
+    with raises(VerificationFailed, match="image"):
         verify_bounds(replace(nvidia, plan=Plan(mounts=(Mount("/d/x", "/x"),))), ("/d/x",))

@@ -15,6 +15,7 @@ from hooks.cdi.errors import CdiNameMalformed, CdiSpecInvalid
 from hooks.cdi.files import tree_of
 from hooks.cdi.spec import DeviceNode, Edits, SpecMount, parse_name
 from hooks.plan import IntelRdt, NetDevice
+from tests.harness.raising import raises
 
 NODE = {"deviceNodes": [{"path": "/dev/vendor0"}]}
 
@@ -343,7 +344,7 @@ def test_full_names(text: str) -> None:
      "v.com/c=d ", "1/c=d", "v.com/c=-", "v.com/c=:a", "v/c/d=e", "v.com/c=\n", "ü.de/c=d"],
 )  # fmt: skip
 def test_no_full_names(text: str) -> None:
-    with pytest.raises(CdiNameMalformed) as caught:
+    with raises(CdiNameMalformed) as caught:
         parse_name(text)
     assert caught.value.code == "NVSHIM-E0603"
 

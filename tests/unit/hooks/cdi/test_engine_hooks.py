@@ -14,6 +14,7 @@ import pytest
 
 from hooks import engine
 from hooks.errors import MalformedSpec
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu
 from tests.unit.hooks.image.images import alpine
 
@@ -241,5 +242,5 @@ def test_hooks_beside_a_request_are_done_once(node: Node, rootfs: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_spec_of_the_wrong_shape_is_said(node: Node, inject: Inject, part: dict[str, Any]) -> None:
-    with pytest.raises(MalformedSpec):
+    with raises(MalformedSpec):
         inject(applied(node, call("update-ldcache", *FOLDER)) | part)

@@ -16,6 +16,7 @@ from hooks.errors import DeviceNodeMissing, ImexChannelMissing, MigCapabilityMis
 from hooks.node.inventory import take_inventory
 from hooks.requests.request import Request
 from hooks.words import DEFAULT_CAPABILITIES, AllDevices, Devices, Feature, Void
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import FS, VERBS, Node, uuid_of
 
 ALL = AllDevices()
@@ -86,7 +87,7 @@ def test_channel_that_is_named_and_not_there_is_an_error(
     full: Node, rootfs: Path, channel: int
 ) -> None:
     before = sorted(os.listdir(rootfs))
-    with pytest.raises(ImexChannelMissing) as caught:
+    with raises(ImexChannelMissing) as caught:
         given(full, rootfs, channels=(0, channel))
     assert caught.value.code == "NVSHIM-E0110"
     assert f"IMEX channel {channel}" in str(caught.value)
@@ -100,11 +101,11 @@ def test_all_channels_of_a_node_without_any_is_no_error(node: Node, rootfs: Path
 
 @pytest.mark.parametrize("feature", [Feature.MIG_CONFIG, Feature.MIG_MONITOR])
 def test_mig_that_cannot_be_configured_is_an_error(node: Node, rootfs: Path, feature: str) -> None:
-    with pytest.raises(MigCapabilityMissing, match=feature) as caught:
+    with raises(MigCapabilityMissing, match=feature) as caught:
         given(node, rootfs, feature)
     assert caught.value.code == "NVSHIM-E0111"
     node.write(node.proc / "driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\n")
-    with pytest.raises(MigCapabilityMissing, match="No such file"):
+    with raises(MigCapabilityMissing, match="No such file"):
         given(node, rootfs, feature)
 
 

@@ -19,6 +19,7 @@ from hooks.errors import (
 from hooks.node.inventory import Inventory, take_inventory
 from hooks.requests.request import Request, read_request
 from hooks.words import DEFAULT_CAPABILITIES, NoDevices
+from tests.harness.raising import Kind, raises
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 
@@ -101,9 +102,9 @@ def test_request_gets(mixed: Node, devices: str, gets: list[str]) -> None:
     ],
 )
 def test_request_that_cannot_be_met_says_what_could_be(
-    mixed: Node, devices: str, error: type[NvshimError], says: str
+    mixed: Node, devices: str, error: Kind[NvshimError], says: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with raises(error) as caught:
         granted(taken(mixed), devices)
     assert says in str(caught.value)
 

@@ -12,6 +12,7 @@ from hooks.edits.verification import verify
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
 from hooks.plan import Bounds, Device, File, LinkDirectory, Mount, Plan, ProcFile, united
 from hooks.requests.oci_hooks import LISTS
+from tests.harness.raising import raises
 
 GPU = Device("/dev/nvidia0", 195, 0, reason="GPU 0")
 CTL = Device("/dev/nvidiactl", 195, 255, reason="control device")
@@ -147,7 +148,7 @@ def test_result_without_any_other_hook_or_with_nvidias_does_not_leave(edit: str)
     before["hooks"] = {"prestart": [NVIDIAS, {"path": "/bin/true"}], "poststop": [UNKNOWN]}
     edited = copy.deepcopy(apply(before, PLAN))
     eval(edit, {"s": edited, "NVIDIAS": NVIDIAS, "OF_CDI": OF_CDI})
-    with pytest.raises(VerificationFailed):
+    with raises(VerificationFailed):
         check(before, edited)
 
 
@@ -175,7 +176,7 @@ def test_device_that_is_there_is_not_added_again() -> None:
 def test_another_device_at_the_same_path_is_a_conflict(other: dict[str, Any]) -> None:
     before = spec()
     before["linux"]["devices"] = [other]
-    with pytest.raises(DeviceConflict, match="/dev/nvidia0"):
+    with raises(DeviceConflict, match="/dev/nvidia0"):
         apply(before, PLAN)
 
 
@@ -216,7 +217,7 @@ def test_what_two_vendors_bring_to_one_place_is_there_once() -> None:
     assert after["mounts"][-2]["options"] == ["ro"]
     assert [node["path"] for node in after["linux"]["devices"]] == [CTL.path, GPU.path]
     other = Plan((Device(GPU.path, 195, 1),))
-    with pytest.raises(DeviceConflict, match="195:0"):
+    with raises(DeviceConflict, match="195:0"):
         apply(spec(), united((PLAN, other)))
 
 
@@ -239,7 +240,7 @@ def test_what_two_vendors_bring_to_one_place_is_there_once() -> None:
     ids=str,
 )
 def test_misshapen_part_is_a_typed_error(damage: dict[str, Any]) -> None:
-    with pytest.raises(MalformedSpec):
+    with raises(MalformedSpec):
         apply(spec() | damage, PLAN)
 
 
@@ -378,7 +379,7 @@ BAD_EDITS = [
 
 @pytest.mark.parametrize("edit", BAD_EDITS)
 def test_result_with_any_other_change_does_not_leave(edit: str) -> None:
-    with pytest.raises(VerificationFailed) as caught:
+    with raises(VerificationFailed) as caught:
         check(spec(), changed(edit))
     assert caught.value.code == "NVSHIM-E0402"
 
@@ -401,26 +402,26 @@ def test_result_with_any_other_change_does_not_leave(edit: str) -> None:
 )
 def test_planned_mount_outside_the_rules_does_not_leave(mount: Mount) -> None:
     plan = Plan(mounts=(mount,))
-    with pytest.raises(VerificationFailed):
+    with raises(VerificationFailed):
         check(spec(), apply(spec(), plan), plan, source_roots=("/driver", "/image"))
 
 
 def test_everything_is_below_the_root_of_the_host_but_the_image_is_not_allowed() -> None:
     check(spec(), apply(spec(), PLAN), source_roots=("/",))
     plan = Plan(mounts=(Mount("/image/x", "/x"),))
-    with pytest.raises(VerificationFailed, match="image"):
+    with raises(VerificationFailed, match="image"):
         check(spec(), apply(spec(), plan), plan, source_roots=("/",))
 
 
 def test_planned_device_of_another_driver_does_not_leave() -> None:
     plan = Plan(devices=(Device("/dev/mem", 1, 1),))
-    with pytest.raises(VerificationFailed, match="another driver"):
+    with raises(VerificationFailed, match="another driver"):
         check(spec(), apply(spec(), plan), plan)
 
 
 def test_planned_group_of_root_does_not_leave() -> None:
     plan = Plan(additional_gids=(0,))
-    with pytest.raises(VerificationFailed, match="group"):
+    with raises(VerificationFailed, match="group"):
         check(spec(), apply(spec(), plan), plan)
 
 
@@ -436,5 +437,5 @@ def test_planned_group_of_root_does_not_leave() -> None:
     ],
 )
 def test_files_of_the_kernel_are_neither_written_nor_covered(plan: Plan) -> None:
-    with pytest.raises(VerificationFailed):
+    with raises(VerificationFailed):
         check(spec(), apply(spec(), plan), plan)

@@ -20,6 +20,7 @@ from hooks.image.rootfs_errors import (
     RootfsIo,
 )
 from tests.harness.own_process import restored
+from tests.harness.raising import raises
 from tests.unit.hooks.image.images import link, put, tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change owners")
@@ -158,7 +159,7 @@ def test_a_full_file_system_is_an_error_of_one_line(root: str) -> None:
         with Rootfs.open(root) as rootfs:
             directory = rootfs.directory("/etc")
             assert directory is not None
-            with directory, pytest.raises(RootfsIo, match="No space left on device"):
+            with directory, raises(RootfsIo, match="No space left on device"):
                 directory.write_file("file", bytes(1 << 20))
             assert rootfs.read_file("/etc/file") == b"old"
             assert rootfs.names("/etc") == ("file",)

@@ -17,6 +17,7 @@ from hooks.image.rootfs_errors import (
     PathRefused,
     RootfsUnavailable,
 )
+from tests.harness.raising import raises
 from tests.unit.hooks.image.images import link, put
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for device nodes")
@@ -198,14 +199,14 @@ def test_names_that_are_not_utf_8_are_names(root: str, rootfs: Rootfs) -> None:
 def test_a_rootfs_that_is_no_directory_cannot_be_opened(root: str) -> None:
     put(root, "/file")
     for path in (f"{root}/file", f"{root}/nothing"):
-        with pytest.raises(RootfsUnavailable):
+        with raises(RootfsUnavailable):
             Rootfs.open(path)
 
 
 def test_a_kernel_without_openat2_is_told(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another call that does not exist stands in for openat2 on an old kernel."""
     monkeypatch.setattr("hooks.image.openat2._SYS_OPENAT2", 100_000)
-    with pytest.raises(KernelTooOld, match=r"Linux 5\.6"):
+    with raises(KernelTooOld, match=r"Linux 5\.6"):
         Rootfs.open(root)
 
 

@@ -14,6 +14,7 @@ from api.errors import Status
 from hooks import engine
 from hooks.errors import DriverChanged
 from hooks.node.identity import refuse_changed, what_changed
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import MULTIARCH, UVM, VERSION, Node, nvml_gpu
 
 SPEC: dict[str, Any] = {
@@ -91,7 +92,7 @@ def test_container_is_refused_after(node: Node, tmp_path: Path, change: str) -> 
     refuse_changed(record, "web-1")
     make, says = CHANGES[change]
     make(node)
-    with pytest.raises(DriverChanged) as caught:
+    with raises(DriverChanged) as caught:
         refuse_changed(record, "web-1")
     error = caught.value
     assert error.status is Status.FAILED_PRECONDITION
@@ -105,7 +106,7 @@ def test_a_file_that_is_replaced_while_a_container_is_made_is_not_the_one_of_its
     node: Node, tmp_path: Path
 ) -> None:
     record = record_of(node, tmp_path, meanwhile=CHANGES["a library replaced"][0])
-    with pytest.raises(DriverChanged, match=r"libcuda\.so"):
+    with raises(DriverChanged, match=r"libcuda\.so"):
         refuse_changed(record, "web-1")
 
 

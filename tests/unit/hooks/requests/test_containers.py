@@ -9,6 +9,7 @@ import pytest
 
 from hooks.errors import MalformedSpec
 from hooks.requests.policy import Container, read_container
+from tests.harness.raising import raises
 from tests.unit.hooks.requests.test_policy import (
     CRI,
     DESKTOP,
@@ -114,5 +115,5 @@ def test_which_pod_it_is_counts_if_all_that_say_so_agree(
     ],
 )
 def test_spec_of_the_wrong_shape_is_a_typed_error(spec: dict[str, Any]) -> None:
-    with pytest.raises(MalformedSpec):
+    with raises(MalformedSpec):
         read_container(spec)

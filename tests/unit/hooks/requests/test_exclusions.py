@@ -15,6 +15,7 @@ from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.plan import Device
 from hooks.requests.request import Request, read_request
 from hooks.words import CAPABILITIES, AllDevices
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import CAPS, DRM, NVIDIA, Node, nvml_gpu, nvml_mig, uuid_of
 
 ADDRESS = "0000:20:00.0"
@@ -65,14 +66,14 @@ def test_indices_of_the_others_stay(full: Node) -> None:
 
 @pytest.mark.parametrize("named", ["1", uuid_of(1), f"0,{uuid_of(1)}"])
 def test_naming_an_excluded_gpu_is_an_error(full: Node, named: str) -> None:
-    with pytest.raises(GpuExcluded, match="exclude-gpus"):
+    with raises(GpuExcluded, match="exclude-gpus"):
         planned(taken(full, ADDRESS), named)
 
 
 @pytest.mark.parametrize("named", ["2:0", uuid_of(0x110, "MIG"), "2"])
 def test_mig_devices_of_an_excluded_gpu_go_with_it(full: Node, named: str) -> None:
     inventory = taken(full, uuid_of(2))
-    with pytest.raises(GpuExcluded):
+    with raises(GpuExcluded):
         planned(inventory, named)
     left = planned(inventory)
     assert not any("caps" in path or path.endswith(("nvidia2", "card2")) for path in left)
@@ -143,7 +144,7 @@ def test_cdi_file_cannot_give_an_excluded_gpu_away(
     seen = inventory if with_inventory else None
     others = [of_file(NVIDIA, 1), of_file(NVIDIA, 255), of_file(1, 3), of_file(NVIDIA, 2, kind="b")]
     refuse_excluded(others, full.config, seen)
-    with pytest.raises(GpuExcluded, match="/dev/whatever"):
+    with raises(GpuExcluded, match="/dev/whatever"):
         refuse_excluded([*others, FOREIGN[which]], full.config, seen)
     refuse_excluded(FOREIGN.values(), replace(full.config, excluded_gpus=()), seen)
 
@@ -153,7 +154,7 @@ def test_gpu_of_another_vendor_is_excluded_by_its_address(full: Node) -> None:
     full.add_node("dri/renderD140", DRM, 140)
     config = replace(full.config, excluded_gpus=("0000:a0:00.0",))
     refuse_excluded([of_file(DRM, 128)], config, None)
-    with pytest.raises(GpuExcluded, match="0000:a0:00"):
+    with raises(GpuExcluded, match="0000:a0:00"):
         refuse_excluded([of_file(DRM, 140)], config, None)
     os.unlink(full.dev / "dri/renderD140")
     refuse_excluded([of_file(DRM, 140)], config, None)

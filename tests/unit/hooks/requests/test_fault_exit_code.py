@@ -8,6 +8,7 @@ import pytest
 
 from hooks.errors import FaultExitCodeWrong
 from hooks.requests.prefilter import FAULT_EXIT_CODE, read_fault_exit_code
+from tests.harness.raising import raises
 
 
 @pytest.mark.parametrize(
@@ -28,5 +29,5 @@ def test_a_wish_is_an_exit_code_or_none(annotations: Any, expected: int | None) 
 
 @pytest.mark.parametrize("wish", ["", "256", "-1", "0x55", "85 ", "eighty", "0085", "²", 85])
 def test_anything_else_is_an_error_that_quotes_it(wish: Any) -> None:
-    with pytest.raises(FaultExitCodeWrong, match=repr(wish)):
+    with raises(FaultExitCodeWrong, match=repr(wish)):
         read_fault_exit_code({"annotations": {FAULT_EXIT_CODE: wish}})

@@ -23,6 +23,7 @@ from hooks.words import (
     Void,
     items_of,
 )
+from tests.harness.raising import raises
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DIGITS = UUID.upper()
@@ -137,7 +138,7 @@ UNKNOWN = (
 
 def test_item_of_no_known_form_is_named_in_the_error() -> None:
     for item in UNKNOWN:
-        with pytest.raises(MalformedDevice, match="names no device") as caught:
+        with raises(MalformedDevice, match="names no device") as caught:
             pytest.fail(f"{item!r} is {parsed(f'0,{item}')}")
         assert "\n" not in str(caught.value), item
 
@@ -154,7 +155,7 @@ def test_item_of_no_known_form_is_named_in_the_error() -> None:
     ],
 )
 def test_longer_list_than_any_node_has_is_an_error(value: str) -> None:
-    with pytest.raises(TooManyDevices):
+    with raises(TooManyDevices):
         parsed(value)
 
 
@@ -174,7 +175,7 @@ def test_list_of_channels(value: str, channels: object) -> None:
 
 @pytest.mark.parametrize("item", ["1048576", "-1", "channel", "channelchannel0", "none", "0-3"])
 def test_what_is_no_channel_is_named_in_the_error(item: str) -> None:
-    with pytest.raises(MalformedChannel, match=item):
+    with raises(MalformedChannel, match=item):
         parse_channels(["0", item], asked="x")
 
 

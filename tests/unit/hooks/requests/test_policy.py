@@ -27,6 +27,7 @@ from hooks.words import (
     Origin,
     Void,
 )
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import uuid_of
 
 MODES = (Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT)
@@ -267,7 +268,7 @@ def test_denied_request_says_who_asked_for_what_and_why_not() -> None:
 
 def test_denied_request_fails_if_that_is_set() -> None:
     config = Config(denied=Denied.FAIL)
-    with pytest.raises(RequestDenied, match="trusted-namespaces"):
+    with raises(RequestDenied, match="trusted-namespaces"):
         judge(asked(ALL), POD, config)
     assert judge(asked(UUIDS), POD, config, GIVEN).allowed == asked(UUIDS)
     assert judge(asked(Void()), POD, config).allowed == asked(Void())
@@ -395,7 +396,7 @@ def test_steering_mig_needs_privilege_everywhere(feature: str, mode: str) -> Non
     request = asked(ALL, features=frozenset({feature}))
     for container in (DESKTOP, replace(POD, namespace="operator")):
         config = Config(mode=mode, trusted_namespaces=("operator",))
-        with pytest.raises(PrivilegeNeeded, match=feature):
+        with raises(PrivilegeNeeded, match=feature):
             judge(request, container, config)
     for container in (PRIVILEGED_DESKTOP, PRIVILEGED_POD):
         assert judge(request, container, Config(mode=mode)).allowed == request
@@ -456,7 +457,7 @@ def test_capabilities_are_narrowed_or_an_error(
     config = Config(supported_capabilities=("compute", "utility"))
     request = Request(ALL, capabilities, origin=ENVIRONMENT)
     if left is None:
-        with pytest.raises(UnsupportedCapability, match="supported-driver-capabilities"):
+        with raises(UnsupportedCapability, match="supported-driver-capabilities"):
             judge(request, DESKTOP, config)
         # Who gets nothing is told that, and not what else would be wrong.
         assert judge(request, POD, config).denials

@@ -13,6 +13,7 @@ from hooks.requests.kubelet_record import KubeletRecord
 from hooks.requests.policy import judge, read_container
 from hooks.requests.request import read_request
 from hooks.words import AllDevices, GpuUuid, NamedDevices, NoDevices
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import uuid_of
 from tests.unit.hooks.requests.test_policy import CRI
 
@@ -90,7 +91,7 @@ def test_none_with_all_is_none() -> None:
 @pytest.mark.parametrize("wish", ["ALL", "Gpu0", "GPU-*"])
 @pytest.mark.parametrize("variable", [DEVICES, SWARM])
 def test_a_wish_that_nobody_understands_is_an_error(variable: str, wish: str) -> None:
-    with pytest.raises(MalformedDevice, match=wish.replace("*", r"\*")):
+    with raises(MalformedDevice, match=wish.replace("*", r"\*")):
         read_request(spec_of({variable: wish}), CONFIG)
 
 

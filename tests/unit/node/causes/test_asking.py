@@ -13,6 +13,7 @@ from integration.agent_errors import CausesUnreadable, ContainerNotKilled
 from integration.node.services.causes.query import fault_of, fault_rows
 from integration.node.services.memory_guard import _kill_container
 from shim.causes.record import Fault, Whose, write_causes
+from tests.harness.raising import raises
 from tests.unit.node.causes.holders import holding
 
 
@@ -39,7 +40,7 @@ def test_all_faults_are_listed_by_their_time(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "causes").write_text("no directory")
-    with pytest.raises(CausesUnreadable, match="not a directory"):
+    with raises(CausesUnreadable, match="not a directory"):
         fault_rows(Config(state=str(tmp_path)))
 
 

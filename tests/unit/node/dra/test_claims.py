@@ -28,6 +28,7 @@ from integration.node.values.resources import Device as PluginDevice
 from integration.node.values.resources import Resource
 from tests.harness.launcher import REPOSITORY
 from tests.harness.node_state import publish
+from tests.harness.raising import raises
 from tests.harness.recorded import recorded_lines
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def test_every_kind_of_request_was_recorded() -> None:
 
 def test_configurations_that_are_not_known_are_an_error() -> None:
     configured = [each for each in RECORDED if each["allocation"]["devices"].get("config")]
-    with pytest.raises(ClaimConfigUnknown, match=r"GpuConfig of example\.com/v1 is not known"):
+    with raises(ClaimConfigUnknown, match=r"GpuConfig of example\.com/v1 is not known"):
         claim_of(configured[0]["allocation"])
     result = {"request": "gpu", "driver": DRIVER, "pool": POOL, "device": "gpu-0"}
     for config, is_known in (
@@ -88,7 +89,7 @@ def test_configurations_that_are_not_known_are_an_error() -> None:
         if is_known:
             assert claim_of(allocation).devices
         else:
-            with pytest.raises(ClaimConfigUnknown):
+            with raises(ClaimConfigUnknown):
                 claim_of(allocation)
 
 
@@ -122,7 +123,7 @@ def test_a_gpu_and_its_parts_exclude_each_other(uuid: str, gpu: str, is_taken: b
         whose = {GPU: GPU, uuid: gpu}
         new, old = having(one, whose[one], "new"), having(other, whose[other], "old")
         if is_taken:
-            with pytest.raises(DeviceTaken, match="claim default/old has it"):
+            with raises(DeviceTaken, match="claim default/old has it"):
                 refuse_taken(new, [having("GPU-3", "GPU-3", "third"), old])
         else:
             refuse_taken(new, [old])
@@ -134,9 +135,9 @@ def test_a_gpu_and_its_parts_exclude_each_other(uuid: str, gpu: str, is_taken: b
 def test_parts_of_one_gpu_do_not() -> None:
     refuse_taken(having(PART, GPU, "new"), [having(SIBLING, GPU, "old")])
     refuse_taken(having(PART, GPU), (), {SIBLING: "a pod"})
-    with pytest.raises(DeviceTaken, match="a pod has it"):
+    with raises(DeviceTaken, match="a pod has it"):
         refuse_taken(having(PART, GPU), (), {GPU: "a pod"})
-    with pytest.raises(DeviceTaken, match="a pod has it"):
+    with raises(DeviceTaken, match="a pod has it"):
         refuse_taken(having(PART, GPU), (), {PART: "a pod"})
 
 
@@ -244,14 +245,14 @@ def test_the_plugin_gives_nothing_that_a_claim_has(
     assert [each.id for each in found.devices if each.is_healthy] == [each.id for each in left]
     refuse_claimed(left, claimed)
     for each in {*devices} - {*left}:
-        with pytest.raises(DeviceTaken):
+        with raises(DeviceTaken):
             refuse_claimed([each], claimed)
 
 
 def test_no_mig_device_is_given_whose_gpu_is_just_being_cut() -> None:
     name = f"{OTHER.lower()}-mig-1g10gb-19-2"
     making = ClaimDevice("gpu", POOL, name, name, OTHER)
-    with pytest.raises(DeviceTaken):
+    with raises(DeviceTaken):
         refuse_claimed([WHOLE_PART], [making])
     refuse_claimed([PLAIN], [making])
     # What is there stays healthy: who has it is not to be told that it is gone.

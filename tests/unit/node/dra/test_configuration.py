@@ -15,6 +15,7 @@ from integration.node.services.dra.devices import Device
 from integration.node.services.dra.sharing import OURS, daemons_of, edits_of
 from integration.node.state import claims_file as state
 from integration.node.values.claims import MEBI, Claim, Sharing, parse_quantity, quantity
+from tests.harness.raising import raises
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, PART, POOL, SIBLING, claim_of
 
 if TYPE_CHECKING:
@@ -160,14 +161,14 @@ def test_what_is_asked_for_is_understood(parameters: Any, expected: Sharing) -> 
     ],
 )
 def test_what_cannot_be_is_refused_in_words(parameters: Any, words: str) -> None:
-    with pytest.raises(ClaimConfigUnknown) as raised:
+    with raises(ClaimConfigUnknown) as raised:
         claimed(entry(parameters))
     assert words in str(raised.value)
     assert "the claim default/claim" in str(raised.value)
 
 
 def test_what_a_class_says_wrongly_is_to_be_changed_there() -> None:
-    with pytest.raises(ClaimConfigUnknown, match="in its DeviceClass"):
+    with raises(ClaimConfigUnknown, match="in its DeviceClass"):
         claimed(entry("odd", source="FromClass"))
 
 
@@ -182,10 +183,10 @@ def test_the_last_that_fits_counts_and_what_the_claim_says_comes_after_its_class
     assert sharing_of(entry(of_claim, "gpu-a/any")) == [Sharing("Short")]
     assert sharing_of(entry(of_claim, "gpu-a/other")) == [Sharing()]
     assert sharing_of(entry(of_claim, driver="another.example.com")) == [Sharing()]
-    with pytest.raises(ClaimConfigUnknown, match="none of a driver's"):
+    with raises(ClaimConfigUnknown, match="none of a driver's"):
         claimed({"source": "FromClaim", "requests": []})
     # What is not used is read as well.
-    with pytest.raises(ClaimConfigUnknown):
+    with raises(ClaimConfigUnknown):
         claimed(entry(slices("odd")), entry(of_claim))
 
 
@@ -196,10 +197,10 @@ def test_a_configuration_is_for_devices_of_its_kind() -> None:
     assert found[0] == Sharing("Long")
     assert found[1].daemon
     assert sharing_of(entry(slices("Long")), devices=("mig-a",)) == [Sharing()]
-    with pytest.raises(ClaimConfigUnknown, match="GpuConfig is not for the request mig-a/any"):
+    with raises(ClaimConfigUnknown, match="GpuConfig is not for the request mig-a/any"):
         claimed(entry(slices("Long"), "mig-a"), devices=mixed)
     for parameters in (mig_config(strategy="TimeSlicing"), ours(timeSlice="Long")):
-        with pytest.raises(ClaimConfigUnknown, match="a MIG device"):
+        with raises(ClaimConfigUnknown, match="a MIG device"):
             claimed(entry(parameters), devices=("mig-a",))
 
 
@@ -215,7 +216,7 @@ def test_a_daemon_is_for_the_devices_of_one_configuration() -> None:
     )
     assert len(daemons_of([apart])) == 2
     assert not daemons_of([claimed(entry(ours(mps={})), adminAccess=True)])
-    with pytest.raises(ClaimConfigUnknown, match="a daemon has one MIG device at most"):
+    with raises(ClaimConfigUnknown, match="a daemon has one MIG device at most"):
         claimed(entry(ours(mps={})), devices=("mig-a", "mig-b"))
 
 

@@ -29,6 +29,7 @@ from integration.node.state.topic import Topic
 from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
 from integration.node.values.service_name import ServiceName
 from tests.harness.node_state import publish
+from tests.harness.raising import raises
 from tests.unit.node.dra.test_slices import DEVICES
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ async def test_what_the_device_plugin_shares_by_mps_is_no_claims(
     monkeypatch.setattr(driver.transactions, "_read", allocated)
     monkeypatch.setattr(driver.specs, "keep", nothing)
     publish(driver._context.state.mps_daemons, {name: MpsDaemon(name, (DEVICES[0].uuid,))})
-    taken = pytest.raises(DeviceTaken, match=r"which shares nvidia.com/gpu by MPS")
+    taken = raises(DeviceTaken, match=r"which shares nvidia.com/gpu by MPS")
     with taken if is_taken else nullcontext():
         await driver.transactions.prepare(REFERENCE)
 

@@ -35,6 +35,7 @@ from integration.node.services.dra.sharing import (
 from integration.node.services.dra.slices import VERSIONS, contents
 from integration.node.state import claims_file as state
 from integration.node.values.claims import Claim, Sharing
+from tests.harness.raising import raises
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having
 from tests.unit.node.dra.test_configuration import entry, ours
@@ -174,32 +175,32 @@ def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
     refuse_overfull(one, [one, two], SHARED)
     refuse_overfull(having(OTHER, OTHER, "whole"), [one], SHARED)
     for greedy in (part(41, share=SECOND), part(1, 4, share=SECOND)):
-        with pytest.raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
+        with raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
             refuse_overfull(sharing(greedy, name="two"), [one], SHARED)
     third = sharing(part(1, 4, share=SECOND), name="three")
     for others in ([one, two], [two, one]):  # as they came to be prepared, side by side
-        with pytest.raises(DeviceTaken, match="with claim default/one, claim default/two it would"):
+        with raises(DeviceTaken, match="with claim default/one, claim default/two it would"):
             refuse_overfull(third, others, SHARED)
-    with pytest.raises(DeviceTaken, match="with its other shares"):
+    with raises(DeviceTaken, match="with its other shares"):
         refuse_overfull(sharing(part(41), part(40, share=SECOND)), [], SHARED)
     refuse_overfull(sharing(part(80, device="gpu-1"), name="two"), [one], SHARED)
     # The setting may be another since: then the memory still counts.
     unshared = {name: replace(each, shares=0) for name, each in SHARED.items()}
     refuse_overfull(sharing(part(1, 4, share=SECOND), name="two"), [one], unshared)
-    with pytest.raises(DeviceTaken):
+    with raises(DeviceTaken):
         refuse_overfull(sharing(part(41, share=SECOND), name="two"), [one], unshared)
 
 
 def test_who_has_no_share_has_the_whole_gpu() -> None:
     one, whole = sharing(part()), having(GPU, GPU, "whole")
     for new, old in ((one, whole), (whole, one)):
-        with pytest.raises(DeviceTaken):
+        with raises(DeviceTaken):
             refuse_taken(new, [old])
-    with pytest.raises(DeviceTaken):
+    with raises(DeviceTaken):
         refuse_taken(one, (), {GPU: "a pod"})
     refuse_taken(one, [having(GPU, GPU, "admin", admin=True)])
     refuse_taken(having("MIG-of-it", "GPU-other", "part"), [one])
-    with pytest.raises(DeviceTaken):
+    with raises(DeviceTaken):
         refuse_taken(having("MIG-of-it", GPU, "part"), [one])
 
 
@@ -257,7 +258,7 @@ def test_claims_that_share_a_gpu_share_it_in_the_same_way() -> None:
         (mps, users, "with multiUser true"),
         (long, short, "with the time slice Short"),
     ):
-        with pytest.raises(SharingConflict, match=words):
+        with raises(SharingConflict, match=words):
             refuse_conflicts(new, [old])
     refuse_conflicts(plain, [long])
     refuse_conflicts(long, [plain])
@@ -283,7 +284,7 @@ def test_shares_of_a_gpu_have_one_daemon_and_each_its_limits_by_variables() -> N
         Share(ID, GPU, 20 << 10, 1), Share(SECOND, GPU, 2 << 10, 1),
     )  # fmt: skip
     results = (part(), part(device="gpu-1", share=SECOND))
-    with pytest.raises(ClaimConfigUnknown, match="a share of a device"):
+    with raises(ClaimConfigUnknown, match="a share of a device"):
         sharing(*results, config=config)
     assert sharing(*results).devices[0].sharing == Sharing()
 

@@ -29,6 +29,7 @@ from integration.node.values.health import HealthState
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
 from tests.harness.node_state import publish
+from tests.harness.raising import raises
 from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
 
 
 async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
-    with pytest.raises(XidListWrong):
+    with raises(XidListWrong):
         await run(Context(config, Options("", 1, ignored_xids="x"), print))
     async with agent(config) as it:
         it.tell(79)

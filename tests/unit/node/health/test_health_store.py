@@ -27,6 +27,7 @@ from integration.node.device_health.health_table import (
 from integration.node.faults.policy import policy_of
 from integration.node.values.health import HealthState
 from integration.nvml.values import GpuEvent
+from tests.harness.raising import raises
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def test_which_loading_of_the_driver_it_is(config: Config) -> None:
 
 def test_what_is_asked_is_done_or_taken_back(config: Config) -> None:
     os.makedirs(requests.directory_of(config))
-    with pytest.raises(AgentSilent, match=r"has not done it in 0\.05 s"):
+    with raises(AgentSilent, match=r"has not done it in 0\.05 s"):
         requests.ask(config, "MIG-GPU-0/1/0", 0.05)
     assert requests.waiting(config) == []
     (asking := threading.Thread(target=requests.ask, args=(config, "MIG-GPU-0/1/0", 10))).start()
@@ -202,5 +203,5 @@ def test_what_is_asked_is_done_or_taken_back(config: Config) -> None:
 
 
 def test_nobody_is_asked_where_no_agent_has_been(config: Config) -> None:
-    with pytest.raises(AgentSilent, match=r"No such file"):
+    with raises(AgentSilent, match=r"No such file"):
         requests.ask(config, "GPU-0", 1)

@@ -6,6 +6,7 @@ import pytest
 
 from integration.agent_errors import MetricsAddressInvalid
 from integration.node.services.metrics.address import Address, parse_address
+from tests.harness.raising import raises
 
 
 @pytest.mark.parametrize(
@@ -34,5 +35,5 @@ def test_an_address_is_read_and_written_alike(text: str, address: Address) -> No
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_an_error_that_shows_one(text: str) -> None:
-    with pytest.raises(MetricsAddressInvalid, match=r"127\.0\.0\.1:9477"):
+    with raises(MetricsAddressInvalid, match=r"127\.0\.0\.1:9477"):
         parse_address(text)
