@@ -18,6 +18,10 @@ class ServingError(NodeAgentError):
     """Base of the errors between the device plugin and the kubelet."""
 
 
+class ChannelsMissing(ServingError, code="NVSHIM-E2707", status=Status.FAILED_PRECONDITION):
+    """The settings require an IMEX channel that the node does not have."""
+
+
 class KubeletRefused(ServingError, code="NVSHIM-E2708", status=Status.FAILED_PRECONDITION):
     """The kubelet refuses the registration of a resource. The agent retries."""
 
@@ -179,8 +183,6 @@ DeviceGone = ServingError.row("NVSHIM-E2705 device-gone", Status.FAILED_PRECONDI
 CdiDeviceUnwritten = ServingError.row(
     "NVSHIM-E2706 cdi-device-unwritten", Status.FAILED_PRECONDITION,
     "The container gets its devices by CDI, but no spec lists them.")
-ChannelsMissing = ServingError.row("NVSHIM-E2707 channels-missing", Status.FAILED_PRECONDITION,
-    "The settings require an IMEX channel that the node does not have.")
 OtherPlugin = ServingError.row("NVSHIM-E2710 other-plugin", Status.ALREADY_EXISTS,
     "Another program serves the sockets of NVIDIA's device plugin on this node.")
 PluginSocketUnusable = ServingError.row(

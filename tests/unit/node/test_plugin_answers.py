@@ -36,7 +36,7 @@ from integration.node.values.resources import MPS, DeviceList, Settings, SharedR
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.topology import Topology
 from tests.harness.node_state import publish
-from tests.harness.raising import raises
+from tests.harness.raising import Kind, raises
 from tests.unit.node.test_plugin_allocation import GPUS, NODE
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ async def test_what_the_snapshot_has_is_refused_by_what_is_known_now(
     world: World, tmp_path: Path, reason: str
 ) -> None:
     state, resource, device = world.context.state, GPU, GPUS[0]
-    error: type[NvshimError]
+    error: Kind[NvshimError]
     if reason == "topic":
         error = DeviceTaken
         publish(state.claimed_devices, (named(device),))
@@ -137,7 +137,7 @@ async def test_what_the_snapshot_has_is_refused_by_what_is_known_now(
         error, device = DeviceUnknown, "GPU-of-another-node"
     else:
         error, resource = DeviceUnknown, "nvidia.com/another"
-    with pytest.raises(error):
+    with raises(error):
         await world.answers.allocate(resource, [device])
     assert state.plugin_allocations.value == {}
     assert state.counters.allocations == {(resource, REFUSED): 1}
