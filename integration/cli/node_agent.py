@@ -5,28 +5,24 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import click
 import structlog
 
 from api.errors import printable
+from hooks.config import Config
 from integration.apiserver.credentials import of_kubeconfig
-from integration.cli.output import Format, serialized
+from integration.cli.node_options import CliSettings
+from integration.cli.output import Format, Output, serialized
 from integration.node.agent import serve
 from integration.node.faults.policy import policy_of
 from integration.node.options import NO, YES, Options
 from integration.node.settings.config_choice import FALLBACKS, Choice
 from integration.node.settings.source import Source, as_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.config import Config
-    from integration.cli.node_options import CliSettings
-    from integration.cli.output import Output
 
 # The options that select the source of the device plugin's settings.
 _SOURCE_OPTIONS: Final = frozenset({

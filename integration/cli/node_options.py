@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -18,12 +19,7 @@ from click.core import ParameterSource
 from integration.node.options import DRA_DRIVER
 from integration.node.services.metrics.address import parse_address
 from integration.node.settings.readers import BOOLEAN
-from integration.node.settings.table import FLAGS, Override
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.node.settings.table import Setting
+from integration.node.settings.table import FLAGS, Override, Setting
 
 R = TypeVar("R")
 

@@ -20,17 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.abc
 from anyio.abc import SocketStream
+from anyio.streams.stapled import MultiListener
 
 from integration.agent_errors import MetricsAddressUnusable
 from integration.node.services.metrics.address import Address
-
-if TYPE_CHECKING:
-    from anyio.streams.stapled import MultiListener
 
 LONGEST: Final = 8192
 MOST: Final = 32

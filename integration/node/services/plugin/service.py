@@ -40,7 +40,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.abc
@@ -52,6 +52,7 @@ from integration.agent_errors import DeviceUnknown, KubeletUnreachable, OtherPlu
 from integration.detached import run_detached
 from integration.kubelet import sockets
 from integration.node.delivery import ENABLE, DeliveryMode, delivery_mode
+from integration.node.engine_query import EngineQuery
 from integration.node.mps.clients import add_client, refuse_unready, unready
 from integration.node.options import YES
 from integration.node.service import Context
@@ -80,16 +81,13 @@ from integration.node.services.plugin.resources import (
     unhealthy,
     unmatched,
 )
+from integration.node.services.plugin.serving import Serving
 from integration.node.state.topic import Watched, call_on_change, version_of
 from integration.node.values.counters import FAILED, OK, REFUSED
 from integration.node.values.resources import CDI, MPS, Resource, Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import numa_nodes
 from integration.watcher import ANY, Interest, Watcher
-
-if TYPE_CHECKING:
-    from integration.node.engine_query import EngineQuery
-    from integration.node.services.plugin.serving import Serving
 
 _NAME: Final = "plugin"
 
