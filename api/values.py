@@ -15,8 +15,8 @@ imports the modules, medians of 25.
 | of the fork server         | 133 ms, 15.7 MB    | 200 ms, 17.9 MB   |
 | of ``nvshim list``         | 188 ms, 15.5 MB    | 248 ms, 16.4 MB   |
 
-Imports for types were measured, too: made at run time, they cost none of these a millisecond or a
-module. So ``if TYPE_CHECKING`` is only where a type is all that is used of a module that imports
+Imports for types were measured, too: made at run time, they cost these no time that shows, and one
+module at most. So ``if TYPE_CHECKING`` is only where a type is all that is used of one that imports
 gRPC, protobuf or yaml; each such place says so.
 """
 
