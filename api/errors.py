@@ -19,7 +19,7 @@ raisers name none, and a message of one line that says what was asked, what was 
 do. The ttrpc status carries that line: it is what ``ctr``, ``kubectl describe`` and containerd's
 log show. docs/reference/errors.md and ``nvshim explain CODE`` are made from rows and classes.
 
-This module imports next to nothing: the shim's verbs load it, and an ``enum`` costs them 3 ms.
+A status is a number and not a member of an enum, because a peer may send any.
 """
 
 from __future__ import annotations

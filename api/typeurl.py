@@ -13,17 +13,15 @@ Source: containerd's typeurl package; its registrations in containerd's oci and 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 
 from api.ttrpc.errors import TypeMismatch
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Message)
 
 __all__ = [
     "LINUX_RESOURCES",

@@ -1,17 +1,30 @@
 """Frozen dataclasses with slots, at a fiftieth of what those cost to define.
 
-:mod:`dataclasses` compiles methods for each class, a third of a millisecond, and imports the
-interpreter's parser for it. A cold shim defines a hundred classes. Here nothing is compiled.
-For mypy it is :mod:`dataclasses` itself, whose functions take these classes, too.
+:mod:`dataclasses` compiles methods for each class, and imports the interpreter's parser for it.
+Here nothing is compiled. For mypy it is :mod:`dataclasses` itself, whose functions take these
+classes, too. What a shim does not import uses :mod:`dataclasses`.
+
+Measured on 2026-11-29 with Python 3.11: processor time and private memory of a new process that
+imports the modules, medians of 25.
+
+| modules                    | with these classes | with dataclasses  |
+| -------------------------- | -----------------: | ----------------: |
+| of a verb                  |  68 ms, 10.0 MB    |  74 ms, 11.2 MB   |
+| of a cold shim             |  92 ms, 13.5 MB    | 118 ms, 15.0 MB   |
+| of a cold shim's worker    | 121 ms, 15.7 MB    | 184 ms, 17.9 MB   |
+| of the fork server         | 133 ms, 15.7 MB    | 200 ms, 17.9 MB   |
+| of ``nvshim list``         | 188 ms, 15.5 MB    | 248 ms, 16.4 MB   |
+
+Imports for types were measured, too: made at run time, they cost these no time that shows, and one
+module at most. So ``if TYPE_CHECKING`` is only where a type is all that is used of one that imports
+gRPC, protobuf or yaml; each such place says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["dataclass", "field", "replace"]
 

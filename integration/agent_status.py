@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from integration.files import read_file
 from integration.json_documents import parse_json
 from shim.causes.agent import agent_of, agent_runs, is_locked
-
-if TYPE_CHECKING:
-    from hooks.config import Config
 
 __all__ = ["PODS", "is_ready", "late_after", "pod_path", "status_path"]
 

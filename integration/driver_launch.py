@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.node.driver import Driver
 from hooks.node.fingerprint import Fingerprint
 from hooks.words import Arch
-
-if TYPE_CHECKING:
-    from hooks.node.driver import Driver
 
 __all__ = ["launch_line", "where_programs_run"]
 

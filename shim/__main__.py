@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from shim.verbs.invocation import FORK_SERVER
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main(revision: str = "") -> NoReturn:

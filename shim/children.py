@@ -33,15 +33,13 @@ import os
 import signal
 import time
 from _posixsubprocess import fork_exec
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.values import dataclass
 from shim import loop, programs
 from shim.errors import ProgramNotFound, ProgramTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536

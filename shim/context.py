@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
+from google.protobuf.message import Message
 
-    from shim.children import Reaper
-    from shim.log import Log
-    from shim.loop import Tasks
+from shim.children import Reaper
+from shim.log import Log
+from shim.loop import Tasks
 
 
 class Publisher(Protocol):

@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from shim.errors import BundleUnusable, InvalidIdentifier, remedy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # hashlib loads OpenSSL: 3 ms and 2.5 MB. The C module alone costs nothing, but its name changed
 # with Python 3.12, and a build of Python may lack it.

@@ -14,13 +14,11 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 import signal
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Final, NoReturn
 
 from api.errors import one_line
 from shim import loop, syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 FAILED: Final = b"!"
 """The prefix of a line that reports a failure."""

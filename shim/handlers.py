@@ -15,12 +15,10 @@ Source: CPython's Modules/signalmodule.c, ``signal_signal_impl``, ``_PyErr_Check
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NOT_CAUGHT = {signal.SIG_DFL, signal.SIG_IGN}
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from typing import Final
 
 _MOUNT_POINT_FIELD: Final = 4
 _OCTAL_DIGITS: Final = 3

@@ -17,12 +17,10 @@ What is left for files are programs, as runc is: of ours, the one that asks NVML
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim import loop
-
-if TYPE_CHECKING:
-    from shim.log import Log
+from shim.log import Log
 
 # Seconds.
 _LATER: Final = 1.0

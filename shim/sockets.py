@@ -32,13 +32,11 @@ import os
 import socket
 import stat
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from shim import files
 from shim.errors import SocketDirectoryUnusable, SocketPathTooLong, SocketUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SCHEME: Final = "unix://"
 

@@ -19,7 +19,8 @@ Rules of a server
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -38,20 +39,15 @@ from api.ttrpc.errors import (
     UndecodableMessage,
     Unimplemented,
 )
-from api.ttrpc.service import Context
+from api.ttrpc.events import Ended, RequestReceived, ResponseReceived, StreamFailed
+from api.ttrpc.service import Context, Credentials, Handler, ImmediateHandler, Method, Service
 from api.ttrpc.streams import State
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from api.ttrpc.events import Ended, RequestReceived, ResponseReceived, StreamFailed
-    from api.ttrpc.service import Credentials, Handler, ImmediateHandler, Method, Service
-
-    Log = Callable[[str, Mapping[str, object]], None]
-    # A response, an error, or the end of a stream without a further message.
-    Outcome = bytes | NvshimError | None
-    # Service, method and message of requests that are equal.
-    Same = tuple[str, str, bytes]
+Log = Callable[[str, Mapping[str, object]], None]
+# A response, an error, or the end of a stream without a further message.
+Outcome = bytes | NvshimError | None
+# Service, method and message of requests that are equal.
+Same = tuple[str, str, bytes]
 
 M = TypeVar("M", bound=Message)
 

@@ -8,31 +8,31 @@ not reconnect by itself: only its owner knows which requests may be sent twice.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+import socket
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
+from google.protobuf.message import Message
 
 from api.ttrpc import sockets
 from api.ttrpc.calls import check_status, decode, nanoseconds, no_answer
-from api.ttrpc.errors import DeadlineExceeded, LocalProtocolError, Overloaded, TtrpcError
+from api.ttrpc.errors import (
+    ConnectionClosed,
+    DeadlineExceeded,
+    LocalProtocolError,
+    Overloaded,
+    TtrpcError,
+)
 from api.ttrpc.events import ResponseReceived, StreamFailed
 from api.ttrpc.inbox import PATIENCE, Inbox
-from api.ttrpc.multiplexer import Multiplexer, Request
+from api.ttrpc.multiplexer import Answer, Multiplexer, Request
+from api.ttrpc.service import Method
 from api.ttrpc.streams import State
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Iterable
-    from types import TracebackType
-
-    from anyio.abc import TaskGroup
-    from google.protobuf.message import Message
-
-    from api.ttrpc.errors import ConnectionClosed
-    from api.ttrpc.multiplexer import Answer
-    from api.ttrpc.service import Method
-
-    R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=Message)
 
 _CONNECT: Final = 5.0  # seconds
 _PAUSE: Final = 0.01  # seconds, between looks at a full backlog

@@ -31,8 +31,10 @@ same of both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
+from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 
 from api.errors import Status, one_line
@@ -44,6 +46,7 @@ from api.ttrpc.errors import (
     MessageTooLarge,
     RemoteProtocolError,
     StreamClosed,
+    TtrpcError,
     UndecodableMessage,
 )
 from api.ttrpc.events import (
@@ -63,19 +66,12 @@ from api.ttrpc.frames import (
     REMOTE_OPEN,
     REQUEST,
     RESPONSE,
+    Frame,
     FrameReader,
     Oversized,
     encode,
 )
 from api.ttrpc.streams import TRANSITIONS, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from google.protobuf.any_pb2 import Any
-
-    from api.ttrpc.errors import TtrpcError
-    from api.ttrpc.frames import Frame
 
 _LAST_ID: Final = 2**32 - 1
 

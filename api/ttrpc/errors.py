@@ -6,15 +6,11 @@ As in h11 a protocol error is *local* (our call is not allowed: fix the caller) 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+
+from google.protobuf.any_pb2 import Any
 
 from api.errors import NvshimError, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from google.protobuf.any_pb2 import Any
-
 
 __all__ = [
     "ConnectFailed",

@@ -6,13 +6,12 @@ counts its start in milliseconds. Tell them apart by class, never by comparing t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from google.protobuf.any_pb2 import Any
+from google.protobuf.any_pb2 import Any
 
-    from api.ttrpc.errors import TtrpcError
-    from api.ttrpc.streams import State
+from api.ttrpc.errors import TtrpcError
+from api.ttrpc.streams import State
 
 
 class RequestReceived(NamedTuple):

@@ -6,23 +6,19 @@ them when the connection is lost. :mod:`api.ttrpc.client` is what people use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+import socket
+from typing import NamedTuple, Protocol, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup
 
 from api.ttrpc.calls import CLOSED_HERE, connection_closed, why_ended
 from api.ttrpc.connection import ClientConnection
 from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.events import DataReceived, Ended, ResponseReceived, StreamFailed
 from api.ttrpc.inbox import ByteBudget
+from api.ttrpc.streams import State
 from api.ttrpc.transport import Transport
-
-if TYPE_CHECKING:
-    import socket
-
-    from anyio.abc import TaskGroup
-
-    from api.ttrpc.streams import State
 
 Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"
 

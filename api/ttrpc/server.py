@@ -7,23 +7,19 @@ left after it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import anyio
+from anyio.abc import TaskGroup
 
 from api.errors import describe_bug
 from api.ttrpc.calls import MAX_CALLS
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
+from api.ttrpc.service import Service
 from api.ttrpc.session import Session
 from api.ttrpc.sockets import ABORTED, PASSING, check_peer
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterable, Mapping
-
-    from anyio.abc import TaskGroup
-
-    from api.ttrpc.service import Service
 
 _PAUSE: Final = 0.1  # seconds
 

@@ -27,21 +27,16 @@ on one connection is one call then, and each further one costs only the number o
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from api.errors import NvshimError
 from api.ttrpc.errors import LocalProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-
-    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-    from google.protobuf.message import Message
-
-    from api.errors import NvshimError
-
 
 R = TypeVar("R")
 

@@ -7,27 +7,22 @@ bounded: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox`
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import anyio
 import anyio.lowlevel
+from google.protobuf.message import Message
 
-from api.ttrpc.calls import TURN, Call, Calls, decode
+from api.ttrpc.calls import TURN, Call, Calls, Log, Outcome, decode
+from api.ttrpc.connection import ServerConnection
 from api.ttrpc.errors import ConnectionClosed, LocalProtocolError, Overloaded, StreamClosed
 from api.ttrpc.events import DataReceived, Ended, RequestReceived, StreamFailed
 from api.ttrpc.inbox import PATIENCE, ByteBudget, Inbox
+from api.ttrpc.service import Credentials, Service
 from api.ttrpc.streams import State
 from api.ttrpc.transport import Transport
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Mapping
-
-    from google.protobuf.message import Message
-
-    from api.ttrpc.calls import Log, Outcome
-    from api.ttrpc.connection import ServerConnection
-    from api.ttrpc.service import Credentials, Service
 
 
 class Session:

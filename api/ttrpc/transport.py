@@ -12,16 +12,13 @@ from __future__ import annotations
 import errno
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import anyio
+from anyio.abc import TaskGroup
 
 from api.ttrpc.errors import ConnectionClosed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from anyio.abc import TaskGroup
 
 # One read; below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10

@@ -38,10 +38,8 @@ import os
 import select
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 # Numbers of nvmlReturn_t: older releases of pynvml do not have names for all of them.
 _FUNCTION_NOT_FOUND = 13

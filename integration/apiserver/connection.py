@@ -19,10 +19,9 @@ import socket
 import ssl
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 
-if TYPE_CHECKING:
-    from integration.apiserver.credentials import Access
+from integration.apiserver.credentials import Access
 
 __all__ = ["TIMEOUT", "Connection", "Kept", "trusted"]
 

@@ -14,10 +14,9 @@ Source: the rules of :mod:`hooks.cdi.registry`.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from hooks.cdi.registry import Registry
+from hooks.cdi.registry import Registry
 
 USED: Final = "used"
 HIDDEN: Final = "hidden"

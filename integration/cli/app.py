@@ -6,7 +6,8 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 from click.shell_completion import shell_complete
@@ -18,9 +19,6 @@ from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
 from integration.cli.output import Format, print_error
 from integration.compat import NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMPLETION_VARIABLE: Final = "_NVSHIM_COMPLETE"
 """Set by the shell's completion script, which runs the program to get completions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import click
 
@@ -20,8 +20,7 @@ from integration.engines.restart import SOCKETS, UNITS, Mode, restart
 from integration.engines.runtime_options import RECORDS
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 
-if TYPE_CHECKING:
-    Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # Options with paths. They are made absolute, because other processes read them from the records.
 _PATHS: Final = {"config", "drop_in", "handler_options", "hook_directory", "records", "shim"}

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 
 class LazyGroup(click.Group):

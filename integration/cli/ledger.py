@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import click
@@ -29,9 +29,8 @@ from integration.node.holders.leases import release as remove
 from integration.node.holders.values import as_document
 from integration.node.services.causes.query import fault_of, fault_rows
 
-if TYPE_CHECKING:
-    Places = tuple[Sequence[str], str, str]
-    """containerd's state directories, procfs, and the kubelet's pod-resources socket."""
+Places = tuple[Sequence[str], str, str]
+"""containerd's state directories, procfs, and the kubelet's pod-resources socket."""
 
 
 def _wrong(row: Mapping[str, Any]) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from hooks.config import Config
 from integration import exits
 from integration.agent_status import is_ready
-from integration.cli.node_options import agent_options
+from integration.cli.node_options import CliSettings, agent_options
 from integration.cli.options import configured, found_if, with_output
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.cli.node_options import CliSettings
-    from integration.cli.output import Output
+from integration.cli.output import Output
 
 _SPEC: Final = "nvidia.yaml"
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import click
 import structlog
 
 from api.errors import printable
+from hooks.config import Config
 from integration.apiserver.credentials import of_kubeconfig
-from integration.cli.output import Format, serialized
+from integration.cli.node_options import CliSettings
+from integration.cli.output import Format, Output, serialized
 from integration.node.agent import serve
 from integration.node.faults.policy import policy_of
 from integration.node.options import NO, OPTIONS, YES, Options
@@ -22,13 +25,6 @@ from integration.node.services.metrics.address import parse_address
 from integration.node.settings.config_choice import SETTINGS as CHOICES
 from integration.node.settings.config_choice import Choice
 from integration.node.settings.source import Source, as_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.config import Config
-    from integration.cli.node_options import CliSettings
-    from integration.cli.output import Output
 
 
 def run(

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from hooks.schema import Setting
 from integration.cli.options import setting_option, stacked
 from integration.node.options import OPTIONS
 from integration.node.settings import config_choice
 from integration.node.settings.readers import BOOLEAN
 from integration.node.settings.table import FLAGS, NEUTRAL, Override
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.schema import Setting
 
 R = TypeVar("R")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from api.errors import NvshimError, one_line
-from hooks.config import Config, load_config
+from hooks.config import load_config
 from hooks.node.inventory import Inventory
 from integration.cli.options import version_option
 from integration.compat import COMPATIBLE_WITH
@@ -33,22 +33,6 @@ class _GlobalFlags(NamedTuple):
     root: str | None
 
 
-class _Group(click.Group):
-    """A group whose ``--user`` takes a value only after ``=``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remove ``--user`` and parse the rest; click would take the next argument as its value."""
-        end = next((n for n, word in enumerate(args) if word in self.commands), len(args))
-        kept = [word for word in args[:end] if not _is_user(word)]
-        if len(kept) < end:
-            _note("--user", "privileges are never dropped")
-        return super().parse_args(ctx, kept + args[end:])
-
-
-def _is_user(word: str) -> bool:
-    return word == "--user" or word.startswith(("--user=", "-u"))
-
-
 def _note(flag: str, why: str) -> None:
     sys.stderr.write(f"nvidia-container-cli: {flag} changes nothing here: {why}\n")
 
@@ -66,15 +50,13 @@ def _version() -> str:
     return "\n".join(f"{title}: {fact}".rstrip() for title, fact in facts.items())
 
 
-@click.group("nvidia-container-cli", cls=_Group, context_settings=_SETTINGS)
+@click.group("nvidia-container-cli", context_settings=_SETTINGS)
 @click.option("-d", "--debug", metavar="FILE", help="Log to this file where everything was found.")
 @click.option("-k", "--load-kmods", is_flag=True,
               help="Load kernel modules and create device nodes first.")  # fmt: skip
 @click.option("-r", "--root", metavar="PATH", help="The driver root.")
-@click.option("-u", "--user", is_flag=True, expose_value=False, help="Has no effect.")
+@click.option("-u", "--user", is_flag=True, help="Has no effect.")
 @click.option("-l", "--ldcache", metavar="FILE", help="Has no effect.")
-@click.option("-n", "--no-pivot", is_flag=True, help="Has no effect.")
-@click.option("--no-create-imex-channels", is_flag=True, help="Has no effect.")
 @version_option("-V", "--version", text=_version)
 @click.pass_context
 def command(
@@ -82,16 +64,14 @@ def command(
 ) -> None:
     """Report on the driver and the GPUs as nvidia-container-cli does."""
     ctx.obj = _GlobalFlags(debug, load_kmods, root)
+    if idle["user"]:
+        _note("--user", "privileges are never dropped")
     if idle["ldcache"]:
         _note("--ldcache", "libraries are searched in the driver's directories")
-    if idle["no_pivot"]:
-        _note("--no-pivot", "no container is entered")
-    if idle["no_create_imex_channels"]:
-        _note("--no-create-imex-channels", "IMEX channels are not created")
 
 
-def _read_node(flags: _GlobalFlags) -> tuple[Inventory, Config]:
-    """Read the inventory and the configuration; with --load-kmods load modules first."""
+def _read_node(flags: _GlobalFlags) -> Inventory:
+    """Read the inventory; with --load-kmods load modules first."""
     config = load_config()
     if flags.root is not None:
         config = replace(config, driver_root=os.path.abspath(flags.root))
@@ -104,7 +84,7 @@ def _read_node(flags: _GlobalFlags) -> tuple[Inventory, Config]:
     inventory = inventory_of(config)
     if flags.debug is not None:
         _write_log(flags.debug, [*log_lines(inventory)])
-    return inventory, config
+    return inventory
 
 
 def _write_log(path: str, lines: list[str]) -> None:
@@ -125,8 +105,7 @@ def _write_log(path: str, lines: list[str]) -> None:
 @click.pass_obj
 def info(flags: _GlobalFlags, *, csv: bool) -> None:
     """Report information about the driver and devices."""
-    inventory, _ = _read_node(flags)
-    sys.stdout.write(info_text(inventory, csv=csv))
+    sys.stdout.write(info_text(_read_node(flags), csv=csv))
 
 
 @command.command("list")
@@ -137,19 +116,12 @@ def info(flags: _GlobalFlags, *, csv: bool) -> None:
 @click.option("-i", "--ipcs", is_flag=True, help="Sockets of the driver's services.")
 @click.option("-f", "--firmwares", is_flag=True, help="Driver firmware.")
 @click.option("--compat32", is_flag=True, help="32-bit libraries as well.")
-@click.option("--mig-config", multiple=True, metavar="ID", callback=flatten,
-              help="Files to configure MIG devices of these GPUs.")  # fmt: skip
-@click.option("--mig-monitor", multiple=True, metavar="ID", callback=flatten,
-              help="Files to monitor MIG devices of these GPUs.")  # fmt: skip
-@click.option("--imex-channel", "imex_channels", multiple=True, metavar="ID", callback=flatten,
-              help="IMEX channels.")  # fmt: skip
 @click.pass_obj
 def list_(flags: _GlobalFlags, /, **listed: Any) -> None:
     """List driver components; all of them without options."""
     listed["devices"] = listed["devices"] or None
     selection = ListSelection(**listed) if any(listed.values()) else ListSelection.everything()
-    inventory, config = _read_node(flags)
-    paths = list_paths(inventory, config, selection)
+    paths = list_paths(_read_node(flags), selection)
     sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
@@ -163,9 +135,3 @@ def configure(words: tuple[str, ...]) -> None:
         do="run the container with the shim (nvshim configure), or with a CDI spec "
         "(nvshim cdi generate)",
     )
-
-
-@command.command("version", hidden=True)
-def version() -> None:
-    """Show the version."""
-    click.echo(_version())

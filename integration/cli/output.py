@@ -16,15 +16,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 from api.errors import NvshimError, printable
 from integration.cli.kinds import API_VERSION, ERROR
 from integration.cli.tables import tabulated
 from integration.errors import fields_of
 
-if TYPE_CHECKING:
-    Source = str | Callable[[Mapping[str, Any]], Any]
+Source = str | Callable[[Mapping[str, Any]], Any]
 
 _WIDTH: Final = 80
 

@@ -64,9 +64,6 @@ OTHERS: Final[tuple[OtherFlag, ...]] = (
               why=_OTHER_PLATFORM, refused=True),
     OtherFlag(("--csv.ignore-pattern",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
               why=_OTHER_PLATFORM, refused=True),
-    OtherFlag(("--csv.compat-container-root",),
-              envvar="NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT",
-              why=_OTHER_PLATFORM, refused=True, several=False),
 )  # fmt: skip
 
 _NO_GROUPS: Final = "no-additional-gids-for-device-nodes"

@@ -13,14 +13,12 @@ Source: libnvidia-container, src/cli/info.c, src/cli/list.c and src/nvc_info.c; 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hooks.config import Config
 from hooks.edits.grant import decide
-from hooks.errors import ImexChannelMissing, NvmlFailed
+from hooks.errors import NvmlFailed
 from hooks.node.capabilities import (
     CONTROL,
     MODESET,
@@ -32,7 +30,6 @@ from hooks.node.capabilities import (
     Socket,
     every_row,
 )
-from hooks.node.device_nodes import cap_minors, cap_path
 from hooks.node.driver import DriverFile
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
@@ -128,9 +125,6 @@ class ListSelection:
     ipcs: bool = False  # the sockets of the driver's services
     firmwares: bool = False  # GSP firmware
     compat32: bool = False  # 32-bit libraries as well
-    mig_config: tuple[str, ...] = ()  # comma-separated lists of GPUs: MIG configuration
-    mig_monitor: tuple[str, ...] = ()  # comma-separated lists of GPUs: MIG monitoring
-    imex_channels: tuple[str, ...] = ()  # numbers of IMEX channels
 
     @classmethod
     def everything(cls) -> ListSelection:
@@ -139,7 +133,7 @@ class ListSelection:
                    compat32=True)  # fmt: skip
 
 
-def list_paths(inventory: Inventory, config: Config, listed: ListSelection) -> list[str]:
+def list_paths(inventory: Inventory, listed: ListSelection) -> list[str]:
     """Return the paths that ``list`` prints, one per line.
 
     Raises:
@@ -149,10 +143,6 @@ def list_paths(inventory: Inventory, config: Config, listed: ListSelection) -> l
     paths: list[str] = []
     if listed.devices is not None:
         paths += _nodes(inventory, listed.devices)
-    for name, of in (("config", listed.mig_config), ("monitor", listed.mig_monitor)):
-        if of:
-            paths += _mig_administration(inventory, config, name, of)
-    paths += _channels(config, listed.imex_channels)
     root = inventory.driver.root.rstrip("/")
     files = _Files(inventory)
     if listed.binaries:
@@ -198,32 +188,6 @@ def _selected(
     everything = "all" in items
     gpus = [gpu for gpu in inventory.gpus if gpu.index in wanted or (everything and gpu.mig)]
     return gpus, granted.mig_devices
-
-
-def _mig_administration(
-    inventory: Inventory, config: Config, name: str, devices: Sequence[str]
-) -> Iterator[str]:
-    yield f"{_CAPABILITIES}/mig/{name}"
-    minor = cap_minors(config).get(name)
-    if minor is not None:
-        yield cap_path(minor)
-    items = {item for each in devices for item in items_of(each)}
-    for gpu in inventory.gpus:
-        if gpu.mig and ("all" in items or not items.isdisjoint({str(gpu.index), gpu.uuid})):
-            yield f"{_CAPABILITIES}/gpu{gpu.minor}/mig"
-
-
-def _channels(config: Config, channels: Sequence[str]) -> Iterator[str]:
-    for channel in channels:
-        path = f"/dev/nvidia-caps-imex-channels/channel{channel}"
-        host = config.dev + path.removeprefix("/dev")
-        if not (channel.isascii() and channel.isdecimal() and os.path.exists(host)):
-            raise ImexChannelMissing(
-                f"--imex-channel={channel}",
-                found=f"{host} does not exist",
-                do="name a channel listed in /dev/nvidia-caps-imex-channels",
-            )
-        yield path
 
 
 class _Files:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.config import Config
@@ -25,14 +25,12 @@ from hooks.node.inventory import Inventory, survey
 from hooks.requests.policy import read_container
 from hooks.sharing import held_by_nodes, held_by_record, id_of
 from integration.agent_status import is_ready
+from integration.containers.bundles import Container
 from integration.containers.records import entries, strings
 from integration.files import read_file
 from integration.json_documents import parse_json
 from integration.nvml.inventory import look_at_node
 from shim.work import claims
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
 
 LEDGER: Final = "ledger.json"
 """The agent's file of which container holds what, in our state directory."""

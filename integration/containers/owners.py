@@ -12,14 +12,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from integration.containers.cgroups import cgroups_in, own_cgroup
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.containers.cgroups import Cgroup
-    from integration.containers.procfs import Procfs
+from integration.containers.bundles import Container
+from integration.containers.cgroups import Cgroup, cgroups_in, own_cgroup
+from integration.containers.procfs import Procfs
 
 
 class Owners:

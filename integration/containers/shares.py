@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
+from integration.containers.bundles import Container
 
 __all__ = ["Share", "shares_in", "shares_of", "variable_of"]
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -27,10 +27,8 @@ from api.proto import events_pb2, events_service_pb2, task_pb2, types_pb2
 from api.ttrpc import Context, RemoteError, Service
 from api.ttrpc.client import Client, connect
 from api.ttrpc.server import Server
+from integration.containers.bundles import Container
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
 
 TASK_V2: Final = "containerd.task.v2.Task"
 _TASK_V3: Final = "containerd.task.v3.Task"

@@ -21,7 +21,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.ttrpc.sockets import peer_credentials
 from integration.containers.procfs import Mapping, Procfs
@@ -29,8 +29,7 @@ from integration.install_layout import PROGRAMS
 from shim.bundle import SHIM_PROGRAM, read_line
 from shim.errors import BundleUnusable
 
-if TYPE_CHECKING:
-    Identity = tuple[str, int]
+Identity = tuple[str, int]
 
 _SOCKET: Final = re.compile(r"[0-9a-f]{64}")
 # Seconds for a listener that may be stopped.

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 from integration.handlers import calls_our_shim
 from integration.json_documents import parse_json
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # protobuf is for who calls the CRI, not for who needs its names
     from api.proto import cri_pb2 as pb
 
 CRI_SOCKETS: Final = (

@@ -77,7 +77,6 @@ class CreateOptions:
     nodes: bool = True  # make nodes
     links: bool = True  # make links in dev/char
     control_only: bool = False  # only nodes that belong to no GPU and no capability
-    link_dev: str = ""  # make links in its subdirectory char; "" for the directory of the nodes
     dry_run: bool = False  # change nothing
 
 
@@ -227,9 +226,9 @@ def _host(config: Config, path: str) -> str:
 
 
 def _link(config: Config, options: CreateOptions, wanted: Iterable[Wanted]) -> list[Step]:
-    dev = options.link_dev or config.dev
+    dev = config.dev
     steps = []
-    for device, host in _devices(config, options, wanted):
+    for device in _devices(config, options, wanted):
         name = f"{device.major}:{device.minor}"
         path = os.path.join(dev, "char", name)
         if is_linked(dev, device):
@@ -237,8 +236,7 @@ def _link(config: Config, options: CreateOptions, wanted: Iterable[Wanted]) -> l
         elif options.dry_run:
             steps.append(Step("link", path, name, StepState.ABSENT))
         else:
-            hosts = {device.path: host} if options.link_dev else None
-            done = link_nodes(dev, [device], hosts)
+            done = link_nodes(dev, [device])
             failed = dict(done.failed).get(name, "")
             state = (
                 StepState.FAILED if failed else StepState.MADE if done.made else StepState.PRESENT
@@ -247,10 +245,8 @@ def _link(config: Config, options: CreateOptions, wanted: Iterable[Wanted]) -> l
     return steps
 
 
-def _devices(
-    config: Config, options: CreateOptions, wanted: Iterable[Wanted]
-) -> Iterator[tuple[Device, str]]:
-    """Yield the devices to link, each with its node on the host."""
+def _devices(config: Config, options: CreateOptions, wanted: Iterable[Wanted]) -> Iterator[Device]:
+    """Yield the devices to link."""
     paths = [node.path for node in wanted]
     if not options.control_only:
         paths += _others(config)
@@ -260,11 +256,11 @@ def _devices(
     for path in dict.fromkeys(paths):
         seen = look_at_node(config, path, majors, None, "nvidia")
         if isinstance(seen, Node):
-            yield Device(path, seen.major, seen.minor), seen.host
+            yield Device(path, seen.major, seen.minor)
         elif path in absent and _look(config, absent[path], known).state == StepState.ABSENT:
             node = absent[path]
             major = next(known[driver] for driver in node.drivers if driver in known)
-            yield Device(path, major, node.minor), _host(config, path)
+            yield Device(path, major, node.minor)
 
 
 _DIRECTORIES: Final = ("nvidia-caps", "nvidia-caps-imex-channels")

@@ -24,13 +24,11 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.doctor.errors import BundleNotWritten
+from integration.doctor.examination import Examination
 from integration.doctor.identity import identity_of
-
-if TYPE_CHECKING:
-    from integration.doctor.examination import Examination
 
 _DIRECTORY: Final = "nvshim-doctor"
 _README: Final = """\

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from api.errors import one_line
 from integration.doctor.facts import Node, Unseen
 
-if TYPE_CHECKING:
-    CheckResult: TypeAlias = "str | Trouble | Unseen"
-    """What a check yields; a text is a :class:`Trouble` that uses the row's remedy."""
-    CheckFunction = Callable[..., Iterable[CheckResult]]
+CheckResult: TypeAlias = "str | Trouble | Unseen"
+"""What a check yields; a text is a :class:`Trouble` that uses the row's remedy."""
+CheckFunction = Callable[..., Iterable[CheckResult]]
 
 TABLE: Final = os.path.join(os.path.dirname(__file__), "checks", "checks.toml")
 """The texts of the checks, by code."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND
@@ -44,10 +44,8 @@ from integration.containers.held_devices import Holders, nodes_of
 from integration.containers.owners import Owners
 from integration.containers.procfs import Procfs
 from integration.containers.shims import all_containers, has_listener
+from integration.devices.targets import Target
 from shim.causes.agent import agent_of
-
-if TYPE_CHECKING:
-    from integration.devices.targets import Target
 
 CONTAINER: Final = "container"
 AGENT: Final = "agent"

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import NvshimError, one_line
 from hooks import engine
@@ -38,13 +38,11 @@ from hooks.node.inventory import Inventory
 from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import ResetFailed, ResetUnproven, StillHeld
 from integration.devices.targets import Target
+from integration.drain.holders import Holder
 from integration.nvml.lock import break_lock, exclusive
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.nvml.query import probe
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from integration.drain.holders import Holder
 
 DRAINING: Final = "waits for its holders"
 CLOSING: Final = "the node agent closes NVML"

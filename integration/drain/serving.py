@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.config import Config
@@ -22,8 +22,7 @@ from integration.drain.waiting import Force, blocking, not_by_themselves, wait_u
 from integration.nvml.inventory import look_at_node
 from integration.timeouts import PATIENCE
 
-if TYPE_CHECKING:
-    Say = Callable[[str], None]
+Say = Callable[[str], None]
 
 _TO_LET_GO: Final = 10.0 * PATIENCE
 

@@ -18,7 +18,7 @@ Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks import platforms
@@ -32,13 +32,11 @@ from hooks.sharing import id_of
 from hooks.vendors import amd, intel
 from hooks.vendors.gpus import VendorGpu
 from hooks.words import NVIDIA
+from integration.containers.bundles import Container
 from integration.containers.held_devices import Holders, nodes_of
 from integration.containers.records import entries, strings
 from integration.node.holders.holders import stale_of
 from integration.nvml.inventory import look_at_node
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
 
 _ABSENT: Final = "a container holds it, but the node no longer has it"
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.config import Config
 from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
+from integration.containers.bundles import Container
 from integration.containers.held_devices import Holders, by_nodes_of, inventory_for, nodes_in
 from integration.containers.records import entries
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
 
 _NODES: Final = "/dev/nvidia"
 # The names of a driver's files: their own, or a library with the driver's version.

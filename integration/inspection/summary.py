@@ -7,15 +7,12 @@ Every step is in :mod:`integration.inspection.timeline`, every value in the JSON
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.record import is_needed
 from integration.containers.records import entries, strings
-from integration.inspection.grant_summary import files_of_driver
-
-if TYPE_CHECKING:
-    from integration.inspection.explaining import Explanation
-    from integration.inspection.grant_summary import GrantSummary
+from integration.inspection.explaining import Explanation
+from integration.inspection.grant_summary import GrantSummary, files_of_driver
 
 _MOST_NOTES: Final = 2
 _SHORT_ID: Final = 12

@@ -9,13 +9,11 @@ Source: the keys are those of :mod:`hooks.record`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from api.errors import printable
 from hooks.record import is_needed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = ["render"]
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
 from integration.node.holders.values import DeviceUse
-
-if TYPE_CHECKING:
-    from integration.nvml.values import DeviceSample, GpuSample, Sample
+from integration.nvml.values import DeviceSample, GpuSample, Sample
 
 
 class Sort(StrEnum):

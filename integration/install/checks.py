@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from integration.install.errors import (
     LinkTaken,
@@ -16,12 +15,9 @@ from integration.install.errors import (
     PlaceUnsafe,
     SourceBroken,
 )
+from integration.install.survey import Survey
 from integration.install_layout import InstallLayout
 from integration.tree import ARCHITECTURES, Tree
-
-if TYPE_CHECKING:
-    from integration.install.survey import Survey
-
 
 # Separators in the library path that the tree's loader gets, see shim/forkserver/tree.c.
 _MISREAD = frozenset(":;$")

@@ -24,15 +24,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
+from integration.install.survey import Installed, Survey
 from integration.install_layout import CURRENT, PREVIOUS, SHIM, is_directory_name
-
-if TYPE_CHECKING:
-    from integration.install.survey import Installed, Survey
-    from integration.tree import Tree
+from integration.tree import Tree
 
 KEEP = 1
 """How many unused trees to keep besides the current one."""

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import NvshimError
 from hooks.cdi import files
@@ -21,11 +21,9 @@ from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.engines.runtime_options import RECORDS
 from integration.install.errors import PurgeFailed, StillNamed
+from integration.install.survey import Survey
 from integration.install_layout import SHIM
 from shim.work import layers
-
-if TYPE_CHECKING:
-    from integration.install.survey import Survey
 
 ENGINES: Final = (
     "/etc/containerd/config.toml",

@@ -16,10 +16,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from integration.kubelet.sockets import socket_identity
+from integration.kubelet.values import Allocated, Claimed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports gRPC, which only a query needs
     from integration.kubelet.pod_resources_client import Listed, Lister
-    from integration.kubelet.values import Allocated, Claimed
 
 __all__ = ["PodResources"]
 

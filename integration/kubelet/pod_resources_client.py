@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -10,10 +10,7 @@ import grpc.aio  # type: ignore[import-untyped] # the same
 
 from api.proto import podresources_pb2 as pb
 from integration.grpc_anyio import answer_of
-from integration.kubelet.values import Claimed
-
-if TYPE_CHECKING:
-    from integration.kubelet.values import Allocated
+from integration.kubelet.values import Allocated, Claimed
 
 _LIST: Final = "/v1.PodResourcesLister/List"
 _LONGEST: Final = 64 << 20

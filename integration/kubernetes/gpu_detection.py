@@ -15,12 +15,10 @@ Source: PCI class codes; go-nvlib pkg/nvlib/info for the files of Tegra and WSL2
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.kubernetes.errors import HostUnusable
-
-if TYPE_CHECKING:
-    from integration.kubernetes.host import Host
+from integration.kubernetes.host import Host
 
 _PCI: Final = "/sys/bus/pci/devices"
 _VENDOR: Final = b"0x10de"

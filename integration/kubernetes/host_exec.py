@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn
 
 from integration.kubernetes.errors import HostUnusable
 from integration.kubernetes.gpu_detection import has_gpu
-from integration.kubernetes.host import ENVIRONMENT
+from integration.kubernetes.host import ENVIRONMENT, Host
 from integration.node.options import OPTIONS
 from integration.node.settings import config_choice
 from integration.node.settings.table import FLAGS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from integration.kubernetes.host import Host
 
 PASSED_THROUGH: Final = frozenset(
     name for setting in (*FLAGS, *OPTIONS, *config_choice.SETTINGS) for name in setting.variables

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from integration import exits
@@ -22,6 +22,7 @@ from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.engine_query import query_engine
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
 from integration.kubernetes.gpu_detection import has_gpu
+from integration.kubernetes.host import Host
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import Log, Reporter, State
 from integration.kubernetes.stop_signals import Stopped
@@ -34,10 +35,7 @@ from integration.kubernetes.validations import (
 from integration.tree import MANIFEST, own_tree, read_tree, verify
 from shim import VERSION
 
-if TYPE_CHECKING:
-    from integration.kubernetes.host import Host
-
-    _Identities = dict[str, tuple[int, ...] | None]
+_Identities = dict[str, tuple[int, ...] | None]
 
 SHIM: Final = "containerd-shim-nvidia-v1"
 STAGING: Final = ".node-installer"

@@ -16,15 +16,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 from api.errors import one_line
 from integration.files import replace_file
 from integration.json_documents import parse_json
 from integration.kubernetes.errors import InstallerUnwell
-
-if TYPE_CHECKING:
-    from integration.kubernetes.host import Host
+from integration.kubernetes.host import Host
 
 FILE: Final = "node-installer.json"
 

@@ -31,15 +31,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
+from hooks.config import Config
 from hooks.node.device_nodes import CAPS
 from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
@@ -51,6 +53,7 @@ from integration.files import read_file, replace_file
 from integration.install_layout import CURRENT
 from integration.node.changes import announced
 from integration.node.lock import NodeLock
+from integration.node.options import Options
 from integration.node.refresh import SpecText, keep_spec, look
 from integration.node.service import SERVICES, Context, first_error, supervise
 from integration.node.state.topic import Watched, version_of, wait_any
@@ -62,12 +65,6 @@ from integration.signal_receiver import open_signal_receiver
 from integration.tree import own_tree
 from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.config import Config
-    from integration.node.options import Options
 
 # Seconds after which a change of the state is in the status file. Claims change with each pod, and
 # writing all of them takes a while.

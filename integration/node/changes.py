@@ -18,10 +18,9 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from integration.watcher import Watcher
+from integration.watcher import Watcher
 
 _KOBJECT_UEVENT: Final = 15
 _KERNEL: Final = 1  # the multicast group of the kernel; udev has another

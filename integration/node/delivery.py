@@ -17,12 +17,10 @@ CDI info through CRI"; and :mod:`integration.cri.engine`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from integration.cri.engine import Engine
 from integration.node.values.resources import CDI, PLUGIN, DeviceList, Settings
-
-if TYPE_CHECKING:
-    from integration.cri.engine import Engine
 
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 

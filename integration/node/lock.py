@@ -20,20 +20,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
+from hooks.config import Config
 from integration.agent_errors import AgentRunning, AgentStateUnusable, NodeAgentError
 from integration.agent_status import PODS, pod_path
 from integration.detached import run_detached
 from integration.files import flock_within
 from integration.node.private_file import keep_private
 from shim.causes.agent import LOCK, is_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.config import Config
 
 __all__ = ["NodeLock", "holds"]
 

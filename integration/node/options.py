@@ -19,7 +19,7 @@ from hooks.schema import (
 )
 from integration.cri.engine import CRI_SOCKETS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports yaml, which `nvshim top` and `nvshim node --help` do not need
     from integration.node.settings.source import Source
 
 AUTO: Final = "auto"

@@ -19,12 +19,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["keep_private"]
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from api.errors import NvshimError
 from integration.apiserver.client import ApiServer
 from integration.detached import run_detached
-from integration.node.state.topic import version_of, wait_any
-
-if TYPE_CHECKING:
-    from integration.node.options import Options
-    from integration.node.service import Context
-    from integration.node.state.topic import Watched
+from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.state.topic import Watched, version_of, wait_any
 
 _RETRY_AFTER: Final = 60.0  # seconds
 

@@ -12,25 +12,21 @@ import importlib
 import os
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 
 from api.errors import NvshimError, one_line
+from hooks.config import Config
 from integration.backoff import Backoff
 from integration.kubelet.pod_resources import PodResources
-from integration.node.options import NO
+from integration.node.options import NO, Options
 from integration.node.state.store import State
 from integration.node.values.resources import Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import Topologies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hooks.config import Config
-    from integration.node.options import Options
 
 # Seconds that a restarted service must run until its fault is cleared. The fault of a service that
 # fails at each start is never cleared.

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from hooks.cdi import files, schema
+from hooks.cdi.spec import SpecFile
+from hooks.config import Config
 from hooks.errors import CdiError
+from hooks.node.inventory import Inventory
 from integration.cdi.checking import ERROR, check_spec
 from integration.files import read_file, remove_file, replace_file
-
-if TYPE_CHECKING:
-    from hooks.cdi.spec import SpecFile
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
 
 __all__ = ["Whose", "put", "still_true"]
 

@@ -16,19 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from integration.containers.bundles import Container
 from integration.containers.owners import Owners
 from integration.containers.procfs import Procfs
 from integration.detached import run_detached
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import DeviceUse, Holding, Ledger
+from integration.node.service import Context
 from integration.node.values.service_name import ServiceName
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.node.service import Context
-    from integration.nvml.values import ProcessUse, Sample
+from integration.nvml.values import ProcessUse, Sample
 
 # Fields that ProcessUse and DeviceUse have in common.
 _AMOUNTS: Final = (

@@ -30,13 +30,11 @@ import ctypes
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from api.errors import one_line
 from hooks.node.nvml_probe import LOST, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 # nvmlReturn_t
 _TIMEOUT = 10

@@ -33,12 +33,10 @@ JPEG engines and optical flow engines.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from hooks.node.nvml_probe import text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ENABLED = 1
 _MOST_LINKS = 18

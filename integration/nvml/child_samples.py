@@ -43,13 +43,11 @@ import json
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from api.errors import one_line
 from hooks.node.nvml_probe import GpuAsker, GpuLost, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _NOT_FOUND = 6  # nvmlReturn_t
 

@@ -22,14 +22,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.files import flock_within
 from shim.causes.agent import is_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["NONE", "break_lock", "exclusive", "is_exclusive", "shared"]
 

@@ -13,16 +13,14 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import one_line
+from hooks.config import Config
+from hooks.node.driver import Driver
 from integration.driver_launch import launch_line, where_programs_run
 from integration.driver_programs import run_for
 from integration.nvml.lock import NONE, shared
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.driver import Driver
 
 __all__ = ["SmiFailed", "run_nvidia_smi"]
 

@@ -26,19 +26,17 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.node.nvml import modules_directory
 from integration.nvml import child as child_program
 from integration.nvml import fork_server as server_program
 from integration.nvml.lock import NONE, shared
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["TO_DIE", "NvmlClosed", "Process", "Stop", "child_command", "fork_server", "start"]
 

@@ -9,17 +9,15 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks import engine
+from hooks.config import Config
 from hooks.node.driver import find_driver
 from hooks.node.fingerprint import Fingerprint
 from hooks.node.nvml import library_path
 from integration.nvml.child import QUERY
 from integration.nvml.process import TO_DIE, NvmlClosed, Stop, child_command, start
-
-if TYPE_CHECKING:
-    from hooks.config import Config
 
 __all__ = ["STOP", "Stopped", "ask", "ask_nvml", "probe"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
@@ -36,11 +36,8 @@ from integration.nvml.session import (
     library_of,
     uuids_of,
 )
+from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import DeviceSample, GpuSample, ProcessUse, Sample, now
-
-if TYPE_CHECKING:
-    from integration.nvml.snapshot import NodeSnapshot
-
 
 _IDLE: Final = 75.0
 _LONGEST_PAUSE: Final = 60.0

@@ -21,17 +21,14 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
 from hooks.node.nvml import library_path
 from integration.nvml.errors import ChildFailed
 from integration.nvml.process import TO_DIE, NvmlClosed, Process, child_command, start
-
-if TYPE_CHECKING:
-    from integration.nvml.snapshot import NodeSnapshot
-
+from integration.nvml.snapshot import NodeSnapshot
 
 CRASHED: Final = "NVML crashed"
 """How the reason starts if a signal has ended the child."""

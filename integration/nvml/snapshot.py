@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hooks.node.inventory import Inventory
 from hooks.sharing import by_name
-
-if TYPE_CHECKING:
-    from hooks.node.inventory import Inventory
 
 
 @dataclass(frozen=True, slots=True)

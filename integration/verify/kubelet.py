@@ -10,9 +10,10 @@ v1beta1.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
+from google.protobuf.message import Message
 
 from api.proto import deviceplugin_pb2, podresources_pb2
 from hooks.config import Config
@@ -20,10 +21,6 @@ from hooks.node.kubelet import kubelet_root
 from integration.kubelet.sockets import socket_name
 from integration.timeouts import PATIENCE
 from integration.verify.outcomes import CheckFailed, CheckSkipped
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
 
 _LISTER: Final = "/v1.PodResourcesLister"
 _PLUGIN: Final = "/v1beta1.DevicePlugin"

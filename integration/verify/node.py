@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
+from hooks.node.inventory import Inventory
+from integration.cri.engine import Engine
+from integration.verify.kubelet import Kubelet
+from integration.verify.pods import Pods
 from integration.verify.visibility import ExpectedDevice, expected_devices
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.cri.engine import Engine
-    from integration.verify.kubelet import Kubelet
-    from integration.verify.pods import Pods
 
 _SCENARIO: Final = "scenario.toml"
 _FAULTS: Final = "nvml-faults"

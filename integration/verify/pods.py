@@ -22,10 +22,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from api.proto import cri_pb2 as pb
 from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
+from integration.cri.client import Cri
 from integration.cri.errors import CriError, CriRefused
 from integration.timeouts import PATIENCE
 from integration.tree import PROBE
@@ -33,9 +34,6 @@ from integration.verify.errors import ImageMissing
 from integration.verify.interrupts import Interrupts
 from integration.verify.outcomes import CheckFailed, CheckSkipped
 from integration.verify.probe import END
-
-if TYPE_CHECKING:
-    from integration.cri.client import Cri
 
 LABEL: Final = "containerd-shim-nvidia/verify"
 """The label of every pod, by which the next run finds pods that this one could not remove."""

@@ -18,11 +18,10 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from hooks.node.inventory import Inventory
-    from integration.verify.probe import Number, Report
+from hooks.node.inventory import Inventory
+from integration.verify.probe import Number, Report
 
 _LIBRARY: Final = "libcuda.so."
 

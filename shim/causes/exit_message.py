@@ -18,16 +18,12 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from api.errors import one_line
-from shim.causes.record import Whose, by_weight
+from shim.causes.record import Fault, Whose, by_weight
 from shim.causes.xids import Action, about
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from shim.causes.record import Fault
 
 __all__ = ["LONGEST", "RELEVANT", "exit_message", "relevant"]
 

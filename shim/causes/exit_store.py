@@ -25,18 +25,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from api.values import dataclass
 from shim import files
 from shim.causes.exit_message import exit_message
-from shim.causes.record import as_rows, faults_of, most_telling
+from shim.causes.record import Fault, as_rows, faults_of, most_telling
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from shim.causes.record import Fault
 
 __all__ = [
     "MOST_ENDED",

@@ -30,14 +30,11 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final, Self
 
 from api.errors import one_line
 from api.values import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
 
 __all__ = ["Log", "LoggedXid", "parse_record", "read_xids"]
 

@@ -27,12 +27,10 @@ import errno
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from hooks.image.openat2 import open_without_links
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["LARGEST", "append", "find_message_file"]
 

@@ -19,16 +19,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import one_line
 from api.values import dataclass
 from shim import files
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
     "KERNEL_LOG",

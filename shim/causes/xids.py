@@ -20,14 +20,12 @@ modules, up to 595.45; nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; logs of driv
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.values import dataclass
 from shim.causes.record import Whose
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "RECOVERY",

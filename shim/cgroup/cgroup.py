@@ -18,14 +18,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from api.values import dataclass
 from shim.files import at_and_below
 from shim.mountinfo import unescape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _ROOT: Final = "/sys/fs/cgroup"
 

@@ -25,14 +25,11 @@ import errno
 import itertools
 import os
 import select
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from shim import loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shim.cgroup.cgroup import Cgroup
+from shim.cgroup.cgroup import Cgroup
 
 _EVENTS: Final = "memory.events"
 _CONTROL: Final = "memory.oom_control"

@@ -24,20 +24,16 @@ proc_pid_net(5).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from google.protobuf.message import Message
 
 from api.proto import cgroups_v1_pb2 as v1
 from api.proto import cgroups_v2_pb2 as v2
-from shim.cgroup.cgroup import UNIFIED
+from shim.cgroup.cgroup import UNIFIED, Cgroup
 from shim.errors import CgroupNotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from google.protobuf.message import Message
-
-    from shim.cgroup.cgroup import Cgroup
 
 MOST: Final = 2**64 - 1
 """The largest number; larger ones become it."""

@@ -10,22 +10,18 @@ Source: runc(8) checkpoint, restore; criu(8).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
 
 from shim import bundle as bundle_files
 from shim import files, programs
 from shim.checkpoint import criu, images
 from shim.checkpoint.errors import CheckpointPathUnusable, CriuNotFound
-from shim.errors import BundleUnusable, RuntimeFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from shim.errors import ShimError
-    from shim.runtime.options import RuntimeOptions
-    from shim.runtime.runtime import LowLevelRuntime
-    from shim.stdio import ChildStdio
+from shim.errors import BundleUnusable, RuntimeFailed, ShimError
+from shim.runtime.options import RuntimeOptions
+from shim.runtime.runtime import LowLevelRuntime
+from shim.stdio import ChildStdio
 
 _LOGS: Final = {"checkpoint": images.DUMP_LOG, "restore": criu.RESTORE_LOG}
 

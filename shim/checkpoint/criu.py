@@ -19,8 +19,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 
 from api.proto import linux_runc_pb2, runc_options_pb2
@@ -35,13 +37,7 @@ from shim.checkpoint.errors import (
     RestoreFailed,
 )
 from shim.checkpoint.images import NO_SWITCHES, Switches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from shim.errors import ShimError
+from shim.errors import ShimError
 
 RESTORE_LOG: Final = "restore.log"
 

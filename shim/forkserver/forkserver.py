@@ -28,7 +28,8 @@ import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final, NoReturn
 
 from shim import PROGRAM, files, forked, processes
 from shim.errors import NvshimError
@@ -37,10 +38,6 @@ from shim.forkserver.installation import Installation
 from shim.verbs.handover import UMASK
 from shim.verbs.invocation import FORK_SERVER, parse
 from shim.verbs.warmstart import LOCK_FD, lock_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
 
 # Seconds without a request after which it ends.
 IDLE: Final = 600.0

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import api
 import hooks
 import shim
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _PACKAGES: Final = ("api", "hooks", "shim")
 _LONGEST_READ: Final = 1 << 16

@@ -23,7 +23,8 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, NoReturn
 
 from shim import PROGRAM, forked, processes
 from shim.verbs import handover
@@ -31,10 +32,6 @@ from shim.verbs.handover import GO
 from shim.verbs.verbs import WarmCaller
 from shim.verbs.verbs import main as do_verb
 from shim.verbs.warmstart import LARGEST_REQUEST, LENGTH, READY, peer_process, process_context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
 
 # Seconds for a request to come in once a client has connected.
 _PATIENCE: Final = 1.0

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 # First, so that what every shim uses lies together in memory: a name that several modules have is
 # made once, by the first.
@@ -26,14 +26,12 @@ from hooks.node.cache import decode_ahead
 from hooks.prepared import Prepared
 from shim import resident, sockets
 from shim.forkserver import gpu_warmup
+from shim.forkserver.installation import Installation
 from shim.forkserver.memory import fill_holes, make_immortal
 from shim.forkserver.prefork_pool import PreforkPool, serve_in_fork
 from shim.forkserver.warmup import warm_up
 from shim.verbs.warmstart import ACCEPTED, link_name, peer_is_another
 from shim.work.layers import note_used_last
-
-if TYPE_CHECKING:
-    from shim.forkserver.installation import Installation
 
 # Seconds without a request after which the pool is refilled: the last client comes first.
 _REFILL: Final = 0.02

@@ -16,16 +16,13 @@ import os
 import resource
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from shim import sockets
 from shim.cgroup import cgroup
 from shim.errors import ContainerdNotFound, ProcessContextDiffers
 from shim.verbs import warmstart
 from shim.verbs.warmstart import explain_difference, process_context
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def serve(containerd: str) -> NoReturn:

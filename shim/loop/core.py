@@ -25,12 +25,9 @@ import select
 import time
 from _thread import allocate_lock
 from collections import deque
+from collections.abc import Callable, Coroutine, Generator
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-
+from typing import Any, Final
 
 READ: Final = select.EPOLLIN | select.EPOLLRDHUP
 WRITE: Final = select.EPOLLOUT

@@ -12,15 +12,12 @@ Source: trio's documentation, "Nurseries and spawning"; anyio's, "Creating and m
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 from shim.loop import core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from types import TracebackType
-
-    from shim.loop.core import Task, Timer
+from shim.loop.core import Task, Timer
 
 Result = TypeVar("Result")
 

@@ -11,20 +11,16 @@ import signal
 import socket
 from _thread import start_new_thread
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import TracebackType
+from typing import Final, TypeVar
 
 from shim.handlers import restore_handlers
 from shim.loop import core
-from shim.loop.core import ENDS, READ, WRITE
+from shim.loop.core import ENDS, READ, WRITE, Loop, Task
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from types import TracebackType
-
-    from shim.loop.core import Loop, Task
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 # The most signals that are read at once.
 _MANY: Final = 256

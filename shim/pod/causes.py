@@ -12,22 +12,18 @@ known cause is remembered, too, once the exit is published.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from api.values import replace
 from hooks.config import load_config
 from shim import bundle, files, loop
 from shim.causes.agent import agent_runs
+from shim.children import Exit
+from shim.context import ShimContext
 from shim.errors import NvshimError
-from shim.work.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from shim.children import Exit
-    from shim.context import ShimContext
-    from shim.pod.process import Process
-    from shim.work.worker import Answer, Link
+from shim.pod.process import Process
+from shim.work.worker import Answer, Link, Worker
 
 LOOKING: Final = 1.0
 """Seconds that an exit may wait for its cause."""

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from api.proto import events_pb2
 from shim import loop
 from shim.checkpoint import criu
-from shim.pod.operations import LATE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from shim.loop import Tasks
-    from shim.pod.creation import Resources
-    from shim.pod.operations import Exits
-    from shim.pod.process import Process
+from shim.loop import Tasks
+from shim.pod.creation import Resources
+from shim.pod.operations import LATE, Exits
+from shim.pod.process import Process
 
 
 async def save(

@@ -8,11 +8,16 @@ Create is published before anything else of the container, Delete last.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from api.proto import events_pb2
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import Message
+
+from api.proto import events_pb2, task_pb2
 from shim.cgroup import resources, stats
 from shim.checkpoint import criu
+from shim.context import ShimContext
 from shim.errors import (
     InvalidSignal,
     KilledWhileStarting,
@@ -30,17 +35,8 @@ from shim.pod.creation import Resources
 from shim.pod.exec import Exec
 from shim.pod.operations import Exits, Kind, Operations
 from shim.pod.process import Event, Process, State, fill_exit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-    from google.protobuf.message import Message
-
-    from api.proto import task_pb2
-    from shim.context import ShimContext
-    from shim.runtime.options import RuntimeOptions
-    from shim.stdio.uris import StdioUris
+from shim.runtime.options import RuntimeOptions
+from shim.stdio.uris import StdioUris
 
 _SIGNALS: Final = range(1, 65)
 

@@ -21,15 +21,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
 from shim.cgroup import cgroup
+from shim.cgroup.cgroup import Cgroup
 from shim.checkpoint.checkpoint import Calls, Saved
+from shim.children import Child
+from shim.context import ShimContext
 from shim.errors import (
     BundleUnusable,
     ContainerLeft,
@@ -41,29 +45,20 @@ from shim.errors import (
     RuntimeMisbehaved,
     UnmountFailed,
 )
+from shim.loop import Tasks
 from shim.mountinfo import may_hang
 from shim.pod import fd_reserve
 from shim.pod.causes import forget_cause
+from shim.pod.process import Process
 from shim.rootfs import detaching, mounts
+from shim.rootfs.mounts import Mount
 from shim.runtime import orphans
-from shim.runtime.options import with_cgroup_driver
+from shim.runtime.options import RuntimeOptions, with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime
-from shim.stdio import open_stdio
+from shim.stdio import Stdio, open_stdio
 from shim.work.injection import Injection, prefilter_once
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-
-    from shim.cgroup.cgroup import Cgroup
-    from shim.children import Child
-    from shim.context import ShimContext
-    from shim.loop import Tasks
-    from shim.pod.process import Process
-    from shim.rootfs.mounts import Mount
-    from shim.runtime.options import RuntimeOptions
-    from shim.stdio import Stdio
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 # Seconds; the last until a killed process has died and the runtime is asked to delete it.
 MOUNTING: Final = 30.0

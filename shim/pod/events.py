@@ -22,22 +22,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
 
 from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, types_pb2
 from api.ttrpc import MessageTooLarge, RemoteError
 from shim import loop
+from shim.log import Log
+from shim.loop import Tasks
 from shim.pod.ttrpc import Client
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-    from shim.log import Log
-    from shim.loop import Tasks
 
 _SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"
 _NAMESPACE_KEY: Final = "containerd-namespace-ttrpc"

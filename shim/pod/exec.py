@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shim import files, loop
+from shim.children import Reaper
 from shim.errors import KilledWhileStarting
+from shim.pod.creation import Resources
 from shim.pod.process import Process
-
-if TYPE_CHECKING:
-    from shim.children import Reaper
-    from shim.pod.creation import Resources
-    from shim.stdio.uris import StdioUris
+from shim.stdio.uris import StdioUris
 
 
 class Exec(Process):

@@ -6,11 +6,9 @@ To signal the processes of a cgroup takes two at once: a pidfd, and one to read 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 _ENOUGH: Final = 2
 _kept: list[int] = []

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from shim import syscalls
 from shim.children import Reaper, reserve_numbers
 from shim.log import Log
 from shim.pod import fd_reserve
 from shim.work.injection import look_ahead
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main(

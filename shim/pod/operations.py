@@ -48,25 +48,20 @@ What an operation can hang in, and what ends it::
 from __future__ import annotations
 
 import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from api.proto import events_pb2
 from shim import loop
 from shim.cgroup import oom
-from shim.pod.causes import exit_with_cause, remember_end
-from shim.pod.process import State
+from shim.cgroup.oom import OomWatch
+from shim.children import Exit
+from shim.context import ShimContext
+from shim.pod.causes import Ending, exit_with_cause, remember_end
+from shim.pod.creation import Resources
+from shim.pod.process import Process, State
 from shim.runtime.runtime import POINTLESS
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from shim.cgroup.oom import OomWatch
-    from shim.children import Exit
-    from shim.context import ShimContext
-    from shim.pod.causes import Ending
-    from shim.pod.creation import Resources
-    from shim.pod.process import Process
 
 # Seconds.
 LATE: Final = 5.0

@@ -20,15 +20,13 @@ a client that learns of an exit can rely on all that comes before it.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from shim import loop
+from shim.children import Child, Exit
 from shim.errors import NvshimError, WrongProcessState
-
-if TYPE_CHECKING:
-    from shim.children import Child, Exit
-    from shim.stdio import Stdio
-    from shim.stdio.uris import StdioUris
+from shim.stdio import Stdio
+from shim.stdio.uris import StdioUris
 
 
 class State(Enum):

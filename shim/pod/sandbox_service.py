@@ -23,19 +23,21 @@ import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api import typeurl
 from api.proto import sandbox_pb2, task_pb2
-from api.ttrpc import Service, ShuttingDown
+from api.ttrpc import Context, Service, ShuttingDown
 from hooks.config import Namespaces, load_config
 from hooks.errors import ConfigError
 from shim import loop
 from shim.cgroup import cgroup, stats
+from shim.context import ShimContext
 from shim.errors import NvshimError, TaskNotFound
 from shim.files import check_id
+from shim.pod.container import Container
 from shim.pod.process import State as ProcessState
-from shim.pod.service import refused_by_system
+from shim.pod.service import TaskService, refused_by_system
 from shim.sandbox.errors import (
     SandboxExists,
     SandboxNotFound,
@@ -44,12 +46,6 @@ from shim.sandbox.errors import (
 )
 from shim.sandbox.pod import cgroup_path, read_pod
 from shim.sandbox.sandbox import Sandbox, State
-
-if TYPE_CHECKING:
-    from api.ttrpc import Context
-    from shim.context import ShimContext
-    from shim.pod.container import Container
-    from shim.pod.service import TaskService
 
 _STATES: Final = {
     State.CREATED: "SANDBOX_NOTREADY",

@@ -10,22 +10,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable
+from typing import Final, NoReturn
 
 from api.errors import describe_bug
 from shim import loop, resident, sockets, syscalls
+from shim.children import Reaper
 from shim.context import ShimContext
+from shim.log import Log
+from shim.pod.container import Container
 from shim.pod.events import Publisher
 from shim.pod.sandbox_service import SandboxService
 from shim.pod.service import Lifetime, OwnSocket, TaskService
 from shim.pod.ttrpc import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shim.children import Reaper
-    from shim.log import Log
-    from shim.pod.container import Container
 
 # Seconds of each step of the shutdown: containerd waits 3 s for it.
 _GRACE: Final = 1.0

@@ -23,15 +23,17 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
-from api.ttrpc import Service, ShuttingDown
+from api.ttrpc import Context, Handler, ImmediateHandler, Service, ShuttingDown
 from shim import loop, sockets
+from shim.context import ShimContext
 from shim.errors import (
     SCARCE,
     InvalidInvocation,
@@ -46,12 +48,6 @@ from shim.pod.container import Container
 from shim.pod.process import State, fill_exit
 from shim.runtime.options import read_options
 from shim.stdio.uris import StdioUris
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from api.ttrpc import Context, Handler, ImmediateHandler
-    from shim.context import ShimContext
 
 _STATUS: Final = {
     State.CREATED: task_types_pb2.CREATED,

@@ -8,7 +8,10 @@ it when bytes have arrived; only a handler that has to wait gets a task.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+import socket
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
 from google.protobuf.message import Message
 
@@ -20,6 +23,8 @@ from api.ttrpc.calls import (
     TURN,
     Call,
     Calls,
+    Log,
+    Outcome,
     check_status,
     connection_closed,
     decode,
@@ -30,15 +35,8 @@ from api.ttrpc.calls import (
 from api.ttrpc.connection import ClientConnection
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
 from api.ttrpc.events import Ended, RequestReceived, ResponseReceived, StreamFailed
+from api.ttrpc.service import Credentials, Service
 from shim import loop
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterable
-    from types import TracebackType
-
-    from api.ttrpc.calls import Log, Outcome
-    from api.ttrpc.service import Credentials, Service
 
 R = TypeVar("R", bound=Message)
 

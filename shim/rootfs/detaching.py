@@ -20,15 +20,11 @@ Source: umount(2), MNT_EXPIRE; kernel fs/overlayfs/super.c ovl_sync_fs, filesyst
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from shim import loop, syscalls
 from shim.rootfs import mounts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shim.rootfs.mounts import Mount
+from shim.rootfs.mounts import Mount
 
 
 async def unmount(path: str) -> None:

@@ -21,13 +21,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from shim import syscalls
 from shim.errors import MountFailed, MountMappingInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _LAYERS: Final = "lowerdir="
 _PARTS: Final = 3

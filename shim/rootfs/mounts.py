@@ -24,7 +24,8 @@ import errno
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from hooks.image.openat2 import open_in_root
 from shim import syscalls
@@ -39,13 +40,10 @@ from shim.errors import (
 from shim.mountinfo import mount_points_below
 from shim.rootfs import idmapped, loop_devices
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+T = TypeVar("T")
 
-    T = TypeVar("T")
-
-    # A mount as containerd describes it: type, source, target below the rootfs, options.
-    Mount: TypeAlias = tuple[str, str, str, Sequence[str]]
+# A mount as containerd describes it: type, source, target below the rootfs, options.
+Mount: TypeAlias = tuple[str, str, str, Sequence[str]]
 
 # An option sets the first and clears the second.
 _FLAGS: Final = {

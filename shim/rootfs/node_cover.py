@@ -25,14 +25,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from hooks.image.openat2 import open_without_links
 from shim import files, forked, syscalls
 from shim.rootfs.proc_cover import COVERED, UNCOVERED, in_container
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 _NODES: Final = "nodes"
 _SET: Final = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC

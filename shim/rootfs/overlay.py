@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shim.rootfs.mounts import Mount
+from shim.rootfs.mounts import Mount
 
 _LAYERS: Final = "lowerdir="
 _UPPER: Final = "upperdir="

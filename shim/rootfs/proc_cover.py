@@ -35,19 +35,17 @@ import _thread
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from api.errors import one_line
 from hooks.image.openat2 import open_without_links
 from shim import forked, syscalls
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    # By the path: the mount to attach there, or None to detach the one that is there.
-    Tasks = Mapping[str, int | None]
-    # Given a list for the descriptors that it opens, what came of each task.
-    Work = Callable[[list[int]], dict[str, str]]
+# By the path: the mount to attach there, or None to detach the one that is there.
+Tasks = Mapping[str, int | None]
+# Given a list for the descriptors that it opens, what came of each task.
+Work = Callable[[list[int]], dict[str, str]]
 
 COVERED: Final = "covered"
 UNCOVERED: Final = "uncovered"

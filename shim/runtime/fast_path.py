@@ -32,17 +32,13 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from shim import loop, programs
+from shim.children import Child
 from shim.runtime import statedir
-from shim.runtime.statedir import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shim.children import Child
-    from shim.runtime.statedir import RuntimeState
+from shim.runtime.statedir import Kind, RuntimeState
 
 VARIABLE: Final = "NVSHIM_STAND_INS"
 

@@ -26,21 +26,17 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from google.protobuf.message import DecodeError
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
 
 from api.errors import kind_name
 from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
 from api.values import dataclass, replace
 from shim.bundle import cgroups_path_of
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-    from google.protobuf.message import Message
 
 DEFAULT_BINARY: Final = "runc"
 

@@ -18,7 +18,8 @@ import errno
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from shim import bundle, files, programs
 from shim.cgroup import cgroup
@@ -27,9 +28,6 @@ from shim.files import at_and_below
 from shim.mountinfo import leads_below, served_mount_points
 from shim.processes import hold, hold_descendants, may_be_alive, send_kill, start_time_of
 from shim.programs import has_ended, run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Seconds. The runtime usually needs 0.02, and containerd allows 5 for the whole verb.
 CALLS_TIMEOUT: Final = 1.0

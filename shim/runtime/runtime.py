@@ -14,22 +14,18 @@ import json
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from api.errors import Status, one_line
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
-from shim.children import run, spawn
+from shim.children import Child, Exit, Reaper, run, spawn
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.processes import kill_family
 from shim.runtime.fast_path import FastPath
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from shim.children import Child, Exit, Reaper
-    from shim.runtime.options import RuntimeOptions
-    from shim.stdio import ChildStdio
+from shim.runtime.options import RuntimeOptions
+from shim.stdio import ChildStdio
 
 # What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
 _GONE: Final = (

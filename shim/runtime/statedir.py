@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.values import dataclass
 from shim import files
 from shim.bundle import has_own_pid_namespace
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FIFO: Final = "exec.fifo"
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from shim import bundle as bundle_files
 from shim import files, syscalls
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 POD: Final = "pod"
 HOLDER: Final = "holder"

@@ -28,18 +28,14 @@ import select
 import signal
 import socket
 import struct
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Sequence
+from typing import Final, NoReturn
 
 from shim import forked, loop, syscalls
+from shim.children import Child, Reaper
 from shim.sandbox import holder
 from shim.sandbox.errors import NamespacesUnavailable
-from shim.sandbox.pod import sysctl_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shim.children import Child, Reaper
-    from shim.sandbox.pod import IdMapping, Pod
+from shim.sandbox.pod import IdMapping, Pod, sysctl_path
 
 # Seconds that both may take together; they take some milliseconds.
 _TIMEOUT: Final = 10.0

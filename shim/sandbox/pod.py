@@ -20,19 +20,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
+from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 
 from api import typeurl
 from api.proto import pod_pb2
 from api.values import dataclass
 from shim.sandbox.errors import InvalidPodConfig, SysctlRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
 
 _CONFIG: Final = "runtime.v1.PodSandboxConfig"
 

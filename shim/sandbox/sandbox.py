@@ -37,22 +37,19 @@ import enum
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from shim import bundle as bundle_files
 from shim import files, loop
+from shim.children import Child, Exit
+from shim.context import RuntimeCall, ShimContext
 from shim.errors import NvshimError
 from shim.processes import start_time_of
 from shim.rootfs import detaching, mounts
 from shim.sandbox import members, namespaces
 from shim.sandbox.errors import PodFilesUnusable, WrongSandboxState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shim.children import Child, Exit
-    from shim.context import RuntimeCall, ShimContext
-    from shim.sandbox.pod import Pod
+from shim.sandbox.pod import Pod
 
 # What containerd's own sandboxes have.
 _SHM_OPTIONS: Final = ("nosuid", "noexec", "nodev", "mode=1777", "size=65536k")

@@ -26,20 +26,17 @@ import os
 import select
 import socket
 import stat
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
 
 from shim import forked, loop
+from shim.children import Child, Exit
+from shim.context import ShimContext
 from shim.errors import ShimError, StdioTimeout, StdioUnavailable
+from shim.loop import Tasks
 from shim.mountinfo import may_hang
 from shim.stdio.pipes import Descriptors, Opening, Relay, is_fifo, state_of
 from shim.stdio.streams import Input, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shim.children import Child, Exit
-    from shim.context import ShimContext
-    from shim.loop import Tasks
 
 OPENING: Final = 10.0
 """Seconds that a file may take to be opened."""

@@ -32,14 +32,16 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from api.values import dataclass
 from hooks.config import load_config
 from shim import bundle as bundle_files
 from shim import files, loop
-from shim.children import spawn
+from shim.children import Child, spawn
+from shim.context import ShimContext
 from shim.errors import (
     InvalidLogUri,
     LoggerFailed,
@@ -52,12 +54,6 @@ from shim.programs import fixed_environment
 from shim.stdio.files import ProcessOutput
 from shim.stdio.pipes import Descriptors, waiting_bytes
 from shim.stdio.streams import DRAIN_SECONDS, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shim.children import Child
-    from shim.context import ShimContext
 
 # Seconds to become ready; to end by itself once it has read all; to end after SIGTERM, as
 # long as with containerd's own shim; to die of SIGKILL.

@@ -18,16 +18,12 @@ import os
 import select
 import stat
 import termios
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from shim import loop
 from shim.errors import StdioUnavailable, remedy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from shim.loop import Tasks
-
+from shim.loop import Tasks
 
 _CHUNK: Final = 1 << 16
 

@@ -14,17 +14,14 @@ The life of an output: opened, taken by the process or by a relay, started, then
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from api.values import dataclass
 from shim import loop
+from shim.children import Child
+from shim.loop import Tasks
 from shim.stdio.pipes import Descriptors, Relay, open_fifo, state_of, waiting_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from shim.children import Child
-    from shim.loop import Tasks
 
 # The longest that Delete waits for output that was written and not yet taken.
 DRAIN_SECONDS: Final = 10.0

@@ -18,16 +18,13 @@ import os
 import socket
 import struct
 import termios
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from shim import loop
 from shim.errors import StdioUnavailable
+from shim.loop import Tasks
 from shim.stdio.pipes import Descriptors, Relay
-from shim.stdio.streams import ChildStdio, Stdio
-
-if TYPE_CHECKING:
-    from shim import loop
-    from shim.loop import Tasks
-    from shim.stdio.streams import Input, Output
+from shim.stdio.streams import ChildStdio, Input, Output, Stdio
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
 

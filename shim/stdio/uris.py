@@ -16,20 +16,17 @@ Source: containerd cmd/containerd-shim-runc-v2/process/io.go.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from api.values import dataclass
+from shim.context import ShimContext
 from shim.errors import StdioUnsupported
 from shim.stdio.files import leads_to_fifo, open_input_file, open_log_file
 from shim.stdio.logger import LoggerUri, parse_logger, start_logger
 from shim.stdio.pipes import Opening, open_fifo
-from shim.stdio.streams import FifoOutput, Input, Output, PlainStdio
+from shim.stdio.streams import FifoOutput, Input, Output, PlainStdio, Stdio
 from shim.stdio.terminal import TerminalStdio
-
-if TYPE_CHECKING:
-    from shim.context import ShimContext
-    from shim.stdio.streams import Stdio
 
 _LOGGERS: Final = frozenset({"binary", "binary-v2"})
 

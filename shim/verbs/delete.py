@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from api.proto import task_pb2
 from shim import bundle, files, mountinfo, sockets
@@ -26,13 +27,9 @@ from shim.rootfs import mounts
 from shim.runtime import orphans
 from shim.sandbox import members as sandbox_members
 from shim.verbs import unfinished
+from shim.verbs.invocation import Invocation
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shim.verbs.invocation import Invocation
-
-    Read = TypeVar("Read")
+Read = TypeVar("Read")
 
 # The status of what is ended by SIGKILL; it is what containerd's own shim answers.
 KILLED: Final = 128 + 9

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
@@ -29,9 +30,6 @@ from shim.errors import (
 )
 from shim.runtime.options import DEFAULT_BINARY, can_read, read_options
 from shim.verbs.invocation import read_stdin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Seconds: a runtime answers in some milliseconds, and containerd waits for us.
 _TIMEOUT: Final = 3.0

@@ -14,14 +14,12 @@ Source: containerd pkg/shim; Go's package flag; containerd pkg/identifiers.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from api.values import dataclass, replace
 from shim.errors import InvalidInvocation, RequestTooLarge
 from shim.files import check_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 VERBS: Final = ("start", "delete")
 

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+import socket
+from collections.abc import Iterable
+from typing import Final
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
@@ -38,13 +40,7 @@ from shim.errors import (
 from shim.runtime.options import can_read, read_options
 from shim.verbs import handover, unfinished
 from shim.verbs.delete import finish_killed
-from shim.verbs.invocation import read_stdin
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterable
-
-    from shim.verbs.invocation import Invocation
+from shim.verbs.invocation import Invocation, read_stdin
 
 # Annotations that name the group, by precedence.
 _GROUP_ANNOTATIONS: Final = ("io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id")

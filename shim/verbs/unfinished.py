@@ -12,14 +12,12 @@ import fcntl
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from shim import bundle as bundle_files
 from shim import files
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _DIRECTORY: Final = "nvidia-v1-deletes"
 _LONGEST: Final = 1 << 20

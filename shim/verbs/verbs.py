@@ -11,21 +11,17 @@ A verb ends by ``os._exit``: taking the interpreter down in good order costs 4 m
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+import socket
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 from api.errors import NvshimError, one_line
 from shim import RUNTIME_NAME, VERSION
 from shim.verbs import warmstart
 from shim.verbs.delete import delete
 from shim.verbs.info import USAGE, runtime_info, version_text
-from shim.verbs.invocation import parse
+from shim.verbs.invocation import Invocation, parse
 from shim.verbs.start import start
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-
-    from shim.verbs.invocation import Invocation
 
 _STDOUT, _STDERR = 1, 2
 

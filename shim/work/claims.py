@@ -28,13 +28,18 @@ import fcntl
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.edits.grant import decide
 from hooks.errors import ClaimsUnusable
+from hooks.node.inventory import Inventory
 from hooks.requests.policy import read_container
+from hooks.requests.request import Request
 from hooks.sharing import (
     Claim,
+    Wanted,
     claim_of,
     held_by_nodes,
     held_by_record,
@@ -49,14 +54,6 @@ from shim import bundle as bundle_files
 from shim import files
 from shim.bundle import has_own_pid_namespace
 from shim.errors import BundleUnusable, NvshimError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from hooks.requests.request import Request
-    from hooks.sharing import Wanted
 
 DIRECTORY: Final = "claims"
 _NAMED: Final = b"/dev/nvidia"

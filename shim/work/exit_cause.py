@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from api.values import dataclass
-from hooks.config import load_config
+from hooks.config import Config, load_config
 from hooks.node import cache
+from hooks.node.cache import StoredInventory
 from hooks.ocispec import part
 from hooks.requests.policy import read_container
 from hooks.requests.prefilter import read_fault_exit_code
@@ -38,14 +40,8 @@ from shim.causes.exit_message import exit_message, relevant
 from shim.causes.record import KERNEL_LOG, Fault, Whose, read_causes
 from shim.causes.xids import RECOVERY, Action, about, is_nonfatal, recovery_asked, with_recovery
 from shim.errors import NvshimError
+from shim.log import Log
 from shim.processes import may_be_alive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.node.cache import StoredInventory
-    from shim.log import Log
 
 NEAR: Final = 5.0
 """Seconds before the end in which an application's fault is taken for the container's."""

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from api.values import dataclass
-from hooks.requests.prefilter import prefilter
+from hooks.requests.prefilter import Prefilter, prefilter
 from shim import bundle as bundle_files
 from shim import files, loop
+from shim.children import Reaper
 from shim.errors import NvshimError, WorkerFailed
+from shim.log import Log
 from shim.processes import start_time_of
 from shim.rootfs import node_cover, proc_cover
-from shim.work.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.requests.prefilter import Prefilter
-    from shim.children import Reaper
-    from shim.log import Log
-    from shim.rootfs.mounts import Mount
-    from shim.work.worker import Answer, Link
+from shim.rootfs.mounts import Mount
+from shim.work.worker import Answer, Link, Worker
 
 _LONGEST_RECORD: Final = 1 << 24
 

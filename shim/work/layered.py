@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from hooks import engine
+from hooks.config import Config
+from hooks.engine import Prepared
 from hooks.image.rootfs import Rootfs
+from hooks.node.inventory import Inventory
+from hooks.requests.request import Request
 from shim import VERSION
 from shim import bundle as bundle_files
 from shim.errors import NvshimError
 from shim.files import digest
-from shim.rootfs.overlay import read_overlay
+from shim.rootfs.mounts import Mount
+from shim.rootfs.overlay import Overlay, read_overlay
 from shim.work import layers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.config import Config
-    from hooks.engine import Prepared
-    from hooks.node.inventory import Inventory
-    from hooks.requests.request import Request
-    from shim.rootfs.mounts import Mount
-    from shim.rootfs.overlay import Overlay
-    from shim.work.layers import Layer
+from shim.work.layers import Layer
 
 
 def prepare(

@@ -38,18 +38,15 @@ import fcntl
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from shim import files, syscalls
 from shim.errors import NvshimError
 from shim.rootfs import mounts
+from shim.rootfs.overlay import Overlay
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from shim.rootfs.overlay import Overlay
-
-    Fill = Callable[[int], bytes]
+Fill = Callable[[int], bytes]
 
 MOST: Final = 128
 """Layers that are kept; each has about a hundred names and a few hundred kilobytes."""

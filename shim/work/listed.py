@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 from hooks.ocispec import has_user_namespace, part, parts
 from hooks.requests.places import GPU_NODES
 from shim.rootfs.proc_cover import COVERED
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
 
 _EVERYBODY: Final = 0o006
 

@@ -9,38 +9,33 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from api.values import dataclass, replace
 from hooks import engine
-from hooks.config import load_config
+from hooks.config import Config, load_config
+from hooks.engine import Injection, Inventory, Prepared
 from hooks.errors import DeviceHeld
 from hooks.node.host_setup import DRIVER
 from hooks.node.host_setup import TIMEOUT as MODULE_TIMEOUT
-from hooks.requests.policy import read_container
+from hooks.requests.policy import Verdict, read_container
+from hooks.requests.prefilter import Prefilter
+from hooks.requests.request import Request
 from hooks.service import refuse_driver, refuse_held
 from hooks.sharing import is_limited, without_gpus
+from hooks.targets import Target
 from shim import bundle as bundle_files
 from shim import files
 from shim.bundle import root_of
 from shim.errors import MountFailed, NvshimError, ProgramNotFound, ProgramTimeout
+from shim.log import Log
 from shim.rootfs import mounts, proc_cover
+from shim.rootfs.mounts import Mount
 from shim.work import claims, layered
+from shim.work.layers import Layer
 from shim.work.listed import shut_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hooks.config import Config
-    from hooks.engine import Injection, Inventory, Prepared
-    from hooks.requests.policy import Verdict
-    from hooks.requests.prefilter import Prefilter
-    from hooks.requests.request import Request
-    from hooks.targets import Target
-    from shim.log import Log
-    from shim.rootfs.mounts import Mount
-    from shim.work.layers import Layer
-    from shim.work.worker import Answer, Link
+from shim.work.worker import Answer, Link
 
 _NO_FEATURES: Final = (ValueError, TypeError, KeyError, RecursionError)
 _FEATURES_TIMEOUT: Final = 10.0

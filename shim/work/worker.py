@@ -33,21 +33,17 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 from api.errors import NvshimError, describe_bug
 from shim import forked, loop
-from shim.children import Reaper, spawn
+from shim.children import Child, Reaper, spawn
 from shim.errors import ProgramTimeout, WorkerFailed, WorkerTimeout
 from shim.programs import has_ended
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shim.children import Child
-
-    # What an answer is: a value that JSON has, and a descriptor to pass on, or -1.
-    Answer = tuple[dict[str, Any], int]
+# What an answer is: a value that JSON has, and a descriptor to pass on, or -1.
+Answer = tuple[dict[str, Any], int]
 
 DEADLINE: Final = 60.0
 """Seconds that a worker may take from its request to its answer."""

@@ -51,10 +51,6 @@ def default(output: str) -> None:
     _write_config(toolkit_config.DEFAULT, output)
 
 
-command.add_command(default, "create-default")
-command.add_command(default, "generate-default")
-
-
 def _write_config(text: str, output: str) -> None:
     if output:
         toolkit_config.write(output, text)

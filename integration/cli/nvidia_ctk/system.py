@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
 
 from integration.cli.nvidia_ctk.global_flags import GlobalFlags
-from integration.compat.errors import FlagWithoutMeaning
 from integration.compat.gocli import GoGroup
 from integration.devices.creating import CreateOptions, Step, StepState, create, refuse_failures
-
-
-def _refuse(flag: str, found: str, do: str) -> None:
-    raise FlagWithoutMeaning(f"nvidia-ctk … {flag}", found=found, do=do)
 
 
 @click.group("system", cls=GoGroup)
@@ -63,8 +57,6 @@ def _other_than_host(path: str) -> str:
 
 
 @command.command("create-dev-char-symlinks")
-@click.option("--dev-char-path", default="", envvar="DEV_CHAR_PATH", metavar="PATH",
-              help="The directory for the links.")  # fmt: skip
 @click.option("--driver-root", default="", envvar=["NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"],
               metavar="PATH", help="The root with dev.")  # fmt: skip
 @click.option("--create-all", is_flag=True, envvar="CREATE_ALL",
@@ -74,21 +66,10 @@ def _other_than_host(path: str) -> str:
               help="Load kernel modules first; with --create-all.")  # fmt: skip
 @click.option("--create-device-nodes", "nodes", is_flag=True, envvar="CREATE_DEVICE_NODES",
               help="Create control nodes first; with --create-all.")  # fmt: skip
-@click.option("--watch", is_flag=True, envvar="WATCH", help="Not supported; use nvshim node.")
 @click.option("--dry-run", is_flag=True, envvar="DRY_RUN", help="Change nothing.")
 @click.pass_obj
-def create_dev_char_symlinks(
-    global_flags: GlobalFlags, /, *, dev_char_path: str, **flags: Any
-) -> None:
+def create_dev_char_symlinks(global_flags: GlobalFlags, /, **flags: Any) -> None:
     """Create symlinks to possible /dev/nv* devices in /dev/char."""
-    if flags["watch"]:
-        _refuse("--watch", "this command exits after creating the links", "run nvshim node")
-    place = os.path.abspath(dev_char_path) if dev_char_path else ""
-    if place and os.path.basename(place) != "char":
-        _refuse(
-            f"--dev-char-path={dev_char_path}",
-            "links can only be created in a directory named char", "name such a directory",
-        )  # fmt: skip
     for name in ("modules", "nodes"):
         if flags[name] and not flags["create_all"]:
             global_flags.stderr.warning(f"{name} are only created when create-all is set; ignoring")
@@ -105,6 +86,5 @@ def create_dev_char_symlinks(
         first = CreateOptions(modules=flags["modules"], nodes=flags["nodes"], links=False,
                      control_only=True, dry_run=dry_run)  # fmt: skip
         steps += create(node, first)
-    link_dev = os.path.dirname(place) if place else ""
-    steps += create(node, CreateOptions(nodes=False, link_dev=link_dev, dry_run=dry_run))
+    steps += create(node, CreateOptions(nodes=False, dry_run=dry_run))
     _log_steps(global_flags, steps)

@@ -14,17 +14,15 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.node.fingerprint import read_text
 from integration.files import read_file, replace_file
 from integration.json_documents import parse_json
 from integration.node.device_health.device_state import Condition, Need
 from integration.node.device_health.health_table import HealthTable, Place
 from integration.node.values.health import HealthState
-
-if TYPE_CHECKING:
-    from hooks.config import Config
 
 _NAME: Final = "health.json"
 _FORMAT: Final = 1

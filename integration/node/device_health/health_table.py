@@ -24,8 +24,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.node.inventory import Inventory
 from integration.node.device_health.device_state import (
     Answer,
     Clear,
@@ -45,11 +46,8 @@ from integration.node.device_health.device_state import (
 from integration.node.faults.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
 from integration.node.faults.xids import Scope, Severity, about
 from integration.node.values.health import HealthState
+from integration.nvml.values import GpuEvent, GpuSample, Sample
 from shim.causes.xids import Action, recovery_action
-
-if TYPE_CHECKING:
-    from hooks.node.inventory import Inventory
-    from integration.nvml.values import GpuEvent, GpuSample, Sample
 
 _CONTAINED: Final = 94
 

@@ -10,13 +10,11 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
+from hooks.config import Config
 from integration.agent_errors import AgentSilent
-
-if TYPE_CHECKING:
-    from hooks.config import Config
 
 _NAME: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
 _POLL: Final = 0.02

@@ -18,16 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from integration.containers.bundles import Container
 from integration.containers.cgroups import cgroups_in, own_cgroup
+from integration.node.faults.policy import Verdict
 from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import Ledger
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.node.faults.policy import Verdict
-    from integration.nvml.values import GpuEvent
+from integration.nvml.values import GpuEvent
 
 
 class How(StrEnum):

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.containers.bundles import Container
 from integration.node.faults.hits import GPU_LOST, XID, Hit
 from shim.causes.record import MOST, Fault, Whose, by_weight
 from shim.causes.xids import Action, about, with_recovery
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
 
 GPU_MEMORY: Final = "gpu-memory"
 KEPT: Final = 600.0

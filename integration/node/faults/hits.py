@@ -23,18 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.containers.bundles import Container
 from integration.node.faults.fault_attribution import Attribution, How
+from integration.node.faults.policy import Verdict
 from integration.node.faults.xids import Scope
 from integration.node.holders.values import Holding
+from integration.nvml.values import GpuEvent
 from shim.causes.record import Fault, Whose
 from shim.causes.xids import Action, is_nonfatal, with_recovery
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.node.faults.policy import Verdict
-    from integration.nvml.values import GpuEvent
 
 XID: Final = "xid"
 GPU_LOST: Final = "gpu-lost"

@@ -20,16 +20,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.containers.bundles import Container
 from integration.node.faults.fault_log import GPU_MEMORY
 from integration.node.faults.hits import Hit
 from integration.node.holders.values import DeviceUse, Ledger
+from integration.nvml.values import DeviceSample, GpuSample, Sample
 from shim.causes.record import Fault, Whose
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.nvml.values import DeviceSample, GpuSample, Sample
 
 ANNOTATION: Final = "io.containerd.nvidia.v1.gpu-memory-limit"
 """A pod's own limit: "8Gi" or "8GiB", "512Mi", "25%"."""

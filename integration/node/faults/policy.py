@@ -25,15 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from integration.agent_errors import XidListWrong
 from integration.node.faults.xids import Severity, Xid, about
+from integration.nvml.values import GpuEvent
 from shim.causes.xids import RECOVERY, Action, Remedy, is_nonfatal, recovery_asked
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.nvml.values import GpuEvent
 
 DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"

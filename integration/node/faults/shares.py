@@ -14,16 +14,14 @@ Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresour
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.node.kubelet import read_claims
+from integration.containers.bundles import Container
 from integration.json_documents import parse_json
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.containers.bundles import Container
-    from integration.kubelet.values import Claimed
-    from integration.node.values.claims import Claim
+from integration.kubelet.values import Claimed
+from integration.node.values.claims import Claim
 
 __all__ = ["PodClaims", "pod_claims", "share_limits"]
 

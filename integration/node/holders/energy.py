@@ -14,10 +14,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from integration.nvml.values import Sample
+from integration.nvml.values import Sample
 
 # Seconds. If two samples are further apart, the later one describes only so much of the interval;
 # the energy of the rest cannot be attributed.

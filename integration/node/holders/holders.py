@@ -16,20 +16,18 @@ Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.node.identity import what_changed
 from hooks.node.inventory import Inventory
 from hooks.sharing import gpus_of
+from integration.containers.bundles import Container
 from integration.containers.held_devices import devices_of, is_privileged
+from integration.containers.procfs import Procfs
 from integration.containers.shares import shares_of
 from integration.containers.shims import has_shim
 from integration.kubelet.values import Allocated
 from integration.node.holders.values import Holding, Unheld
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.containers.procfs import Procfs
 
 _UUIDS: Final = ("GPU-", "MIG-")
 

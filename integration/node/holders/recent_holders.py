@@ -18,12 +18,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.containers.bundles import Container
 from integration.node.holders.values import DeviceUse, Holding, Ledger
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
 
 REMEMBERED: Final = 120.0
 """Seconds that an exited process is remembered: twice a scrape interval of one minute."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.containers.shares import Share
+from integration.containers.bundles import Container
+from integration.containers.shares import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from integration.agent_errors import MpsNotReady
 from integration.node.mps.paths import SHM, Places, shm
+from integration.node.values.resources import Resource, Settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports protobuf, which `nvshim top` and `nvshim ledger` do not need
     from api.proto import deviceplugin_pb2 as pb
-    from integration.node.values.resources import Resource, Settings
 
 __all__ = ["MpsDaemon", "add_client", "refuse_unready", "unready"]
 

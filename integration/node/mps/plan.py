@@ -22,16 +22,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.node.driver import Driver
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
 from integration.agent_errors import MpsImpossible, MpsProgramMissing
 from integration.driver_launch import where_programs_run
-
-if TYPE_CHECKING:
-    from hooks.node.driver import Driver
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
-    from integration.node.values.resources import Resource
+from integration.node.values.resources import Resource
 
 __all__ = [
     "ClaimDaemon",

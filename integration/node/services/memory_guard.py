@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Mapping
+from typing import Final, NoReturn
 
 import anyio
 
@@ -41,17 +42,13 @@ from integration.node.faults.limits import (
 )
 from integration.node.faults.shares import pod_claims, share_limits
 from integration.node.holders.values import Ledger
+from integration.node.service import Context
 from integration.node.state.store import Unsampled
 from integration.node.state.topic import version_of, wait_any
 from integration.node.usage import usage_by
 from integration.node.values.service_name import ServiceName
 from integration.nvml.values import Sample
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.node.service import Context
 
 _FAULT: Final = "memory-guard.shares"
 

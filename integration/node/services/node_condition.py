@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from hooks.node.drained import Drain, read_drains
 from integration.apiserver.client import ApiServer
+from integration.node.device_health.device_state import Condition
 from integration.node.reporter import keep_reported
-
-if TYPE_CHECKING:
-    from integration.node.device_health.device_state import Condition
-    from integration.node.service import Context
+from integration.node.service import Context
 
 TYPE: Final = "GPUOutOfService"
 """The type of the condition."""

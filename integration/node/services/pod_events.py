@@ -26,7 +26,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from integration.agent_errors import ApiServerRefused, ApiServerSilent, EventNotMade
@@ -36,13 +36,10 @@ from integration.node.faults.fault_log import GPU_MEMORY, Entry, Key, first_faul
 from integration.node.faults.limits import MEMORY_LIMIT
 from integration.node.holders.values import Ledger
 from integration.node.reporter import keep_reported
+from integration.node.service import Context
 from integration.nvml.values import epoch, now
 from shim.causes.exit_message import exit_message
-from shim.causes.record import Whose, by_weight
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
-    from shim.causes.record import Fault
+from shim.causes.record import Fault, Whose, by_weight
 
 _RECENT: Final = 60.0  # seconds before the agent's start whose faults may have no event yet
 _COMPONENT: Final = "nvshim-node"

@@ -25,10 +25,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.node.cache import boot_id_path
 from hooks.node.fingerprint import read_text
 from hooks.node.kubelet import read_checkpoint, read_claims
@@ -43,11 +45,6 @@ from integration.node.values.claims import (
     gpu_of,
     uuid_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hooks.config import Config
 
 __all__ = [
     "UUIDS", "drivers", "held", "is_written", "known_fields", "load", "plugin_allocated",

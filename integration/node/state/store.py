@@ -14,27 +14,25 @@ two memories that outlive a restarted service (:attr:`State.energy_meter`,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from integration.node.delivery import DeliveryMode
+from integration.node.device_health.device_state import Condition
+from integration.node.faults.fault_log import Entry
+from integration.node.faults.hits import Hit
 from integration.node.holders.energy import Meter
 from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import DeviceUse, Ledger
+from integration.node.mps.clients import MpsDaemon
+from integration.node.mps.plan import ClaimDaemon
 from integration.node.state.broadcast import Broadcast
 from integration.node.state.topic import FaultTable, Signal, Topic, Watched
+from integration.node.values.claims import Claim, ClaimDevice, Health
 from integration.node.values.counters import Counters
+from integration.node.values.resources import Resource, Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, Sample, Sampler, now
-
-if TYPE_CHECKING:
-    from integration.node.delivery import DeliveryMode
-    from integration.node.device_health.device_state import Condition
-    from integration.node.faults.fault_log import Entry
-    from integration.node.faults.hits import Hit
-    from integration.node.mps.clients import MpsDaemon
-    from integration.node.mps.plan import ClaimDaemon
-    from integration.node.values.claims import Claim, ClaimDevice, Health
-    from integration.node.values.resources import Resource, Settings
 
 
 class Unsampled:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.agent_status import is_ready
 from integration.cri.errors import CriRefused
@@ -17,12 +17,10 @@ from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_request
 from integration.verify.node import Node, nvml_faults_path
 from integration.verify.outcomes import CheckFailed, CheckSkipped
+from integration.verify.pods import Pod
 from integration.verify.probe import parse
 from integration.verify.visibility import ExpectedDevice
 from shim.causes.agent import agent_of
-
-if TYPE_CHECKING:
-    from integration.verify.pods import Pod
 
 _HEALTH_TIMEOUT: Final = 60.0 * PATIENCE
 # The kubelet's restart back-off grows with each restart.

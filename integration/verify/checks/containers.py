@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.config import Mode
 from integration.cri.engine import CRIO
@@ -13,6 +13,7 @@ from integration.handlers import RUNTIME_TYPE, calls_our_shim
 from integration.json_documents import parse_json
 from integration.verify.node import Node
 from integration.verify.outcomes import CheckFailed, CheckSkipped
+from integration.verify.pods import Pod, ProcessResult
 from integration.verify.probe import Report, parse
 from integration.verify.visibility import (
     ExpectedDevice,
@@ -20,9 +21,6 @@ from integration.verify.visibility import (
     faults_without_gpu,
     gpu_numbers,
 )
-
-if TYPE_CHECKING:
-    from integration.verify.pods import Pod, ProcessResult
 
 # Exit codes that no runtime or shell uses.
 _CODE: Final = 42

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.config import Config
 from integration.agent_status import status_path
@@ -13,10 +13,8 @@ from integration.node.device_health.report import read_health
 from integration.verify.checks.containers import check_visibility, device_numbers, report_from
 from integration.verify.node import Node
 from integration.verify.outcomes import CheckFailed, CheckSkipped
+from integration.verify.pods import Pod
 from integration.verify.visibility import ExpectedDevice
-
-if TYPE_CHECKING:
-    from integration.verify.pods import Pod
 
 _SHARE: Final = "::"
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from hooks.errors import ImexChannelMissing, NvmlFailed, UnknownDevice
+from hooks.errors import NvmlFailed, UnknownDevice
 from hooks.node.inventory import Inventory, take_inventory
 from integration import exits
 from integration.cli import app
 from integration.compat.container_cli import ListSelection, info_text, list_paths, log_lines
-from tests.harness.raising import raises
 from tests.unit.cdi.conftest import Nvshim
-from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_list_of_devices_has_the_capabilities_of_mig_devices(
     ]
 
     def listed(*devices: str) -> list[str]:
-        return list_paths(inventory, node.config, ListSelection(devices=devices))
+        return list_paths(inventory, ListSelection(devices=devices))
 
     assert listed("all") == [*control, "/dev/nvidia0", "/dev/nvidia1", *mig]
     assert listed("0") == [*control, "/dev/nvidia0"]
@@ -96,7 +95,7 @@ def test_list_of_devices_has_the_capabilities_of_mig_devices(
         listed("9")
     (node.dev / "nvidia-uvm").unlink()
     again = node.take_inventory(nvml_gpu(0), nvml_gpu(1), cuda=12020)
-    assert "/dev/nvidia-uvm" not in list_paths(again, node.config, ListSelection(devices=("0",)))
+    assert "/dev/nvidia-uvm" not in list_paths(again, ListSelection(devices=("0",)))
 
 
 def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> None:
@@ -120,41 +119,19 @@ def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> No
     firmware = [f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"]
 
     def listed(**wanted: Any) -> list[str]:
-        return list_paths(inventory, node.config, ListSelection(**wanted))
+        return list_paths(inventory, ListSelection(**wanted))
 
     assert listed(binaries=True) == programs
     assert listed(libraries=True) == libraries
     assert listed(libraries=True, compat32=True) == libraries + old
     assert listed(firmwares=True) == firmware
     assert listed(binaries=True, libraries=True, firmwares=True) == programs + libraries + firmware
-    every = list_paths(inventory, node.config, ListSelection.everything())
+    every = list_paths(inventory, ListSelection.everything())
     assert every[-1] == firmware[0]
     assert [path for path in every if not path.startswith("/dev/")] == [
         *programs, *libraries, *old, *firmware,
     ]  # fmt: skip
     assert any("selecting" in line for line in log_lines(inventory))
-
-
-def test_who_may_configure_mig_gets_those_files(node: Node, inventory: Inventory) -> None:
-    node.write(node.proc / "driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\n")
-    wanted = ListSelection(mig_config=("all",), mig_monitor=("0",))
-    assert list_paths(inventory, node.config, wanted) == [
-        "/proc/driver/nvidia/capabilities/mig/config",
-        "/dev/nvidia-caps/nvidia-cap1",
-        "/proc/driver/nvidia/capabilities/gpu1/mig",
-        "/proc/driver/nvidia/capabilities/mig/monitor",
-        "/dev/nvidia-caps/nvidia-cap2",
-    ]
-
-
-def test_an_imex_channel_has_to_be_there(node: Node, inventory: Inventory) -> None:
-    node.add_node("nvidia-caps-imex-channels/channel3", CAPS, 3)
-    wanted = ListSelection(imex_channels=("3",))
-    path = "/dev/nvidia-caps-imex-channels/channel3"
-    assert list_paths(inventory, node.config, wanted) == [path]
-    for channel in ("4", "../../x"):
-        with raises(ImexChannelMissing):
-            list_paths(inventory, node.config, ListSelection(imex_channels=(channel,)))
 
 
 # The command
@@ -170,11 +147,11 @@ def test_flags_that_change_nothing_are_told_and_the_log_is_written(
     tmp_path: Path, cli: Nvshim
 ) -> None:
     log = tmp_path / "debug.log"
-    idle = ["--user=root:video", "--ldcache", "/etc/ld.so.cache", "-n", "--no-create-imex-channels"]
+    idle = ["--user", "--ldcache", "/etc/ld.so.cache"]
     seen = cli("-d", str(log), *idle, "list", "--libraries", "-d", "0")
     assert "/dev/nvidia0" in seen.out
     told = [line.split()[1] for line in seen.err.splitlines() if "changes nothing" in line]
-    assert sorted(told) == ["--ldcache", "--no-create-imex-channels", "--no-pivot", "--user"]
+    assert sorted(told) == ["--ldcache", "--user"]
     assert f"selecting {tmp_path}/driver" in log.read_text()
     cli("--user", "list", "--binaries")
     seen = cli("-u", "-d", f"{tmp_path}/no/such/directory/x", "list", ends=exits.FAILED)
@@ -207,7 +184,7 @@ def test_what_has_no_counterpart_is_one_line(cli: Nvshim) -> None:
     cli("nonsense", ends=exits.USAGE)
 
 
-@pytest.mark.parametrize("words", [["--version"], ["-V"], ["version"]])
+@pytest.mark.parametrize("words", [["--version"], ["-V"]])
 def test_version_is_in_the_lines_that_scripts_look_for(words: list[str], cli: Nvshim) -> None:
     lines = dict(line.partition(":")[::2] for line in cli(*words).out.splitlines())
     assert list(lines)[:4] == ["cli-version", "lib-version", "build date", "build revision"]

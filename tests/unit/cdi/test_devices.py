@@ -98,13 +98,6 @@ def test_links_of_whatever_nodes_of_the_driver_there_are(node: Node) -> None:
     }  # fmt: skip
 
 
-def test_links_may_be_in_the_dev_of_another_root(loaded: Node) -> None:
-    other = loaded.base / "host-dev"
-    other.mkdir()
-    create(loaded.config, CreateOptions(link_dev=str(other)))
-    assert os.readlink(other / f"char/{NVIDIA}:0") == f"{loaded.dev}/nvidia0"
-
-
 def test_nodes_with_numbers_of_another_time_are_made_anew(loaded: Node) -> None:
     loaded.add_node("nvidia0", NVIDIA, 9)
     for name in ("nvidia-uvm", "nvidia-uvm-tools"):

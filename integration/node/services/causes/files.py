@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import anyio
 
@@ -23,11 +23,9 @@ from api.errors import NvshimError
 from integration.backoff import Backoff
 from integration.detached import run_detached
 from integration.node.faults.fault_log import Entry, FaultLog, Key
+from integration.node.service import Context
 from shim.causes import exit_store, record
 from shim.causes.exit_message import relevant
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 FAULT: Final = "causes"
 DIRECTORY: Final = "causes"

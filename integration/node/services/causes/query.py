@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.errors import NvshimError
+from hooks.config import Config
 from integration.agent_errors import CausesUnreadable
 from integration.node.faults.fault_log import Entry, Key
 from integration.node.services.causes.files import DIRECTORY, read_all
 from shim.causes.exit_message import exit_message, relevant
 from shim.causes.record import Fault, read_causes
-
-if TYPE_CHECKING:
-    from hooks.config import Config
 
 
 def fault_rows(config: Config) -> list[dict[str, Any]]:

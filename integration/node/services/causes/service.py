@@ -24,11 +24,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from hooks.node.inventory import Inventory
+from integration.containers.bundles import Container
 from integration.containers.procfs import Procfs
 from integration.detached import run_detached
 from integration.node.device_health import health_store as store
@@ -40,6 +42,7 @@ from integration.node.faults.limits import full_memory
 from integration.node.faults.policy import Policy
 from integration.node.holders.recent_holders import LATE
 from integration.node.holders.values import Holding
+from integration.node.service import Context
 from integration.node.services.causes.files import FAULT, Files, read_all
 from integration.node.state.store import Unsampled
 from integration.node.state.topic import call_on_change, version_of, wait_any
@@ -47,12 +50,6 @@ from integration.node.values.service_name import ServiceName
 from integration.nvml.values import GpuEvent, epoch, now
 from shim.causes.record import Whose
 from shim.causes.xids import RECOVERY, Action, recovery_action, recovery_asked
-
-if TYPE_CHECKING:
-    from anyio.streams.memory import MemoryObjectReceiveStream
-
-    from integration.containers.bundles import Container
-    from integration.node.service import Context
 
 # Upper bound of the events that are compared with later ledgers.
 _MOST_RECENT: Final = 256

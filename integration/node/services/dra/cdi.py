@@ -22,28 +22,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.cdi import generating, schema
 from hooks.cdi.errors import CdiNotGenerated
-from hooks.cdi.spec import Edits
+from hooks.cdi.spec import Edits, SpecDevice, SpecFile
 from hooks.cdi.tree import number_of
+from hooks.config import Config
 from hooks.errors import InventoryError, RequestError
+from hooks.node.inventory import Inventory
 from integration.agent_errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
 from integration.cdi.writing import write
 from integration.files import read_file, remove_file
 from integration.files import sweep as sweep_replaced
+from integration.node.services.dra.devices import Device
 from integration.node.services.dra.sharing import edits_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from hooks.cdi.spec import SpecDevice, SpecFile
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.node.services.dra.devices import Device
-    from integration.node.values.claims import Claim, ClaimDevice
+from integration.node.values.claims import Claim, ClaimDevice
 
 __all__ = ["SpecTemplate", "generate", "keep", "name_of", "path_of", "remove", "sweep"]
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -33,16 +34,12 @@ from integration.agent_errors import (
     ExtendedResourceClash,
     ResourceClaimUnusable,
 )
+from integration.apiserver.client import ApiServer
 from integration.apiserver.status import is_away
 from integration.detached import run_detached
 from integration.json_documents import NestedTooDeeply
 from integration.node.services.dra.publishing import claim_path, class_path
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
-
-    from integration.apiserver.client import ApiServer
-    from integration.node.values.claims import Reference
+from integration.node.values.claims import Reference
 
 __all__ = ["ClaimReader"]
 

@@ -12,26 +12,23 @@ Rules
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio.to_thread
 
 from api.errors import NvshimError
 from integration.agent_errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
+from integration.node.service import Context
 from integration.node.services.dra import cdi
+from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
+from integration.node.services.dra.discovery import DeviceDiscovery
 from integration.node.services.dra.mig_create import is_unmade
+from integration.node.services.dra.sharing_setup import SharingSetup
+from integration.node.values.claims import Claim
 from integration.watcher import Interest, Watcher
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from integration.node.service import Context
-    from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
-    from integration.node.services.dra.discovery import DeviceDiscovery
-    from integration.node.services.dra.sharing_setup import SharingSetup
-    from integration.node.values.claims import Claim
 
 __all__ = ["ClaimSpecs"]
 

@@ -11,24 +11,19 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 from integration.agent_errors import DraStateUnwritten
+from integration.node.service import Context
 from integration.node.state import claims_file
-from integration.node.values.claims import ClaimPhase
+from integration.node.values.claims import Claim, ClaimPhase
 from integration.node.values.service_name import ServiceName
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-
-    from integration.node.service import Context
-    from integration.node.values.claims import Claim
 
 __all__ = ["ClaimLocks", "ClaimTable"]
 

@@ -32,11 +32,12 @@ kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from hooks.node.drained import DRIVER
+from hooks.node.drained import DRIVER, Drain
 from integration.agent_errors import (
     ClaimConfigUnknown,
     ClaimedDeviceMissing,
@@ -44,6 +45,7 @@ from integration.agent_errors import (
     DeviceTaken,
     ResourceClaimUnusable,
 )
+from integration.node.services.dra.devices import Device
 from integration.node.services.dra.sharing import (
     MPS,
     OURS,
@@ -63,18 +65,12 @@ from integration.node.values.claims import (
     MIG,
     Claim,
     ClaimDevice,
+    Reference,
     Sharing,
     parse_quantity,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    _Reader = Callable[[object, str], Any]
-
-    from hooks.node.drained import Drain
-    from integration.node.services.dra.devices import Device
-    from integration.node.values.claims import Reference
+_Reader = Callable[[object, str], Any]
 
 __all__ = ["allocated_devices", "read_all", "read_claim", "refuse_taken", "refuse_unavailable"]
 

@@ -58,9 +58,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
+from integration.node.device_health.device_state import Condition
 from integration.node.services.dra.mig_layout import (
     Counters,
     GpuParts,
@@ -73,13 +77,6 @@ from integration.node.services.dra.mig_layout import (
 )
 from integration.node.values.claims import name_of, quantity
 from integration.node.values.health import HealthState
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
-    from integration.node.device_health.device_state import Condition
 
 __all__ = [
     "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "GpuLocation", "Taint", "devices_of",

@@ -11,27 +11,22 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
 from api.errors import NvshimError
+from hooks.node.inventory import Inventory
 from integration.detached import run_detached
+from integration.node.service import Context
 from integration.node.services.dra import cdi
-from integration.node.services.dra.devices import GpuLocation, devices_of
-from integration.node.services.dra.mig_layout import Parts, parse_parts
+from integration.node.services.dra.devices import Device, GpuLocation, devices_of
+from integration.node.services.dra.mig_layout import Part, Parts, parse_parts
 from integration.node.services.dra.sharing import with_shares
 from integration.nvml.query import ask_nvml
 from integration.nvml.topology import numa_nodes, pci_root
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hooks.node.inventory import Inventory
-    from integration.node.service import Context
-    from integration.node.services.dra.devices import Device
-    from integration.node.services.dra.mig_layout import Part
 
 __all__ = ["DeviceDiscovery", "NodeDevices"]
 

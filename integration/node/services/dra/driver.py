@@ -8,15 +8,19 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from api.errors import one_line
+from hooks.node.inventory import Inventory
+from integration.apiserver.client import ApiServer
 from integration.node.engine_query import EngineQuery
 from integration.node.reporter import api_server_of
+from integration.node.service import Context
 from integration.node.services.dra.claim_reader import ClaimReader
 from integration.node.services.dra.claim_specs import ClaimSpecs
 from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
@@ -33,16 +37,8 @@ from integration.node.services.dra.sharing_setup import SharingSetup
 from integration.node.services.dra.stale_claims import StaleClaims
 from integration.node.services.dra.transaction import ClaimTransactions
 from integration.node.state.topic import wait_any
-from integration.node.values.claims import Health
+from integration.node.values.claims import Claim, Health
 from integration.node.values.service_name import ServiceName
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.node.inventory import Inventory
-    from integration.apiserver.client import ApiServer
-    from integration.node.service import Context
-    from integration.node.values.claims import Claim
 
 __all__ = ["Driver", "run_driver"]
 

@@ -18,34 +18,27 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
 from integration.agent_errors import ClaimedDeviceMissing
 from integration.detached import run_detached
-from integration.node.services.dra.mig_create import MigCreator, MigModes, is_unmade
-from integration.node.services.dra.mig_layout import parse_name
+from integration.node.service import Context
+from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
+from integration.node.services.dra.devices import Device
+from integration.node.services.dra.mig_create import MigCreator, MigModes, MigNote, is_unmade
+from integration.node.services.dra.mig_layout import Parts, parse_name
 from integration.node.state.topic import version_of, wait_any
-from integration.node.values.claims import uuid_of
+from integration.node.values.claims import Claim, uuid_of
 from integration.node.values.service_name import ServiceName
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
-    from integration.node.service import Context
-    from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
-    from integration.node.services.dra.devices import Device
-    from integration.node.services.dra.mig_create import MigNote
-    from integration.node.services.dra.mig_layout import Parts
-    from integration.node.state.topic import version_of, wait_any
-from integration.node.values.claims import Claim
 
 __all__ = ["DynamicMig"]
 

@@ -15,20 +15,18 @@ Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection)
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import anyio.to_thread
 
 from integration.agent_errors import ApiServerRefused, DraStateUnwritten
+from integration.apiserver.client import ApiServer
 from integration.apiserver.status import is_away
 from integration.detached import run_detached
+from integration.node.service import Context
 from integration.node.services.dra.slices import deletion, is_ours
 from integration.node.state import claims_file as state
-
-if TYPE_CHECKING:
-    from integration.apiserver.client import ApiServer
-    from integration.node.service import Context
 
 __all__ = ["FormerSlices"]
 

@@ -32,12 +32,16 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import NvshimError
+from hooks.config import Config
 from hooks.node.drained import driver_of, read_drains
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
 from integration.agent_errors import (
     ClaimedDeviceMissing,
     DeviceTaken,
@@ -48,19 +52,12 @@ from integration.agent_errors import (
 from integration.devices.creating import CreateOptions, create
 from integration.node.services.dra.mig_layout import Part, Parts, overlaps, parse_name, parse_parts
 from integration.node.state.claims_file import known_fields, read_record, write_record
+from integration.node.values.claims import Claim, ClaimDevice
 from integration.nvml.inventory import inventory_of
 from integration.nvml.lock import exclusive
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.nvml.query import ask_nvml
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
-    from integration.node.values.claims import Claim, ClaimDevice
 
 __all__ = ["MigCreator", "MigModes", "ask_parts", "is_unmade"]
 

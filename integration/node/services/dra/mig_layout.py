@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import one_line
 from integration.node.values.claims import MEBI, PART, gpu_of, quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "CAPACITIES", "Counters", "GpuParts", "Instance", "Part", "Parts", "Profile", "all_of",

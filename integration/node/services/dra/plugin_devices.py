@@ -8,15 +8,13 @@ not have recorded the last answers of this agent's own plugin, so those count fo
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio.to_thread
 
 from integration.node.mps.claim_daemons import is_of_claims
+from integration.node.service import Context
 from integration.node.state import claims_file
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 __all__ = ["PluginDevices"]
 

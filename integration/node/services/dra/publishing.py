@@ -32,10 +32,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import anyio
@@ -48,13 +49,17 @@ from integration.agent_errors import (
     DraFailed,
     SlicesRefused,
 )
+from integration.apiserver.client import ApiServer, Watch
 from integration.backoff import Backoff
 from integration.detached import run_detached
+from integration.node.service import Context
+from integration.node.services.dra.devices import Device
 from integration.node.services.dra.slices import (
     GROUP,
     VERSIONS,
     Counting,
     Owner,
+    Write,
     changes,
     content_of,
     contents,
@@ -62,14 +67,6 @@ from integration.node.services.dra.slices import (
     lost_counters,
     with_times,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
-    from integration.apiserver.client import ApiServer, Watch
-    from integration.node.service import Context
-    from integration.node.services.dra.devices import Device
-    from integration.node.services.dra.slices import Write
 
 __all__ = ["Publisher", "claim_path", "class_path"]
 

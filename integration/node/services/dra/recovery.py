@@ -9,11 +9,13 @@ CDI spec mounts the pipes of a daemon, and that daemon still exists.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
 
 import anyio
 
 from api.errors import NvshimError
+from hooks.config import Config
 from integration.agent_errors import KubeconfigUnusable
 from integration.apiserver.status import is_away
 from integration.backoff import Backoff
@@ -21,12 +23,7 @@ from integration.files import read_file
 from integration.json_documents import parse_json
 from integration.node.mps.paths import CONTAINER_ROOT, LOCK
 from integration.node.services.dra import cdi
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
-
-    from hooks.config import Config
-    from integration.node.values.claims import Claim
+from integration.node.values.claims import Claim
 
 __all__ = ["has_daemon", "recall"]
 

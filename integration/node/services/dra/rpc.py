@@ -23,10 +23,11 @@ from __future__ import annotations
 import math
 import time
 import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 import anyio.abc
@@ -39,17 +40,12 @@ from api.proto import dra_pb2 as pb
 from integration.agent_errors import ClaimUnfinished, DraFailed
 from integration.grpc_anyio import answer_of
 from integration.kubelet.grpc_server import serialize
+from integration.node.service import Context
 from integration.node.services.dra import cdi
 from integration.node.state.topic import version_of, wait_any
-from integration.node.values.claims import Reference
+from integration.node.values.claims import Claim, Health, Reference
 from integration.timeouts import PATIENCE
 from integration.watcher import first_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-
-    from integration.node.service import Context
-    from integration.node.values.claims import Claim, Health
 
 __all__ = [
     "TO_FINISH", "ActiveDriver", "ClaimApi", "DriverApi", "DriverEnded", "Relay", "RelayRefused",

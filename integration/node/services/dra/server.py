@@ -35,12 +35,14 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 import grpc  # type: ignore[import-untyped] # it ships no types
 
@@ -53,23 +55,17 @@ from integration.agent_errors import PluginFailed, ServingError
 from integration.backoff import Backoff
 from integration.kubelet import sockets
 from integration.kubelet.grpc_server import SocketServer, serialize
+from integration.node.lock import NodeLock
+from integration.node.service import Context
 from integration.node.services.dra.rpc import (
     TO_FINISH,
     ActiveDriver,
+    DriverApi,
     DriverEnded,
     Relay,
     RelayRefused,
 )
 from integration.watcher import ANY, Watcher, first_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-
-    import anyio.abc
-
-    from integration.node.lock import NodeLock
-    from integration.node.service import Context
-    from integration.node.services.dra.rpc import DriverApi
 
 __all__ = ["DriverServer", "SocketPaths", "socket_paths", "stand_by"]
 

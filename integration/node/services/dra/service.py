@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import anyio
 
-if TYPE_CHECKING:
-    from integration.node.service import Context
+from integration.node.service import Context
 
 __all__ = ["run"]
 

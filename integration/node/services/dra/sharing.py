@@ -35,11 +35,14 @@ resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075, KEP-4815.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hooks.cdi.spec import Edits, SpecMount
+from hooks.config import Config
+from hooks.node.inventory import Inventory
 from hooks.sharing import limit_of
 from integration.agent_errors import (
     ClaimConfigUnknown,
@@ -52,16 +55,18 @@ from integration.node.mps.claim_daemons import CLAIMS, SHARES
 from integration.node.mps.paths import SHM, Places, shm
 from integration.node.mps.plan import ClaimDaemon
 from integration.node.options import DRA_DRIVER
-from integration.node.services.dra.devices import MOST_FACTS, NVIDIA, SLICE
-from integration.node.values.claims import ALL, GPU, MEBI, MIG, Sharing, parse_quantity, quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.node.services.dra.devices import Device
-    from integration.node.values.claims import Claim, ClaimDevice
+from integration.node.services.dra.devices import MOST_FACTS, NVIDIA, SLICE, Device
+from integration.node.values.claims import (
+    ALL,
+    GPU,
+    MEBI,
+    MIG,
+    Claim,
+    ClaimDevice,
+    Sharing,
+    parse_quantity,
+    quantity,
+)
 
 __all__ = [
     "MPS", "OURS", "AllocatedDevice", "Configuration", "SharingRequest", "configured", "consumed",

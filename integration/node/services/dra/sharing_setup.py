@@ -15,28 +15,23 @@ Source: nvidia-smi(1), "compute-policy".
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from integration.agent_errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
 from integration.detached import run_detached
 from integration.node.mps.clients import unready
-from integration.node.service import settings_of
+from integration.node.service import Context, settings_of
 from integration.node.services.dra.sharing import daemons_of
 from integration.node.state.topic import version_of, wait_any
-from integration.node.values.claims import INTERVALS
+from integration.node.values.claims import INTERVALS, Claim
 from integration.node.values.service_name import ServiceName
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from integration.node.service import Context
-    from integration.node.values.claims import Claim
 
 __all__ = ["SharingSetup"]
 

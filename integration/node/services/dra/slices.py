@@ -24,16 +24,13 @@ Source: Kubernetes, resource.k8s.io/v1 ResourceSlice; dynamic-resource-allocatio
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from integration.node.services.dra.devices import Device
 from integration.node.services.dra.sharing import policy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from integration.node.services.dra.devices import Device
 
 __all__ = [
     "GROUP", "MOST_DEVICES", "VERSIONS", "Content", "Counting", "Owner", "Write", "changes",

@@ -19,23 +19,20 @@ claims every ten minutes.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio.to_thread
 
 from api.errors import NvshimError
 from integration.agent_errors import ApiServerSilent
+from integration.kubelet.values import Claimed
+from integration.node.service import Context
+from integration.node.services.dra.claim_reader import ClaimReader
 from integration.node.state import claims_file
 from integration.node.state.topic import version_of, wait_any
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-    from integration.kubelet.values import Claimed
-    from integration.node.service import Context
-    from integration.node.services.dra.claim_reader import ClaimReader
-    from integration.node.values.claims import Claim, Reference
+from integration.node.values.claims import Claim, Reference
 
 __all__ = ["StaleClaims"]
 

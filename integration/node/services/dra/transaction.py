@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -47,25 +47,23 @@ from integration.agent_errors import (
 )
 from integration.apiserver.status import is_away
 from integration.node.delivery import ENABLE
+from integration.node.engine_query import EngineQuery
+from integration.node.service import Context
+from integration.node.services.dra.claim_reader import ClaimReader
+from integration.node.services.dra.claim_specs import ClaimSpecs
+from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
 from integration.node.services.dra.claims import (
     allocated_devices,
     read_claim,
     refuse_taken,
     refuse_unavailable,
 )
+from integration.node.services.dra.discovery import DeviceDiscovery
+from integration.node.services.dra.dynamic_mig import DynamicMig
 from integration.node.services.dra.mig_create import is_unmade
-
-if TYPE_CHECKING:
-    from integration.node.engine_query import EngineQuery
-    from integration.node.service import Context
-    from integration.node.services.dra.claim_reader import ClaimReader
-    from integration.node.services.dra.claim_specs import ClaimSpecs
-    from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
-    from integration.node.services.dra.discovery import DeviceDiscovery
-    from integration.node.services.dra.dynamic_mig import DynamicMig
-    from integration.node.services.dra.plugin_devices import PluginDevices
-    from integration.node.services.dra.sharing_setup import SharingSetup
-    from integration.node.values.claims import Claim, Reference
+from integration.node.services.dra.plugin_devices import PluginDevices
+from integration.node.services.dra.sharing_setup import SharingSetup
+from integration.node.values.claims import Claim, Reference
 
 __all__ = ["ClaimTransactions"]
 

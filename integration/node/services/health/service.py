@@ -23,7 +23,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
@@ -50,15 +50,13 @@ from integration.node.device_health.health_table import (
 from integration.node.faults.fault_attribution import Attribution, attribute
 from integration.node.faults.policy import Policy, Verdict, policy_of
 from integration.node.faults.xids import Severity
+from integration.node.service import Context
 from integration.node.state.store import Unsampled
 from integration.node.state.topic import call_on_change, version_of, wait_any
 from integration.node.values.health import HealthState
 from integration.node.values.service_name import ServiceName
 from integration.nvml.values import GpuEvent, Sample
 from integration.watcher import ANY, Watcher
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 # Seconds between two samples: while all devices are healthy, and while one is lost or unwatched.
 _IDLE_INTERVAL: Final = 300.0

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import one_line, printable
 from hooks.config import Config
@@ -41,13 +41,11 @@ from integration.node.holders.holders import (
     unheld_of,
 )
 from integration.node.holders.values import Denied, Ledger, as_document
+from integration.node.service import Context
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.service_name import ServiceName
 from integration.nvml.values import now
 from integration.watcher import Watcher, first_of
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 FILE: Final = LEDGER
 _PROC: Final = "/proc"

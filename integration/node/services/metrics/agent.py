@@ -6,18 +6,16 @@ import platform
 import resource
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import PROCESS_COLLECTOR
 
+from integration.node.mps.clients import MpsDaemon
 from integration.node.services.metrics.metric import Group, Metric, Rows, single
 from integration.node.services.metrics.snapshot import Labels, Snapshot
 from integration.node.values.counters import FAILED, OK, REFUSED
 from integration.node.values.health import HealthState
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from integration.node.mps.clients import MpsDaemon
 
 
 def _driver(snapshot: Snapshot) -> Rows:

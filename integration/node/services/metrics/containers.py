@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.containers.bundles import Container
+from integration.node.holders.values import DeviceUse, Holding
 from integration.node.services.metrics.gpus import ratio
 from integration.node.services.metrics.metric import CONTAINER, DEVICE, Group, Metric, Rows, single
 from integration.node.services.metrics.snapshot import Labels, Snapshot
-
-if TYPE_CHECKING:
-    from integration.containers.bundles import Container
-    from integration.node.holders.values import DeviceUse, Holding
 
 
 def _name(container: Container) -> Labels:

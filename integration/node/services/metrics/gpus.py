@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.node.device_health.device_state import Condition
 from integration.node.services.metrics.metric import (
     CONTAINER,
     DEVICE,
@@ -22,9 +23,6 @@ from integration.node.services.metrics.snapshot import Labels, Snapshot
 from integration.node.values.counters import MOST
 from integration.node.values.health import HealthState
 from integration.nvml.values import DeviceSample, GpuSample
-
-if TYPE_CHECKING:
-    from integration.node.device_health.device_state import Condition
 
 _REASONS: Final = {
     0x1: "gpu_idle",

@@ -18,10 +18,12 @@ import time
 import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
+from anyio.abc import SocketStream
+from anyio.streams.stapled import MultiListener
 from prometheus_client.exposition import gzip_accepted
 
 from api.errors import NvshimError, one_line
@@ -36,10 +38,6 @@ from integration.node.services.metrics.snapshot import Snapshot
 from integration.node.services.metrics.text import Form, choose, collect, write
 from integration.node.usage import usage_by
 from integration.nvml.values import Sample, now
-
-if TYPE_CHECKING:
-    from anyio.abc import SocketStream
-    from anyio.streams.stapled import MultiListener
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hooks.node.gpus import Gpu
-    from integration.node.state.store import State
-    from integration.nvml.values import GpuSample, Sample
+from hooks.node.gpus import Gpu
+from integration.node.state.store import State
+from integration.nvml.values import GpuSample, Sample
 
 Labels = tuple[str, ...]
 

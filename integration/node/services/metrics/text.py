@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from prometheus_client.core import Metric as ClientMetric
 from prometheus_client.exposition import choose_encoder
@@ -26,11 +26,9 @@ from prometheus_client.samples import Sample
 from integration.node.services.metrics.agent import AGENT, PLUGIN
 from integration.node.services.metrics.containers import CONTAINERS
 from integration.node.services.metrics.gpus import GPUS, HEALTH
+from integration.node.services.metrics.metric import Metric, Rows
+from integration.node.services.metrics.snapshot import Snapshot
 from integration.node.values.counters import SECONDS, Durations
-
-if TYPE_CHECKING:
-    from integration.node.services.metrics.metric import Metric, Rows
-    from integration.node.services.metrics.snapshot import Snapshot
 
 GROUPS: Final = (AGENT, GPUS, HEALTH, CONTAINERS, PLUGIN)
 """All metrics by subject, in the order of the output."""

@@ -22,22 +22,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
 from integration.backoff import Backoff
+from integration.node.state.store import State
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.service_name import ServiceName
 from integration.nvml.child import EVENTS
 from integration.nvml.errors import ChildFailed
 from integration.nvml.session import Child, Children, identity_of, library_of, uuids_of
+from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, now
 from integration.watcher import first_of
-
-if TYPE_CHECKING:
-    from integration.node.state.store import State
-    from integration.nvml.snapshot import NodeSnapshot
 
 BEAT: Final = 60.0
 """Seconds between two heartbeats of a child without events."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import anyio
 
@@ -30,13 +30,11 @@ from api.errors import one_line
 from hooks.node.drained import Drain, read_drains
 from integration.devices.drain_marks import is_resetting
 from integration.files import read_some
+from integration.node.service import Context
 from integration.node.values.service_name import ServiceName
 from integration.nvml.lock import break_lock, is_exclusive
 from integration.timeouts import PATIENCE
 from integration.watcher import ANY, Interest, Watcher
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 FILE: Final = "let-go"
 """The file's name in the state directory."""

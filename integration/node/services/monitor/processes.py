@@ -13,12 +13,10 @@ Source: cgroups(7); proc(5), starttime.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.containers.cgroups import cgroups_in
-
-if TYPE_CHECKING:
-    from integration.containers.procfs import Procfs
+from integration.containers.procfs import Procfs
 
 # Seconds by which the kernel's times may differ: it gives start times in hundredths of a second.
 _SLACK: Final = 1.0

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from integration.agent_errors import KernelLogUnusable
 from integration.containers.procfs import Procfs
+from integration.node.service import Context
 from integration.node.services.monitor import nvml_pause
 from integration.node.services.monitor.events import Watch
 from integration.node.services.monitor.kernel_log import follow
@@ -34,9 +35,6 @@ from integration.nvml.sampler import NvmlSampler
 from integration.nvml.session import Children, library_of
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, Sample
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 _KERNEL_LOG: Final = "monitor.kernel-log"
 _SAMPLES: Final = "monitor.samples"

@@ -35,7 +35,7 @@ import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -47,14 +47,12 @@ from integration.backoff import Backoff
 from integration.node.mps.clients import MpsDaemon
 from integration.node.mps.paths import Places
 from integration.node.mps.plan import Plan, Programs
+from integration.node.service import Context
 from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import host_setup
 from integration.node.services.mps.daemon import TIMEOUT, Daemon, RunningDaemon
 from integration.node.services.mps.pipe_users import users_of
 from integration.watcher import first_of
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
 
 __all__ = ["DaemonSupervisor"]
 

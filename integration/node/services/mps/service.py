@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from api.errors import NvshimError
 from hooks.node.inventory import Inventory
@@ -36,10 +36,6 @@ from integration.node.services.mps.daemon_supervisor import DaemonSupervisor
 from integration.node.state.topic import call_on_change
 from integration.node.values.resources import MPS, Settings
 from integration.node.values.service_name import ServiceName
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
-
 
 __all__ = ["run"]
 

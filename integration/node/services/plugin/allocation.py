@@ -36,12 +36,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.drained import DRIVER, read_drains
+from hooks.node.inventory import Inventory
 from hooks.requests.places import DEVICES, MOUNTS
 from integration.agent_errors import (
     CdiDeviceUnwritten,
@@ -61,9 +62,6 @@ from integration.node.values.resources import (
     Resource,
     Settings,
 )
-
-if TYPE_CHECKING:
-    from hooks.node.inventory import Inventory
 
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
 """The vendor part of the CDI kinds, the same as in NVIDIA's plugin."""

@@ -16,22 +16,20 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from api.errors import NvshimError
+from api.proto import deviceplugin_pb2 as pb
 from integration.agent_errors import DeviceUnknown
 from integration.node.mps.clients import add_client, refuse_unready
+from integration.node.service import Context
 from integration.node.services.plugin.allocation import AllocationContext, allocate
 from integration.node.services.plugin.claimed import claimed_on, refuse_claimed
 from integration.node.services.plugin.preferred import preferred
+from integration.node.services.plugin.snapshot import Snapshot
 from integration.node.values.counters import FAILED, OK, REFUSED
 from integration.node.values.resources import MPS, Device, Resource, Settings
 from integration.node.values.service_name import ServiceName
-
-if TYPE_CHECKING:
-    from api.proto import deviceplugin_pb2 as pb
-    from integration.node.service import Context
-    from integration.node.services.plugin.snapshot import Snapshot
 
 
 class Reconciling(Protocol):

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from hooks.config import Config
 from integration.agent_errors import DeviceTaken
 from integration.node.state.claims_file import held
+from integration.node.state.store import State
 from integration.node.values.claims import ClaimDevice
 from integration.node.values.health import HealthState
 from integration.node.values.resources import Device, Resource
-
-if TYPE_CHECKING:
-    from integration.node.state.store import State
 
 
 def claimed_on(state: State, config: Config) -> Sequence[ClaimDevice]:

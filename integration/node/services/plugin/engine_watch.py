@@ -19,16 +19,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from integration.backoff import Backoff
+from integration.cri.engine import Engine
 from integration.detached import run_detached
 from integration.kubelet.sockets import socket_identity
 from integration.node.state.topic import Signal, wait_any
 from integration.watcher import Interest, Watcher, first_of
-
-if TYPE_CHECKING:
-    from integration.cri.engine import Engine
 
 _TIMEOUT: Final = 2.0  # seconds
 _FIRST_PAUSE: Final = 0.25  # seconds until an engine that does not answer is asked again

@@ -13,19 +13,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from api.errors import NvshimError
+from integration.node.service import Context
+from integration.node.settings.source import Source
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.resources import Settings
 from integration.node.values.service_name import ServiceName
 from integration.watcher import ANY, Watcher, first_of
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
-    from integration.node.settings.source import Source
 
 # Seconds without a change after which a file counts as complete.
 _WRITING: Final = 0.3

@@ -34,15 +34,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.node.capabilities import CONTROL
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
 from integration.agent_errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
     SettingsConflict,
     SharingUnsuitable,
 )
+from integration.node.device_health.device_state import Condition
 from integration.node.settings.readers import resource_name
 from integration.node.values.health import HealthState
 from integration.node.values.resources import (
@@ -54,11 +57,6 @@ from integration.node.values.resources import (
     SharedResource,
     Sharing,
 )
-
-if TYPE_CHECKING:
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
-    from integration.node.device_health.device_state import Condition
 
 GPU: Final = "nvidia.com/gpu"
 """The resource of whole GPUs, and of MIG devices with ``migStrategy: single``."""

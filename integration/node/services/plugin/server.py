@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -24,10 +24,8 @@ from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from integration.agent_errors import PluginFailed
 from integration.kubelet.grpc_server import CODES, SocketServer, serialize
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
-    from integration.node.values.resources import Resource
+from integration.node.service import Context
+from integration.node.values.resources import Resource
 
 _SERVICE: Final = "v1beta1.DevicePlugin"
 

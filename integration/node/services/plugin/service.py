@@ -80,7 +80,7 @@ from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import numa_nodes
 from integration.watcher import ANY, Interest, Watcher
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports gRPC, which the service needs only when it serves
     from integration.node.services.plugin.serving import Serving
 
 _NAME: Final = "plugin"

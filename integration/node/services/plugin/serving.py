@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -41,13 +40,11 @@ from integration.agent_errors import (
 from integration.backoff import Backoff
 from integration.kubelet.registration import register
 from integration.kubelet.sockets import Identity, socket_identity, socket_name
+from integration.node.service import Context
 from integration.node.services.plugin.server import Answers, Server
 from integration.node.values.counters import FAILED, OK, REFUSED
+from integration.node.values.resources import Resource
 from integration.watcher import first_of
-
-if TYPE_CHECKING:
-    from integration.node.service import Context
-    from integration.node.values.resources import Resource
 
 
 class Serving:

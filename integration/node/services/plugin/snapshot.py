@@ -13,19 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from hooks.node.inventory import Inventory
 from integration.agent_errors import ChannelsMissing
 from integration.node.delivery import DeliveryMode, delivery_mode
 from integration.node.services.plugin.allocation import cdi_name, refuse_channels
 from integration.node.services.plugin.cdi import Specs
+from integration.node.services.plugin.engine_watch import EngineAnswer
 from integration.node.services.plugin.resources import unhealthy
 from integration.node.values.resources import CDI, Resource, Settings
 from integration.nvml.topology import Topology
-
-if TYPE_CHECKING:
-    from hooks.node.inventory import Inventory
-    from integration.node.services.plugin.engine_watch import EngineAnswer
 
 
 @dataclass(frozen=True, slots=True)
