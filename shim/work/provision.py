@@ -280,6 +280,7 @@ class Provision:
                 request=case.verdict.allowed,
                 inventory=case.inventory,
                 config=case.config,
+                log=self._log,
             )
         except (NvshimError, OSError) as error:
             # If the container is the reason, injecting without a layer raises the same.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from hooks import engine
 from hooks.errors import RootfsError
+from shim.log import Log
 from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
 from shim.work import layered, layers
 from tests.unit.hooks.fake_node import Node, nvml_gpu
@@ -57,12 +59,18 @@ class Container:
             "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}},
         }
 
-    def inject(self, node: Node, *, layer: bool) -> engine.Injection:
-        """Do what the shim does; leaves the rootfs mounted."""
+    def inject(self, node: Node, *, layer: bool, files: bool = False) -> engine.Injection:
+        """Do what the shim does; leaves the rootfs mounted.
+
+        Args:
+            layer: whether the container has a layer.
+            files: whether that has the driver's files.
+        """
+        config = replace(node.config, driver_layer=files)
         request: Request = engine.read_request(self.spec)
-        inventory = engine.load_inventory(node.config)
+        inventory = engine.load_inventory(config)
         assert inventory is not None
-        inventory = engine.make_nodes(request, inventory, node.config)
+        inventory = engine.make_nodes(request, inventory, config)
         staging, found = f"{self.bundle}/nvidia", None
         if layer:
             found = layered.prepare(
@@ -71,7 +79,8 @@ class Container:
                 self.mounts,
                 request=request,
                 inventory=inventory,
-                config=node.config,
+                config=config,
+                log=Log(self.bundle, debug=False),
             )
             assert found is not None
         mount_rootfs(self.mounts if found is None else [found[0]], str(self.rootfs))
@@ -81,7 +90,7 @@ class Container:
             if found is None
             else engine.LayerTarget(found[2], rootfs, staging)
         )
-        done = engine.inject(self.spec, request, inventory, target, config=node.config)
+        done = engine.inject(self.spec, request, inventory, target, config=config)
         if found is not None:
             found[1].close()
         return done
