@@ -273,6 +273,18 @@ def collect(directory: str, most: int = MOST, inventory: str = "") -> None:
         raise failed
 
 
+def remove_unused(path: str) -> None:
+    """Remove a layer if no container uses it.
+
+    Args:
+        path: of the layer.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    _remove(*os.path.split(path))
+
+
 def inventory_of(directory: str, name: str) -> str:
     """The id of the inventory that a layer was made of; "" if it is not known.
 
