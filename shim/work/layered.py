@@ -43,6 +43,7 @@ def prepare(
     inventory: Inventory,
     config: Config,
     log: Log,
+    restored: bool = False,
 ) -> tuple[Mount, Layer, Prepared] | None:
     """Find the layer that has a container's files, or make it.
 
@@ -64,7 +65,7 @@ def prepare(
         OSError: the layer could not be made; nothing is left of it.
     """
     rootfs = os.path.join(bundle, bundle_files.ROOTFS)
-    overlay = read_overlay(rootfs_mounts)
+    overlay = read_overlay(rootfs_mounts, fresh=not restored)
     if overlay is None or not _is_root(spec, bundle, rootfs):
         return None
     key = engine.placement_key(spec, request, inventory, config)

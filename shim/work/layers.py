@@ -282,7 +282,9 @@ def remove_unused(path: str) -> None:
     Raises:
         OSError: it could not be removed.
     """
-    _remove(*os.path.split(path))
+    directory, name = os.path.split(path)
+    if is_name(name):  # another may have removed it already
+        _remove(directory, name)
 
 
 def inventory_of(directory: str, name: str) -> str:
