@@ -24,10 +24,7 @@ def gpus(
     ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
 ) -> Runtime:
     """The runtime on a node with two GPUs, and with layers of the test's own."""
-    with open(two_gpus.config_path) as file:
-        lines = [line for line in file if not line.startswith("layers =")]
-    at = lines.index("[node]\n") + 1
-    configure("".join([*lines[:at], f'layers = "{tmp_path}/layers"\n', *lines[at:]]))
+    configure(_settings(two_gpus, tmp_path))
     return ours
 
 
@@ -109,6 +106,78 @@ def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_pa
     assert "/layers/" not in seen[1].stdout
     assert seen[1].stdout.splitlines()[1:] == seen[0].stdout.splitlines()[1:]
     assert seen[1].stderr == seen[0].stderr
+
+
+MOUNTED: Final = "cut -d' ' -f5 /proc/self/mountinfo"
+
+
+def test_drivers_files_are_in_the_layer_and_not_mounted(
+    gpus: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
+) -> None:
+    script = f"{LOOK}; md5sum /usr/bin/nvidia-smi /usr/lib/*-linux-gnu/libcuda.so.1; {MOUNTED}"
+    layered = gpus.run("sh", "-c", script, image=GLIBC, flags=GPUS)
+    assert layered.code == 0, layered.stderr
+    config = _settings(two_gpus, tmp_path)
+    configure(config.replace("[node]\n", "[node]\ndriver-layer = false\n"))
+    mounted = gpus.run("sh", "-c", script, image=GLIBC, flags=GPUS)
+    # All is the same but for the layer, and for the mounts.
+    lines = [done.stdout.splitlines()[1:] for done in (layered, mounted)]
+    more = set(lines[1]) - set(lines[0])
+    assert set(lines[0]) <= set(lines[1])
+    assert "/usr/bin/nvidia-smi" in more
+    assert len([path for path in more if ".so." in path]) > 20
+    assert not [path for path in lines[0] if path.startswith("/usr/lib/")]
+    assert len(os.listdir(tmp_path / "layers")) == 2
+
+
+@pytest.mark.parametrize("way", ["native", "read-only", "long"])
+def test_where_files_cannot_be_in_a_layer_they_are_mounted(
+    gpus: Runtime,
+    two_gpus: SimulatedNode,
+    configure: Callable[[str], None],
+    tmp_path: Path,
+    way: str,
+) -> None:
+    flags = {
+        "native": ("--snapshotter", "native"),
+        "read-only": ("--read-only", "--mount", "type=tmpfs,src=tmpfs,dst=/run,options=rw"),
+        # The options of a mount have to fit a page, and with this layer they do not.
+        "long": (),
+    }[way]
+    if way == "long":
+        directory = "/".join([str(tmp_path / "layers"), *["x" * 200] * 19])
+        configure(_settings(two_gpus, tmp_path).replace(f"{tmp_path}/layers", directory))
+    script = f"nvidia-smi -L; {MOUNTED}"
+    done = gpus.run("sh", "-c", script, image=GLIBC, flags=(*GPUS, *flags))
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("UUID: GPU-") == 2
+    assert any("libcuda.so." in path for path in done.stdout.splitlines())
+
+
+def test_container_that_may_mount_cannot_write_the_drivers_files(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
+    smi, may_mount = "/usr/bin/nvidia-smi", (*GPUS, "--cap-add", "CAP_SYS_ADMIN")
+    script = (
+        f"mount -o remount,bind,rw {smi} && echo remounted; mount -o remount,rw / ;"
+        f" echo evil > {smi}; chmod 0 {smi}; cat {smi}"
+    )
+    with open(f"{two_gpus.directory}/driver/usr/bin/nvidia-smi", "rb") as file:
+        before, mode = file.read(), os.fstat(file.fileno()).st_mode
+        done = gpus.run("sh", "-c", script, image=BUSYBOX, flags=may_mount)
+        assert done.stdout.splitlines() == ["evil"], done.stderr
+        assert os.pread(file.fileno(), len(before) + 1, 0) == before
+        assert os.fstat(file.fileno()).st_mode == mode
+    again = gpus.run("sh", "-c", "nvidia-smi -L", image=GLIBC, flags=may_mount)
+    assert again.stdout.count("UUID: GPU-") == 2
+
+
+def _settings(node: SimulatedNode, tmp_path: Path) -> str:
+    """The node's configuration, with layers of the test's own."""
+    with open(node.config_path) as file:
+        lines = [line for line in file if not line.startswith("layers =")]
+    at = lines.index("[node]\n") + 1
+    return "".join([*lines[:at], f'layers = "{tmp_path}/layers"\n', *lines[at:]])
 
 
 def _upper_of(container: Container, runtime: Runtime) -> str:
