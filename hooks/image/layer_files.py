@@ -9,7 +9,8 @@ Rules
   socket, no directory, nothing of a CDI spec or of staging.
 - Only where the layer has a mount point for it that was made with the layer. A path that
   the container covers with a mount of its own has none.
-- No file with set-user-id or set-group-id: mounts of the driver have ``nosuid``, an overlay has not.
+- No file with set-user-id or set-group-id: mounts of the driver have ``nosuid``, and an overlay
+  does not.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_restored_container_has_the_drivers_files_as_it_had_them(
     two_gpus: SimulatedNode,
     configure: Callable[[str], None],
     tmp_path: Path,
-    layered: bool,  # noqa: FBT001 - a parameter
+    layered: bool,
 ) -> None:
     """In a layer, or mounted: CRIU restores an open file only where it was."""
 

@@ -251,13 +251,13 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
     alone, first, second = (container(tmp_path, build) for _ in range(3))
     expected = alone.inject(node, layer=False)
     made = first.inject(node, layer=True, files=True)
-    found = second.inject(node, layer=True, files=True)
+    again = second.inject(node, layer=True, files=True)
     files = of_driver(made)
-    assert of_driver(found) == files
+    assert of_driver(again) == files
     assert any("libcuda.so." in place for place in files)
     assert any("nvidia-smi" in place for place in files)
     # Every file of the driver, and nothing else, is no longer mounted.
-    for done in (made, found):
+    for done in (made, again):
         ours = {place: each for place, each in mounted(done).items() if "/nvidia/" in each}
         assert files == {
             place: source
@@ -271,18 +271,19 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
     places = {place.removeprefix(str(alone.rootfs)) for place in places}
     for one in (first, second):
         for place, source in files.items():
-            inside, host = os.stat(f"{one.rootfs}{place}"), os.stat(source)
+            found, host = os.stat(f"{one.rootfs}{place}"), os.stat(source)
             assert Path(f"{one.rootfs}{place}").read_bytes() == Path(source).read_bytes()
-            assert inside.st_mode == host.st_mode
-            assert inside.st_mtime_ns == host.st_mtime_ns
-        others = seen(one.rootfs), seen(alone.rootfs)
+            assert found.st_mode == host.st_mode
+            assert found.st_mtime_ns == host.st_mtime_ns
         assert len(places) == len(files)
-        assert [{k: v for k, v in each.items() if k not in places} for each in others][0] == {
-            k: v for k, v in others[1].items() if k not in places
-        }
+        inside, outside = (
+            {path: what for path, what in seen(each.rootfs).items() if path not in places}
+            for each in (one, alone)
+        )
+        assert inside == outside
         assert os.listdir(one.upper) == []
     # The driver's identity is checked at the start, as of what is mounted.
-    assert found.record["identity"] == expected.record["identity"]
+    assert again.record["identity"] == expected.record["identity"]
     # What one writes no other sees, and neither does the host.
     place, source = next((p, s) for p, s in files.items() if "nvidia-smi" in p)
     before = Path(source).read_bytes()
