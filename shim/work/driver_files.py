@@ -22,7 +22,8 @@ Rules
   has changed is noticed by its observations in both cases.
 - The space of a driver that the host has removed is freed with its last layer.
 - Clones and copies are made without a name (O_TMPFILE): of a maker that is killed nothing stays.
-- A copy leaves a fifth of the file system free: a full disk is worse than a mount.
+- A copy leaves a fifth of the file system free: a full disk is worse than a mount. What is not
+  copied in :data:`_PATIENCE` seconds, for which a container waits, is mounted.
 - A shared lock on the directory keeps those that have no second name yet from being swept.
 
 Source: link(2), open(2), ioctl_ficlone(2), statvfs(3), proc(5); kubelet's imagefs.available.
@@ -34,6 +35,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from typing import TYPE_CHECKING, Final
 
 from api.values import dataclass
@@ -57,6 +59,8 @@ _FICLONE: Final = 0x40049409
 # Attributes that mean something to an overlay, or give a process more rights.
 _HARMFUL: Final = ("trusted.overlay.", "security.capability")
 _KEPT_FREE: Final = 5  # as a divisor
+_PATIENCE: Final = 10.0  # seconds
+_CHUNK: Final = 1 << 24
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -131,8 +135,14 @@ def _check(fd: int, file: LayerFile) -> None:
     """Refuse a file that is not the one that was observed, or that an overlay changes."""
     if not is_observed(os.fstat(fd), file.seen):
         raise OSError(errno.ESTALE, "Stale file handle")
-    if any(name.startswith(_HARMFUL) for name in os.listxattr(fd)):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
+    try:
+        names = os.listxattr(fd)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return  # its file system has no attributes
+    if any(name.startswith(_HARMFUL) for name in names):
+        raise OSError(errno.EPERM, "Operation not permitted")
 
 
 class _Store:
@@ -148,6 +158,7 @@ class _Store:
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, STORE)
         self._fd = -1
+        self._deadline = time.monotonic() + _PATIENCE
         self.copied = 0
 
     def __enter__(self) -> Self:
@@ -198,8 +209,10 @@ class _Store:
             if (room.f_bavail - room.f_blocks // _KEPT_FREE) * room.f_frsize < model.st_size:
                 raise OSError(errno.ENOSPC, "No space left on device") from None
             offset = 0
-            while sent := os.sendfile(copy, fd, offset, model.st_size - offset):
+            while sent := os.sendfile(copy, fd, offset, _CHUNK):
                 offset += sent
+                if time.monotonic() > self._deadline:
+                    raise OSError(errno.ETIMEDOUT, "Connection timed out") from None
             self.copied += offset
         os.fchown(copy, model.st_uid, model.st_gid)
         os.fchmod(copy, stat.S_IMODE(model.st_mode))
