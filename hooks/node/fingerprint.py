@@ -199,7 +199,7 @@ def _is_same(kind: str, now: Any, seen: Any) -> bool:
     if kind != "stat" or not now or not isinstance(seen, list) or len(seen) != len(now):
         return False
     # Of a file that has or had several names, the time of change says nothing.
-    return now[:-1] == seen[:-1] and 0 in (now[-1], seen[-1]) and stat.S_ISREG(now[2])
+    return bool(now[:-1] == seen[:-1]) and 0 in (now[-1], seen[-1]) and stat.S_ISREG(now[2])
 
 
 def read_text(path: str) -> str | None:

@@ -133,7 +133,7 @@ class Injection:
     @property
     def has_driver_layer(self) -> bool:
         """Whether the driver's files are in a layer of it."""
-        return self._record is not None and self._record["driver_layer"]
+        return self._record is not None and bool(self._record["driver_layer"])
 
     async def provide(
         self,
@@ -214,7 +214,7 @@ class Injection:
         path = os.readlink(f"/proc/self/fd/{self._layer}")
         os.close(self._layer)
         self._layer = -1
-        if self._record is None or not self._record["driver_layer"]:
+        if self._record is None or not self.has_driver_layer:
             return
         from hooks.node.identity import what_changed  # noqa: PLC0415 - see _fork
         from shim.work import driver_files, layers  # noqa: PLC0415 - see _fork
