@@ -280,7 +280,8 @@ REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
     "record of garbage": ({images.RECORD: b"garbage"}, "containerd-shim-nvidia.json"),
     "record without files": ({images.RECORD: b'{"files": {"x": 1}}'}, "no table of files"),
     "record with a layer of its own": (
-        {images.RECORD: RECORD.encode().replace(b"true}", b'"/x"}')}, "no table|driver's files"
+        {images.RECORD: RECORD.encode().replace(b"true}", b'"/x"}')},
+        "no table|driver's files",
     ),
     "record that is a link": ({images.RECORD: to("/etc/passwd")}, "not a regular file"),
     "record that is a FIFO": ({images.RECORD: os.mkfifo}, "not a regular file"),
