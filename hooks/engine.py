@@ -37,6 +37,7 @@ from hooks.edits.exclusions import refuse_excluded
 from hooks.edits.grant import Grant, decide
 from hooks.edits.requirements import check_requirements
 from hooks.errors import DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice
+from hooks.image.layer_files import LayerFile, layer_files
 from hooks.image.placement import Placed, place_inside
 from hooks.image.rootfs import Rootfs
 from hooks.node import nvml
@@ -322,7 +323,7 @@ def prepare(
     *,
     rootfs: str,
     config: Config,
-) -> Prepared:
+) -> tuple[Prepared, tuple[LayerFile, ...]]:
     """Write the files of a container into a layer of its image, for all with the same request.
 
     Args:
@@ -332,17 +333,19 @@ def prepare(
         rootfs: where the root of this container will be.
 
     Returns:
-        What :class:`~hooks.targets.LayerTarget` needs of it.
+        What :class:`~hooks.targets.LayerTarget` needs of it, and the files of the driver that the
+        layer may have in place of their mount points (:meth:`Prepared.with_files`).
 
     Raises:
         NvshimError: it cannot be done; :func:`inject` without it would say the same.
     """
     case = Case(spec, request, inventory, config, layer)
     planned = _decide(case, RootfsTarget(rootfs, NOWHERE), _Clock()).planned
-    placed = place_inside(layer, planned.plan, planned.layout)
+    placed = place_inside(layer, planned.plan, planned.layout, fresh=config.driver_layer)
     # Its mounts are in the plan then.
     plan, placed = placed.added_to(planned.plan), replace(placed, mounts=())
-    return Prepared(planned.layout, planned.compat, plan, placed)
+    files = layer_files(layer, plan, placed, inventory.files or {}) if config.driver_layer else ()
+    return Prepared(planned.layout, planned.compat, plan, placed), files
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +382,9 @@ class _Decision:
             placed=self.planned.placed,
             contributions=self.planned.contributions,
             compat=self.planned.compat,
-            identity=identity_of(self.plan, case.inventory, case.config),
+            identity=identity_of(
+                self.plan, self.planned.placed.layered, case.inventory, case.config
+            ),
             milliseconds=clock.laps,
             mapped=has_user_namespace(case.spec),
             **done,

@@ -20,11 +20,11 @@ Rules
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, Self
 
-from api.values import dataclass
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.edits.compat import Compat
 from hooks.image.layout import Layout, Libc, Loader
@@ -103,6 +103,10 @@ class Prepared:
     compat: Compat  # what was decided of its own libcuda
     plan: Plan  # the edits, without those that have to be staged for each container
     placed: Placed  # what is in the layer, and what each container stages
+
+    def with_files(self, mounts: Iterable[Mount]) -> Prepared:
+        """With files in the layer, whose mounts containers then do without."""
+        return replace(self, placed=replace(self.placed, layered=tuple(mounts)))
 
     def encode(self) -> bytes:
         """Its form on disk."""

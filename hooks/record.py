@@ -28,6 +28,7 @@ missing         what the driver should have and has not; with the places searche
 left_out        destinations for which the image has no room
 written         files and links that were written into the image, or into a layer of it
 layered         whether they are in a layer that other containers of the image share
+driver_layer    files of the driver that are in this layer, and therefore not mounted
 nodes           device nodes of the host that were made, and that could not be made
 char_links      links in /dev/char of the host that were made, and that could not be made
 cuda_compat     the image's directory whose libcuda comes first, or why none does
@@ -144,6 +145,7 @@ def make_record(
         "left_out": list(placed.omitted),
         "written": list(placed.written),
         "layered": layered,
+        "driver_layer": _rows(placed.layered, "source", "destination", "reason"),
         "nodes": {"made": list(made_nodes.made), "failed": dict(made_nodes.failed)},
         "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
         "cuda_compat": _row(compat, "directory", "version", "why"),

@@ -112,6 +112,9 @@ class Config:
     layers: str = _key("node.layers", PATH,
         "a directory of our own for layers of files that containers share; it is used where it is"
         " on the file system of their snapshots", default="/var/lib/containerd-shim-nvidia/layers")
+    driver_layer: bool = _key("node.driver-layer", BOOLEAN,
+        "whether the driver's files are part of these layers; otherwise, and where a container has"
+        " no layer, each of them is mounted", default=True)
     drained: str = _key("node.drained", PATH,
         "a directory that outlives a boot, with a file for each device that is out of service",
         default="/var/lib/containerd-shim-nvidia/drained")

@@ -197,6 +197,19 @@ class Directory:
             raise meaning(self._asked("link", name), error) from error
         return True
 
+    def share_file(self, name: str, fd: int) -> None:
+        """Make a hard link to an open file, in place of a file or link of this name.
+
+        Args:
+            fd: of a file of the host, on this file system.
+
+        Raises:
+            OSError: the file cannot have another name here (EXDEV, EMLINK, EPERM, …).
+        """
+        self._check("share", name)
+        with self._temporary(name) as temporary:
+            os.link(f"/proc/self/fd/{fd}", temporary, dst_dir_fd=self._fd, follow_symlinks=True)
+
     def make_link(self, name: str, target: str) -> None:
         """Put a link under this name, in place of a file or link that has it.
 

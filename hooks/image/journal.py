@@ -99,12 +99,20 @@ class Journal:
         self._replace(directory, name, found, path)
         directory.write_file(name, data, mode=mode)
 
-    def mount_point(self, path: str) -> None:
+    def mount_point(self, path: str, *, fresh: bool = False) -> None:
         """Make sure that ``path`` is a regular file, of any content, and not a link to one.
 
         A runtime that finds a link there would mount over what it leads to.
+
+        Args:
+            fresh: whether a file that is there is replaced by an empty one. It is not restored by
+                a failure: only for a layer, which is removed then.
         """
         directory, name = self._parent(path)
+        if fresh:
+            found = directory.stat(name)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                directory.remove(name)
         if directory.create_empty(name):
             self._note(path, partial(directory.remove, name))
             return

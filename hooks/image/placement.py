@@ -90,15 +90,18 @@ def place(
     return place_beside(rootfs, plan, layout, staging_dir, variables or {})
 
 
-def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
-    """The part of :func:`place` in a writable image; :func:`stage` does the rest.
+def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout, *, fresh: bool) -> Placed:
+    """The part of :func:`place` in a layer of an image; :func:`stage` does the rest.
+
+    Args:
+        fresh: whether each mount point is a file of the layer, also where the image has a file.
 
     Raises:
         RootfsError: it could not be done; the image is as it was.
     """
     _check(plan)
     with Journal(rootfs) as journal:
-        return _write(journal, rootfs, plan, layout)
+        return _write(journal, rootfs, plan, layout, fresh=fresh)
 
 
 def _check(plan: Plan) -> None:
@@ -144,14 +147,16 @@ def _check_names(directory: LinkDirectory) -> None:
             )
 
 
-def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
+def _write(
+    journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout, *, fresh: bool = False
+) -> Placed:
     lookup = _PathLookup(rootfs, layout)
     omitted: list[str] = []
     mounts: list[Mount] = []
     staged: list[tuple[str, File | LinkDirectory]] = []
     if plan.devices:
         journal.directory_itself(_DEV)
-    omitted += _make_mount_points(journal, plan.mounts, lookup)
+    omitted += _make_mount_points(journal, plan.mounts, lookup, fresh=fresh)
     for link in plan.links:
         if lookup.is_covered(link.path):
             omitted.append(link.path)
@@ -206,7 +211,7 @@ def _behind(link: Link, plan: Plan) -> Mount | None:
 
 
 def _make_mount_points(
-    journal: Journal, mounts: Iterable[Mount], lookup: _PathLookup
+    journal: Journal, mounts: Iterable[Mount], lookup: _PathLookup, *, fresh: bool
 ) -> Iterator[str]:
     """Make the mount points of mounts; yield those that must not be mounted."""
     for mount in mounts:
@@ -217,7 +222,7 @@ def _make_mount_points(
         elif is_on_directory(mount):
             journal.directory(mount.destination)
         else:
-            journal.mount_point(mount.destination)
+            journal.mount_point(mount.destination, fresh=fresh)
 
 
 class _PathLookup:

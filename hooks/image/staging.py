@@ -68,6 +68,8 @@ class Placed:
     # of the plan's files of procfs, where on the host each one's content is, by its path in the
     # container
     proc_files: tuple[tuple[str, str], ...] = ()
+    # mounts of the plan whose files are in the layer, and which the spec does not need
+    layered: tuple[Mount, ...] = ()
 
     def at(self, plan: Plan, staging_dir: str) -> Placed:
         """With the mounts of what is staged, and the files of procfs; nothing is written."""
@@ -84,14 +86,15 @@ class Placed:
     @property
     def additions(self) -> tuple[object, ...]:
         """What :meth:`added_to` adds to a plan and leaves out of it."""
-        return self.mounts, self.environment, self.omitted
+        return self.mounts, self.environment, self.omitted, self.layered
 
     def added_to(self, plan: Plan) -> Plan:
         """The plan with what placing its files added to it and left out of it."""
         omitted = frozenset(self.omitted)
+        unmounted = omitted.union(mount.destination for mount in self.layered)
         return replace(
             plan,
-            mounts=(*self.mounts, *(m for m in plan.mounts if m.destination not in omitted)),
+            mounts=(*self.mounts, *(m for m in plan.mounts if m.destination not in unmounted)),
             environment=(*plan.environment, *self.environment),
             links=tuple(link for link in plan.links if link.path not in omitted),
             files=tuple(file for file in plan.files if file.path not in omitted),

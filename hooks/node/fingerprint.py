@@ -10,7 +10,9 @@ Observations, by kind (each is about one path of the host):
 ==========  ====================================================================
 ``stat``    of what is there, links not followed: device, inode, mode, size,
             modification time, and for a file of one name the time of its last
-            change, which cannot be set back; or that nothing is there
+            change, which cannot be set back; or that nothing is there. A name
+            more or less is no change: the layers of containers link the
+            driver's files (shim.work.driver_files)
 ``link``    where a symbolic link leads
 ``number``  of the device node that is there, as [major, minor]; or that none is
 ``text``    the content of a small file of procfs or sysfs
@@ -186,9 +188,18 @@ def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
         if kind == "fields":
             if not isinstance(seen, dict) or read_fields(path, seen) != seen:
                 return path
-        elif kind not in _LOOKS or _LOOKS[kind](path) != seen:
+        elif kind not in _LOOKS or not _is_same(kind, _LOOKS[kind](path), seen):
             return path
     return None
+
+
+def _is_same(kind: str, now: Any, seen: Any) -> bool:
+    if now == seen:
+        return True
+    if kind != "stat" or not now or not isinstance(seen, list) or len(seen) != len(now):
+        return False
+    # Of a file that has or had several names, the time of change says nothing.
+    return bool(now[:-1] == seen[:-1]) and 0 in (now[-1], seen[-1]) and stat.S_ISREG(now[2])
 
 
 def read_text(path: str) -> str | None:
@@ -233,11 +244,19 @@ def read_fields(path: str, wanted: Iterable[str]) -> dict[str, str]:
     return {name: values.get(name, "") for name in wanted}
 
 
+def is_observed(found: os.stat_result, seen: Any) -> bool:
+    """Whether an open file is the one of an observation of kind ``stat``."""
+    return _is_same("stat", _observed(found), seen)
+
+
 def _look_stat(path: str) -> list[int] | None:
     try:
-        seen = os.lstat(path)
+        return _observed(os.lstat(path))
     except OSError:
         return None
+
+
+def _observed(seen: os.stat_result) -> list[int]:
     # Each new name of a file sets its time of change, too: a store that links equal files, or
     # a backup, would make everything stale.
     alone = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1

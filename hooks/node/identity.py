@@ -6,8 +6,8 @@ NVIDIA program would fail, each with its own message. So the record keeps, as ob
 :mod:`hooks.node.fingerprint`:
 
 - the version of the loaded kernel module;
-- the identity of each of the driver's files that was mounted (a driver container that was
-  restarted has new copies of the same files, and the mounted old ones are gone);
+- the identity of each of the driver's files that was mounted, or is in a layer (a driver container
+  that was restarted has new copies of the same files, and the mounted old ones are gone);
 - the numbers of each device node (nvidia-uvm and nvidia-caps have others after a reload).
 
 Files of ours, sockets of services and nodes of other vendors are not among them: they come and
@@ -16,7 +16,7 @@ go without harm. To compare takes a tenth of a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hooks.config import Config
@@ -24,20 +24,24 @@ from hooks.errors import DriverChanged
 from hooks.node.fingerprint import Fingerprint, first_change, read_text
 from hooks.node.inventory import Inventory
 from hooks.node.roots import module_files, module_version
-from hooks.plan import Plan
+from hooks.plan import Mount, Plan
 
 
-def identity_of(plan: Plan, inventory: Inventory | None, config: Config) -> dict[str, Any] | None:
+def identity_of(
+    plan: Plan, layered: Iterable[Mount], inventory: Inventory | None, config: Config
+) -> dict[str, Any] | None:
     """The driver of a container, as JSON for the record; None without a driver.
 
     Args:
+        layered: mounts whose files it has in a layer instead.
         inventory: what the node has of NVIDIA's driver; None if the container gets nothing of it.
     """
     if inventory is None:
         return None
     seen: dict[tuple[str, str], Any] = {("text", p): read_text(p) for p in module_files(config)}
     files = inventory.files or {}
-    seen |= {("stat", m.source): files[m.source] for m in plan.mounts if m.source in files}
+    sources = [mount.source for mount in (*layered, *plan.mounts)]
+    seen |= {("stat", source): files[source] for source in sources if source in files}
     for device in plan.devices:
         node = inventory.nodes.usable.get(device.path)
         if node is not None and node.host:

@@ -66,6 +66,8 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     inventory = found["inventory"]
     if inventory is not None:
         yield "inventory", list(_freshness(inventory))
+    if found["layers"] is not None:
+        yield "layers", list(_layers(found["layers"]))
     yield (
         "modules",
         [
@@ -107,6 +109,18 @@ def _freshness(inventory: Mapping[str, Any]) -> Iterator[str]:
     details = f", {key['observations']} observations of boot {key['boot_id']}" if key else ""
     yield f"{inventory['file']}: {fresh}{details}"
     yield from (f"note: {note}" for note in inventory["notes"])
+
+
+def _layers(layers: Mapping[str, Any]) -> Iterator[str]:
+    megabytes = {name: f"{layers[name] / 1e6:.1f} MB" for name in layers if name.endswith("bytes")}
+    yield f"{layers['layers']} in {layers['directory']}"
+    if layers["driver_layer"]:
+        yield (
+            f"the driver's files: {megabytes['linked_bytes']} shared with the host, "
+            f"{megabytes['copied_bytes']} copied; other files: {megabytes['other_bytes']}"
+        )
+    else:
+        yield "the driver's files are mounted: driver-layer = false"
 
 
 def _device(device: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from integration.handlers import calls_our_shim
+from integration.layer_usage import LayerUsage
 
 NVIDIAS: Final = "nvidia-container-runtime"
 """The runtime of NVIDIA's toolkit."""
@@ -56,6 +57,7 @@ class Machine:
     platform: str  # "nvml", "tegra" or "wsl"
     mounts: tuple[Mount, ...]  # the mounts of the directories that matter
     inotify_instances: int | None  # the limit per user; None if the kernel does not report it
+    layers: LayerUsage  # what the shared layers take on disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from hooks.node.host_setup import is_loaded
 from hooks.node.inventory import Inventory
 from hooks.node.roots import look, module_version
 from integration.inspection.gpus import gpu_rows
+from integration.layer_usage import layer_usage
 from integration.nvml.inventory import look_at_node
 from integration.tree import own_tree, read_tree
 from shim import VERSION
@@ -60,6 +61,7 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
         "module_version": module_version(Fingerprint(config.host_root), config),
         "roots": _roots(config, inventory) if platform == Platform.NVML else [],
         "inventory": None if inventory is None else _freshness(config, inventory, nvml=nvml),
+        "layers": None if inventory is None else _layers(config, inventory),
         "modules": [_module(config, name) for name in MODULES],
         "devices": [] if inventory is None else _devices(inventory),
         "gpus": [] if inventory is None else _gpus(inventory, config),
@@ -101,6 +103,11 @@ def _driver(inventory: Inventory) -> dict[str, Any]:
         "library_directories": list(driver.library_directories),
         "sockets": sorted(inventory.sockets.values()),
     }
+
+
+def _layers(config: Config, inventory: Inventory) -> dict[str, Any]:
+    usage = layer_usage(config.layers, inventory.files or ())
+    return {"driver_layer": config.driver_layer, **usage.to_json()}
 
 
 def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:

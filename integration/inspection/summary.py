@@ -145,6 +145,8 @@ def _added(record: Mapping[str, Any]) -> str:
         (len(entries(record, "edits", "links")), "link"),
     ]
     text = _counted(counts)
+    if layered := _counted([(len(entries(record, "driver_layer")), "file")]):
+        text = f"{text}{', ' if text else ''}{layered} from the driver layer"
     driver = _object(record, "node").get("driver")
     whose = f" of driver {driver}" if driver else ""
     return f"{text}{whose}" if text else "nothing"

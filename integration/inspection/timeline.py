@@ -159,6 +159,11 @@ def _in_spec(value: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"  {place}" for place in places)
 
 
+def _driver_layer(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for file in value:
+        yield f"{_EDITS['mounts'](file)}, not mounted"
+
+
 def _spec_hooks(value: Mapping[str, Any]) -> Iterator[str]:
     section = _Section(value)
     for hook in section["done"]:
@@ -256,6 +261,7 @@ _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "missing": _missing,
     "left_out": _plain,
     "written": _plain,
+    "driver_layer": _driver_layer,
     "char_links": _plain,
     "cuda_compat": _cuda_compat,
     "identity": _identity,

@@ -23,7 +23,7 @@ from integration.engines.runtime_options import RECORDS
 from integration.install.errors import PurgeFailed, StillNamed
 from integration.install.survey import Survey
 from integration.install_layout import SHIM
-from shim.work import layers
+from shim.work import driver_files, layers
 
 ENGINES: Final = (
     "/etc/containerd/config.toml",
@@ -174,6 +174,7 @@ def _purge_layers(directory: str) -> None:
     while os.path.isdir(directory) and (now := len(os.listdir(directory))) != left:
         left = now
         layers.collect(directory, most=0)
+        driver_files.sweep(directory)
 
 
 def _purge_marks(config: Config) -> None:

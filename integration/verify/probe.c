@@ -14,6 +14,7 @@
  *   number MAJOR:MINOR ERRNO      a device without a node here, opened through a temporary node
  *   made MAJOR:MINOR ERRNO        the temporary node could not be created, so it is unreachable
  *   mount NAME                    the last component of a mount point
+ *   file NAME                     a libcuda in a directory where the shim puts the driver's libraries
  *
  * The program is static and needs no file of the image. integration/verify/probe.py parses its
  * reports.
@@ -103,6 +104,39 @@ static int mounts(const char *wanted)
     return found;
 }
 
+/* Where the shim puts libraries: hooks/image/layout.py. It may do so without a mount. */
+static const char *const DIRECTORIES[] = {
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+    "/.containerd-shim-nvidia/lib64", NULL,
+};
+
+/* Search for a file with content whose name starts with `wanted`, and print the names if asked. */
+static int files(const char *wanted, int print)
+{
+    char path[PATH_MAX];
+    struct dirent *entry;
+    struct stat status;
+    int found = 0;
+
+    for (int i = 0; DIRECTORIES[i]; i++) {
+        DIR *stream = opendir(DIRECTORIES[i]);
+
+        while (stream && (entry = readdir(stream))) {
+            if (strncmp(entry->d_name, wanted, strlen(wanted)) || strchr(entry->d_name, '\n') ||
+                snprintf(path, sizeof path, "%s/%s", DIRECTORIES[i], entry->d_name) >=
+                    (int)sizeof path ||
+                lstat(path, &status) || !S_ISREG(status.st_mode) || !status.st_size)
+                continue;
+            found = 1;
+            if (print)
+                printf("file %s\n", entry->d_name);
+        }
+        if (stream)
+            closedir(stream);
+    }
+    return found;
+}
+
 /* Create a node with this number, as a process with CAP_MKNOD could, and try to open it. */
 static void number(const char *text)
 {
@@ -157,8 +191,8 @@ static int check_count(int wanted)
         snprintf(wrong, sizeof wrong, "%d GPU%s", gpus, gpus == 1 ? "" : "s");
     else if (!wanted && all)
         snprintf(wrong, sizeof wrong, "%d control nodes of the driver", all);
-    else if ((wanted > 0) != mounts("libcuda.so."))
-        snprintf(wrong, sizeof wrong, wanted ? "the driver's libcuda is not mounted" : "the driver's libcuda is mounted");
+    else if ((wanted > 0) != (mounts("libcuda.so.") || files("libcuda.so.", 0)))
+        snprintf(wrong, sizeof wrong, wanted ? "the driver's libcuda is missing" : "the driver's libcuda is here");
     if (!*wrong) {
         printf("passed  %d GPU%s, as requested\n", gpus, gpus == 1 ? "" : "s");
         return 0;
@@ -174,6 +208,7 @@ static void look(char **numbers)
     for (; *numbers; numbers++)
         number(*numbers);
     mounts(NULL);
+    files("libcuda.so.", 1);
     puts("end");
     fflush(stdout);
 }

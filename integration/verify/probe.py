@@ -29,6 +29,7 @@ class Report:
     # whose node could not be created are missing
     numbers: dict[Number, int] = field(default_factory=dict)
     mounts: frozenset[str] = frozenset()  # the last components of the mount points
+    files: frozenset[str] = frozenset()  # libraries of the driver where the shim puts them
 
 
 def find_program() -> str:
@@ -52,7 +53,7 @@ def parse(lines: Iterable[str]) -> Report:
     """
     nodes: dict[str, tuple[Number, int]] = {}
     numbers: dict[Number, int] = {}
-    mounts = set()
+    mounts, files = set(), set()
     for line in lines:
         kind, *words = line.split(" ")
         if kind == "node":
@@ -63,7 +64,9 @@ def parse(lines: Iterable[str]) -> Report:
             numbers[_number(number)] = int(errno)
         elif kind == "mount":
             mounts.add(" ".join(words))
-    return Report(nodes, numbers, frozenset(mounts))
+        elif kind == "file":
+            files.add(" ".join(words))
+    return Report(nodes, numbers, frozenset(mounts), frozenset(files))
 
 
 def _number(text: str) -> Number:

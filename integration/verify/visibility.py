@@ -8,8 +8,8 @@ Rules
   fault.
 - A container cannot open other GPUs through nodes that it creates itself: the device cgroup makes
   the kernel refuse with EPERM.
-- A container with a GPU has the driver's libcuda mounted. One without has no file or node of the
-  driver.
+- A container with a GPU has the driver's libcuda, mounted or in a layer. One without has no file or
+  node of the driver; a libcuda of another version may be its image's.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def faults_with_gpu(
         if seen[path] not in {0, on_node.get(path, 0)}:
             wrong.append(f"{path} cannot be opened: {_error_text(seen[path])}")
     wrong += _reached(report, known, wanted.nodes | wanted.more)
-    if not any(name.startswith(_LIBRARY) for name in report.mounts):
-        wrong.append("the driver's libcuda is not mounted")
+    if not any(name.startswith(_LIBRARY) for name in report.mounts | report.files):
+        wrong.append("the driver's libcuda is missing")
     return wrong
 
 
@@ -111,6 +111,8 @@ def faults_without_gpu(report: Report, inventory: Inventory) -> list[str]:
     wrong = [f"{path} is visible" for path in sorted(seen)]
     wrong += _reached(report, gpu_numbers(inventory), frozenset())
     wrong += [f"{name} is mounted" for name in sorted(report.mounts) if name.startswith(_LIBRARY)]
+    if (name := f"{_LIBRARY}{inventory.driver.version}") in report.files - report.mounts:
+        wrong.append(f"{name} is visible")
     return wrong
 
 

@@ -63,7 +63,12 @@ class Calls:
         self._bundle = bundle
 
     async def save(
-        self, path: str, options: criu.CheckpointOptions, external: Mapping[str, int]
+        self,
+        path: str,
+        options: criu.CheckpointOptions,
+        external: Mapping[str, int],
+        *,
+        driver_layer: bool = False,
     ) -> None:
         """Save the container, which continues, or has ended if the options say so.
 
@@ -71,13 +76,14 @@ class Calls:
             path: the directory to save it in; made if missing.
             options: how to save it.
             external: its external files, from :func:`shim.checkpoint.criu.external_files`.
+            driver_layer: whether the driver's files are in a layer of it.
 
         Raises:
             ShimError: it could not be saved, and continues. What was written is removed.
         """
         target = _Target(path)
         try:
-            record = images.Record(dict(external), options.switches)
+            record = images.Record(dict(external), options.switches, driver_layer)
             files.write(os.path.join(path, images.RECORD), record.encode())
             with _Workplace(self._bundle, self._options.criu_path) as place:
                 work = options.work_path or place.path

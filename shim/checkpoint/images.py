@@ -82,11 +82,14 @@ class Record:
 
     files: dict[str, int]  # its external files, from shim.checkpoint.criu.external_files
     switches: Switches  # what CRIU was allowed to save
+    # whether the driver's files were in a layer: for CRIU they are others than mounted ones
+    driver_layer: bool = False
 
     def encode(self) -> bytes:
         """The record as it is written."""
         switches = {name: getattr(self.switches, name) for name in Switches.__match_args__}
-        return json.dumps({"files": self.files, "switches": switches}).encode()
+        record = {"files": self.files, "switches": switches, "driver_layer": self.driver_layer}
+        return json.dumps(record).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Record:
@@ -103,7 +106,11 @@ class Record:
         ):
             message = "no table of files"
             raise ValueError(message)
-        return cls(files, _decode_switches(record.get("switches")))
+        driver_layer = record.get("driver_layer", False)
+        if not isinstance(driver_layer, bool):
+            message = "not whether the driver's files were in a layer"
+            raise ValueError(message)  # noqa: TRY004 - one type for all malformed records
+        return cls(files, _decode_switches(record.get("switches")), driver_layer)
 
 
 def _decode_switches(table: Any) -> Switches:

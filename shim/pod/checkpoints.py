@@ -56,7 +56,8 @@ async def save(
         try:
             if injection is not None:
                 await injection.uncover(init.pid)
-            await resources.criu().save(path, request, external)
+            driver_layer = injection is not None and injection.has_driver_layer
+            await resources.criu().save(path, request, external, driver_layer=driver_layer)
         finally:
             if injection is not None and init.child is not None and init.child.exit is None:
                 await injection.cover(init.pid)

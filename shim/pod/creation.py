@@ -192,7 +192,8 @@ class Resources:
         self.has_gpus = found.lists_nodes
         if found.needs_worker:
             self.injection = Injection(self._shim.reaper, self._bundle, self._shim.log)
-            provided = self.injection.provide(found, wanted, self._options.binary_name)
+            saved = None if self.saved is None else self.saved.record.driver_layer
+            provided = self.injection.provide(found, wanted, self._options.binary_name, saved)
             await self._rootfs.mount(wanted, provided)
             self.has_gpus |= not self.injection.is_empty
         else:

@@ -47,7 +47,7 @@ class Overlay:
 
     Attributes:
         layers: its lower directories, the uppermost first.
-        upper: the status of its upper directory, which is empty.
+        upper: the status of its upper directory.
     """
 
     __slots__ = ("_mount", "layers", "upper")
@@ -109,11 +109,13 @@ class Overlay:
         return (kind, source, target, options) if fits else None
 
 
-def read_overlay(mounts: Sequence[Mount]) -> Overlay | None:
+def read_overlay(mounts: Sequence[Mount], *, fresh: bool = True) -> Overlay | None:
     """The overlay that a rootfs is, if it can have one layer more.
 
     Args:
         mounts: what containerd wants mounted.
+        fresh: whether its upper directory has to be empty; not if what is there was written above
+            the same layer.
 
     Returns:
         The overlay; None if it is something else, or not the plain case described above.
@@ -138,10 +140,10 @@ def read_overlay(mounts: Sequence[Mount]) -> Overlay | None:
         if not stat.S_ISDIR(seen.st_mode) or not _HARMLESS.issuperset(os.listxattr(upper)):
             return None
         with os.scandir(upper) as entries:
-            is_fresh = next(entries, None) is None
+            is_usable = not fresh or next(entries, None) is None
     except OSError:
         return None  # mounting it will say why
-    return Overlay(mounts[0], layers, seen) if is_fresh else None
+    return Overlay(mounts[0], layers, seen) if is_usable else None
 
 
 def _is_on(feature: str) -> bool:

@@ -94,7 +94,7 @@ def _fork(bundle: str, found: Prefilter, reaper: Reaper, log: Log, *, ahead: boo
         request = link.receive()
         if request is None:
             return None
-        return provision.provide(found, request["mounts"], request["runtime"])
+        return provision.provide(found, request["mounts"], request["runtime"], request["saved"])
 
     return Worker(reaper, work, log.descriptors())
 
@@ -125,8 +125,17 @@ class Injection:
         """Whether nothing was injected."""
         return self._record is None
 
+    @property
+    def has_driver_layer(self) -> bool:
+        """Whether the driver's files are in a layer of it."""
+        return self._record is not None and bool(self._record["driver_layer"])
+
     async def provide(
-        self, found: Prefilter, rootfs_mounts: Sequence[Mount], runtime: str
+        self,
+        found: Prefilter,
+        rootfs_mounts: Sequence[Mount],
+        runtime: str,
+        saved: bool | None,  # noqa: FBT001 - see Args
     ) -> Sequence[Mount]:
         """Mount the container's rootfs, and give it what it asks for and may have.
 
@@ -138,6 +147,8 @@ class Injection:
             found: what the prefilter found; the worker decides no part of it again.
             rootfs_mounts: what containerd wants mounted as its rootfs.
             runtime: the low-level runtime that makes the container.
+            saved: of a container that is restored, whether the driver's files were in a layer when
+                it was saved; None for all others.
 
         Returns:
             What was mounted.
@@ -150,7 +161,7 @@ class Injection:
         worker = None if ahead is None else ahead.worker
         if worker is None or not worker.runs():
             worker = _fork(self._bundle, found, self._reaper, self._log, ahead=False)
-        request = {"mounts": rootfs_mounts, "runtime": runtime}
+        request = {"mounts": rootfs_mounts, "runtime": runtime, "saved": saved}
         try:
             value, self._layer = await worker.ask(request)
         except loop.Cancelled:  # the error says what held the Create up
@@ -193,9 +204,23 @@ class Injection:
                 self._log.warning("staged files are left", bundle=self._bundle, why=str(error))
 
     def _release_layer(self) -> None:
-        if self._layer >= 0:
-            os.close(self._layer)
-            self._layer = -1
+        if self._layer < 0:
+            return
+        path = os.readlink(f"/proc/self/fd/{self._layer}")
+        os.close(self._layer)
+        self._layer = -1
+        if self._record is None or not self.has_driver_layer:
+            return
+        from hooks.node.identity import what_changed  # noqa: PLC0415 - see _fork
+        from shim.work import driver_files, layers  # noqa: PLC0415 - see _fork
+
+        if what_changed(self._record):
+            # It may be the last to hold the space of a driver that is gone.
+            try:
+                layers.remove_unused(path)
+                driver_files.sweep(os.path.dirname(path))
+            except (NvshimError, OSError) as error:
+                self._log.info("a layer is left", path=path, why=str(error))
 
     def undo(self) -> None:
         """Take back what :meth:`provide` wrote to the bundle: the container was not made.

@@ -22,9 +22,11 @@ from shim import VERSION
 from shim import bundle as bundle_files
 from shim.errors import NvshimError
 from shim.files import digest
+from shim.log import Log
 from shim.rootfs.mounts import Mount
 from shim.rootfs.overlay import Overlay, read_overlay
-from shim.work import layers
+from shim.work import driver_files, layers
+from shim.work.driver_files import Put
 from shim.work.layers import Layer
 
 
@@ -36,6 +38,8 @@ def prepare(
     request: Request,
     inventory: Inventory,
     config: Config,
+    log: Log,
+    restored: bool = False,
 ) -> tuple[Mount, Layer, Prepared] | None:
     """Find the layer that has a container's files, or make it.
 
@@ -46,6 +50,7 @@ def prepare(
         request: what the container may have.
         inventory: what the node has, its nodes made.
         config: where layers are.
+        log: is told what the driver's files in a layer cost, and why some are not in it.
 
     Returns:
         The mount to make, the layer in it, which is held, and what was decided with it; None if
@@ -56,7 +61,7 @@ def prepare(
         OSError: the layer could not be made; nothing is left of it.
     """
     rootfs = os.path.join(bundle, bundle_files.ROOTFS)
-    overlay = read_overlay(rootfs_mounts)
+    overlay = read_overlay(rootfs_mounts, fresh=not restored)
     if overlay is None or not _is_root(spec, bundle, rootfs):
         return None
     key = engine.placement_key(spec, request, inventory, config)
@@ -66,9 +71,15 @@ def prepare(
 
     made: list[tuple[bytes, Prepared]] = []
 
-    def fill(tree: int) -> bytes:
+    def fill(tree: int, top: str) -> bytes:
         with Rootfs(tree) as image:
-            prepared = engine.prepare(spec, request, inventory, image, rootfs=rootfs, config=config)
+            prepared, of_driver = engine.prepare(
+                spec, request, inventory, image, rootfs=rootfs, config=config
+            )
+        if of_driver:
+            put = driver_files.put(config.layers, top, of_driver)
+            prepared = prepared.with_files(put.mounts)
+            _tell(log, put, len(of_driver))
         note = prepared.encode()
         made.append((note, prepared))
         return note
@@ -76,11 +87,12 @@ def prepare(
     name = layers.name_of(digest(key + _dependencies(overlay, identity)))
     layer = layers.find(config.layers, name)
     if layer is None:
-        layer = layers.make(config.layers, name, overlay, fill)
+        layer = layers.make(config.layers, name, overlay, fill, inventory.id)
         if layer is None:
             return None
         try:
-            layers.collect(config.layers)
+            layers.collect(config.layers, inventory=inventory.id)
+            driver_files.sweep(config.layers)
         except (NvshimError, OSError):
             pass  # the next one that is made tries again
     # If another has made it meanwhile, the note is not ours.
@@ -91,6 +103,14 @@ def prepare(
         layer.close()
         return None
     return mount, layer, prepared
+
+
+def _tell(log: Log, put: Put, wanted: int) -> None:
+    if put.copied:
+        log.info("driver files were copied for the layers of containers", bytes=put.copied)
+    if put.why:
+        left = wanted - len(put.mounts)
+        log.info("driver files are mounted instead of being in a layer", files=left, why=put.why)
 
 
 def _dependencies(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:

@@ -8,6 +8,7 @@ and nothing of it is in the container's own snapshot::
         BOOT-KEY/                a layer; KEY is a digest of all that it depends on
             fs/                  its files
             note                 what its maker decided with it
+            inventory            the id of the node's inventory that it was made of
         .new-RANDOM/             one that is being made
         .old-RANDOM/             one that is being removed
 
@@ -18,8 +19,10 @@ Rules
 - A shared lock on its directory is held as long as its container is mounted. The kernel releases it
   when a shim is killed; therefore a layer that is part of a mount is in use as well.
 - An unused layer is removed when another is made, if there are more than :data:`MOST`, the least
-  recently used first; one of another boot, and what a killed maker left, always. What does not
-  have a layer's name is left alone: the directory may have been used for something else before.
+  recently used first; one of another boot or inventory, which no container will use, and what a
+  killed maker left, always: its files may hold the space of a driver that is gone
+  (:mod:`shim.work.driver_files`). What does not have a layer's name is left alone: the directory
+  may have been used for something else before.
 - It is made by mounting an overlay of the image's layers with the new one on top. The mount is
   detached at once: no other process sees it, and it ends with its descriptor.
 - A layer is only ever the lower layer of an overlay, whose kernel writes to no lower layer, as it
@@ -46,7 +49,7 @@ from shim.errors import NvshimError
 from shim.rootfs import mounts
 from shim.rootfs.overlay import Overlay
 
-Fill = Callable[[int], bytes]
+Fill = Callable[[int, str], bytes]
 
 MOST: Final = 128
 """Layers that are kept; each has about a hundred names and a few hundred kilobytes."""
@@ -56,9 +59,11 @@ AT_ONCE: Final = 8
 
 _FILES: Final = "fs"
 _NOTE: Final = "note"
+_INVENTORY: Final = "inventory"
 _NEW: Final = ".new-"
 _OLD: Final = ".old-"
 _LONGEST_NOTE: Final = 4 << 20
+_LONGEST_ID: Final = 64
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _BOOT_DIGITS: Final = 8
 _KEY_DIGITS: Final = 64
@@ -152,7 +157,9 @@ def note_used_last(directory: str) -> bytes:
     return files.read(os.path.join(directory, last, _NOTE), _LONGEST_NOTE)
 
 
-def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | None:
+def make(
+    directory: str, name: str, overlay: Overlay, fill: Fill, inventory: str = ""
+) -> Layer | None:
     """Make a layer, and hold it.
 
     Args:
@@ -160,7 +167,9 @@ def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | Non
         name: of the layer.
         overlay: of the container that it is first made for.
         fill: takes a descriptor of a root, which it closes, and writes the layer's files there;
-            what it returns is the note.
+            then it may add to the directory that it also takes, which has what it wrote. What it
+            returns is the note.
+        inventory: the id of the inventory that it is made of.
 
     Returns:
         The layer; None if layers and the overlay's upper directory cannot be on one file system,
@@ -183,6 +192,7 @@ def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | Non
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         note = _fill(path, overlay, fill)
         files.write(os.path.join(path, _NOTE), note)
+        files.write(os.path.join(path, _INVENTORY), inventory.encode())
         if _take_name(path, final):
             return Layer(fd, final, note)
     except BaseException:
@@ -221,30 +231,35 @@ def _fill(path: str, overlay: Overlay, fill: Fill) -> bytes:
         tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         syscalls.umount(root, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
-    note = fill(tree)
+    note = fill(tree, top)
     files.remove_tree(work)
     os.rmdir(root)
     return note
 
 
-def collect(directory: str, most: int = MOST) -> None:
+def collect(directory: str, most: int = MOST, inventory: str = "") -> None:
     """Remove unused layers, at most :data:`AT_ONCE`.
 
     Args:
         directory: of all layers.
         most: how many of this boot are kept, used or not.
+        inventory: the id of the node's inventory now; "" if layers of others are kept, too.
 
     Raises:
         OSError: something could not be read or removed; the rest stays for another time.
         NvshimError: the same.
     """
     boot = f"{_boot()}-"
-    found = [name for name in os.listdir(directory) if _is_name(name)]
+    found = [name for name in os.listdir(directory) if is_name(name)]
     names = sorted(found, key=lambda name: _used(directory, name), reverse=True)
-    kept = [name for name in names if name.startswith(boot)]
+    kept = [
+        name
+        for name in names
+        if name.startswith(boot) and inventory in ("", inventory_of(directory, name))
+    ]
     failed: NvshimError | OSError | None = None
     removed = 0
-    for name in (*kept[most:], *(name for name in names if not name.startswith(boot))):
+    for name in (*kept[most:], *(name for name in names if name not in kept)):
         if removed == AT_ONCE:
             break
         try:
@@ -255,7 +270,34 @@ def collect(directory: str, most: int = MOST) -> None:
         raise failed
 
 
-def _is_name(name: str) -> bool:
+def remove_unused(path: str) -> None:
+    """Remove a layer if no container uses it.
+
+    Args:
+        path: of the layer.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    directory, name = os.path.split(path)
+    if is_name(name):  # another may have removed it already
+        _remove(directory, name)
+
+
+def inventory_of(directory: str, name: str) -> str:
+    """The id of the inventory that a layer was made of; "" if it is not known.
+
+    Args:
+        directory: of all layers.
+        name: of the layer.
+    """
+    try:
+        return files.read(os.path.join(directory, name, _INVENTORY), _LONGEST_ID).decode("ascii")
+    except (NvshimError, ValueError):
+        return ""
+
+
+def is_name(name: str) -> bool:
     """Whether something is a layer by its name.
 
     The directory may be used for something else too, such as the top of a file system with a

@@ -70,6 +70,7 @@ class Provision:
         self._link = link
         self._container = os.path.basename(bundle)
         self._claimed = False
+        self._saved: bool | None = None
         self._ahead: tuple[float, Config, Inventory] | None = None
 
     def look_ahead(self) -> None:
@@ -82,7 +83,13 @@ class Provision:
         except Exception:  # noqa: BLE001, S110 - provide does the same, and raises it
             pass
 
-    def provide(self, found: Prefilter, rootfs_mounts: Sequence[Mount], runtime: str) -> Answer:
+    def provide(
+        self,
+        found: Prefilter,
+        rootfs_mounts: Sequence[Mount],
+        runtime: str,
+        saved: bool | None = None,  # noqa: FBT001 - see Args
+    ) -> Answer:
         """Mount the rootfs, and give the container what it asks for and may have.
 
         Nothing is written if nothing is asked for, or if it cannot be given. What was done before
@@ -92,6 +99,8 @@ class Provision:
             found: what the prefilter found in the container's spec.
             rootfs_mounts: what containerd wants mounted.
             runtime: the low-level runtime.
+            saved: of a container that is restored, whether the driver's files were in a layer when
+                it was saved; None for all others.
 
         Returns:
             ``mounted``: what was mounted; ``claimed``: whether the bundle has a claim; ``later``:
@@ -104,6 +113,7 @@ class Provision:
         """
         spec = bundle_files.read_spec(self._bundle)
         case = self._decide(spec, found)
+        self._saved = saved
         mounted, layer, target = self._mount(spec, case, rootfs_mounts)
         later, record = None, {}
         nodes = list(shut_nodes(spec, ()))
@@ -121,6 +131,7 @@ class Provision:
                 self._write_record(injection)
                 bundle_files.write_spec(self._bundle, injection.spec)
                 later = {name: injection.record[name] for name in _FOR_LATER}
+                later["driver_layer"] = bool(injection.record["driver_layer"])
             else:
                 # The spec stays as it is, and later execs get nothing.
                 self._write_record(injection)
@@ -267,6 +278,9 @@ class Provision:
     ) -> tuple[Mount, Layer, Prepared] | None:
         if case is None or case.inventory is None:
             return None
+        config = case.config
+        if self._saved is not None:
+            config = replace(config, driver_layer=self._saved)
         try:
             return layered.prepare(
                 self._bundle,
@@ -274,7 +288,9 @@ class Provision:
                 wanted,
                 request=case.verdict.allowed,
                 inventory=case.inventory,
-                config=case.config,
+                config=config,
+                log=self._log,
+                restored=bool(self._saved),
             )
         except (NvshimError, OSError) as error:
             # If the container is the reason, injecting without a layer raises the same.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
 from tests.conftest import RUNTIME
 from tests.harness.events import Recorder
 from tests.harness.leaks import Census, describe
@@ -103,6 +105,44 @@ def test_container_is_restored_from_its_image_as_it_was(runtime: Runtime) -> Non
         assert _tell(container) == secret
         assert container.kill("TERM").code == 0
         assert container.exit_code() == 7
+    containerd.ctr("images", "rm", "--sync", reference)
+
+
+@pytest.mark.parametrize("layered", [True, False])
+def test_restored_container_has_the_drivers_files_as_it_had_them(
+    runtime: Runtime,
+    two_gpus: SimulatedNode,
+    configure: Callable[[str], None],
+    tmp_path: Path,
+    layered: bool,
+) -> None:
+    """In a layer, or mounted: CRIU restores an open file only where it was."""
+
+    def set_driver_layer(*, on: bool) -> None:
+        with open(two_gpus.config_path, encoding="utf-8") as file:
+            lines = [line for line in file if not line.startswith("layers =")]
+        own = f'[node]\nlayers = "{tmp_path}/layers"\ndriver-layer = {str(on).lower()}\n'
+        configure("".join(lines).replace("[node]\n", own))
+
+    def smi_is_mounted(container: Container) -> bool:
+        with open(f"/proc/{container.pid}/mountinfo", encoding="utf-8") as file:
+            return "/usr/bin/nvidia-smi" in file.read()
+
+    containerd, reference = runtime.containerd, "nvshim.local/saved-gpu:latest"
+    set_driver_layer(on=layered)
+    flags = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    script = f"exec 3</usr/bin/nvidia-smi; echo x >/mine; {SECRET}"
+    container = runtime.start("sh", "-c", script, flags=flags)
+    secret = _tell(container)
+    assert smi_is_mounted(container) != layered
+    containerd.ctr("containers", "checkpoint", "--rw", "--task", container.name, reference)
+    container.remove()
+    set_driver_layer(on=not layered)
+    containerd.ctr("containers", "restore", "--rw", "--live", container.name, reference)
+    assert _tell(container) == secret
+    assert smi_is_mounted(container) != layered
+    assert container.exec("cat", "/mine").stdout == "x\n"
+    container.remove()
     containerd.ctr("images", "rm", "--sync", reference)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from integration.simulated import SimulatedNode
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Container, Runtime
 from tests.harness.waiting import eventually
 from tools.images import BUSYBOX, GLIBC
+from tools.nodes import changed_node
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
 BY_PATH: Final = "/dev/dri/by-path"
@@ -24,10 +28,7 @@ def gpus(
     ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
 ) -> Runtime:
     """The runtime on a node with two GPUs, and with layers of the test's own."""
-    with open(two_gpus.config_path) as file:
-        lines = [line for line in file if not line.startswith("layers =")]
-    at = lines.index("[node]\n") + 1
-    configure("".join([*lines[:at], f'layers = "{tmp_path}/layers"\n', *lines[at:]]))
+    configure(_settings(two_gpus, tmp_path))
     return ours
 
 
@@ -109,6 +110,116 @@ def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_pa
     assert "/layers/" not in seen[1].stdout
     assert seen[1].stdout.splitlines()[1:] == seen[0].stdout.splitlines()[1:]
     assert seen[1].stderr == seen[0].stderr
+
+
+MOUNTED: Final = "grep . /proc/self/mountinfo"
+
+
+def test_drivers_files_are_in_the_layer_and_not_mounted(
+    gpus: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
+) -> None:
+    containers = [gpus.start_idle(image=GLIBC, flags=GPUS)]
+    without = _settings(two_gpus, tmp_path).replace("[node]\n", "[node]\ndriver-layer = false\n")
+    configure(without)
+    containers.append(gpus.start_idle(image=GLIBC, flags=GPUS))
+    assert len(os.listdir(tmp_path / "layers")) == 2
+    seen = [each.exec("sh", "-c", LOOK).stdout.splitlines()[1:] for each in containers]
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 2
+    layered, mounted = (_mounted(each.exec("sh", "-c", MOUNTED).stdout) for each in containers)
+    assert set(layered) < set(mounted)
+    gone = set(mounted) - set(layered)
+    assert "/usr/bin/nvidia-smi" in gone
+    assert len([path for path in gone if ".so." in path]) > 20
+    assert not [path for path in layered if path.startswith(("/usr/", "/lib/"))]
+    state = f"{gpus.containerd.directory}/state"
+    where = ("--config", two_gpus.config_path, "--containerd-state", state)
+    told = [nvshim("explain", each.name, *where).stdout for each in containers]
+    assert f"{len(gone)} files from the driver layer" in " ".join(told[0].split())
+    assert "driver layer" not in told[1]
+    assert "/usr/bin/nvidia-smi from" in nvshim("explain", "-v", containers[0].name, *where).stdout
+
+
+def _mounted(mountinfo: str) -> list[str]:
+    """Where something is mounted."""
+    return [line.split(" ")[4] for line in mountinfo.splitlines() if " - " in line]
+
+
+def test_running_container_keeps_the_driver_that_the_host_has_replaced(
+    ours: Runtime, configure: Callable[[str], None], workshop: str, tmp_path: Path
+) -> None:
+    look = "ls /usr/lib/*-linux-gnu; grep -c . /usr/lib/*-linux-gnu/libcuda.so.1"
+    with SimulatedNode.create(f"{workshop}/updated", Scenario.load("two")) as node:
+        configure(_settings(node, tmp_path))
+        running = ours.start_idle(image=GLIBC, flags=GPUS)
+        before = running.exec("sh", "-c", look)
+        changed_node(node, replace(node.scenario, driver="550.54.14"))
+        assert running.exec("sh", "-c", look).stdout == before.stdout
+        updated = ours.run("sh", "-c", f"{look}; {LOOK}", image=GLIBC, flags=GPUS)
+        assert updated.code == 0, updated.stderr
+        assert "libcuda.so.550.54.14" in updated.stdout
+        assert f"libcuda.so.{node.driver_version}" not in updated.stdout
+        assert len(os.listdir(tmp_path / "layers")) == 2
+        # The host's space is free when the last container with the old files has gone.
+        running.remove()
+        (layer,) = os.listdir(tmp_path / "layers")
+        assert f"/{layer}/" in updated.stdout
+        # A driver that is removed leaves containers alone, too.
+        running = ours.start_idle(image=GLIBC, flags=GPUS)
+        shutil.rmtree(f"{node.directory}/driver")
+        assert "libcuda.so.550.54.14" in running.exec("sh", "-c", look).stdout
+        running.remove()
+        assert os.listdir(tmp_path / "layers") == []
+
+
+@pytest.mark.parametrize("way", ["native", "read-only", "long"])
+def test_where_files_cannot_be_in_a_layer_they_are_mounted(
+    gpus: Runtime,
+    two_gpus: SimulatedNode,
+    configure: Callable[[str], None],
+    tmp_path: Path,
+    way: str,
+) -> None:
+    flags = {
+        "native": ("--snapshotter", "native"),
+        "read-only": ("--read-only", "--mount", "type=tmpfs,src=tmpfs,dst=/run,options=rw"),
+        # The options of a mount have to fit a page, and with this layer they do not.
+        "long": (),
+    }[way]
+    if way == "long":
+        directory = "/".join([str(tmp_path / "layers"), *["x" * 200] * 19])
+        configure(_settings(two_gpus, tmp_path).replace(f"{tmp_path}/layers", directory))
+    script = f"nvidia-smi -L; {MOUNTED}"
+    done = gpus.run("sh", "-c", script, image=GLIBC, flags=(*GPUS, *flags))
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("UUID: GPU-") == 2
+    assert any("libcuda.so." in path for path in _mounted(done.stdout))
+
+
+def test_container_that_may_mount_cannot_write_the_drivers_files(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
+    smi, may_mount = "/usr/bin/nvidia-smi", (*GPUS, "--cap-add", "CAP_SYS_ADMIN")
+    script = (
+        f"mount -o remount,bind,rw {smi} && echo remounted; mount -o remount,rw / ;"
+        f" echo evil > {smi}; chmod 0 {smi}; cat {smi}"
+    )
+    with open(f"{two_gpus.directory}/driver/usr/bin/nvidia-smi", "rb") as file:
+        before, mode = file.read(), os.fstat(file.fileno()).st_mode
+        done = gpus.run("sh", "-c", script, image=BUSYBOX, flags=may_mount)
+        assert done.stdout.splitlines() == ["evil"], done.stderr
+        assert os.pread(file.fileno(), len(before) + 1, 0) == before
+        assert os.fstat(file.fileno()).st_mode == mode
+    again = gpus.run("sh", "-c", "nvidia-smi -L", image=GLIBC, flags=may_mount)
+    assert again.stdout.count("UUID: GPU-") == 2
+
+
+def _settings(node: SimulatedNode, tmp_path: Path) -> str:
+    """The node's configuration, with layers of the test's own."""
+    with open(node.config_path) as file:
+        lines = [line for line in file if not line.startswith("layers =")]
+    at = lines.index("[node]\n") + 1
+    return "".join([*lines[:at], f'layers = "{tmp_path}/layers"\n', *lines[at:]])
 
 
 def _upper_of(container: Container, runtime: Runtime) -> str:

@@ -1,4 +1,4 @@
-"""Kernel, security modules, mounts and limits: D080 to D088."""
+"""Kernel, security modules, mounts, limits and layers: D080 to D089."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from integration.doctor.facts import Machine
 from integration.doctor.findings import ERROR, WARNING, Trouble, check
 
 _FEW_INSTANCES: Final = 64
+_MUCH: Final = 64 << 20
 
 # By a directory's purpose: mount options that break it, and their effect.
 _FORBIDDEN: Final = {
@@ -73,3 +74,15 @@ def _inotify(machine: Machine) -> Iterator[str]:
     instances = machine.inotify_instances
     if instances is not None and instances < _FEW_INSTANCES:
         yield f"fs.inotify.max_user_instances is {instances}"
+
+
+@check("D089")
+def _layers(machine: Machine) -> Iterator[str]:
+    usage = machine.layers
+    costs = {
+        "copies of the driver's files": usage.copied_bytes,
+        "other files, perhaps of a driver that was removed": usage.other_bytes,
+    }
+    for what, size in costs.items():
+        if size > _MUCH:
+            yield f"{usage.directory} has {size / 1e6:.0f} MB of {what}"

@@ -11,12 +11,14 @@ from typing import Final
 
 from hooks.config import Config
 from hooks.image.openat2 import open_in_root
+from hooks.node.cache import recall
 from hooks.platforms import platform_of
 from integration.containers.procfs import Mount as Mounted
 from integration.containers.procfs import Procfs, mounts_above
 from integration.doctor.facts import Machine, Mount
 from integration.doctor.observing.running import find_program, read_file
 from integration.doctor.places import Places
+from integration.layer_usage import layer_usage
 
 _SELINUX: Final = "/sys/fs/selinux"
 _BOOLEAN: Final = "container_use_devices"
@@ -43,7 +45,15 @@ def look_at_machine(places: Places) -> Machine:
         platform=platform_of(config),
         mounts=tuple(_of_interest(places, config, mounts)),
         inotify_instances=int(instances) if instances.isdecimal() else None,
+        layers=layer_usage(config.layers, _driver_files(places, config)),
     )
+
+
+def _driver_files(places: Places, config: Config) -> Iterator[str]:
+    kept = recall(config)
+    if kept is not None:
+        yield from (places.at(library.source) for library in kept.driver.libraries)
+        yield from (places.at(file.source) for file in kept.driver.files)
 
 
 def systemd_runs(places: Places) -> bool:

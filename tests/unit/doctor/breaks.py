@@ -45,6 +45,17 @@ def text(path: str, content: str, mode: int = 0o644) -> Break:
     return lambda tree: tree.write(path, content, mode)
 
 
+def large(path: str) -> Break:
+    """A file that takes much space."""
+
+    def make(tree: Tree) -> None:
+        tree.write(path, "")
+        with open(tree.at(path), "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, 65 << 20)
+
+    return make
+
+
 def changed(path: str, old: str, new: str) -> Break:
     return lambda tree: tree.change(path, old, new)
 

@@ -27,6 +27,7 @@ from tests.unit.doctor.breaks import (
     in_k0s,
     in_k3s,
     in_version_1,
+    large,
     module_of_another_version,
     no_handler,
     of_runcs_type,
@@ -371,6 +372,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "few inotify instances": (
         text("/proc/sys/fs/inotify/max_user_instances", "8\n"), "D085", WARNING, "8",
+    ),
+    "copies of the driver": (
+        large("/var/lib/containerd-shim-nvidia/layers/.files/copy"), "D089", NOTE, "copies",
+    ),
+    "files of a driver that is gone": (
+        large(f"/var/lib/containerd-shim-nvidia/layers/01234567-{64 * '0'}/fs/usr/lib/x.so"),
+        "D089", NOTE, "removed",
     ),
     "few descriptors": (
         changed(f"/proc/{CONTAINERD_PID}/limits", "1048576", "1024"), "D087", WARNING, "1024",

@@ -244,10 +244,10 @@ def test_what_was_prepared_is_what_would_have_been_done(
     assert inventory is not None
     # As it is kept: the same for all containers that ask the same.
     with Rootfs.open(str(layer)) as tree:
-        kept = engine.prepare(
+        kept, _ = engine.prepare(
             spec, request, inventory, tree, rootfs=str(alone), config=full.config
-        ).encode()
-    prepared = engine.Prepared.decode(kept)
+        )
+    prepared = engine.Prepared.decode(kept.encode())
     assert prepared is not None
     shared = inject(full, spec, layer, prepared=prepared)
     done = inject(full, spec, alone)

@@ -59,6 +59,7 @@ PREPARED = Prepared(
             ("/real/f", File("/f", b"\xff\0", 0o600, "why")),
             ("/dev/dri/by-path", LinkDirectory("/dev/dri/by-path", (("n", "../t"),))),
         ),
+        layered=(Mount("/d/c", "/c", reason="library"),),
     ),
 )
 

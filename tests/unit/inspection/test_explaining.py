@@ -353,8 +353,10 @@ def test_a_story_leaves_nothing_of_a_record_out() -> None:
         "request": {"devices": ["0"], "capabilities": [], "source": "", "imex": [3]},
         "edits": {"charms": [{"what": "a horseshoe"}]},
         "denied": {"why": "policy", "by": ["one", "two"]},
+        "driver_layer": [{"destination": "/smi", "source": "/driver/smi", "reason": "program"}],
     }
     story = render(record)
+    assert "driver layer /smi from /driver/smi (program), not mounted" in story
     for word in ("imex", "3", "charms", "a horseshoe", "denied", "policy", "one", "two"):
         assert word in story, word
 

@@ -129,6 +129,24 @@ def test_without_a_driver_it_is_one_line(
     assert "NVSHIM-E0102" in capsys.readouterr().out
 
 
+def test_space_of_layers_is_told_by_what_it_is(node: Node) -> None:
+    node.take_inventory(nvml_gpu(0), nvml_gpu(1))
+    layer = Path(node.config.layers, f"01234567-{64 * '0'}/fs/usr/lib")
+    layer.mkdir(parents=True)
+    copies = Path(node.config.layers, ".files")
+    copies.mkdir()
+    libcuda = next(node.driver.rglob("libcuda.so.*"))
+    (layer / "libcuda.so").hardlink_to(libcuda)
+    for name, size in (("copied", 3 << 20), ("other", 1 << 20)):
+        (layer / name).write_bytes(bytes(size))
+    (copies / "x").hardlink_to(layer / "copied")
+    found = describe_node(node.config, nvml=False)["layers"]
+    assert (found["directory"], found["layers"]) == (node.config.layers, 1)
+    assert found["linked_bytes"] == libcuda.stat().st_blocks * 512
+    assert (found["copied_bytes"], found["other_bytes"]) == (3 << 20, 1 << 20)
+    assert found["driver_layer"]
+
+
 def test_freshness_says_where_it_comes_from_and_why_it_is_stale(node: Node) -> None:
     found = describe_node(node.config, nvml=False)["inventory"]
     assert (found["source"], found["kept"], found["stale"]) == ("procfs", False, "nothing was kept")

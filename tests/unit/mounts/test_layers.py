@@ -40,7 +40,7 @@ def overlay(tmp_path: Path) -> Overlay:
     return found
 
 
-def fill(tree: int) -> bytes:
+def fill(tree: int, _top: str = "") -> bytes:
     """Write a file beside one of the image, and replace that."""
     try:
         assert os.listdir(f"/proc/self/fd/{tree}/etc") == ["passwd"]
@@ -68,7 +68,7 @@ def test_layer_is_what_was_written_and_no_more(
 ) -> None:
     made = make(store, overlay)
     assert contents(store) == [NAME]
-    assert contents(f"{store}/{NAME}") == ["fs", "note"]
+    assert contents(f"{store}/{NAME}") == ["fs", "inventory", "note"]
     assert made.note == b"what was done"
     assert contents(f"{made.files}/etc") == ["new", "passwd"]
     assert stat.S_IMODE(os.stat(f"{store}/{NAME}").st_mode) == 0o700
@@ -132,7 +132,7 @@ def test_note_of_the_layer_that_was_used_last_is_known(store: str, overlay: Over
     assert layers.note_used_last(store) == b""
 
 
-def _noted(number: int, tree: int) -> bytes:
+def _noted(number: int, tree: int, _top: str) -> bytes:
     os.close(tree)
     return b"%d" % number
 
@@ -141,7 +141,7 @@ def _noted(number: int, tree: int) -> bytes:
 def test_of_two_who_make_the_same_the_first_wins(store: str, overlay: Overlay) -> None:
     first: list[layers.Layer] = []
 
-    def slow(tree: int) -> bytes:
+    def slow(tree: int, _top: str) -> bytes:
         first.append(make(store, overlay))
         return fill(tree) + b"of the second"
 
@@ -157,7 +157,7 @@ def test_of_two_who_make_the_same_the_first_wins(store: str, overlay: Overlay) -
 def test_nothing_is_left_of_one_that_could_not_be_made(
     store: str, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(tree: int) -> bytes:
+    def fail(tree: int, _top: str) -> bytes:
         fill(tree)
         raise BundleUnusable("to fill", found="a full disk")
 

@@ -265,6 +265,8 @@ ANYTHING_BUT_FILES: Final[dict[str, Make]] = {
     "a link": to("/etc/shadow"), "a link beside": to(images.INVENTORY),
     "a dangling link": to("gone"), "a FIFO": os.mkfifo, "a device": device,
 }  # fmt: skip
+RECORD: Final = images.Record({"file[1:2]": 1}, images.Switches(open_tcp=True), driver_layer=True)
+
 REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
     "no inventory": ({images.INVENTORY: None}, "no inventory.img in it"),
     "inventory of garbage": ({images.INVENTORY: b"garbage"}, "inventory.img is not CRIU's"),
@@ -277,6 +279,10 @@ REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
     "descriptors without end": ({images.DESCRIPTORS: b"[" * 70_000}, "too long"),
     "record of garbage": ({images.RECORD: b"garbage"}, "containerd-shim-nvidia.json"),
     "record without files": ({images.RECORD: b'{"files": {"x": 1}}'}, "no table of files"),
+    "record with a layer of its own": (
+        {images.RECORD: RECORD.encode().replace(b"true}", b'"/x"}')},
+        "no table|driver's files",
+    ),
     "record that is a link": ({images.RECORD: to("/etc/passwd")}, "not a regular file"),
     "record that is a FIFO": ({images.RECORD: os.mkfifo}, "not a regular file"),
     "record that is a directory": ({images.RECORD: os.mkdir}, "not a regular file"),
@@ -304,9 +310,6 @@ def test_checkpoint_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with raises(CheckpointUnusable, match=found) as caught:
         images.open_checkpoint(_checkpoints(tmp_path, "c", changes=changes))
     assert caught.value.status == Status.FAILED_PRECONDITION
-
-
-RECORD: Final = images.Record({"file[1:2]": 1}, images.Switches(open_tcp=True))
 
 
 @pytest.mark.parametrize(

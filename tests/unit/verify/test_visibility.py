@@ -127,8 +127,11 @@ def test_another_device_that_a_node_of_ones_own_making_opens_is_told(
 def test_without_the_drivers_library_a_gpu_is_of_no_use(node: Inventory) -> None:
     report = replace(seen(node, ["/dev/nvidia0"]), mounts=frozenset({"hosts"}))
     assert faults_with_gpu(report, wanted(node, "GPU 0"), node, {}) == [
-        "the driver's libcuda is not mounted"
+        "the driver's libcuda is missing"
     ]
+    # It may be in a layer.
+    layered = replace(report, files=frozenset({"libcuda.so.535.309.01"}))
+    assert faults_with_gpu(layered, wanted(node, "GPU 0"), node, {}) == []
 
 
 def test_a_container_without_a_request_has_nothing_of_the_driver(node: Inventory) -> None:
@@ -138,14 +141,17 @@ def test_a_container_without_a_request_has_nothing_of_the_driver(node: Inventory
     assert faults_without_gpu(much, node) == [
         "/dev/nvidiactl is visible", "libcuda.so.535.309.01 is mounted",
     ]  # fmt: skip
+    layered = replace(nothing, files=frozenset({"libcuda.so.1", "libcuda.so.535.309.01"}))
+    assert faults_without_gpu(layered, node) == ["libcuda.so.535.309.01 is visible"]
 
 
 def test_what_the_program_says_is_read_and_other_words_are_not() -> None:
     text = (
         "node /dev/nvidia0 195:0 6\nnode /dev/null 1:3 0\nnumber 195:1 1\nmade 195:2 1\n"
-        "mount libcuda.so.1\nmount a name\nend"
+        "mount libcuda.so.1\nmount a name\nfile libcuda.so.535\nend"
     )
     report = parse(text.splitlines())
     assert report.nodes == {"/dev/nvidia0": ((195, 0), 6), "/dev/null": ((1, 3), 0)}
     assert report.numbers == {(195, 1): 1}
     assert report.mounts == {"libcuda.so.1", "a name"}
+    assert report.files == {"libcuda.so.535"}

@@ -1,0 +1,65 @@
+"""The driver's files that a layer of an image may have, in place of mounts of them.
+
+A mount costs the low-level runtime some tenth of a millisecond, and a container that may mount can
+make it writable. A file in the lower layer of an overlay costs nothing, and the kernel never
+writes it. (:mod:`shim.work.driver_files` puts the files there.)
+
+Rules
+- Only a file that the inventory has observed, with the mount options of the driver's files: no
+  socket, no directory, nothing of a CDI spec or of staging.
+- Only where the layer has a mount point for it that was made with the layer. A path that
+  the container covers with a mount of its own has none.
+- No file with set-user-id or set-group-id: mounts of the driver have ``nosuid``, and an overlay
+  does not.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from api.values import dataclass
+from hooks.image.rootfs import Rootfs
+from hooks.image.staging import Placed
+from hooks.plan import Mount, Plan
+
+_OPTIONS: Final = Mount("", "").options
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFile:
+    """A file of the driver that can be in a layer."""
+
+    mount: Mount  # what it stands for
+    path: str  # where it goes in the layer; no link is on the way
+    seen: Any  # what was observed of it (hooks.node.fingerprint)
+
+
+def layer_files(
+    image: Rootfs, plan: Plan, placed: Placed, files: Mapping[str, Any]
+) -> tuple[LayerFile, ...]:
+    """The files of a plan that the layer can have.
+
+    Args:
+        image: the image with the layer, in which the mount points of the plan were made.
+        placed: what was written into the layer.
+        files: what was observed of the driver's files, by path.
+    """
+    return tuple(_layer_files(image, plan, frozenset(placed.written), files))
+
+
+def _layer_files(
+    image: Rootfs, plan: Plan, made: frozenset[str], files: Mapping[str, Any]
+) -> Iterator[LayerFile]:
+    for mount in plan.mounts:
+        seen = files.get(mount.source)
+        is_plain = mount.kind == "bind" and mount.options == _OPTIONS and not mount.required
+        if not seen or not is_plain or mount.destination not in made:
+            continue
+        mode = seen[2]
+        if not stat.S_ISREG(mode) or mode & (stat.S_ISUID | stat.S_ISGID):
+            continue
+        path = image.real_path(mount.destination)
+        if path is not None:
+            yield LayerFile(mount, path, seen)
