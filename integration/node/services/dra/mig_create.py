@@ -137,12 +137,12 @@ class MigModes:
         try:
             there = ask_parts(self._config).gpus.get(gpu.uuid)
             if there is None:
-                raise SmiFailed("NVML does not tell of it")  # noqa: TRY301 - handled as the other failures
+                raise SmiFailed("NVML does not list it")  # noqa: TRY301 - handled as the other failures
             if not there.instances:
                 self._switch(gpu, inventory, on=False)
         except SmiFailed as error:
             raise MigModeNotSwitched(
-                f"to switch MIG mode of {gpu.uuid} off, for nobody has a part of it any more",
+                f"to switch MIG mode of {gpu.uuid} off, because no claim has a part of it",
                 found=error.found, do=error.do,
             ) from error  # fmt: skip
 
