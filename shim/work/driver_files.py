@@ -55,7 +55,7 @@ _FICLONE: Final = 0x40049409
 # Attributes that mean something to an overlay, or give a process more rights.
 _HARMFUL: Final = ("trusted.overlay.", "security.capability")
 _KEPT_FREE: Final = 5  # as a divisor
-_PATIENCE: Final = 10.0  # seconds
+_PATIENCE: Final = 1.0  # seconds
 _CHUNK: Final = 1 << 24
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
