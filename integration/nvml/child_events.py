@@ -13,9 +13,10 @@ to the inventory, and how long the child may be silent. Then it says, a line eac
 - ``{"beat": 1}`` after a silence, so that the agent can tell silence from a driver that hangs.
 
 Rules
-- Every half second the child asks each GPU for its temperature: a lost GPU need not cause an event,
-  and some GPUs have no events at all. A GPU that was lost stays lost for this child, because NVML
-  does not notice when one comes back.
+- A lost GPU makes the wait for events fail, at once. In case it does not, the child asks each GPU
+  for its temperature every few seconds; every half second if a GPU has no events, since then
+  nothing else tells. A GPU that was lost stays lost for this child, because NVML does not notice
+  when one comes back.
 - A lost GPU makes the wait for all of them fail. So the child registers the others again; if the
   wait goes on failing, the child ends.
 - A driver without a wait for events has no events. The child reports that once, and goes on.
@@ -42,7 +43,9 @@ _MISSING = frozenset({3, 13})  # not supported, function not found
 
 _FAILURES = 3  # in a row
 _PAUSE = 0.1
-_PULSE = 0.5
+# Seconds between two questions to the GPUs: while all have events, and while one has none.
+_PULSE = 5.0
+_PULSE_UNHEARD = 0.5
 _TEMPERATURE = 0
 _MIG = 1
 _MOST_GPUS = 256
@@ -185,7 +188,8 @@ class _Watcher:
         Raises:
             NVMLError: the wait failed.
         """
-        seconds = min(_PULSE, self._beat)
+        pulse = self._pulse()
+        seconds = min(pulse, self._beat)
         if self._has_events:
             # The first wait returns at once: it shows whether waiting works.
             self._wait(seconds if self._has_waited else 0.0)
@@ -194,11 +198,16 @@ class _Watcher:
         self._has_waited = True
         self._report_unwatched()
         now = time.monotonic()
-        if now - self._pulsed >= _PULSE:
+        if now - self._pulsed >= pulse:
             self._pulsed = now
             self._ask_all()
         if now - self._spoke >= self._beat:
             self._say({"beat": 1})
+
+    def _pulse(self) -> float:
+        """Return the seconds between two questions to the GPUs."""
+        heard = all(gpu.lost or self._is_watched(gpu) for gpu in self._gpus)
+        return _PULSE if heard else _PULSE_UNHEARD
 
     @property
     def _has_events(self) -> bool:
@@ -216,7 +225,8 @@ class _Watcher:
                 self._give_up_events(error)
                 return
             # A wait that returns at once must not become a busy loop.
-            time.sleep(max(0.0, seconds / 2 - (time.monotonic() - started)))
+            shortest = min(seconds, _PULSE_UNHEARD) / 2
+            time.sleep(max(0.0, shortest - (time.monotonic() - started)))
             return
         kind = _KINDS.get(event.eventType)
         if kind is None or (kind == "xid" and event.eventData > _HIGHEST_XID):

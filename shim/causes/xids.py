@@ -301,6 +301,8 @@ def recovery_asked(text: str) -> Action | None:
 
 
 _NVLINKS: Final = range(144, 151)
+TOLD_BY_TEXT: Final = frozenset({RECOVERY, *_NVLINKS})
+"""Xids whose line says how serious they are; their number alone does not."""
 # All of the line, or it does not count: a process chooses its name, which may stand before it.
 _NONFATAL: Final = re.compile(
     r"[A-Z][A-Z0-9_]{0,40} Nonfatal XC\d{1,3} i\d{1,3} Link -?\d{1,3} "

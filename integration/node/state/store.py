@@ -6,7 +6,8 @@ docs/architecture.md has the table of topics with publishers and readers, which 
 with the code.
 
 Besides the topics the state has objects that every service may change (:attr:`State.faults`,
-:attr:`State.look_requested`, :attr:`State.counters`), GPU events (:attr:`State.gpu_events`), and
+:attr:`State.look_requested`, :attr:`State.counters`), GPU events (:attr:`State.gpu_events`,
+:attr:`State.early_xids`), and
 two memories that outlive a restarted service (:attr:`State.energy_meter`,
 :attr:`State.recent_holders`).
 """
@@ -53,6 +54,8 @@ class State:
         self.energy_meter = Meter()
         self.recent_holders = RecentHolders()
         self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.add_event)
+        # serious Xids that wait for the facts of their other source, and come as gpu_events then
+        self.early_xids: Broadcast[GpuEvent] = Broadcast()
         self.faults = FaultTable("what is wrong with services now, a line each")
         self.look_requested = Signal("the node may have changed, read it again soon")
 

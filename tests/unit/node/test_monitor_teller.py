@@ -63,6 +63,28 @@ async def test_an_event_to_which_nobody_adds_anything_is_told_at_once(
         assert told(stream) == ([event] if at_once else [])
 
 
+@pytest.mark.parametrize(
+    ("event", "early"),
+    [
+        (replace(xid(WHOLE, "nvml"), xid=79), True),
+        (replace(xid(WHOLE, "nvml"), xid=154), False),  # the log says what it asks for
+        (replace(xid(WHOLE, "nvml"), xid=149), False),  # the log says whether it is fatal
+        (replace(xid(DIVIDED, "nvml"), xid=94), False),  # which instance?
+        (replace(xid(DIVIDED, "nvml", gpu_instance=2), xid=94), True),
+        (replace(xid(WHOLE), xid=79), False),  # it is told at once anyway
+        (replace(xid("GPU-nobody-knows", "nvml"), xid=79), False),
+    ],
+)
+async def test_an_event_that_waits_is_told_early_if_its_devices_are_known(
+    event: GpuEvent, early: bool
+) -> None:
+    state = State()
+    publish(state.node, NodeSnapshot(inventory=inventory()))
+    with state.early_xids.listen() as stream:
+        EventForwarder(state).add(event)
+        assert told(stream) == ([event] if early else [])
+
+
 async def test_where_a_process_was_is_known_though_it_is_gone_when_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 ::
 
     events ──────▶ judge ──▶ attribute ──▶ table ──▶ state.health, xid_counts, health.json, the log
+    early Xids ──▶ judge ─────────────────▶  │
     inventories ─────────────────────────▶  │
     samples ◀── requested while a device recovers, and every few minutes
     requests of administrators ──────────▶  │
@@ -11,6 +12,8 @@ Rules
 - The log has a line for each error, with the container that caused it if that is known. Each error
   counts once: the kernel log and NVML may both report it, and
   :mod:`integration.node.services.monitor.merging` makes one event of that.
+- A serious Xid makes its devices unhealthy before it is known which process caused it: no pod may
+  get them meanwhile. The complete event follows, counts, and names the container.
 - The log has a line for each change of a device's state: the reason, the containers involved and
   the remedy.
 """
@@ -26,6 +29,7 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from api.errors import one_line
 from hooks.config import Config
@@ -143,7 +147,7 @@ class _Monitor:
 
     async def watch(self) -> None:
         """Follow events, inventories, samples and requests until cancelled."""
-        with self._state.gpu_events.listen() as events:
+        with self._state.gpu_events.listen() as events, self._state.early_xids.listen() as early:
             self._on_inventory()
             async with anyio.create_task_group() as tasks:
                 follow = partial(call_on_change, at_once=True)
@@ -154,6 +158,7 @@ class _Monitor:
                 tasks.start_soon(self._request_samples)
                 tasks.start_soon(self._serve_requests)
                 tasks.start_soon(self._keep_file)
+                tasks.start_soon(self._follow_early, early)
                 async for event in events:
                     self._on_event(event)
 
@@ -170,6 +175,14 @@ class _Monitor:
         self._put(after_event(self._table, event, verdict, _now(), self._rules))
         self._log_event(event, verdict, attribution)
         self._count(event, verdict, attribution)
+
+    async def _follow_early(self, early: MemoryObjectReceiveStream[GpuEvent]) -> None:
+        """Apply serious Xids before they are complete. They do not count yet, and blame nobody."""
+        async for event in early:
+            verdict = judge(self._table, event, self._policy)
+            if verdict.certain and verdict.severity.weight >= Severity.UNHEALTHY.weight:
+                alarm = replace(event, times=0)
+                self._put(after_event(self._table, alarm, verdict, _now(), self._rules))
 
     def _count(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
         if event.kind != "xid":

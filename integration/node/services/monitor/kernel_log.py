@@ -2,6 +2,7 @@
 
 - Lines from before the start are skipped: they may be of another driver, or of replaced GPUs.
 - In a storm the agent reads the lines in batches. Lines that the kernel drops meanwhile are lost.
+  The pause between two batches is short: the line after the first may be the serious one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from integration.nvml.values import GpuEvent, now
 from shim.causes.kernel_log import Log, LoggedXid
 
 _BATCH: Final = 512
-_PAUSE: Final = 0.1
+_PAUSE: Final = 0.02
 
 
 async def follow(path: str, report: Callable[[GpuEvent], None]) -> None:

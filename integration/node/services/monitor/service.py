@@ -9,7 +9,9 @@
     nvml_pause.py  stops both children while a file or a mark asks for it
 
 One source is enough to report an Xid. Only the kernel log names the process. NVML names the MIG
-instance, which older drivers' log lines do not.
+instance, which older drivers' log lines do not. So an event waits for the other source, and becomes
+one of ``state.gpu_events`` when it is complete. The health of a device does not wait for the
+process: an Xid that names its devices is sent to ``state.early_xids`` at once, too.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from integration.nvml.sampler import NvmlSampler
 from integration.nvml.session import Children, library_of
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, Sample
+from shim.causes.xids import TOLD_BY_TEXT
 
 _KERNEL_LOG: Final = "monitor.kernel-log"
 _SAMPLES: Final = "monitor.samples"
@@ -122,7 +125,10 @@ class EventForwarder:
         """Add an event, and send it at once if it need not wait for the other source."""
         if event.pid and not event.cgroups:
             event = replace(event, cgroups=self._processes.cgroups_of(event.pid, event.when))
-        self._merger.add(event, time.monotonic(), is_whole=self._is_whole(event))
+        is_whole = self._is_whole(event)
+        self._merger.add(event, time.monotonic(), is_whole=is_whole)
+        if not is_whole and self._is_clear(event):
+            self._state.early_xids.send(event)
         self._send_due()
         self._added.set()
 
@@ -130,9 +136,16 @@ class EventForwarder:
         """Whether the other source cannot add anything to an event."""
         if event.source == "nvml":
             return not self.reads_log
+        return self._names_place(event)  # NVML names the instance that older drivers' lines do not
+
+    def _is_clear(self, event: GpuEvent) -> bool:
+        """Whether an Xid says by itself which devices it affects, and how much."""
+        return event.xid not in TOLD_BY_TEXT and self._names_place(event)
+
+    def _names_place(self, event: GpuEvent) -> bool:
+        """Whether an event names the MIG instance, or its GPU has none."""
         if event.gpu_instance is not None:
             return True
-        # NVML names the instance that older drivers' lines do not.
         inventory = self._state.node.value.inventory
         gpus = () if inventory is None else inventory.gpus
         return any(gpu.uuid == event.gpu and not gpu.mig for gpu in gpus)

@@ -24,6 +24,7 @@ from integration.node.holders.values import Holding, Ledger
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.health.service import run
+from integration.node.services.monitor import merging
 from integration.node.services.monitor.service import EventForwarder
 from integration.node.values.health import HealthState
 from integration.nvml.snapshot import NodeSnapshot
@@ -200,6 +201,24 @@ async def test_the_other_source_names_the_instance_and_spares_the_rest(config: C
         # Nobody names one: it is everybody's.
         it.hear(94, "GPU-1", source="kernel")
         await it.becomes("MIG-a", HealthState.UNHEALTHY)
+
+
+async def test_a_serious_xid_of_a_whole_gpu_does_not_wait_for_the_log(
+    config: Config, monkeypatch: pytest.MonkeyPatch, process: Callable[[str], int]
+) -> None:
+    monkeypatch.setattr(merging, "HOLD", 3600.0)
+    async with agent(replace(config, health_quiet=60.0)) as it:
+        publish(it.state.ledger, Ledger(holdings=(held("main", "GPU-0", "GPU-0"),)))
+        it.hear(79, source="nvml")
+        await it.becomes("GPU-0", HealthState.UNHEALTHY)
+        assert (it.state.health.value["GPU-0"].blamed, it.state.xid_counts.value) == ((), {})
+        it.hear(79, source="kernel", pid=process("id-main"))
+        await it.until(lambda: bool(it.said("XID 79")), "it is said")
+        assert it.state.health.value["GPU-0"].blamed == ("research/train/main",)
+        assert it.state.xid_counts.value == {("GPU-0", 79, "research/train/main"): 1}
+        (line,) = it.said("XID 79")
+        assert line["known"] == "by its process"
+        assert len(it.said("a device is")) == 1
 
 
 @pytest.fixture

@@ -211,3 +211,10 @@ def test_what_answers_long_enough_without_an_error_is_well_again(
         now += 20
         known = after((now, Answer()), condition=known)
     assert known.state == HealthState.HEALTHY
+
+
+def test_an_error_that_does_not_count_yet_acts_and_is_not_counted_twice() -> None:
+    early = step(Condition(), replace(FATAL, times=0), Moment(10.0, 10.0), Rules())
+    assert (early.state, early.errors) == (HealthState.UNHEALTHY, ())
+    whole = step(early, replace(FATAL, blamed=("a",)), Moment(10.5, 10.5), Rules())
+    assert (whole.errors, whole.falls, whole.blamed) == ((10.5,), 1, ("a",))
