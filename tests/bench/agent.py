@@ -5,6 +5,8 @@ The agent is the real process, ``nvshim node``, on a simulated node; the kubelet
 sees, and a little more: this client is in Python, too. What is told of calls is of a round of 200,
 in the median of the rounds: a machine that others slow down for a while is not the agent.
 
+The agent starts from compiled modules, as an installed one does: it has been started once before.
+
 Two nodes: one with two GPUs, and the largest that there is, 16 GPUs with 7 MIG devices each, of
 which every one is given 48 times.
 
@@ -22,6 +24,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from glob import glob
 from typing import TYPE_CHECKING, Final
 
 from integration.containers.memory import pss_and_uss
@@ -30,6 +33,7 @@ from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import say
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.processes import end, family
+from tests.harness.waiting import eventually
 from tools.nodes import changed_node
 
 if TYPE_CHECKING:
@@ -112,6 +116,7 @@ _ROWS: Final = {
     "unhealthy": ("an XID, until the kubelet knows", "s"),
     "changed": ("a device goes, until the kubelet knows", "s"),
     "idle": ("processor while idle", "%"),
+    "wakeups": ("wake-ups a second while idle", ""),
     "pss": ("PSS, the agent and its children", "MB"),
     "uss": ("USS of them", "MB"),
     "processes": ("processes", ""),
@@ -129,12 +134,16 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
             file.write(case.config)
         sockets = f"{directory}/kubelet"
         with KubeletPlugins(sockets, pod_resources=f"{directory}/pods/kubelet.sock") as kubelet:
+            bytecode = f"{stage.directory}/bytecode"
+            with _agent(node, directory, config, kubelet, bytecode):
+                kubelet.wait_for(case.resource, case.devices, timeout=_PATIENCE)
+            eventually(lambda: not kubelet.healthy(case.resource), "the kubelet knows of its end")
             began = time.monotonic()
-            with _agent(node, directory, config, kubelet) as pid:
+            with _agent(node, directory, config, kubelet, bytecode) as pid:
                 kubelet.wait_for(case.resource, case.devices, timeout=_PATIENCE)
                 begin = time.monotonic() - began
                 time.sleep(_SETTLE)
-                idle = _idle(pid, stage.sizes.idle)
+                idle, wakeups = _idle(pid, stage.sizes.idle)
                 plugin = kubelet.plugins[case.resource]
                 ids = sorted(plugin.devices)
                 rounds = range(stage.sizes.rounds)
@@ -155,6 +164,7 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
         "unhealthy": known,
         "changed": changed,
         "idle": idle,
+        "wakeups": wakeups,
         "pss": sum(pss for pss, _ in memory) / 1024,
         "uss": sum(uss for _, uss in memory) / 1024,
         "processes": float(len(memory)),
@@ -163,8 +173,10 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
 
 @contextmanager
 def _agent(
-    node: SimulatedNode, directory: str, config: str, kubelet: KubeletPlugins
+    node: SimulatedNode, directory: str, config: str, kubelet: KubeletPlugins, bytecode: str
 ) -> Iterator[int]:
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     argv = [
         sys.executable, "-m", "integration.cli", "node", "--config", node.config_path,
         "--config-file", config, "--cdi-spec", f"{directory}/cdi/nvidia.yaml",
@@ -176,7 +188,9 @@ def _agent(
     os.makedirs(f"{directory}/log")
     with (
         open(f"{directory}/log/agent.log", "wb") as log,
-        subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL) as process,
+        subprocess.Popen(
+            argv, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        ) as process,
     ):
         try:
             yield process.pid
@@ -227,11 +241,27 @@ def _delay(is_known: Callable[[], bool]) -> float:
 # -- processes --------------------------------------------------------------------------------
 
 
-def _idle(pid: int, seconds: float) -> float:
-    """The part of a processor that they take, in percent; of children that end, too."""
-    before = _used(pid)
+def _idle(pid: int, seconds: float) -> tuple[float, float]:
+    """What they do in a while.
+
+    Returns:
+        The part of a processor that they take, in percent, also of children that end; and how
+        often a second one of their threads wakes up.
+    """
+    used, slept = _used(pid), _sleeps(pid)
     time.sleep(seconds)
-    return (_used(pid) - before) / seconds * 100
+    woken = sum(count - slept.get(thread, 0) for thread, count in _sleeps(pid).items())
+    return (_used(pid) - used) / seconds * 100, woken / seconds
+
+
+def _sleeps(pid: int) -> dict[str, int]:
+    """How often each of their threads has begun to wait."""
+    found = {}
+    for path in (path for each in family(pid) for path in glob(f"/proc/{each}/task/*/status")):
+        with suppress(OSError), open(path, encoding="utf-8") as file:
+            lines = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+            found[path] = int(lines["voluntary_ctxt_switches"])
+    return found
 
 
 def _used(pid: int) -> float:
