@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from integration.cli.options import setting_option, stacked, with_output
+from integration.cli.options import stacked, with_output
 from integration.cli.output import Output
+from integration.cli.setting_option import setting_option
 from integration.kubernetes.environment import ignored, settings_from
 from integration.kubernetes.settings import SETTINGS
 from integration.kubernetes.status import Log

@@ -16,7 +16,8 @@ import click
 from click.core import ParameterSource
 
 from hooks.schema import Setting
-from integration.cli.options import setting_option, stacked
+from integration.cli.options import stacked
+from integration.cli.setting_option import setting_option
 from integration.node.options import OPTIONS
 from integration.node.settings import config_choice
 from integration.node.settings.readers import BOOLEAN

@@ -32,6 +32,7 @@ _TABLES: Final = {
         module_version    string?        of the loaded kernel module
         roots             object[]       where a driver was looked for
         inventory         object?        where the list of GPUs is from, and how fresh it is
+        layers            object?        of containers' root file systems: how many, and their space
         modules           object[]       kernel modules that matter to GPUs
         devices           object[]       device nodes
         gpus              object[]       as of GpuList, without containers

@@ -177,7 +177,7 @@ def test_bundle_on_a_full_disk_is_left_as_it_was(
 
 def test_spec_as_it_came_is_kept_for_later_and_put_back_if_undone(place: Place) -> None:
     later = place.provide("0")["later"]
-    assert sorted(later) == ["identity", "proc_files", "process"]
+    assert sorted(later) == ["driver_layer", "identity", "proc_files", "process"]
     kept = (place.bundle / bundle_files.BEFORE).read_bytes()
     assert (place.bundle / "config.json").read_bytes() != kept
     inode = (place.bundle / bundle_files.BEFORE).stat().st_ino

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from api.errors import NvshimError
+from api.errors import NvshimError, type_name
 from hooks.image.ldcache import Cache, parse, serialise
 from hooks.image.rootfs_errors import DirectoryInTheWay
 from hooks.plan import CachedLibrary, Device, File, Link, LinkDirectory, Mount, Plan, ProcFile
@@ -470,7 +470,7 @@ def outcome(case: Case, root: str) -> dict[str, Any]:
     except NvshimError as error:
         assert tree(root) == before, "a failure takes everything back"
         assert not tree(f"{root}-staging"), "also what lies beside the image"
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type_name(error)}: {error}"}
     finally:
         assert os.listdir("/proc/self/fd") == descriptors
     shown = {
