@@ -56,7 +56,7 @@ _FIRST: Final = 10  # which do not count
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A node, and what the kubelet is told of it."""
+    """A node, and the list that its kubelet receives."""
 
     title: str  # of its column
     scenario: Scenario  # what the node has
@@ -255,7 +255,7 @@ def _idle(pid: int, seconds: float) -> tuple[float, float]:
 
 
 def _sleeps(pid: int) -> dict[str, int]:
-    """How often each of their threads has begun to wait."""
+    """The voluntary context switches of each of their threads."""
     found = {}
     for path in (path for each in family(pid) for path in glob(f"/proc/{each}/task/*/status")):
         with suppress(OSError), open(path, encoding="utf-8") as file:
