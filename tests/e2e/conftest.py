@@ -141,7 +141,7 @@ def mig_gpus(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="session")
 def full_gpus(workshop: str) -> Iterator[SimulatedNode]:
-    """One with GPUs and everything that there is beside them; likewise."""
+    """A node with GPUs and every other device of the driver."""
     with SimulatedNode.create(f"{workshop}/full", Scenario.load("full")) as node:
         yield node
 

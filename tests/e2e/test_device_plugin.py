@@ -426,7 +426,7 @@ ADAPTED: Final = "containers receive their devices by"
 
 
 def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:
-    """By which variables and CDI devices a container is told of its GPU; how it is told else."""
+    """The variables and CDI devices that name a container's GPU, and the other ways."""
     answer = kubelet.allocate(GPU, 1, pod=pod)
     uuids = set(kubelet.assignments[-1].ids)
     kubelet.release(pod)
@@ -440,7 +440,7 @@ def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:
 def test_an_engine_that_does_not_read_cdi_names_has_the_shim_told_as_well(
     gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
 ) -> None:
-    """Nobody has to set anything. While the engine restarts, the shim is told, too."""
+    """No setting is needed. While the engine restarts, the shim's variable is set, too."""
     socket = str(tmp_path / "engine.sock")
     agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, engine=socket)
     kubelet.start()
