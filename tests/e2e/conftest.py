@@ -141,7 +141,7 @@ def mig_gpus(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="session")
 def full_gpus(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with GPUs and every other device of the driver."""
+    """A node with GPUs and every optional device."""
     with SimulatedNode.create(f"{workshop}/full", Scenario.load("full")) as node:
         yield node
 

@@ -426,7 +426,7 @@ ADAPTED: Final = "containers receive their devices by"
 
 
 def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:
-    """The variables and CDI devices that name a container's GPU, and the other ways."""
+    """How a container gets its GPU besides CDI: by variable or annotations; and by which mounts."""
     answer = kubelet.allocate(GPU, 1, pod=pod)
     uuids = set(kubelet.assignments[-1].ids)
     kubelet.release(pod)

@@ -253,7 +253,7 @@ def test_what_happens_to_containers_is_told_as_events(pods: Pods) -> None:
         eventually(is_heard, "an event is heard")
         pod = pods.run()
         container = pod.run("true")
-        # containerd reports an exit and a removal in different places.
+        # Different parts of containerd report an exit and a removal, so their order is not fixed.
         eventually(lambda: (container.id, pb.CONTAINER_STOPPED_EVENT) in seen, "the end is told")
         pod.stop()
         eventually(lambda: (pod.id, pb.CONTAINER_STOPPED_EVENT) in seen, "the pod's end, too")
