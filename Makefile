@@ -6,12 +6,12 @@ PREFIX  ?= /opt/containerd-shim-nvidia
 BINDIR  ?= /usr/local/bin
 
 # What the demo and the tests run for real, from Debian.
-PACKAGES := binutils busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
-            libc6-dev openssh-client patchelf procps python3-venv runc strace zstd
+PACKAGES := binutils busybox-static containerd containernetworking-plugins criu crun e2fsprogs gcc iproute2 \
+            iptables libc6-dev openssh-client patchelf procps python3-venv runc strace zstd
 
 # What builds and runs virtual machines, and the tests that run in them because they need cgroup v2
 # and systemd.
-VM_PACKAGES := e2fsprogs mmdebstrap qemu-system-x86
+VM_PACKAGES := mmdebstrap qemu-system-x86
 VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
                tests/e2e/test_checkpoint_images.py tests/e2e/test_fast_path.py \
                tests/unit/shim/test_orphans.py
@@ -45,8 +45,9 @@ test test-thorough: export PYTHONHASHSEED := 0
 # Compile each module once, not in each worker and program, even if the environment forbids it.
 $(CACHE)/.collected test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
-# Tests that run in parallel. End-to-end tests spend half of their time waiting.
-WORKERS ?= $(shell n=$$((3 * $$(nproc))); echo $$((n < 8 ? n : 8)))
+# Tests that run in parallel: two for each processor, because end-to-end tests also wait. Three or four
+# take as long, and are late more often.
+WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Collect the tests once to compile their modules before the workers start; again when one changes.
@@ -78,6 +79,10 @@ test-thorough: setup $(CACHE)/.parts #- Run rare combinations of the cases that 
 	$(VENV)/bin/python -m pytest $(BESIDE) -m 'thorough and not newest and not serial' $$files; \
 	$(VENV)/bin/python -m pytest -m 'thorough and serial' $$files
 
+.PHONY: test-minimums
+test-minimums: setup $(CACHE)/.parts #- Run the unit tests with the oldest and the newest packages that pyproject.toml allows; TESTS=paths
+	@$(VENV)/bin/python -m tests.minimums $(TESTS)
+
 .PHONY: test-examples
 test-examples: export NVSHIM_TEST_EXAMPLES := random
 test-examples: setup $(CACHE)/.parts #- Search for random examples that fail; MINUTES=10
@@ -107,6 +112,10 @@ fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of untrusted data; MINUTES=5
 test-chaos: setup #- Make GPUs and NVML fail at every step of a pod, and kill the agent at every step of a claim
 	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
 	@$(VENV)/bin/python -m tests.chaos.claims $(CLAIMS)
+
+.PHONY: packages
+packages: setup #- Run packages that use the driver, and say what changed since the table of them; ONLY=triton,pyopencl
+	@$(VENV)/bin/python -m tools.driver_use $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 .PHONY: soak
 soak: setup #- Do a day's work in minutes, and check for leaks; MINUTES=4
@@ -279,10 +288,12 @@ $(CACHE)/.programs: integration/simulated/driver.py tools/parts.py | $(CACHE)/.p
 	$(PYTHON) -m tools.parts trixie
 	@touch $@
 
-$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py prometheus.py)
-	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
-	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie
-	$(VENV)/bin/python -m tests.harness.prometheus
+# They mostly wait for the network, and have a directory each or a lock.
+$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py loaders.py musl.py prometheus.py)
+	@pids=(); \
+	for part in 'docker bookworm' 'docker trixie' 'kubectl bookworm' 'kubectl trixie' loaders musl prometheus; do \
+	  $(VENV)/bin/python -m tests.harness.$$part & pids+=($$!); done; \
+	status=0; for pid in "$${pids[@]}"; do wait "$$pid" || status=$$?; done; exit "$$status"
 	@touch $@
 
 $(LAUNCHER): $(SITE)/.ready tools/launcher.py $(wildcard shim/forkserver/*.[ch])

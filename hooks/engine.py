@@ -63,7 +63,14 @@ from hooks.requests import policy
 from hooks.requests.policy import Verdict
 from hooks.requests.request import Request, read_more, read_request
 from hooks.sharing import held_by_nodes
-from hooks.targets import NOWHERE, LayerTarget, Planned, RootfsTarget, Target
+from hooks.targets import (
+    NOWHERE,
+    LayerTarget,
+    Planned,
+    RootfsTarget,
+    Target,
+    UnseenTarget,
+)
 
 __all__ = [
     "NOT_KEPT",
@@ -72,6 +79,7 @@ __all__ = [
     "LayerTarget",
     "Prepared",
     "RootfsTarget",
+    "UnseenTarget",
     "apply_to_process",
     "explain",
     "inject",

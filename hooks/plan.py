@@ -78,6 +78,7 @@ class File:
     content: bytes
     mode: int = 0o644
     reason: str = ""
+    source: str = ""  # the host's file that it is a changed copy of; "" for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,18 @@ def _one_per_path(directories: Iterable[LinkDirectory]) -> tuple[LinkDirectory, 
         found[one.path] = LinkDirectory(one.path, tuple(dict(links).items()), reason)
     return tuple(found.values())
 
+
+UNLESS_SET: Final = frozenset(
+    {
+        "OCL_ICD_VENDORS",
+        "TRITON_LIBCUDA_PATH",
+        "VK_ADD_DRIVER_FILES",
+        "VK_ADD_IMPLICIT_LAYER_PATH",
+        "__EGL_EXTERNAL_PLATFORM_CONFIG_DIRS",
+        "__EGL_VENDOR_LIBRARY_DIRS",
+    }
+)
+"""Variables of a plan that a process gets only if it has none of that name."""
 
 _WORLD_WRITES = 0o006
 

@@ -26,6 +26,7 @@ owned_nodes     in a user namespace, the nodes that not everybody may open: befo
 missing         what the driver should have and has not; with the places searched, if few drivers
                 lack it
 left_out        destinations for which the image has no room
+elsewhere       by destinations for which it has no room: paths that a variable names instead
 written         files and links that were written into the image, or into a layer of it
 layered         whether they are in a layer that other containers of the image share
 driver_layer    files of the driver that are in this layer, and therefore not mounted
@@ -142,7 +143,8 @@ def make_record(
             {"what": m.what, "sought": list(m.sought) if is_needed(m.what) else []}
             for m in plan.missing
         ],
-        "left_out": list(placed.omitted),
+        "left_out": [path for path in placed.omitted if path not in dict(placed.substitutes)],
+        "elsewhere": dict(placed.substitutes),
         "written": list(placed.written),
         "layered": layered,
         "driver_layer": _rows(placed.layered, "source", "destination", "reason"),
@@ -244,7 +246,7 @@ def _edits(plan: Plan) -> dict[str, Any]:
         "mounts": _rows(plan.mounts, "source", "destination", "reason"),
         "links": _rows(plan.links, "path", "target", "reason"),
         "libraries": _rows(plan.libraries, "soname", "path", arch="arch.value"),
-        "files": _rows(plan.files, "path", "reason"),
+        "files": _rows(plan.files, "path", "reason", "source"),
         "link_directories": [
             {"path": d.path, "links": dict(d.links), "reason": d.reason}
             for d in plan.link_directories
@@ -320,7 +322,7 @@ def _node(inventory: Inventory) -> dict[str, Any]:
         "driver_layout": driver.layout,
         "driver_why": driver.why,
         "nvml": inventory.nvml_failure or "answered",
-        "notes": list(inventory.notes),
+        "notes": [*inventory.notes, *driver.notes],
     }
 
 

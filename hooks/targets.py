@@ -10,6 +10,8 @@ target                 plan                               place
                                                           staging if that takes no writes
 :class:`LayerTarget`   returns the plan that was kept     writes into staging what is private to
                        with the layer                     the container
+:class:`UnseenTarget`  plans for an image that nobody     writes into staging
+                       can look at yet
 =====================  =================================  ======================================
 """
 
@@ -23,8 +25,8 @@ from hooks.contributions import Case, contribute
 from hooks.edits.compat import Compat
 from hooks.edits.grant import Grant
 from hooks.edits.planning import arches_of
-from hooks.image.layout import Layout, read_layout, unseen_layout
-from hooks.image.placement import Placed, place, stage
+from hooks.image.layout import Layout, read_layout, staged_layout, unseen_layout
+from hooks.image.placement import Placed, place, place_unseen, stage
 from hooks.image.rootfs import Rootfs
 from hooks.plan import Bounds, Contribution, Plan, united
 from hooks.prepared import Prepared
@@ -134,7 +136,42 @@ class LayerTarget:
         return planned.placed
 
 
-Target: TypeAlias = RootfsTarget | LayerTarget
+class UnseenTarget:
+    """A rootfs that is not mounted yet: it is neither read nor written.
+
+    Args:
+        staging: as of :class:`RootfsTarget`.
+    """
+
+    is_layer = False
+    image: Rootfs | None = None
+    rootfs = NOWHERE
+
+    def __init__(self, staging: str) -> None:
+        self.staging = staging
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def plan(self, case: Case, grant: Grant | None, lap: Lap) -> Planned:
+        """Plan what every source contributes, with the libraries on a tmpfs of the container."""
+        layout = staged_layout(arches_of(grant, case.inventory), case.mounts())
+        lap("layout")
+        return _planned(case, grant, layout)
+
+    def place(self, case: Case, planned: Planned) -> Placed:
+        """Write the files of a plan into staging.
+
+        Raises:
+            RootfsError: they cannot be written; nothing of them is left.
+        """
+        return place_unseen(planned.plan, planned.layout, self.staging, case.variables())
+
+
+Target: TypeAlias = RootfsTarget | LayerTarget | UnseenTarget
 
 
 def plan_for_image(case: Case, grant: Grant | None, lap: Lap) -> Planned:
@@ -149,6 +186,10 @@ def plan_for_image(case: Case, grant: Grant | None, lap: Lap) -> Planned:
     else:
         layout = read_layout(case.image, arches, spec_mounts=case.mounts())
     lap("layout")
+    return _planned(case, grant, layout)
+
+
+def _planned(case: Case, grant: Grant | None, layout: Layout) -> Planned:
     contributions, compat = contribute(case, grant, layout)
     plan = united(each.plan for each in contributions)
     return Planned(layout, compat, contributions, plan, Placed())

@@ -57,6 +57,10 @@ class MpsDaemonFailed(NodeAgentError, code="NVSHIM-E2738", status=Status.UNAVAIL
     """The MPS control daemon failed to start, exited, or gives an unexpected answer."""
 
 
+class ConnectorSilent(NodeAgentError, code="NVSHIM-E2759", status=Status.UNAVAILABLE):
+    """NVSentinel's platform connector does not take health events. The agent retries."""
+
+
 class KernelLogUnusable(NodeAgentError, code="NVSHIM-E2746", status=Status.FAILED_PRECONDITION):
     """The kernel log is not readable, so Xids are not attributed to processes."""
 
@@ -113,6 +117,15 @@ class MetricsAddressUnusable(
     remedy="choose another address for the metrics",
 ):
     """Another program uses the metrics address, or it is not this node's. The agent retries."""
+
+
+class WebConfigInvalid(
+    NodeAgentError,
+    code="NVSHIM-E2787",
+    status=Status.INVALID_ARGUMENT,
+    remedy="correct the file; it is read again after a change",
+):
+    """The web configuration file of the metrics, or a file that it names, is missing or wrong."""
 
 
 class ContainerNotKilled(
@@ -247,6 +260,11 @@ ClaimHolds = NodeAgentError.row("NVSHIM-E2767 claim-holds", Status.FAILED_PRECON
 ClaimsUnreadable = NodeAgentError.row("NVSHIM-E2768 claims-unreadable", Status.PERMISSION_DENIED,
     "The [sharing] claims cannot be read or removed.")
 
+# -- labels ------------------------------------------------------------------------------------
+NodeLabelsUnwritten = NodeAgentError.row(
+    "NVSHIM-E2760 node-labels-unwritten", Status.FAILED_PRECONDITION,
+    "The agent cannot write the node's labels to the file of ``--node-labels-file``.")
+
 # -- metrics -----------------------------------------------------------------------------------
 MetricsAddressInvalid = NodeAgentError.row(
     "NVSHIM-E2785 metrics-address-invalid", Status.INVALID_ARGUMENT,
@@ -255,6 +273,30 @@ MetricsAddressInvalid = NodeAgentError.row(
 # -- faults of containers, and the memory guard ------------------------------------------------
 CausesUnreadable = NodeAgentError.row("NVSHIM-E2791 causes-unreadable", Status.PERMISSION_DENIED,
     "The faults of containers are not readable.")
+
+# -- NRI ---------------------------------------------------------------------------------------
+NriEnded = NodeAgentError.row("NVSHIM-E2750 nri-ended", Status.UNAVAILABLE,
+    "The container engine ended the NRI connection, as when it restarts. The agent connects again.",
+    remedy="see the engine's log if it stays so")
+NriUnsynchronized = NodeAgentError.row("NVSHIM-E2754 nri-unsynchronized", Status.UNAVAILABLE,
+    "The container engine accepted the agent as an NRI plugin, and does not synchronize it. It "
+    "waits until no container is being created, stopped or removed; one of these calls may hang.",
+    remedy="see which call hangs in the engine's log")
+NriUndecided = NodeAgentError.row("NVSHIM-E2751 nri-undecided", Status.UNAVAILABLE,
+    "The kubelet may have allocated a GPU to a container, and the agent cannot decide now what it "
+    "gets. The container is refused, since it would start without its GPU.",
+    remedy="wait: the kubelet retries; check the node agent's faults")
+NriUnlimited = NodeAgentError.row("NVSHIM-E2752 nri-unlimited", Status.FAILED_PRECONDITION,
+    "NRI cannot keep the limits of [sharing], since shims count the holders of devices.",
+    remedy="name the shim's RuntimeClass in the pod, or remove the limits")
+NriUnmapped = NodeAgentError.row("NVSHIM-E2753 nri-unmapped", Status.FAILED_PRECONDITION,
+    "NRI cannot open a device to a container in a user namespace: its node has to be mounted, and "
+    "nothing tells every engine to allow it in the device cgroup.",
+    remedy="name the shim's RuntimeClass in the pod, or set hostUsers: true")
+NriVariableLost = NodeAgentError.row("NVSHIM-E2749 nri-variable-lost", Status.FAILED_PRECONDITION,
+    "A container has a variable twice, mostly from its image and its pod. Engines let NRI replace "
+    "the first, and keep the last. So the driver's libraries would not be found.",
+    remedy="set the variable in the image or the pod only, or name the shim's RuntimeClass")
 
 # -- dynamic resource allocation ---------------------------------------------------------------
 DeviceTaken = NodeAgentError.row("NVSHIM-E2774 device-taken", Status.FAILED_PRECONDITION,

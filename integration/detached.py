@@ -10,11 +10,55 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Generic, TypeVar, cast
 
 __all__ = ["run_detached"]
 
 T = TypeVar("T")
+
+
+class _Handover(Generic[T]):
+    """The outcome of a call on its way to the task that waits: it is taken or dropped, never lost.
+
+    Args:
+        drop: called with a result that nobody takes.
+    """
+
+    def __init__(self, drop: Callable[[T], object]) -> None:
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._outcomes: list[tuple[T | None, BaseException | None]] = []
+        self._is_abandoned = False
+
+    def put(self, result: T | None, failed: BaseException | None) -> bool:
+        """Bring the outcome; return whether somebody still waits for it."""
+        with self._lock:
+            self._outcomes.append((result, failed))
+            return not self._is_abandoned
+
+    def take(self) -> T:
+        """Return the result, or raise the exception."""
+        result, failed = self._outcomes.pop()
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # it refers to this frame
+        return cast("T", result)
+
+    def abandon(self) -> None:
+        """Wait no longer; drop what has come at the same moment."""
+        with self._lock:
+            self._is_abandoned = True
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop the result, if there is one that nobody has taken or dropped."""
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, []
+        for result, failed in outcomes:
+            if failed is None:
+                self._drop(cast("T", result))
 
 
 async def run_detached(
@@ -31,16 +75,12 @@ async def run_detached(
         The result of ``do``. An exception in ``do`` is raised here.
     """
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    woken: asyncio.Future[None] = loop.create_future()
+    handover = _Handover(drop)
 
-    def deliver(result: T | None, failed: BaseException | None) -> None:
-        if future.cancelled():
-            if failed is None:
-                drop(result)  # type: ignore[arg-type] # set, since nothing failed
-        elif failed is not None:
-            future.set_exception(failed)
-        else:
-            future.set_result(result)  # type: ignore[arg-type] # the same
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
 
     def run() -> None:
         result, failed = None, None
@@ -48,12 +88,19 @@ async def run_detached(
             result = do(*arguments)
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting task
             failed = error
+        if not handover.put(result, failed):
+            handover.discard()
+            return
         try:
-            loop.call_soon_threadsafe(deliver, result, failed)
+            loop.call_soon_threadsafe(wake)
         except RuntimeError:  # the event loop is closed; the process is about to exit
-            if failed is None:
-                drop(result)  # type: ignore[arg-type] # set, since nothing failed
+            handover.discard()
 
     context = copy_context()
     threading.Thread(target=context.run, args=(run,), name="run_detached", daemon=True).start()
-    return await future
+    try:
+        await woken
+    except BaseException:
+        handover.abandon()
+        raise
+    return handover.take()

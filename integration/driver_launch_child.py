@@ -11,7 +11,8 @@ JSON is an object. Missing keys are "", or empty::
     dev                  the directory of the host's device nodes
     shm                  a directory to mount at /dev/shm; "" to leave that unchanged
     cgroup               the name of a cgroup at the top of every hierarchy; "" to stay
-    lock                 a file to lock as long as the program, or a child of it, lives; "" for none
+    lock                 a descriptor that holds a lock as long as the program, or a child of it,
+                         lives; -1 for none
     record               what to write into that file, besides "pid" and "start"
     ends_with            the parent's pid, to end with the parent; 0 for none
 
@@ -21,8 +22,10 @@ agent ends, and its limits are the agent's. If the daemon may not leave, it repo
 A program with ``shm`` or ``root`` has its own mount namespace, so that it does not share memory
 with the host's programs. Unmounts on the host propagate to it, so it keeps no mount alive.
 
-Exits with 75 if another process holds the lock, with 71 on a failure; the last line on stderr says
-why.
+The starter takes the lock, because this program may be slow to start: if somebody found the lock
+free meanwhile, this could become a second daemon, or one that nobody wants any more.
+
+Exits with 71 on a failure; the last line on stderr says why.
 
 Sources: flock(2), whose locks stay with the open file over execve(2); mount_namespaces(7);
 cgroups(7).
@@ -31,14 +34,13 @@ cgroups(7).
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import signal
 import sys
 from typing import Any
 
-TEMPFAIL, OSERR = 75, 71
+OSERR = 71
 _CLONE_NEWNS = 0x20000
 _PR_SET_PDEATHSIG = 1
 _MS_BIND, _MS_REC, _MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
@@ -47,7 +49,7 @@ _NOTHING = {
     "binds": [],
     "shm": "",
     "cgroup": "",
-    "lock": "",
+    "lock": -1,
     "record": {},
     "ends_with": 0,
 }
@@ -58,19 +60,14 @@ def main(text: str) -> None:
     """Become the program. Does not return."""
     request = {**_NOTHING, **json.loads(text)}
     try:
-        lock = _lock(request["lock"]) if request["lock"] else -1
-        if lock < -1:
-            sys.stderr.write("another process holds the lock\n")
-            os._exit(TEMPFAIL)
         if request["ends_with"]:
             _end_with(request["ends_with"])
         if request["cgroup"]:
             _leave(request["cgroup"])
         if request["root"] or request["shm"]:
             _own_mounts(request)
-        if lock >= 0:
-            _note(lock, request["record"])
-            os.set_inheritable(lock, True)
+        if request["lock"] >= 0:
+            _note(request["lock"], request["record"])
         if request["root"]:
             os.chroot(request["root"])
         os.chdir("/")
@@ -89,17 +86,6 @@ def _end_with(parent: int) -> None:
     _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() != parent:
         os._exit(OSERR)
-
-
-def _lock(path: str) -> int:
-    """Take the lock; return the descriptor, or -2 if another process holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return -2
-    os.ftruncate(fd, 0)  # the content is that of a dead process
-    return fd
 
 
 def _note(lock: int, record: dict[str, Any]) -> None:

@@ -3,15 +3,19 @@
 A process that hangs there survives SIGKILL. :func:`subprocess.run` kills a process that takes too
 long, and then waits without a limit. This module leaves it alone after a second, and reaps it if it
 ever ends.
+
+Ctrl-C kills the program too, also while it is being started: it would run on with the lock of NVML.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import IO, Final
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Final
 
 from shim.programs import has_ended
 
@@ -48,18 +52,19 @@ def run_for(
     _reap()
     # Files, since a process that the program leaves behind would hold a pipe open.
     with _file() as output, _file() as errors:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE if given else subprocess.DEVNULL,
-            stdout=output, stderr=output if merged else errors, env=env, pass_fds=pass_fds,
-        )  # fmt: skip
-        is_done = False
+        process, is_done = None, False
         try:
+            with _interrupt_delayed():
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.PIPE if given else subprocess.DEVNULL,
+                    stdout=output, stderr=output if merged else errors, env=env, pass_fds=pass_fds,
+                )  # fmt: skip
             if process.stdin is not None:
                 with suppress(BrokenPipeError), process.stdin as pipe:
                     pipe.write(given)
             is_done = _ends(process, seconds)
         finally:
-            if not is_done:
+            if process is not None and not is_done:
                 kill(process)
         if not is_done:
             raise subprocess.TimeoutExpired(argv, seconds)
@@ -72,6 +77,27 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     if not _ends(process, _TO_DIE):
         _left.append(process)
+
+
+@contextmanager
+def _interrupt_delayed() -> Iterator[None]:
+    """Raise KeyboardInterrupt only at the end of the block.
+
+    By a handler of Python, since a started program would inherit a mask, or that it is ignored.
+    """
+    handler = signal.default_int_handler
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not handler:
+        yield
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *each: came.append(each))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:  # also if the block failed: the caller might go on
+            raise KeyboardInterrupt
 
 
 def _reap() -> None:

@@ -54,13 +54,18 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def read_some(path: str, most: int) -> bytes:
+def read_some(path: str, most: int, flags: int = 0) -> bytes:
     """Return the first bytes of a file of any kind, without waiting.
+
+    Args:
+        path: the file's.
+        most: how many bytes.
+        flags: further ones of open(2).
 
     Raises:
         OSError: it cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
     content = b""
     try:
         while len(content) < most and (more := os.read(fd, most - len(content))):

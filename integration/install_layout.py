@@ -6,8 +6,9 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from api.values import dataclass
 
 PREFIX: Final = "/opt/containerd-shim-nvidia"
 BINDIR: Final = "/usr/local/bin"

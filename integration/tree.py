@@ -18,9 +18,9 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from api.values import dataclass
 from integration.errors import TreeDamaged, TreeUnreadable
 from integration.json_documents import parse_json
 

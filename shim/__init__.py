@@ -1,6 +1,6 @@
 """containerd-shim-nvidia: a containerd shim (runtime v2) that gives containers their GPUs.
 
-A room each, and what it is for:
+The packages, and what each is for:
 
 - :mod:`shim.verbs`: the programs that containerd runs for a moment: start, delete, -info, -v.
 - :mod:`shim.forkserver`: how a shim process comes into being.

@@ -101,6 +101,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # Of malloc.h; and glibc's own default, which it raises as soon as a larger block is freed.
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE_BLOCK: Final = 1 << 17
+_M_ARENA_MAX: Final = -8
 
 _libc.mount.argtypes = (
     ctypes.c_char_p,
@@ -124,9 +125,24 @@ def give_back_large_blocks() -> None:
 
     Source: mallopt(3).
     """
+    _set_malloc(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+
+
+def use_one_heap() -> None:
+    """Have threads that start from now on use the heap of the first one.
+
+    By itself, glibc makes a heap for nearly each thread, up to eight for each processor, and what
+    is free in one is of no use to the others.
+
+    Source: mallopt(3).
+    """
+    _set_malloc(_M_ARENA_MAX, 1)
+
+
+def _set_malloc(parameter: int, value: int) -> None:
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:  # musl has none, and no need of it
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        mallopt(parameter, value)
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:

@@ -1,23 +1,23 @@
-"""What tests against a real containerd share.
+"""Fixtures of tests with a real containerd.
 
-One containerd runs for the whole session, with the images of tools.images in it. Each
-test gets a runtime of it, and fails if it leaves anything on the machine. Every test fails that
-leaves its own process otherwise than it was (:mod:`tests.harness.process_guard`).
+One containerd runs for the whole session, with the images of tools.images in it. Each test gets a
+runtime of it, and fails if it leaves anything on the machine. A test also fails if it changes its
+own process (:mod:`tests.harness.process_guard`).
 
-``NVSHIM_TEST_RUNTIME=io.containerd.runc.v2`` runs the tests against containerd's own shim
-instead, to see that they ask for nothing that a shim does not have to do.
+``NVSHIM_TEST_RUNTIME=io.containerd.runc.v2`` runs the tests with containerd's own shim instead, to
+check that they expect nothing that a shim need not do.
 
-``NVSHIM_TEST_PARTS=trixie`` runs them with containerd, runc and crun of another release of Debian,
-``trixie+sid`` with containerd of the first and runc and crun of the second; and
-``NVSHIM_TEST_LOW_LEVEL=crun`` has the containers run by crun. tests/matrix.py goes through them.
+``NVSHIM_TEST_PARTS=trixie`` runs them with containerd, runc and crun of another Debian release,
+``trixie+sid`` with containerd of the first and runc and crun of the second.
+``NVSHIM_TEST_LOW_LEVEL=crun`` runs the containers with crun. tests/matrix.py tries all of these.
 
-``NVSHIM_TEST_SHIM=tree`` runs them with the shim of the self-contained tree that a node gets, by
+``NVSHIM_TEST_SHIM=tree`` runs them with the shim of the self-contained tree that a node gets, and
 its own Python, instead of the checkout's.
 
-``NVSHIM_TEST_ORDER=SEED`` runs the files of tests in the order that the seed deals; the tests of a
-file stay as they are. To see a failure again, name the seed again.
+``NVSHIM_TEST_ORDER=SEED`` shuffles the test files; the tests within a file keep their order. The
+same seed repeats a failure.
 
-``NVSHIM_TEST_EXAMPLES=random`` looks for other examples (:mod:`tests.harness.examples`).
+``NVSHIM_TEST_EXAMPLES=random`` tries new examples (:mod:`tests.harness.examples`).
 """
 
 from __future__ import annotations
@@ -64,33 +64,33 @@ TMPDIR: Final = pytest.StashKey[str]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Give workers that run side by side short directories: addresses of sockets lie in them."""
-    # Not as names of this module: those hear nothing of fixtures of the session.
+    """Give parallel workers short directories, because the paths of sockets in them are limited."""
+    # Not as names of this module: such hooks do not see fixtures of the session.
     config.pluginmanager.register(process_guard)
-    # A shell's job in the background begins without it, and so would all that tests start.
+    # A background job of a shell ignores SIGINT, and so would every process that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # As systemd starts everything: what tests make as a distribution would has its modes. Tests of
-    # another umask set it.
+    # The umask of systemd's services: files that tests create as a distribution would get the usual
+    # modes. Tests of another umask set it.
     os.umask(0o022)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and config.option.basetemp:
         run = os.path.dirname(config.option.basetemp)
         config.option.basetemp = os.path.join(run, worker.removeprefix("gw"))
-    if not worker and os.geteuid() == 0:  # whose variable the workers have
+    if not worker and os.geteuid() == 0:  # workers inherit its variable
         stack = ExitStack()
         config.stash[TMPDIR] = stack.enter_context(usable_tmpdir())
         config.add_cleanup(stack.close)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say where temporary files are, if that is not where they were asked for."""
+    """Report the directory of temporary files if it is not the one of TMPDIR."""
     why = config.stash.get(TMPDIR, "")
     return f"TMPDIR: {why}" if why else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Spare the garbage collector, and what a test forks, the thousands of tests that there are."""
+    """Exclude the thousands of collected tests from garbage collection, also in forked children."""
     gc.disable()
     try:
         return (yield)
@@ -118,7 +118,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def usual_umask() -> Iterator[None]:
-    """The umask that shims have, and that who makes images and packages has."""
+    """Set the umask that shims, image builders and package builders have."""
     with restored():
         os.umask(UMASK)
         yield
@@ -126,13 +126,13 @@ def usual_umask() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory for what the whole session uses."""
+    """Return a directory for files of the whole session."""
     return str(tmp_path_factory.mktemp("workshop"))
 
 
 @pytest.fixture(scope="session")
 def shim_directory(workshop: str, request: pytest.FixtureRequest) -> str:
-    """Where the launcher is that containerd calls: this checkout's, or that of a tree."""
+    """Return the directory of the launcher that containerd calls: this checkout's, or a tree's."""
     if SHIM == "tree":
         return os.path.join(request.getfixturevalue("built_tree").path, "bin")
     return os.path.dirname(make_launcher(os.path.join(workshop, "bin")))
@@ -140,7 +140,7 @@ def shim_directory(workshop: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def built_tree() -> Tree:
-    """The self-contained tree of this checkout, which is nobody's to change."""
+    """Return the self-contained tree of this checkout. Tests share it and must not change it."""
     from tests.harness.dist import built  # noqa: PLC0415 - most tests need no tree
 
     return built()
@@ -148,7 +148,7 @@ def built_tree() -> Tree:
 
 @pytest.fixture(scope="session")
 def shim_config(workshop: str) -> str:
-    """The shim's configuration; ``configure`` exchanges it for one test."""
+    """Return the path of the shim's configuration; ``configure`` replaces it for one test."""
     path = os.path.join(workshop, "config.toml")
     with open(path, "w", encoding="utf-8") as file:
         file.write(f'[node]\nstate = "{workshop}/state"\n')
@@ -159,7 +159,7 @@ def shim_config(workshop: str) -> str:
 def configure(shim_config: str) -> Iterator[Callable[..., None]]:
     """Give the shim another configuration, which it reads for each container.
 
-    That is a text, behind what the configuration of a simulated ``node`` says if there is one.
+    The text follows the configuration of the simulated ``node``, if there is one.
     """
     with open(shim_config, encoding="utf-8") as file:
         before = file.read()
@@ -178,7 +178,7 @@ def configure(shim_config: str) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="session")
 def parts() -> Iterator[Parts]:
-    """The containerd, runc and crun that are tested with. Tests' own children find them too."""
+    """Return the containerd, runc and crun under test, and put them in PATH for children."""
     containerd, _, low_level = PARTS.partition("+")
     parts = Parts.named(containerd, say=print)
     if low_level:
@@ -191,9 +191,9 @@ def parts() -> Iterator[Parts]:
 
 @pytest.fixture(scope="session")
 def low_level(parts: Parts, workshop: str) -> str | None:
-    """What the runtimes of tests call unless told otherwise; None for the shim's default."""
+    """Return the default low-level runtime of tests; None for the shim's default."""
     if LOW_LEVEL not in {"runc", "crun"}:
-        pytest.exit(f"NVSHIM_TEST_LOW_LEVEL={LOW_LEVEL}: neither runc nor crun", returncode=2)
+        pytest.exit(f"NVSHIM_TEST_LOW_LEVEL={LOW_LEVEL}: must be runc or crun", returncode=2)
     return crun_for_this_host(workshop, parts.crun) if LOW_LEVEL == "crun" else None
 
 
@@ -201,8 +201,8 @@ def low_level(parts: Parts, workshop: str) -> str | None:
 def session_containerd(
     shim_directory: str, shim_config: str, parts: Parts
 ) -> Iterator[PrivateContainerd]:
-    """The containerd of the session. Tests ask for ``containerd``, which looks for leaks."""
-    made = os.environ.get("NVSHIM_TEST_IMAGES")  # where there is no compiler to make them with
+    """Run the containerd of the session. Tests use ``containerd``, which checks for leaks."""
+    made = os.environ.get("NVSHIM_TEST_IMAGES")  # on machines without a compiler
     with containerd_with_images(
         parts, made or [busybox(), glibc()], shim_directory=shim_directory, shim_config=shim_config
     ) as containerd:
@@ -211,14 +211,14 @@ def session_containerd(
 
 @pytest.fixture
 def containerd(session_containerd: PrivateContainerd) -> Iterator[PrivateContainerd]:
-    """A running containerd; the test fails if anything of its containers is left."""
+    """Return a running containerd; the test fails if anything of its containers is left."""
     with nothing_left(session_containerd):
         yield session_containerd
 
 
 @pytest.fixture
 def runtime(containerd: PrivateContainerd, low_level: str | None) -> Iterator[Runtime]:
-    """The runtime under test. Containers that a test started are removed after it."""
+    """Return the runtime under test. Containers that a test started are removed after it."""
     runtime = Runtime(containerd, RUNTIME, low_level)
     yield runtime
     if not containerd.pid:

@@ -1,13 +1,13 @@
 """``python -m tests.matrix``: the end-to-end tests on other containerds, runcs and cruns.
 
-The shim is that of the self-contained tree, with its own Python, which is what a node gets; `make
-test` has the checkout's.
+The shim comes from the self-contained tree, with its own Python, as on a node; `make test` uses the
+one of the checkout.
 
-Every containerd runs all of them with the runc of its own release, and again with its crun; with
-the runc of each other release it runs those that have to do with the low-level runtime. What
-`make test` leaves out for its need of Debian unstable comes first. At the end comes a table, which
-also names what could not be had; the exit code says whether all of it ran and passed. What ran, and
-how it ended, is kept in tests/support.json, which docs/support.md is made of.
+Every containerd runs all of the tests with the runc of its own release, and again with its crun.
+With the runc of each other release it runs the tests that depend on the low-level runtime. The
+tests that `make test` skips because they need Debian unstable run first. The table at the end also
+names the parts that were unavailable; the exit code is 0 if everything ran and passed. The results
+are kept in tests/support.json, from which docs/support.md is generated.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from tests.harness.releases import UNSTABLE
 from tools.errors import ProgramNotAdapted
 from tools.parts import INSTALLED, Parts
 
-# Debian 12's (what is installed), Debian 13's, and what will be 14's.
+# Debian 12's (installed), Debian 13's, and those that will be in 14.
 CONTAINERDS: Final = (INSTALLED, "trixie", UNSTABLE)
 
 RECORD: Final = os.path.join(REPOSITORY, "tests", "support.json")
-"""How each run ended the last time, by its name."""
+"""The file with the last result of each run, by name."""
 
-# What is run where another release's runc is put under a containerd: the shim speaks with both
-# and neither with the other, so nothing else can differ.
+# The tests for a containerd with another release's runc: the shim talks to both, and they do not
+# talk to each other, so nothing else can differ.
 _LOW_LEVEL_TESTS: Final = tuple(
     f"tests/e2e/test_{name}.py"
     for name in ("crash", "errors", "gpu", "lifecycle", "options", "task_service")
 )
 _ALL_TESTS: Final = ("tests/e2e",)
-# What is marked newest has a run of its own; the rest goes side by side where it can.
+# Tests marked "newest" have their own run; the others run in parallel where possible.
 _PARTS_OF_RUN: Final = (
     ("-n", os.environ.get("WORKERS", "3"), "--dist", "loadfile", "-m", "not newest and not serial"),
     ("-m", "serial and not newest"),
@@ -58,33 +58,33 @@ class Run:
 
     parts: str  # as NVSHIM_TEST_PARTS names them
     low_level: str  # runc or crun
-    tests: tuple[str, ...] = _ALL_TESTS  # the paths of what is run
-    needs: str = ""  # another release whose programs have to be there
+    tests: tuple[str, ...] = _ALL_TESTS  # the paths of the tests
+    needs: str = ""  # another release whose programs this run needs
 
     @property
     def name(self) -> str:
-        """How a person asks for it."""
+        """Return the name of the run on the command line."""
         return f"{self.parts}/{self.low_level}" if not self.needs else "newest"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
     passed: int  # how many tests passed
-    failed: int  # how many did not, or left something behind
-    skipped: int  # how many had nothing to test here
+    failed: int  # how many failed, or left something behind
+    skipped: int  # how many were skipped
     seconds: float  # how long it took
-    missing: str = ""  # what could not be had, so that nothing ran
+    missing: str = ""  # what was unavailable, so that nothing ran
 
     @property
     def is_good(self) -> bool:
-        """Whether it ran, and everything passed."""
+        """Return whether it ran, and everything passed."""
         return not self.failed and not self.missing
 
 
 def runs() -> list[Run]:
-    """All of them: what is marked, each containerd with its own, then with the others' runc."""
+    """Return all runs: marked tests, each containerd with its own runtimes, then other runcs."""
     marked = Run(INSTALLED, "runc", ("tests",), needs=UNSTABLE)
     own = [Run(name, low_level) for name in CONTAINERDS for low_level in ("runc", "crun")]
     others = [
@@ -112,15 +112,15 @@ def read_outcome(path: str, seconds: float) -> Outcome:
     tests, failures, errors, skipped = (
         int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")
     )
-    # A test that passed and left something behind is counted among both.
+    # A test that passed and left something behind is counted as both.
     return Outcome(max(0, tests - failures - errors - skipped), failures + errors, skipped, seconds)
 
 
 def describe(run: Run) -> str:
-    """Which versions a run has.
+    """Return the versions that a run uses.
 
     Raises:
-        PackagesError: a release's packages cannot be had.
+        PackagesError: the packages of a release are unavailable.
         ProgramNotAdapted: a program cannot be made to run here.
     """
     if run.needs:
@@ -165,7 +165,7 @@ def _perform_part(run: Run, words: Sequence[str], directory: str, more: list[str
         argv, cwd=REPOSITORY, env={**os.environ, **environment}, check=False
     ).returncode
     outcome = read_outcome(path, time.monotonic() - began)
-    # Of some runs, none of the tests has to be alone.
+    # In some runs, no test has to run alone.
     nothing = code == pytest.ExitCode.NO_TESTS_COLLECTED and "serial and" in words[-1]
     if code and not outcome.failed and not nothing:  # interrupted
         return replace(outcome, failed=1)
@@ -173,13 +173,13 @@ def _perform_part(run: Run, words: Sequence[str], directory: str, more: list[str
 
 
 def record(run: Run, versions: str, outcome: Outcome, path: str = RECORD) -> None:
-    """Keep how a run ended, in the place of what is known of an earlier one.
+    """Store the result of a run; replace that of an earlier one.
 
     Args:
-        run: which.
-        versions: what it had, as :func:`describe` says it.
-        outcome: how it ended.
-        path: of the file.
+        run: the run.
+        versions: the versions that it used, from :func:`describe`.
+        outcome: its result.
+        path: the path of the file.
     """
     with open(path, encoding="utf-8") as file:
         known = json.load(file)
@@ -204,7 +204,7 @@ def _print(line: str) -> None:
 
 
 def main() -> int:
-    """Run what is asked for, and print the table."""
+    """Run the chosen runs, and print the table."""
     names = [run.name for run in runs()]
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument(
@@ -232,7 +232,7 @@ def main() -> int:
     _print(f"\n{'parts':24} {'versions':36} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
     for run, versions, outcome in table:
         if outcome.missing:
-            _print(f"{run.name:24} not run, could not be had: {outcome.missing}")
+            _print(f"{run.name:24} not run, unavailable: {outcome.missing}")
             continue
         _print(
             f"{run.name:24} {versions:36} {outcome.passed:7} {outcome.failed:7}"

@@ -1,7 +1,7 @@
-"""``python -m tests.more``: everything beyond ``make test``, one check after another, and a table.
+"""``python -m tests.more``: run all checks beyond ``make test`` in turn, and print a table.
 
-Each check is a target of the Makefile, which sets up what it needs, and can be run alone. One that
-fails does not keep the others from running; the exit code says whether all of them passed.
+Each check is a target of the Makefile, which sets up its needs and can run alone. The others run
+even if one fails; the exit code is 0 if all of them passed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.harness.launcher import REPOSITORY
 
 CHECKS: Final = {
     "thorough": "test-thorough",
+    "minimums": "test-minimums",
     "examples": "test-examples",
     "matrix": "test-matrix",
     "vm": "test-vm",
@@ -25,6 +26,7 @@ CHECKS: Final = {
     "fuzz": "fuzz",
     "chaos": "test-chaos",
     "soak": "soak",
+    "packages": "packages",
     "release": "test-release",
     "anywhere": "test-anywhere",
 }
@@ -33,15 +35,15 @@ CHECKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a check ended."""
+    """The result of a check."""
 
-    name: str  # which
+    name: str
     code: int  # the exit code of its target
     seconds: float  # how long it took
 
 
 def table(results: list[Result]) -> str:
-    """What a person reads at the end: what ran, its result and its time."""
+    """Format the table of checks, results and times."""
     rows = [f"{'check':10} {'target':16} {'result':12} {'time':>9}"]
     for result in results:
         outcome = "passed" if result.code == 0 else f"failed ({result.code})"
@@ -58,7 +60,7 @@ def _time(seconds: float) -> str:
 
 def _run(name: str) -> Result:
     started = time.monotonic()
-    # ONLY chooses among checks; a target that has a choice of its own runs all.
+    # ONLY chooses among checks; a target with its own ONLY runs everything.
     argv = ["make", "--no-print-directory", "ONLY=", CHECKS[name]]
     code = subprocess.run(argv, cwd=REPOSITORY, env=os.environ, check=False).returncode
     return Result(name, code, time.monotonic() - started)

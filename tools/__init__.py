@@ -1,7 +1,7 @@
-"""What makes, measures, documents and tries the product, and is no part of it.
+"""Programs that build, measure, document and try the product. They are not part of it.
 
-Nothing below :mod:`api`, :mod:`hooks`, :mod:`shim` or :mod:`integration` imports from here, and no
-installed tree has any of it. Each tool is run by a target of the Makefile.
+Nothing in :mod:`api`, :mod:`hooks`, :mod:`shim` or :mod:`integration` imports from here, and no
+installed tree contains it. A target of the Makefile runs each tool.
 """
 
 from __future__ import annotations

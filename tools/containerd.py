@@ -1,12 +1,11 @@
-"""A private containerd that can be stopped, killed, upgraded and looked into::
+"""A private containerd that can be stopped, killed, upgraded and inspected::
 
     with PrivateContainerd("/tmp/somewhere", shim_directory=".cache/bin") as containerd:
         done = containerd.ctr("run", "--rm", "--runtime", RUNTIME, IMAGE, "first", "true")
         containerd.restart()
 
-It is the product's own (:mod:`integration.simulated.containerd`), and what tests do with one
-besides. Pods of the CRI are always in a namespace that every containerd has; they are told apart by
-their ids.
+It extends the product's own (:mod:`integration.simulated.containerd`) with what tests need. CRI
+pods of all containerds are in the same namespace, so their ids distinguish them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _STOP_TIMEOUT: Final = 10.0 * PATIENCE
 
 
 class PrivateContainerd(simulated.PrivateContainerd):
-    """A containerd with everything of its own. As a context it runs, and is removed at the end.
+    """A containerd with separate directories. As a context it runs, and is removed at the end.
 
     Args:
         environment: more variables for containerd, and so for its shims.
@@ -38,8 +37,8 @@ class PrivateContainerd(simulated.PrivateContainerd):
         amend: called before each start with the path of the configuration, to change it.
 
     Attributes:
-        parts: which one is started next. Another one may be put here while none runs: that is
-            an upgrade.
+        parts: the programs of the next start. Assign others while containerd is stopped to
+            upgrade it.
     """
 
     def __init__(
@@ -70,16 +69,16 @@ class PrivateContainerd(simulated.PrivateContainerd):
 
     @property
     def ttrpc_address(self) -> str:
-        """The socket where shims publish their events."""
+        """Return the socket where shims publish their events."""
         return self.address + ".ttrpc"
 
     @property
     def marks(self) -> traces.Marks:
-        """By what this containerd's traces are told from those of others."""
+        """Return the marks that distinguish this containerd's traces from those of others."""
         return replace(super().marks, pods=frozenset(self.pod_ids()))
 
     def configure_plugins(self, version: int) -> str:
-        """What the configuration has to say of plugins, in TOML; called before each start.
+        """Return the configuration of plugins, in TOML; called before each start.
 
         Args:
             version: of the configuration's format: 2, or 3 for containerd 2.x.
@@ -88,15 +87,15 @@ class PrivateContainerd(simulated.PrivateContainerd):
         return ""
 
     def pod_ids(self) -> Iterable[str]:
-        """The ids that the CRI has given to pods and containers so far; this one has no CRI."""
+        """Return the ids of the CRI's pods and containers so far; this containerd has no CRI."""
         return ()
 
     def know(self, *containers: str) -> None:
-        """Count ids of containers that another client has made among those of this one."""
+        """Register ids of containers that another client has created."""
         self._words.update(containers)
 
     def bundle(self, container: str, *, namespace: str | None = None) -> str:
-        """The directory of a task's bundle, which may not be there."""
+        """Return the directory of a task's bundle, which may not exist."""
         return os.path.join(
             self.directory,
             "state",
@@ -106,7 +105,7 @@ class PrivateContainerd(simulated.PrivateContainerd):
         )
 
     def stop(self, *, timeout: float = _STOP_TIMEOUT) -> None:
-        """End containerd as a service manager does; containers go on. Nothing if it is stopped.
+        """Stop containerd as a service manager does; containers keep running.
 
         Args:
             timeout: seconds after which it is killed.
@@ -126,11 +125,11 @@ class PrivateContainerd(simulated.PrivateContainerd):
         self.start()
 
     def shim_pids(self) -> list[int]:
-        """The processes that listen on a socket where a shim of ours would."""
+        """Return the processes that listen on a socket where a shim of ours would."""
         return self.pids_listening_on(*(trace.name for trace in traces.sockets(self.marks)))
 
     def pids_listening_on(self, *paths: str) -> list[int]:
-        """The processes of ours that listen on one of these unix sockets."""
+        """Return our processes that listen on one of these unix sockets."""
         return sorted(
             int(trace.name)
             for trace in traces.processes(self.marks)
@@ -138,7 +137,7 @@ class PrivateContainerd(simulated.PrivateContainerd):
         )
 
     def log(self) -> str:
-        """What containerd and its shims have logged so far."""
+        """Return the log of containerd and its shims so far."""
         try:
             with open(self.log_path, encoding="utf-8", errors="replace") as file:
                 return file.read()

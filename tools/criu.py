@@ -1,8 +1,8 @@
-"""A CRIU that works with the running kernel: the installed one, or a later release's.
+"""Find a CRIU that works with the running kernel: the installed one, or a later release's.
 
-CRIU has to know the kernel that it runs on. It maps the memory of processes anew, and a kernel
-that is years newer lays out differently what CRIU has to find: Debian 12's refuses Linux 6.18
-(``vdso: Unexpected rt vDSO area bounds``), on which Debian 13's works.
+CRIU must support the kernel that it runs on. It remaps the memory of processes, and a much newer
+kernel has another layout of the parts that CRIU searches. Debian 12's CRIU refuses Linux 6.18
+(``vdso: Unexpected rt vDSO area bounds``); Debian 13's works there.
 
 Source: criu(8), check.
 """
@@ -24,13 +24,13 @@ _CHECK_TIMEOUT: Final = 30.0
 
 
 def find_criu(*, say: Callable[[str], None] | None = None) -> str:
-    """The path of a CRIU that says of itself that it works here.
+    """Return the path of a CRIU whose own check succeeds here.
 
     Args:
-        say: told in one line what is being downloaded, when something is.
+        say: called with one line about each download.
 
     Raises:
-        CriuUnusable: there is none; the message quotes what each said.
+        CriuUnusable: there is none; the message quotes the error of each.
     """
     refused = []
     installed = shutil.which("criu", path=SYSTEM_PATH)
@@ -55,7 +55,7 @@ def find_criu(*, say: Callable[[str], None] | None = None) -> str:
 
 
 def complaint(program: str) -> str:
-    """What a CRIU has against this machine; empty if it works here."""
+    """Return why a CRIU does not work on this machine; empty if it works."""
     try:
         done = subprocess.run(
             [program, "check"],
@@ -66,10 +66,10 @@ def complaint(program: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"criu check had not ended after {_CHECK_TIMEOUT:g} s"
+        return f"criu check was still running after {_CHECK_TIMEOUT:g} s"
     if done.returncode == 0:
         return ""
     lines = [line for line in done.stderr.splitlines() if "Error" in line]
-    # The last ones say what it gave up; those of children that failed say nothing.
+    # The last lines have the reason; the lines of failed children do not.
     said = [line for line in lines if "exited, status" not in line]
     return (said or lines or [f"exit status {done.returncode}"])[0]

@@ -1,8 +1,8 @@
-"""``make demo``: one GPU container, from nothing to its end, and what it saw.
+"""``make demo``: run one GPU container from start to exit, and show what it saw.
 
-On a machine with a GPU the container gets the real one; on any other a simulated node is made
-first (:mod:`integration.simulated`). Either way the containerd is a private one, unmodified,
-and the container runs through this checkout's shim. Nothing is left on the machine.
+On a machine with a GPU the container gets the real one; otherwise a simulated node is created first
+(:mod:`integration.simulated`). In both cases the containerd is a private, unmodified one, and the
+container runs through this checkout's shim. Nothing is left on the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WIDTH: Final = 36
 
 
 class _Stopwatch:
-    """How long each step took, in the order of the steps."""
+    """The duration of each step, in order."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, float]] = []
@@ -60,7 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__)
     parser.add_argument("--gpus", type=int, default=2, help="GPUs of the simulated node")
     parser.add_argument("--scenario", help="a scenario of the simulated node: a name or a file")
-    parser.add_argument("--simulated", action="store_true", help="even where there is a real GPU")
+    parser.add_argument(
+        "--simulated", action="store_true", help="simulate the node even if there is a real GPU"
+    )
     parser.add_argument("--devices", default="all", help="NVIDIA_VISIBLE_DEVICES")
     parser.add_argument("--capabilities", default="compute,utility")
     asked = parser.parse_args(arguments)
@@ -147,7 +149,7 @@ def _show_container(
     if asked.devices != "none" and not any(line.startswith("GPU ") for line in gpus):
         raise DemoFailed(
             "a container with GPUs",
-            found="nvidia-smi -L lists none",
+            found="nvidia-smi -L lists no GPU",
             do=f"see {containerd.log_path}",
         )
 
@@ -162,7 +164,9 @@ def _wait_stopped(containerd: PrivateContainerd) -> None:
     deadline = time.monotonic() + 10
     while "STOPPED" not in containerd.ctr("tasks", "ls").stdout:
         if time.monotonic() > deadline:
-            raise DemoFailed("to stop the container", found="it still runs 10 s after SIGTERM")
+            raise DemoFailed(
+                "to stop the container", found="it is still running 10 s after SIGTERM"
+            )
         time.sleep(0.02)
 
 
@@ -170,7 +174,7 @@ def _tell_node(*, real: bool) -> None:
     _title("The node")
     if real:
         with open(_REAL_DRIVER, encoding="utf-8") as file:
-            print(f"  a real one: {file.readline().strip()}")
+            print(f"  a real GPU: {file.readline().strip()}")
     else:
         print("  simulated: NVIDIA's user-space driver, real device nodes, no GPU behind them")
     for program in ("containerd", "runc"):

@@ -1,6 +1,6 @@
 """Images for tests and measurements: those of :mod:`integration.simulated.images`, and more.
 
-Here are a small one, the first container of a pod, and ways to make odd ones of others.
+This module adds a small image, a pod's pause image, and ways to create unusual images.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PROBE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "probe.c")
 
 
 def busybox() -> Image:
-    """The smallest image that is of use: a static busybox and links to it.
+    """Return the smallest useful image: a static busybox and links to it.
 
     Raises:
         SourceNotInstalled: there is no static busybox.
@@ -78,9 +78,9 @@ def busybox() -> Image:
 
 @cache
 def glibc() -> Image:
-    """That of a simulated node with ``probe``, which tells what it can load and open (probe.c).
+    """Return the image of a simulated node with ``probe``, which loads and opens files (probe.c).
 
-    It is made once: it takes fifty programs, and a compiler.
+    It is created once, because it takes fifty programs and a compiler.
 
     Raises:
         SourceNotInstalled: a program, a library or the compiler is missing.
@@ -93,7 +93,7 @@ def glibc() -> Image:
 
 @cache
 def pause() -> Image:
-    """An image for the first container of a pod, which holds its namespaces (see pause.c).
+    """Return an image for a pod's pause container, which holds its namespaces (see pause.c).
 
     Raises:
         SourceNotInstalled: the compiler is missing.
@@ -104,12 +104,12 @@ def pause() -> Image:
 
 
 def behind_link(tree: Mapping[str, Node], path: str, *, target: str) -> Tree:
-    """The tree with ``path`` moved away, and a link in its place.
+    """Return the tree with ``path`` moved away, and a link in its place.
 
     Args:
         tree: the tree, which is not changed.
-        path: what is replaced by the link; it and what is below it move to ``target``.
-        target: what the link says. An absolute one means the image's root, as seen inside.
+        path: the link replaces this path; it and what is below it move to ``target``.
+        target: the link's target. An absolute path starts at the image's root, as seen inside.
     """
     place = os.path.normpath(os.path.join("/", os.path.dirname(path), target)).lstrip("/")
     moved: Tree = {}
@@ -121,13 +121,13 @@ def behind_link(tree: Mapping[str, Node], path: str, *, target: str) -> Tree:
 
 
 def tree_of(directory: str, place: str = "") -> Tree:
-    """The files, links and directories below a directory, as an image has them.
+    """Return the files, links and directories below a directory, as an image has them.
 
     Args:
-        place: where in the image it is.
+        place: the path in the image.
 
     Raises:
-        ImageBuildFailed: it is not there, or has something that is neither a file nor a link.
+        ImageBuildFailed: it does not exist, or contains anything but files, links and directories.
     """
     if not os.path.isdir(directory):
         raise ImageBuildFailed(f"an image of {directory}", found="no such directory")
@@ -151,7 +151,7 @@ def tree_of(directory: str, place: str = "") -> Tree:
 
 
 def write_layer(path: str, image: Image) -> str:
-    """Write an image's files as a tar, for programs that make an image of one.
+    """Write an image's files as a tar, for programs that build an image from one.
 
     Returns:
         ``path``.
@@ -162,15 +162,15 @@ def write_layer(path: str, image: Image) -> str:
 
 
 def compile_program(source: str, *flags: str) -> bytes:
-    """A program for an image.
+    """Compile a program for an image.
 
     Raises:
         SourceNotInstalled: there is no compiler.
-        ImageBuildFailed: it refused the source.
+        ImageBuildFailed: the compiler refused the source.
     """
     with tempfile.TemporaryDirectory(prefix="nvshim-image-") as directory:
         program = os.path.join(directory, "program")
-        # No build id and no path of this machine in it: the same source gives the same bytes.
+        # No build id and no path of this machine: the same source gives the same bytes.
         output_of(
             [
                 find_program("gcc"), "-O1", "-Wall", "-s", "-Wl,--build-id=none",

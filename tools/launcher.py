@@ -1,17 +1,17 @@
-"""Writes the program that containerd executes, for a checkout; and compiles those of C.
+"""Write the program that containerd executes, for a checkout; and compile the C programs.
 
-It is a Python script whose first line names the interpreter with ``-I -S``: neither the
-environment, nor the user's packages, nor the machine's can change what it runs, and leaving
-out ``site`` halves its start. It names its libraries itself, after the standard library, so
-that nothing in them can stand in for a standard module.
+It is a Python script whose first line names the interpreter with ``-I -S``: the environment, the
+user's packages and the machine's packages do not affect it, and leaving out ``site`` halves its
+start time. The script adds its libraries after the standard library, so that they cannot replace a
+standard module.
 
-With ``--compiler`` the script gets the name PATH.py, and PATH becomes a program
-(:file:`shim/forkserver/launcher.c`) that has the verb done by the fork server if there is one, and
-executes the script if not. A ``delete`` that finds nothing to do it answers by itself
+With ``--compiler`` the script gets the name PATH.py, and PATH becomes a native program
+(:file:`shim/forkserver/launcher.c`). It lets the fork server run the verb if there is one, and
+executes the script otherwise. It answers a ``delete`` without anything to delete by itself
 (:file:`fast_delete.c`). Without it every ``start`` is cold.
 
-In a self-contained tree (``make dist``) neither program has a path in it: both find what
-they need beside themselves (:file:`tree.c`).
+In a self-contained tree (``make dist``) the programs contain no paths: both find their files
+relative to their own (:file:`tree.c`).
 
 Run as ``python3 -m tools.launcher PATH --library DIR [--library DIR ...] [--compiler
 gcc]``.
@@ -36,9 +36,9 @@ from shim.verbs import handover, warmstart
 from tools.errors import LauncherUnusable
 
 SOURCES: Final = ("launcher.c", "fast_delete.c", "tree.c")
-# Static: it starts in a third of the time, and runs on hosts with another libc.
+# Static, because that starts in a third of the time and runs on hosts with another libc.
 _C_FLAGS: Final = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror", "-static", "-s")
-# What the C sources have from the Python ones.
+# Values that the C sources take from the Python sources.
 _MACROS: Final[dict[str, int | Sequence[str]]] = {
     "NAME": [PROGRAM],
     "SUFFIX": [warmstart.SUFFIX],
@@ -53,7 +53,7 @@ _MACROS: Final[dict[str, int | Sequence[str]]] = {
 }
 _DIRECTORY: Final = os.path.join(os.path.dirname(os.path.abspath(shim.__file__)), "forkserver")
 
-# The kernel reads 256 bytes of a script, and needs the end of the first line among them.
+# The kernel reads 256 bytes of a script, which must include the end of the first line.
 _LONGEST_FIRST_LINE: Final = 255
 
 _BODY: Final = """\
@@ -66,7 +66,7 @@ from shim.__main__ import main
 main(revision={revision!r})
 """
 
-# The directory lib beside the one that the program is in. It is run by the tree's interpreter, and
+# The sibling directory lib of the program's directory. The tree's interpreter runs this script; it
 # cannot be executed itself.
 _IN_A_TREE: Final = """\
 # Made by tools.launcher; see there.
@@ -80,11 +80,11 @@ main(revision={revision!r})
 
 
 def launcher_text(interpreter: str, library_paths: Sequence[str], revision: str = "") -> str:
-    """The program's text.
+    """Return the program's text.
 
     Args:
         interpreter: the absolute path of a Python of at least 3.11.
-        library_paths: absolute directories with our packages and those that they need.
+        library_paths: absolute directories with our packages and their dependencies.
         revision: the commit that it is built from, for ``-v``.
 
     Raises:
@@ -102,13 +102,15 @@ def launcher_text(interpreter: str, library_paths: Sequence[str], revision: str 
     first_line = f"#!{interpreter} -IS\n"
     if " " in interpreter or len(os.fsencode(first_line)) > _LONGEST_FIRST_LINE:
         raise LauncherUnusable(
-            asked, found="a path that no first line of a script can name", do="use another Python"
+            asked,
+            found="a path that is too long or has spaces for a script's first line",
+            do="use another Python",
         )
     return first_line + body
 
 
 def tree_text(revision: str = "") -> str:
-    """The program's text in a self-contained tree, where it is ``bin/NAME.py``.
+    """Return the program's text in a self-contained tree, where it is ``bin/NAME.py``.
 
     Args:
         revision: the commit that it is built from, for ``-v``.
@@ -119,10 +121,10 @@ def tree_text(revision: str = "") -> str:
 def write_launcher(
     path: str, *, interpreter: str, library_paths: Sequence[str], revision: str = ""
 ) -> None:
-    """Write the program, executable for all, whole or not at all.
+    """Write the program, executable for all, atomically.
 
     Args:
-        path: where; what is there is replaced.
+        path: where; an existing file is replaced.
 
     Raises:
         LauncherUnusable: the paths are unusable, or the file cannot be written.
@@ -137,12 +139,12 @@ def write_launcher(
 def compile_native(
     path: str, *, compiler: str, sources: Sequence[str] = (), define: str = ""
 ) -> None:
-    """Make the native program that stands before the script, whole or not at all.
+    """Compile the native program that runs before the script, atomically.
 
     Args:
-        path: where; the script is beside it, with ``.py`` at the end of its name.
+        path: where; the script is next to it, with ``.py`` at the end of its name.
         compiler: a C compiler, with the arguments of gcc.
-        sources: another program's, in place of the launcher's.
+        sources: another program's sources, instead of the launcher's.
         define: a macro; ``TREE`` for a launcher that is part of a self-contained tree.
 
     Raises:
@@ -170,7 +172,7 @@ def compile_native(
 
 
 def _literal(value: int | Sequence[str]) -> str:
-    """A number, or texts, as C has them; there is nothing in ours that would need an escape."""
+    """Return a number or texts as C literals; our texts need no escapes."""
     return str(value) if isinstance(value, int) else ",".join(f'"{text}"' for text in value)
 
 

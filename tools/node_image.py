@@ -1,7 +1,7 @@
 """The image of both DaemonSets, without a daemon, a registry or root: ``make image``.
 
-It is the tree that ``make dist`` makes, and nothing else: no shell, no distribution. The tree has
-its own interpreter and libraries, and what is done on a node is done by the copy there.
+It is the tree of ``make dist``, and nothing else: no shell, no distribution. The tree has its own
+interpreter and libraries, and the copy that is installed on the node does the work there.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tools.images import Image, tree_of, write_archive
 __all__ = ["IMAGE", "NAME", "node_image"]
 
 NAME: Final = "containerd-shim-nvidia"
-# An image without a registry in its name is taken for one of Docker's; so it is called in full.
+# containerd takes a name without a registry for Docker Hub, so the name is complete.
 IMAGE: Final = f"docker.io/library/{NAME}:{VERSION}"
 
 
 def node_image(tree: str) -> Image:
-    """The image of a self-contained tree.
+    """Return the image of a self-contained tree.
 
     Raises:
-        ImageBuildFailed: it is not there, or has something that is neither a file nor a link.
+        ImageBuildFailed: it does not exist, or contains anything but files, links and directories.
     """
     return Image(
         IMAGE,

@@ -1,4 +1,4 @@
-"""What pip calls to build this project: it says how the project is installed instead.
+"""The build backend for pip: it refuses, and says how to install the project instead.
 
 Source: PEP 517.
 """

@@ -1,9 +1,9 @@
-"""Packages of any release of Debian, with what they depend on, beside those of the simulated node.
+"""Packages of any Debian release, with their dependencies, in addition to the simulated node's.
 
     debs = fetch(["containerd"], "/somewhere/trixie", release="trixie", dependencies=True)
 
-They come from where the machine takes its own (:mod:`integration.simulated.archive`), with the
-release exchanged. A cache directory holds packages of one release.
+They come from the machine's own archive (:mod:`integration.simulated.archive`), with another
+release. A cache directory contains packages of one release.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["fetch", "in_release", "sources_of"]
 _KEYRING_PACKAGE: Final = "debian-archive-keyring"
 _KEYRING: Final = "usr/share/keyrings/debian-archive-keyring.gpg"
 
-# The release that is never released has neither updates nor security fixes of its own.
+# Debian unstable has no separate suites for updates and security fixes.
 _UNRELEASED: Final = frozenset({"sid", "unstable"})
-# Nothing is installed, says our status file.
+# Our dpkg status file has no installed packages.
 _INSTALL: Final = ("install", "--yes", "--no-install-recommends")
 
 
@@ -43,25 +43,25 @@ def fetch(
     sources: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Have packages as files, downloading those that are not there yet.
+    """Return packages as files, and download the missing ones.
 
     Args:
         into: the cache directory; by default one that is named after the release.
-        release: the release to take them from ("trixie"); the machine's own if not given.
-        dependencies: whether to have what they depend on too, as on a machine that has nothing.
-        sources: deb822 text of the archive to use in place of the machine's own.
-        say: told in one line what is being downloaded, when something is.
+        release: the release to download from ("trixie"); the machine's own by default.
+        dependencies: whether to include all dependencies, as for a machine without packages.
+        sources: deb822 text of the archive to use instead of the machine's own.
+        say: called with one line about each download.
 
     Returns:
-        The path of one .deb for each name, in the order of the names; then those of what they
-        depend on.
+        The path of one .deb for each name, in the order of the names; then those of the
+        dependencies.
 
     Raises:
-        PackagesError: something is missing and cannot be had.
+        PackagesError: something is missing and cannot be downloaded.
     """
     wanted = list(dict.fromkeys(names))
     into = os.path.abspath(into or os.path.join(default_cache(), release or ""))
-    # What the archive said that they depend on: the question first, then the answer.
+    # The archive's answer about dependencies, after the packages that it is for.
     note, question = os.path.join(into, "dependencies"), " ".join(wanted)
     os.makedirs(os.path.join(into, "apt"), exist_ok=True)
     with locked(os.path.join(into, "apt")):
@@ -74,7 +74,7 @@ def fetch(
                 known = list(dict.fromkeys((*wanted, *sorted(apt.resolve(wanted, *_INSTALL)))))
         found = packages.fetch(known, into, sources=sources, say=say)
         said = "\n".join((question, *known)) + "\n"
-        # A cache that has everything may be read-only, as in a virtual machine.
+        # A complete cache may be read-only, as in a virtual machine.
         if dependencies and read(note) != said:
             with open(note, "w", encoding="utf-8") as file:
                 file.write(said)
@@ -82,22 +82,22 @@ def fetch(
 
 
 def sources_of(release: str | None, say: Callable[[str], None] | None = None) -> str:
-    """The machine's archive, for its own or for another release.
+    """Return the machine's archive, for its own or for another release.
 
     Args:
         release: the release ("trixie"); None for the machine's own, with all components.
-        say: told in one line what is being downloaded, when something is.
+        say: called with one line about each download.
 
     Returns:
         deb822 text for a ``.sources`` file.
 
     Raises:
-        PackagesError: there is no archive, or the keys of that release cannot be had.
+        PackagesError: there is no archive, or the keys of that release cannot be downloaded.
     """
     if release is None:
         return machine_sources()
-    # A machine that was installed before that release does not know its keys; the newest
-    # keyring of the machine's own release does, and comes signed with keys that it knows.
+    # A machine that is older than that release does not have its keys. The newest keyring package
+    # of the machine's own release does, signed with keys that the machine has.
     cache = os.path.join(default_cache(), "keyring")
     keyring = os.path.join(cache, "unpacked")
     unpack(packages.fetch([_KEYRING_PACKAGE], cache, say=say), keyring)
@@ -109,23 +109,23 @@ def sources_of(release: str | None, say: Callable[[str], None] | None = None) ->
 def in_release(
     archives: Iterable[Archive], codename: str, release: str, keyring: str = ""
 ) -> list[Archive]:
-    """The same archives for another release.
+    """Return the same archives for another release.
 
     Args:
-        archives: those of one release, as :func:`~integration.simulated.archive.own_release` gives
-            them.
-        codename: that release; empty where the machine does not say.
-        release: the one to have instead. Its updates and security fixes are taken from where
-            the machine takes its own.
-        keyring: what an archive that Debian signs is to be checked with, in place of a keyring
-            of Debian's that the machine has; empty to keep that.
+        archives: those of one release, from
+            :func:`~integration.simulated.archive.own_release`.
+        codename: that release; empty if the machine does not name it.
+        release: the new release. Its updates and security fixes come from the same places as the
+            machine's own.
+        keyring: replaces Debian's keyring on the machine, for archives that Debian signs; empty to
+            keep it.
 
     Returns:
         Values whose suites are only those of the other release.
     """
     exchanged = []
     for archive in archives:
-        # A machine that does not say what it is has one entry for all: the release's.
+        # A machine that does not name its release has one entry for all suites.
         suites = archive["suites"].split()
         parts = [suite.removeprefix(codename) if codename else "" for suite in suites]
         if release in _UNRELEASED:

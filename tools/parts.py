@@ -1,20 +1,20 @@
-"""Which containerd, and which low-level runtime: the machine's own, or those of another release.
+"""The containerd and low-level runtime to use: the machine's own, or those of another release.
 
-A shim meets many versions of both. Debian's releases have them side by side, and a machine
-needs nothing installed to run those of another one (``python -m tools.parts RELEASE…`` has
-them ready)::
+A shim works with many versions of both. Debian's releases have them, and a machine does not need to
+install another release's packages to run them (``python -m tools.parts RELEASE…`` downloads them
+in advance)::
 
     parts = Parts.of_release("trixie")
     with PrivateContainerd(parts=parts) as containerd:
         ...
 
 Rules
-- What is not installed is taken from Debian's archive, unpacked in the cache of packages
+- Packages come from Debian's archive, are unpacked in the cache of packages
   (:mod:`integration.simulated.packages`), and run from there.
-- Its programs are asked to run with the dynamic loader and the libraries of their own release,
-  by name: the paths are written into a copy of each. Environment variables would not do: runc
-  executes itself again, and what a program starts must not meet another release's libraries.
-- A release is what it is today. Nothing here depends on which version that is.
+- Each program runs with its own release's dynamic loader and libraries: their paths are written
+  into a copy of the program. Environment variables would not work: runc executes itself again, and
+  child processes must not load another release's libraries.
+- A release means its current packages. Nothing here depends on their version.
 
 Source: ld.so(8), elf(5) PT_INTERP and DT_RPATH; patchelf(1).
 """
@@ -25,7 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self
 
@@ -47,31 +47,32 @@ __all__ = [
     "patchelf",
     "program_of_release",
     "programs_of_release",
+    "set_loader",
 ]
 
 _PACKAGES: Final = ("containerd", "runc", "crun")
 
-# Apart from one another, so that one release's containerd can run another's runc.
+# In separate directories, so that one release's containerd can run another's runc.
 _DIRECTORIES: Final = {"containerd": OF_CONTAINERD, "low-level": LOW_LEVEL}
 
 
 class Parts(Programs):
-    """The programs that a containerd is made of, as absolute paths; see :class:`Programs`."""
+    """The programs of a containerd, as absolute paths; see :class:`Programs`."""
 
     @classmethod
     def of_release(
         cls, release: str, cache: str | None = None, *, say: Callable[[str], None] | None = None
     ) -> Self:
-        """What a release of Debian has.
+        """Return the programs of a Debian release.
 
         Args:
             release: its code name ("trixie"), or "sid".
             cache: the cache of packages; that of :func:`default_cache` if None.
-            say: told in one line what is being downloaded, when something is.
+            say: called with one line about each download.
 
         Raises:
-            PackagesError: something is missing and cannot be fetched.
-            ProgramNotAdapted: a program could not be made to run beside its libraries.
+            PackagesError: something is missing and cannot be downloaded.
+            ProgramNotAdapted: a program could not be adapted to its own libraries.
         """
         where = _unpacked(_DIRECTORIES, _PACKAGES, release, release, cache, say)
         paths = (
@@ -83,7 +84,7 @@ class Parts(Programs):
 
     @classmethod
     def named(cls, name: str, *, say: Callable[[str], None] | None = None) -> Self:
-        """Those that a person asks for.
+        """Return the programs for a command-line argument.
 
         Args:
             name: "installed", or a release's code name.
@@ -91,7 +92,7 @@ class Parts(Programs):
         return cls.installed() if name == INSTALLED else cls.of_release(name, say=say)
 
     def with_low_level_of(self, other: Programs) -> Self:
-        """This containerd, with runc and crun of another release."""
+        """Return this containerd, with runc and crun of another release."""
         return replace(self, name=f"{self.name}+{other.name}", runc=other.runc, crun=other.crun)
 
 
@@ -102,19 +103,19 @@ def program_of_release(
     *,
     say: Callable[[str], None] | None = None,
 ) -> str:
-    """A single program that a release of Debian has, in a package of the same name.
+    """Return a single program of a Debian release, from the package of the same name.
 
     Args:
         release: the release's code name ("trixie"), or "sid".
         cache: the cache of packages; that of :func:`default_cache` if None.
-        say: told in one line what is being downloaded, when something is.
+        say: called with one line about each download.
 
     Returns:
         Its path; nothing else is in that directory.
 
     Raises:
-        PackagesError: it is missing and cannot be fetched.
-        ProgramNotAdapted: it could not be made to run beside its libraries.
+        PackagesError: it is missing and cannot be downloaded.
+        ProgramNotAdapted: it could not be adapted to its own libraries.
     """
     where = programs_of_release({program: (program,)}, [program], release, cache, say=say)
     return os.path.join(where, program, program)
@@ -128,23 +129,23 @@ def programs_of_release(
     *,
     say: Callable[[str], None] | None = None,
 ) -> str:
-    """Programs that a release of Debian has in packages of any names.
+    """Return programs of a Debian release, from packages of any name.
 
     Args:
-        parts: the programs, by the name of the directory that they are to be in.
-        packages: the packages that have them; the first gives the place in the cache its name.
+        parts: the programs, by the name of their directory.
+        packages: the packages with the programs; the first one names the directory in the cache.
         release: the release's code name ("trixie"), or "sid".
         cache: the cache of packages; that of :func:`default_cache` if None.
-        say: told in one line what is being downloaded, when something is.
+        say: called with one line about each download.
 
     Returns:
-        The directory in which the directories of ``parts`` are.
+        The directory that contains the directories of ``parts``.
 
     Raises:
-        PackagesError: something is missing and cannot be fetched.
-        ProgramNotAdapted: a program could not be made to run beside its libraries.
+        PackagesError: something is missing and cannot be downloaded.
+        ProgramNotAdapted: a program could not be adapted to its own libraries.
     """
-    # A directory of its own: when the release changes, the other programs need not.
+    # A separate directory, so that a changed package does not affect the other programs.
     return _unpacked(parts, packages, release, f"{release}-{packages[0]}", cache, say)
 
 
@@ -156,8 +157,8 @@ def _unpacked(
     cache: str | None,
     say: Callable[[str], None] | None,
 ) -> str:
-    """Programs of a release's packages, in a place of the cache; their directory."""
-    # The path becomes part of the programs: it must hold whoever comes to them by a link.
+    """Unpack a release's packages in the cache; return their programs' directory."""
+    # The path becomes part of the programs, so resolve links: it must not depend on the caller.
     into = os.path.join(os.path.realpath(default_cache() if cache is None else cache), place)
     directory = os.path.join(into, "unpacked")
     debs = fetch(packages, into, release=release, dependencies=True, say=say)
@@ -166,11 +167,11 @@ def _unpacked(
 
 
 def _adapt_all(new: str, directory: str, parts: Mapping[str, Sequence[str]]) -> None:
-    """Copy the programs of unpacked packages to where they are run from, and adapt them.
+    """Copy the programs of unpacked packages to their final directory, and adapt them.
 
     Args:
         new: where the packages are unpacked now.
-        parts: the programs, by the directory below ``parts`` that they are to be in.
+        parts: the programs, by their directory below ``parts``.
     """
     libraries = _libraries(new)
     for part, programs in parts.items():
@@ -190,11 +191,11 @@ def _adapt(program: str, libraries: list[str], root: str) -> None:
     """Make a program run with the loader and the libraries of its own release.
 
     Args:
-        program: what to change, in its place.
-        libraries: the directories of the libraries, as they are when it runs.
+        program: the file to change.
+        libraries: the directories of the libraries at run time.
         root: where the packages are unpacked now.
     """
-    asked = f"to run {os.path.basename(program)} beside its own libraries"
+    asked = f"to run {os.path.basename(program)} with its own libraries"
     interpreter = patchelf(asked, "--print-interpreter", program).strip()
     name = os.path.basename(interpreter)
     loader = next(
@@ -207,15 +208,11 @@ def _adapt(program: str, libraries: list[str], root: str) -> None:
     )
     if loader is None:
         raise ProgramNotAdapted(asked, found=f"no {name} among the packages it depends on")
-    # DT_RPATH, and not its successor: it holds for the libraries of libraries too.
-    patchelf(
-        asked, "--set-interpreter", loader, "--force-rpath", "--set-rpath", ":".join(libraries),
-        program,
-    )  # fmt: skip
+    set_loader(asked, program, loader, libraries)
 
 
 def _libraries(root: str) -> list[str]:
-    """The directories of shared libraries below ``root``, relative to it."""
+    """Return the directories of shared libraries below ``root``, relative to it."""
     found = []
     for top in ("usr/lib", "lib"):
         directory = os.path.join(root, top)
@@ -228,11 +225,28 @@ def _libraries(root: str) -> list[str]:
     return found
 
 
-def patchelf(asked: str, *arguments: str) -> str:
-    """What patchelf(1) answers.
+def set_loader(asked: str, program: str, loader: str, libraries: Iterable[str]) -> None:
+    """Change a program so that it runs with a dynamic loader and its libraries.
 
     Args:
-        asked: what it is for, in words.
+        asked: the purpose, for an error message.
+        loader: the path of the loader.
+        libraries: the directories of the libraries.
+
+    Raises:
+        ProgramNotAdapted: patchelf is missing, or failed.
+    """
+    # DT_RPATH instead of DT_RUNPATH, because it also applies to the libraries of libraries. In this
+    # order: in the other one, or at once, patchelf 0.18 breaks Go programs.
+    patchelf(asked, "--force-rpath", "--set-rpath", ":".join(libraries), program)
+    patchelf(asked, "--set-interpreter", loader, program)
+
+
+def patchelf(asked: str, *arguments: str) -> str:
+    """Run patchelf(1); return its output.
+
+    Args:
+        asked: the purpose, for an error message.
 
     Raises:
         ProgramNotAdapted: it is missing, or failed.

@@ -74,7 +74,7 @@ def pattern_of(lines: Iterable[str]) -> re.Pattern[str]:
         for phrase in phrases
         if phrase and not phrase.startswith("#")
     ]
-    # The longest first: "has come of" is one hit, as "come of" is.
+    # The longest first, so that a phrase that contains another phrase is one hit.
     return re.compile(rf"\b(?:{'|'.join(sorted(written, key=len, reverse=True))})\b", re.IGNORECASE)
 
 

@@ -1,11 +1,11 @@
-"""A pod's way from the kubelet's calls to the CUDA library, measured.
+"""Trace a pod from the kubelet's calls to the CUDA library.
 
-``make pod-trace`` does what a kubelet does: a sandbox and a container of the CRI, by the handler
-``nvidia``, on a real containerd and runc and a simulated GPU node. strace notes which programs
-are executed, and which of the driver's files the container opens. What was seen is written to
-``docs/pictures/pod-trace.json``, and is a diagram in the documentation from there.
+``make pod-trace`` does what a kubelet does: it creates a sandbox and a container through the CRI,
+with the handler ``nvidia``, on a real containerd and runc and a simulated GPU node. strace records
+which programs are executed, and which driver files the container opens. The trace is written to
+``docs/pictures/pod-trace.json``; the documentation shows it as a diagram.
 
-Being traced makes everything slower; the diagram shows the order, and not how long things take.
+Tracing makes everything slower, so the diagram shows the order, and not durations.
 
 Source: strace(1); CRI v1.
 """
@@ -38,7 +38,7 @@ LANES: Final = ("kubelet", "containerd", "shim", "runc", "container")
 
 _SHIM: Final = "containerd-shim-nvidia-v1"
 _COMMAND: Final = ("probe", "dlopen", "libcuda.so.1")
-# The tracer is in the background, so that containerd has the process that was started.
+# The tracer runs in the background, so that containerd keeps its own process id.
 _WRAPPER: Final = """\
 #!/bin/sh
 case "$1" in --version) exec {containerd} --version;; esac
@@ -50,10 +50,10 @@ _DRIVER_FILE: Final = re.compile(r"lib(?:cuda|nvidia)[^/]*\.so[^/]*$")
 
 
 def trace(shim_directory: str) -> list[dict[str, Any]]:
-    """Run a pod, and tell what happened.
+    """Run a pod, and return the trace.
 
     Returns:
-        What happened, in its order: each with ``ms`` since the first call, ``from``, ``to`` and
+        The events, in order: each with ``ms`` since the first call, ``from``, ``to`` and
         ``what``.
     """
     with tempfile.TemporaryDirectory(prefix="pod-") as directory:
@@ -77,7 +77,7 @@ def trace(shim_directory: str) -> list[dict[str, Any]]:
             archive = write_archive(os.path.join(directory, "images.tar"), [glibc(), pause()])
             containerd.ctr("images", "import", archive, namespace="k8s.io")
             with open(node.config_path, "a", encoding="utf-8") as file:
-                file.write('\n[policy]\ntrusted-namespaces = ["default"]\n')  # no kubelet is here
+                file.write('\n[policy]\ntrusted-namespaces = ["default"]\n')  # no kubelet runs here
             calls, ids = _run_pod(cri, containerd, node.scenario.gpus[0].uuid)
         with open(log, encoding="utf-8", errors="replace") as file:
             return _ordered(calls, read_trace(file, ids), calls[0][0])
@@ -87,7 +87,7 @@ def _run_pod(
     cri: Cri, containerd: PrivateContainerd, uuid: str
 ) -> tuple[list[tuple[float, str]], dict[str, str]]:
     calls: list[tuple[float, str]] = []
-    # A pod without a network of its own: that is other programs' work.
+    # A pod without its own network, which other programs would create.
     namespaces = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER)
     config = pb.PodSandboxConfig(
         metadata=pb.PodSandboxMetadata(name="pod", uid="pod", namespace="default"),
@@ -131,13 +131,13 @@ def _run_pod(
 
 
 def read_trace(lines: Iterable[str], ids: dict[str, str]) -> list[tuple[float, str, str, str]]:
-    """What strace has noted that is of a pod.
+    """Return the pod's events in strace's output.
 
     Args:
-        ids: of the sandbox and its container, and what they are called.
+        ids: of the sandbox and its container, with their names in the diagram.
 
     Returns:
-        When, from whom, to whom, what.
+        Time, source, target and description of each.
     """
     found = []
     opened = set()
@@ -150,7 +150,7 @@ def read_trace(lines: Iterable[str], ids: dict[str, str]) -> list[tuple[float, s
         whose = next((name for key, name in ids.items() if key in rest), "")
         if call == "openat":
             name = os.path.basename(words[0]) if words else ""
-            # The container's own view: the driver's place on the node is none of these.
+            # Only the container's paths: the driver's directory on the node does not count.
             inside = bool(words) and words[0].startswith(("/usr/lib", "/lib"))
             missing = "ENOENT" in rest
             if inside and not missing and _DRIVER_FILE.match(name) and name not in opened:
@@ -184,7 +184,7 @@ def _ordered(
 
 
 def diagram() -> str:
-    """What was seen, as a sequence diagram in Mermaid's language."""
+    """Return the trace as a sequence diagram in Mermaid's language."""
     with open(SEEN, encoding="utf-8") as file:
         events = json.load(file)
     lines = [f"participant {lane}" for lane in LANES]
@@ -193,7 +193,7 @@ def diagram() -> str:
 
 
 def main() -> None:
-    """Trace a pod, and write what was seen."""
+    """Trace a pod, and write the trace."""
     events = trace(os.path.join(REPOSITORY, ".cache", "bin"))
     with open(SEEN, "w", encoding="utf-8") as file:
         json.dump(events, file, indent=1)

@@ -1,4 +1,4 @@
-"""Makes the modules of :mod:`api.proto` from its ``.proto`` files, with protoc: ``make proto``.
+"""Generate the modules of :mod:`api.proto` from its ``.proto`` files, with protoc: ``make proto``.
 
 Run as ``python3 -m tools.protos [--output DIR]`` in the root of a checkout.
 """
@@ -12,10 +12,10 @@ import sys
 
 
 def make(output: str) -> None:
-    """Make all of them.
+    """Generate all modules.
 
     Args:
-        output: a directory; they are written below it, by the paths of their sources.
+        output: a directory; files are written below it, by the paths of their sources.
     """
     sources = sorted(glob.glob("api/proto/*.proto"))
     argv = ["-I.", f"--python_out={output}", f"--pyi_out={output}", *sources]
@@ -24,7 +24,7 @@ def make(output: str) -> None:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m tools.protos", description=__doc__)
-    parser.add_argument("--output", default=".", help="the directory to write below; here")
+    parser.add_argument("--output", default=".", help="the output directory (default: this one)")
     make(parser.parse_args().output)
 
 

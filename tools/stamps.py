@@ -1,4 +1,4 @@
-"""What something was made of, kept in a file beside it: a thing is made anew when that changes."""
+"""Record what a file was made from, next to it: when that changes, the file is rebuilt."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 
 def write_stamp(path: str, text: str) -> None:
-    """Remember what something beside it was made of."""
+    """Record in the file ``path`` what its neighbour was made from."""
     with open(f"{path}.new", "w", encoding="ascii") as file:
         file.write(text)
     os.rename(f"{path}.new", path)
 
 
 def read_stamp(path: str) -> str:
-    """What something was made of; empty if that is not known."""
+    """Return the record; empty if there is none."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read()

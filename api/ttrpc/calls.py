@@ -256,7 +256,7 @@ class Calls:
             return self._failure(error, call.service, call.context, request)
 
     def escaped(self, call: Call) -> Outcome:
-        """The outcome of a handler that raised a cancellation which was not its own."""
+        """The outcome of a handler that let the cancellation of something else escape."""
         error = RuntimeError("something it waited for was cancelled")
         return self._failure(error, call.service, call.context, None)
 

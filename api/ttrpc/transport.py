@@ -59,7 +59,7 @@ class Transport:
         self._waiting = 0
 
     async def receive(self) -> bytes:
-        """What has arrived, waiting for it; ``b""`` at the end or when the connection is lost."""
+        """Wait for bytes and return them; ``b""`` at the end or when the connection is lost."""
         # Waiting comes first even if there is something to read: a peer that always has something
         # to say must not keep the loop from the others.
         while await self._ready(anyio.wait_readable):

@@ -15,6 +15,8 @@ links of a library                      the library, mounted by the names that p
                                         start as much as everything else of a library, so it is
                                         not mounted by its file's name or by linkers' names
 entries of ld.so.cache                  nothing: the directories above are searched without
+a manifest without the host's paths     the host's manifest, and the library where it names it:
+                                        a spec has no word for a file's content
 /dev/dri/by-path, the application       nothing: they are there for programs that look at all
 profile, parameters of procfs           GPUs, and a spec has no word for them
 a group for nodes that are not          ``additionalGids``
@@ -54,8 +56,10 @@ from hooks.edits import features
 from hooks.edits.grant import Grant, decide
 from hooks.edits.planning import arches_of, make_plan, plan_devices
 from hooks.image.layout import Layout, Libc, Loader
+from hooks.node.driver import Driver
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
+from hooks.node.manifests import library_paths
 from hooks.plan import Device, Mount, Plan, groups_of, united
 from hooks.requests.naming import parse_names
 from hooks.requests.request import Request
@@ -251,7 +255,8 @@ class _Work:
     def _flat(self, make: Callable[[Layout], Plan]) -> Plan:
         """The plan for all directories of libraries at once, with mounts in place of links."""
         layouts = self._layouts(Grant(self._wish.capabilities))
-        return _without_links(_for_all([make(layout) for layout in layouts]))
+        plan = _without_links(_for_all([make(layout) for layout in layouts]))
+        return _with_manifests(plan, self._inventory.driver)
 
     def _layouts(self, grant: Grant) -> list[Layout]:
         """One for each directory that the loaders of images search."""
@@ -308,6 +313,23 @@ def _without_links(plan: Plan) -> Plan:
         if end in at and not (end in found and _is_for_linkers(path, end)):
             mounts.setdefault(path, replace(at[end], destination=path))
     return replace(plan, mounts=tuple(mounts.values()), links=())
+
+
+def _with_manifests(plan: Plan, driver: Driver) -> Plan:
+    """The plan with the host's manifests, and each library by the path that they name it by."""
+    at = {mount.destination: mount for mount in plan.mounts}
+    libraries = {posixpath.basename(path): mount for path, mount in at.items()}
+    changed = {file.source: file.path for file in plan.files if file.source}
+    for file in driver.files:
+        if file.source not in changed:
+            continue
+        where = changed[file.source]
+        at[where] = Mount(file.source, where, reason="configuration")
+        for path in library_paths(file.name, file.manifest):
+            library = libraries.get(posixpath.basename(path))
+            if library is not None and path.startswith("/"):
+                at.setdefault(path, replace(library, destination=path))
+    return replace(plan, mounts=tuple(at.values()))
 
 
 def _is_for_linkers(path: str, end: str) -> bool:

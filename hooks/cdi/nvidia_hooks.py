@@ -200,7 +200,7 @@ def decide_compat(calls: Iterable[Call], plan: Plan, config: Config, find: FindC
 
 
 def _models(config: Config) -> Iterator[str]:
-    """The names of the node's GPUs; which of them a foreign spec gives is not known."""
+    """The models of all GPUs of the node: a foreign spec does not say which of them it gives."""
     directory = f"{config.proc}/driver/nvidia/gpus"
     for name in read_names(directory) or ():
         model = read_fields(f"{directory}/{name}/information", ("Model",))["Model"]

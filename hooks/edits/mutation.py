@@ -12,7 +12,7 @@ device      linux.devices                 a node has the same path, type and num
             mounts, not linux.devices     in a user namespace, if the node is elsewhere on the
                                           host: a runtime makes no nodes there
 mount       mounts                        a mount has the same destination (the user's wins)
-variable    process.env                   its last value is the same
+variable    process.env                   its last value is the same; of some, any (UNLESS_SET)
 group       process.user.additionalGids   it is listed
 hook        hooks.KIND                    the same hook is listed
 control     linux.intelRdt                one is set (the user's wins)
@@ -42,6 +42,7 @@ from hooks.errors import DeviceConflict
 from hooks.ocispec import Json, has_user_namespace, misshapen, part
 from hooks.plan import (
     RULED_KINDS,
+    UNLESS_SET,
     Device,
     Hook,
     Plan,
@@ -119,7 +120,11 @@ def apply_process(
     entries = part(process, "env", list, "process.")
     # The last entry of a name is the one that the process sees.
     now = dict(str(entry).partition("=")[::2] for entry in entries)
-    added = [f"{name}={value}" for name, value in environment if now.get(name) != value]
+    added = [
+        f"{name}={value}"
+        for name, value in environment
+        if now.get(name) != value and not (name in UNLESS_SET and name in now)
+    ]
     if added:
         edited["env"] = entries + added
     user = part(process, "user", dict, "process.")

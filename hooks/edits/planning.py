@@ -16,6 +16,10 @@ Rules
   shown, so a container with such a GPU gets no profile: it would hide a GPU that was granted.
 - Everybody is kept from making nodes (:mod:`hooks.node.host_setup`).
 - A node that not everybody may open brings its group as a supplementary group.
+- A manifest that names a library of the container by its path on the host is not mounted. The
+  container gets a copy that has the library's name. In a container with libraries of two
+  architectures, a manifest for one of them has the library's path in the container, so that the
+  loader of the other ignores it.
 - Files of the table that the node lacks are listed in ``missing`` and are not an error;
   what was asked for by name was checked by the grant.
 
@@ -38,6 +42,7 @@ from typing import Final
 from hooks.edits.grant import Grant
 from hooks.image.layout import Layout
 from hooks.node.capabilities import (
+    OTHERS,
     ConfigFile,
     Firmware,
     Library,
@@ -52,6 +57,7 @@ from hooks.node.driver import DriverFile, LibraryFile, places
 from hooks.node.gpus import Gpu
 from hooks.node.host_setup import without_node_making
 from hooks.node.inventory import Inventory
+from hooks.node.manifests import library_paths, rename_libraries
 from hooks.plan import (
     CachedLibrary,
     Device,
@@ -68,6 +74,9 @@ from hooks.words import Arch, Capability
 
 LIBCUDA_DIRECTORY: Final = "NVIDIA_CTK_LIBCUDA_DIR"
 """Where libcuda is, for programs that look for it; NVIDIA's runtime sets it too."""
+
+TRITON_DIRECTORY: Final = "TRITON_LIBCUDA_PATH"
+"""The same for Triton, which otherwise runs /sbin/ldconfig to find it, and fails without."""
 
 _PROGRAMS: Final = "/usr/bin"
 _FIRMWARE: Final = "/lib/firmware/nvidia"
@@ -101,8 +110,8 @@ def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
                 work.add_library(row)
             case Program(name):
                 work.add_file(row, f"{_PROGRAMS}/{name}", "program")
-            case ConfigFile(name, below):
-                work.add_file(row, f"{below}/{name}", "configuration")
+            case ConfigFile():
+                work.add_configuration(row)
             case XorgModule():
                 work.add_xorg_module(row)
             case Firmware():
@@ -126,11 +135,14 @@ class _Work:
         self._grant = grant
         self._inventory = inventory
         self._layout = layout
-        self._arches = arches_of(grant, inventory)
         self._devices: dict[str, Device] = {}
         self._shown: dict[int, Gpu] = {}
         driver = inventory.driver
-        self._libraries = {(file.row, file.arch): file for file in driver.libraries}
+        self._libraries: dict[tuple[str, Arch], list[LibraryFile]] = {}
+        for library in driver.libraries:
+            self._libraries.setdefault((library.row, library.arch), []).append(library)
+        there = {library.arch for library in driver.libraries}
+        self._arches = tuple(arch for arch in arches_of(grant, inventory) if arch in there)
         self._found: dict[str, list[DriverFile]] = {}
         for file in driver.files:
             self._found.setdefault(file.row, []).append(file)
@@ -140,7 +152,12 @@ class _Work:
         self._cached: dict[tuple[str, Arch], CachedLibrary] = {}
         self._directories: dict[str, None] = {}
         self._environment: dict[str, str] = {}
-        self._missing: list[Missing] = []
+        self._changed: list[File] = []
+        self._missing = [
+            Missing(f"all libraries for {arch.value}", driver.library_directories)
+            for arch in arches_of(grant, inventory)
+            if arch not in there
+        ]
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -156,12 +173,12 @@ class _Work:
             libraries=tuple(self._cached.values()),
             library_directories=tuple(self._directories),
             missing=tuple(self._missing),
-            files=self._files_of_ours(),
+            files=(*self._changed, *self._profile()),
             link_directories=self._link_directories(),
             proc_files=tuple(filter(None, [without_node_making(self._inventory.parameters)])),
         )
 
-    def _files_of_ours(self) -> tuple[File, ...]:
+    def _profile(self) -> tuple[File, ...]:
         if not wants_drm(self._grant.capabilities):
             return ()
         profile = application_profile(gpu.minor for gpu in self._shown.values())
@@ -203,19 +220,20 @@ class _Work:
     def add_library(self, row: Library) -> None:
         driver = self._inventory.driver
         for arch in self._arches:
-            file = self._libraries.get((row.name, arch))
-            if file is None:
+            files = self._libraries.get((row.name, arch), ())
+            for file in files:
+                self._add_library_file(row, file)
+            if not files and row != OTHERS:
                 what = row.name.format(v=driver.version)
                 self._missing.append(Missing(f"{what} ({arch.value})", driver.library_directories))
-            else:
-                self._add_library_file(row, file)
 
     def _add_library_file(self, row: Library, file: LibraryFile) -> None:
         searched = self._layout.library_directory(file.arch)
         directory = f"{searched}/{row.directory}" if row.directory else searched
         path = f"{directory}/{file.name}"
         self._directories[directory] = None
-        self._add_mount(file.source, path, f"{file.arch.value} library")
+        kind = " of no known capability" if row == OTHERS else ""
+        self._add_mount(file.source, path, f"{file.arch.value} library{kind}")
         soname = file.soname or file.name
         self._add_link(f"{directory}/{soname}", file.name, "soname")
         for link in row.links:
@@ -227,6 +245,34 @@ class _Work:
             self._cached[name, file.arch] = CachedLibrary(name, path, file.arch)
         if soname == "libcuda.so.1" and file.arch is self._inventory.driver.arch:
             self._environment[LIBCUDA_DIRECTORY] = directory
+            if not self._layout.has_ldconfig and Capability.COMPUTE in self._grant.capabilities:
+                self._environment[TRITON_DIRECTORY] = directory
+
+    def add_configuration(self, row: ConfigFile) -> None:
+        if row.arch is not None and row.arch not in self._arches:
+            return
+        path = f"{row.below}/{row.name.format(v=self._inventory.driver.version)}"
+        for file in self._files(row):
+            names = self._names_for(row, file)
+            if names:
+                content = rename_libraries(file.name, file.manifest, names).encode()
+                told = ", ".join(f"{new} in place of {old}" for old, new in names.items())
+                self._changed.append(
+                    File(path, content, reason=f"names {told}", source=file.source)
+                )
+            else:
+                self._add_mount(file.source, path, "configuration")
+
+    def _names_for(self, row: ConfigFile, file: DriverFile) -> dict[str, str]:
+        """What a manifest has to say in place of each path of a library of the container."""
+        arch = row.arch or self._inventory.driver.arch
+        names = {}
+        for path in library_paths(file.name, file.manifest) if file.manifest else ():
+            name = posixpath.basename(path)
+            library = self._cached.get((name, arch))
+            if library is not None:
+                names[path] = library.path if row.arch and len(self._arches) > 1 else name
+        return names
 
     def add_xorg_module(self, row: XorgModule) -> None:
         # The X server searches below the directory its distribution has for libraries.
@@ -250,9 +296,7 @@ class _Work:
         else:
             self._add_mount(source, row.path, "socket of a service", _SOCKET_OPTIONS)
 
-    def add_file(
-        self, row: Program | ConfigFile | XorgModule, destination: str, reason: str
-    ) -> bool:
+    def add_file(self, row: Program | XorgModule, destination: str, reason: str) -> bool:
         """Add the file of a row; return whether the node has it."""
         files = self._files(row)
         for file in files:

@@ -43,6 +43,8 @@ LONGEST_FILE: Final = 1 << 20
 MOST_NAMES: Final = 20_000
 """Names that are read of a directory unless the caller says otherwise."""
 
+_MODE: Final = 0o644
+
 _MEANING: Final[dict[int, tuple[type[RootfsError] | ErrorRow[RootfsError], str, str]]] = {
     errno.ENOENT: (PathRefused, "the path leads nowhere inside the image", ""),
     errno.ENOTDIR: (PathRefused, "something on the way is not a directory", ""),
@@ -79,11 +81,12 @@ class Directory:
         path: where it was found inside the image, for messages only.
     """
 
-    __slots__ = ("_fd", "_owner", "path")
+    __slots__ = ("_fd", "_masked", "_owner", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._owner: tuple[int, int] | None = None
+        self._masked: bool | None = None
         self.path = path
 
     def close(self) -> None:
@@ -142,7 +145,7 @@ class Directory:
                 os.close(fd)
 
     def write_file(
-        self, name: str, data: bytes, *, like: os.stat_result | None = None, mode: int = 0o644
+        self, name: str, data: bytes, *, like: os.stat_result | None = None, mode: int = _MODE
     ) -> None:
         """Put a file under this name, in place of a file or link that has it.
 
@@ -173,17 +176,14 @@ class Directory:
     def create_empty(self, name: str) -> bool:
         """Make an empty file; False if something has the name."""
         self._check("make", name)
-        umask = os.umask(0)
         try:
             # One call instead of three: dozens of these are made for a container.
-            os.mknod(name, stat.S_IFREG | 0o644, dir_fd=self._fd)
+            os.mknod(name, stat.S_IFREG | _MODE, dir_fd=self._fd)
             self._adopt(name, stat.S_IFREG)
         except FileExistsError:
             return False
         except OSError as error:
             raise meaning(self._asked("make", name), error) from error
-        finally:
-            os.umask(umask)
         return True
 
     def create_link(self, name: str, target: str) -> bool:
@@ -298,15 +298,30 @@ class Directory:
             self._owner = (seen.st_uid, seen.st_gid)
         return None if self._owner == (0, 0) else self._owner
 
+    def _is_masked(self, name: str) -> bool:
+        """Whether the umask has taken rights from a new file; the answer is kept.
+
+        The umask itself is not asked for: that sets it, and it is that of all threads.
+        """
+        if self._masked is None:
+            seen = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            self._masked = stat.S_IMODE(seen.st_mode) != _MODE
+        return self._masked
+
     def _adopt(self, name: str, kind: int) -> None:
-        """Give something new the directory's owner."""
-        if self._foreign_owner is None:
+        """Give something new the directory's owner, and a file its mode whatever the umask is."""
+        is_masked = kind == stat.S_IFREG and self._is_masked(name)
+        if self._foreign_owner is None and not is_masked:
             return
         location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             if _is_new(os.fstat(location), kind):
                 # Not fchown(2), which takes no O_PATH; of a link, this is the link itself.
-                os.chown(f"/proc/self/fd/{location}", *self._foreign_owner)
+                itself = f"/proc/self/fd/{location}"
+                if is_masked:
+                    os.chmod(itself, _MODE)
+                if self._foreign_owner is not None:
+                    os.chown(itself, *self._foreign_owner)
         finally:
             os.close(location)
 

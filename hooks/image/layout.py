@@ -17,7 +17,10 @@ Rules
 - An image without a loader (static binaries only) still gets a directory. No image, however
   broken, makes :func:`read_layout` raise.
 - A rootfs that takes no writes has no room for mount points either, so the directories are
-  moved to a tmpfs of the spec: below /run or /dev the runtime can make them.
+  moved to a tmpfs of the spec: below /run or /dev the runtime can make them. Not if something
+  is mounted there already: a runtime would make our mount points in a volume.
+- Mounts deeper than any path of ours are passed over: they hide nothing of it, and the length of
+  a volume's path is not limited.
 
 Source: ld.so(8); glibc's sysdeps/*/shlib-versions and Debian's multiarch patches; musl's
 ldso/dynlink.c (its default path is /lib:/usr/local/lib:/usr/lib).
@@ -27,17 +30,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from api.values import dataclass
 from hooks.errors import RootfsError
 from hooks.image.elf import elf_of_fd
-from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs import DEEPEST, Rootfs
+from hooks.image.rootfs_errors import RootfsReadOnly
 from hooks.words import Arch
 
 CACHE: Final = "/etc/ld.so.cache"
+_LDCONFIG: Final = "/sbin/ldconfig"
 _BIND: Final = frozenset({"bind", "rbind"})
 _SHARED: Final = frozenset({"shared", "rshared"})
 _NOT_SHARED: Final = frozenset(
@@ -80,6 +85,7 @@ class Layout:
     fresh: frozenset[str] = frozenset()
     # those of ``covered`` from which mounts appear on the host as well: shared volumes
     shared: frozenset[str] = frozenset()
+    has_ldconfig: bool = True  # whether it has /sbin/ldconfig, or cannot be read
 
     def loader(self, arch: Arch) -> Loader:
         """The loader for ``arch``, which was among those asked for."""
@@ -158,16 +164,23 @@ def read_layout(
     Args:
         spec_mounts: ``mounts`` of the OCI spec, which will cover parts of the image.
     """
-    mounts = [mount for mount in spec_mounts if isinstance(mount.get("destination"), str)]
+    mounts = _near(spec_mounts)
     known: dict[str, str | None] = {}
     covered = dict.fromkeys(("/proc", "/sys", "/dev"))
+    linked = set()  # where links of the image lead mounts
     for mount in mounts:
-        covered[_place_of(mount)] = None
-        covered[_landing(rootfs, mount["destination"], known) or "/proc"] = None
+        place = _place_of(mount)
+        landing = _landing(rootfs, mount["destination"], known) or "/proc"
+        covered[place] = covered[landing] = None
+        if landing != place:
+            linked.add(landing)
     covered.pop("/", None)
     writable = rootfs.is_writable()
-    scratch = None if writable else _scratch(rootfs, mounts)
+    fresh = frozenset(each for each in _fresh(mounts) if linked.isdisjoint(_way_to(each)))
     shared = _shared(mounts)
+    # Behind a link the tmpfs would be mounted somewhere else.
+    places = (place for place in ("/run", "/dev") if _landing(rootfs, place) == place)
+    scratch = None if writable else _scratch(places, fresh, covered)
     look = _Look(rootfs, tuple(covered))
     loaders = []
     for arch in arches:
@@ -182,14 +195,45 @@ def read_layout(
         writable=writable,
         covered=tuple(covered),
         scratch=scratch,
-        fresh=_fresh(mounts),
+        fresh=fresh,
         shared=shared.union(filter(None, (_landing(rootfs, each, known) for each in shared))),
+        has_ldconfig=_kind(rootfs, _LDCONFIG) == stat.S_IFREG,
     )
 
 
 def unseen_layout(arches: Iterable[Arch]) -> Layout:
     """The layout of an image that cannot be read: as of one without a loader."""
     return Layout(tuple(Loader(arch, Libc.NONE, f"/usr{_ABIS[arch].home}") for arch in arches))
+
+
+def staged_layout(arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any]]) -> Layout:
+    """The layout of an image that is not mounted yet: libraries go to a tmpfs of the spec.
+
+    Args:
+        spec_mounts: ``mounts`` of the OCI spec.
+
+    Raises:
+        RootfsReadOnly: it has no writable tmpfs on /dev or /run.
+    """
+    mounts = _near(spec_mounts)
+    fresh = _fresh(mounts)
+    covered = dict.fromkeys(("/proc", "/sys", "/dev", *map(_place_of, mounts)))
+    scratch = _scratch(("/dev", "/run"), fresh, covered)
+    if scratch is None:
+        raise RootfsReadOnly(
+            "to give the container the driver's libraries",
+            found="a rootfs that is not mounted yet, and no writable tmpfs on /dev or /run",
+            do="mount nothing there, or name the shim's RuntimeClass",
+        )
+    places = ((arch, f"{scratch}/{SCRATCH}/{arch.value}") for arch in arches)
+    return Layout(
+        tuple(Loader(arch, Libc.NONE, place, searched=False) for arch, place in places),
+        writable=False,
+        covered=tuple(covered),
+        scratch=scratch,
+        fresh=fresh,
+        shared=_shared(mounts),
+    )
 
 
 class _Look:
@@ -273,13 +317,11 @@ def _kind(rootfs: Rootfs, path: str) -> int | None:
 
 def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
     """Where a writable tmpfs is mounted, and nothing after it there or above."""
-    fresh: set[str] = set()
-    for mount in mounts:
-        place = _place_of(mount)
-        fresh = {over for over in fresh if over != place and not over.startswith(f"{place}/")}
-        if mount.get("type") == "tmpfs" and not _is_read_only(mount):
-            fresh.add(place)
-    return frozenset(fresh)
+    known: dict[str, _Numbered] = {}  # by place, whether it is a writable tmpfs
+    for number, mount in enumerate(mounts):
+        is_fresh = mount.get("type") == "tmpfs" and not _is_read_only(mount)
+        known[_place_of(mount)] = number, is_fresh
+    return _seen(known)
 
 
 def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
@@ -288,17 +330,35 @@ def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
     Source: mount_namespaces(7): what is mounted in a shared mount is shared, unless it is made
     private or a slave.
     """
-    known: dict[str, bool] = {}
-    for mount in mounts:
+    known: dict[str, _Numbered] = {}  # by place, whether it is shared
+    for number, mount in enumerate(mounts):
         place, options = _place_of(mount), _options_of(mount)
-        around = max(
-            (over for over in known if f"{place}/".startswith(f"{over}/")), key=len, default=""
-        )
         is_shared = not (options.isdisjoint(_SHARED) or options.isdisjoint(_BIND))
-        is_shared |= known.get(around, False) and options.isdisjoint(_NOT_SHARED)
-        known = {over: is_so for over, is_so in known.items() if not over.startswith(f"{place}/")}
-        known[place] = is_shared
-    return frozenset(over for over, is_so in known.items() if is_so)
+        is_shared |= _last(known, place)[1] and options.isdisjoint(_NOT_SHARED)
+        known[place] = number, is_shared
+    return _seen(known)
+
+
+_Numbered: TypeAlias = tuple[int, bool]  # which mount it is, and whether something is true of it
+
+
+def _seen(known: Mapping[str, _Numbered]) -> frozenset[str]:
+    """The places for which it is true, and over which nothing is mounted later."""
+    return frozenset(
+        place for place, mount in known.items() if mount[1] and mount == _last(known, place)
+    )
+
+
+def _last(known: Mapping[str, _Numbered], place: str) -> _Numbered:
+    """The last mount at a place or above it; not searched for, as a pod may have thousands."""
+    return max((known[over] for over in _way_to(place) if over in known), default=(0, False))
+
+
+def _way_to(place: str) -> Iterator[str]:
+    """Yield a place and the directories above it, without the root."""
+    yield place
+    while (place := os.path.dirname(place)) != "/":
+        yield place
 
 
 def _place_of(mount: Mapping[str, Any]) -> str:
@@ -319,14 +379,17 @@ def _is_read_only(mount: Mapping[str, Any]) -> bool:
     return "ro" in _options_of(mount)
 
 
-def _scratch(rootfs: Rootfs, mounts: list[Mapping[str, Any]]) -> str | None:
-    """A tmpfs of the spec that the runtime can make directories on."""
-    for place in ("/run", "/dev"):
-        over = [mount for mount in mounts if os.path.normpath(mount["destination"]) == place]
-        if not over or over[-1].get("type") != "tmpfs" or _is_read_only(over[-1]):
-            continue
-        # Behind a link the tmpfs would be mounted somewhere else.
-        if _landing(rootfs, place) == place:
+def _near(spec_mounts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The mounts that can hide something of ours."""
+    mounts = (mount for mount in spec_mounts if isinstance(mount.get("destination"), str))
+    return [mount for mount in mounts if _place_of(mount).count("/") <= DEEPEST]
+
+
+def _scratch(places: Iterable[str], fresh: Collection[str], covered: Collection[str]) -> str | None:
+    """The first place with a tmpfs of the spec on which the runtime can make our directory."""
+    for place in places:
+        home = f"{place}/{SCRATCH}"
+        if place in fresh and not any(f"{over}/".startswith(f"{home}/") for over in covered):
             return place
     return None
 

@@ -52,7 +52,7 @@ from hooks.image.staging import Placed, is_on_directory, place_beside, stage
 from hooks.plan import File, Link, LinkDirectory, Mount, Plan
 from hooks.words import end_of
 
-__all__ = ["Placed", "place", "place_inside", "stage"]
+__all__ = ["Placed", "place", "place_inside", "place_unseen", "stage"]
 
 # What stands in the way of a file by its own place, and not by the state of the machine.
 _NO_ROOM: Final = (DirectoryInTheWay, FileTooLarge, NotARegularFile, PathRefused)
@@ -88,6 +88,22 @@ def place(
     if plan.devices:
         _refuse_linked_dev(rootfs)
     return place_beside(rootfs, plan, layout, staging_dir, variables or {})
+
+
+def place_unseen(
+    plan: Plan, layout: Layout, staging_dir: str, variables: Mapping[str, str]
+) -> Placed:
+    """Make the files of ``plan`` in staging, for an image that is not mounted yet.
+
+    Args:
+        layout: of :func:`hooks.image.layout.staged_layout`.
+        variables: of the container; LD_LIBRARY_PATH has to grow.
+
+    Raises:
+        RootfsError: it could not be done; nothing of it is left.
+    """
+    _check(plan)
+    return place_beside(None, plan, layout, staging_dir, variables)
 
 
 def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout, *, fresh: bool) -> Placed:

@@ -37,7 +37,8 @@ from hooks.image.directory import (
 from hooks.image.openat2 import open_in_root
 from hooks.image.rootfs_errors import KernelTooOld, PathRefused, RootfsBusy, RootfsUnavailable
 
-_DEEPEST: Final = 64
+DEEPEST: Final = 64
+"""Components of the longest path that is looked up in an image."""
 
 _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """How the kernel says that a path leads nowhere; a cycle and a magic link are ELOOP."""
@@ -54,12 +55,12 @@ def components(path: str) -> list[str]:
     """
     names = [name for name in path.split("/") if name and name != "."]
     plain = path[:1] == "/" and path.isascii() and ".." not in path and "\0" not in path
-    if plain and len(names) <= _DEEPEST:
+    if plain and len(names) <= DEEPEST:
         return names  # nearly every path; the others need more checks
     if (
         not path.startswith("/")
         or ".." in names
-        or len(names) > _DEEPEST
+        or len(names) > DEEPEST
         or "\0" in path
         or not _is_encodable(path)
     ):

@@ -9,18 +9,36 @@ every mount, and on a read-only file system it cannot. But nearly every containe
 /run or /dev, which :mod:`hooks.image.layout` has chosen for the libraries. So the directory of
 libraries is made in the staging directory instead, with an empty file for every library and a link
 for every soname; it is mounted on the tmpfs, and the plan's libraries are mounted on the files in
-it. Programs that the image has no room for have a directory there as well, which comes last in
-PATH.
+it. Programs and manifests that the image has no room for have directories there as well, and
+variables name these (:data:`_SUBSTITUTES`):
+
+====================================  ===========================================================
+PATH                                  has the programs' directory last
+OCL_ICD_VENDORS                       the directory, with links to the image's own manifests
+VK_ADD_DRIVER_FILES                   the manifests; the loader also reads those of the image
+VK_ADD_IMPLICIT_LAYER_PATH            the manifests, the same; loaders before 1.3.296 ignore it
+__EGL_VENDOR_LIBRARY_DIRS             the directory, and those that are searched by default
+__EGL_EXTERNAL_PLATFORM_CONFIG_DIRS   the same; NVIDIA's libEGL_nvidia reads it
+====================================  ===========================================================
+
+An image that is not mounted yet, and so cannot be looked at, gets its libraries in the same way.
+Everything else is mounted where it belongs, on mount points that the runtime makes.
 
 Rules
 - The image's ld.so.cache (or musl's path file) is covered by a merged one, if it is there to
   be covered. If not, LD_LIBRARY_PATH is the last resort.
 - A file or directory of links is mounted over the one that the image has, or on a tmpfs of the
   container's own, where the runtime makes the mount point.
+- A variable other than PATH that the container sets itself stays, and the manifests are lost. So
+  they are if it sets a variable that makes the loader ignore ours (:attr:`_Substitute.hidden_by`).
 - A mount of the plan that has no mount point in the image, and a link that is not in it, are
   omitted. A container cannot start without its libraries: if there is no tmpfs for them, that is an
   error, and so is an omitted mount that is required.
 - The staging directory is private to us (0700), what is mounted from it is readable to all.
+
+Source: ocl-icd(7), OCL_ICD_VENDORS; Vulkan-Loader, docs/LoaderDriverInterface.md,
+docs/LoaderLayerInterface.md; libglvnd, src/EGL/icd_enumeration.md; for external platforms of EGL,
+names in libEGL_nvidia and what it opened with them (driver 535).
 """
 
 from __future__ import annotations
@@ -43,10 +61,54 @@ from hooks.plan import File, Link, LinkDirectory, Mount, Plan
 # With a number each, and in no directory of its own: to make and remove one costs more than a file.
 _FILE: Final = "/file-"
 _PROC_FILE: Final = "/proc-file-"
-_PROGRAMS: Final = "/programs"
-# Where programs are found that are named without a path.
-_OF_PROGRAMS: Final = frozenset({"/usr/bin", "/usr/sbin", "/bin", "/sbin"})
 _DEFAULTS: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_VENDORS: Final = "/etc/OpenCL/vendors"
+_MOST_VENDORS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Substitute:
+    """A directory on the tmpfs for files that have no room in the image."""
+
+    name: str  # in staging, and on the tmpfs
+    directories: frozenset[str]  # where the files would be
+    variable: str  # tells programs where they are
+    # variables with which a loader does not read that one, even if they are empty
+    hidden_by: frozenset[str] = frozenset()
+
+
+_PATH: Final = _Substitute("bin", frozenset({"/usr/bin", "/usr/sbin", "/bin", "/sbin"}), "PATH")
+_OPENCL: Final = _Substitute("opencl", frozenset({_VENDORS}), "OCL_ICD_VENDORS")
+_VULKAN: Final = _Substitute(
+    "vulkan",
+    frozenset({"/etc/vulkan/icd.d"}),
+    "VK_ADD_DRIVER_FILES",
+    frozenset({"VK_DRIVER_FILES", "VK_ICD_FILENAMES"}),
+)
+_LAYERS: Final = _Substitute(
+    "vulkan-layers",
+    frozenset({"/etc/vulkan/implicit_layer.d"}),
+    "VK_ADD_IMPLICIT_LAYER_PATH",
+    frozenset({"VK_IMPLICIT_LAYER_PATH"}),
+)
+_EGL: Final = _Substitute(
+    "egl",
+    frozenset({"/usr/share/glvnd/egl_vendor.d"}),
+    "__EGL_VENDOR_LIBRARY_DIRS",
+    frozenset({"__EGL_VENDOR_LIBRARY_FILENAMES"}),
+)
+_PLATFORMS: Final = _Substitute(
+    "egl-platforms",
+    frozenset({"/usr/share/egl/egl_external_platform.d"}),
+    "__EGL_EXTERNAL_PLATFORM_CONFIG_DIRS",
+    frozenset({"__EGL_EXTERNAL_PLATFORM_CONFIG_FILENAMES"}),
+)
+_SUBSTITUTES: Final = (_PATH, _OPENCL, _VULKAN, _LAYERS, _EGL, _PLATFORMS)
+# What is searched without the variable, which replaces it.
+_SEARCHED: Final = {
+    _EGL: ("/etc/glvnd/egl_vendor.d", "/usr/share/glvnd/egl_vendor.d"),
+    _PLATFORMS: ("/etc/egl/egl_external_platform.d", "/usr/share/egl/egl_external_platform.d"),
+}
 
 _LIBRARIES: Final = "driver libraries"
 _INDEX: Final = "finds driver libraries"
@@ -63,6 +125,8 @@ class Placed:
     # destinations of the plan's mounts, and paths of its links and files, that this image has no
     # room for. Such a mount has to be left out of the spec.
     omitted: tuple[str, ...] = ()
+    # of these, the files that are at another path, which a variable names
+    substitutes: tuple[tuple[str, str], ...] = ()
     # what is mounted from staging, by where
     staged: tuple[tuple[str, File | LinkDirectory], ...] = ()
     # of the plan's files of procfs, where on the host each one's content is, by its path in the
@@ -110,7 +174,8 @@ def open_staging(staging_dir: str) -> Iterator[Journal]:
         RootfsUnavailable: it cannot be made or opened.
     """
     try:
-        os.makedirs(staging_dir, mode=0o700, exist_ok=True)
+        for path in (os.path.dirname(staging_dir), staging_dir):
+            os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
         raise RootfsUnavailable(
             f"the staging directory {staging_dir}", found=str(error.strerror)
@@ -149,13 +214,19 @@ def is_on_directory(mount: Mount) -> bool:
 
 
 def place_beside(
-    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, variables: Mapping[str, str]
+    rootfs: Rootfs | None,
+    plan: Plan,
+    layout: Layout,
+    staging_dir: str,
+    variables: Mapping[str, str],
 ) -> Placed:
     """Make in the staging directory the files that cannot be made in the image.
 
     Args:
+        rootfs: the image; None if it is not mounted yet.
         plan: whose libraries are in the directories of ``layout``.
-        variables: of the container, of which LD_LIBRARY_PATH and PATH may have to grow.
+        variables: of the container, of which LD_LIBRARY_PATH and PATH may have to grow, and others
+            may be set.
 
     Raises:
         RootfsReadOnly: there is no room for the libraries anywhere.
@@ -167,8 +238,8 @@ def place_beside(
             found="a read-only rootfs, and no writable tmpfs on /run or /dev",
             do="use a writable snapshot, or mount a tmpfs on /run",
         )
-    directories = _StagedDirectories(layout)
-    programs = _programs_home(layout)
+    variables = {**variables, **dict(plan.environment)}
+    directories = _StagedDirectories(layout, variables)
     staged = tuple((_room(rootfs, layout, edit), edit) for edit in plan.small)
     with open_staging(staging_dir) as journal:
         omitted = _fill_homes(rootfs, journal, plan, layout, directories)
@@ -176,9 +247,10 @@ def place_beside(
             Mount(staging_dir + directories.home(loader), loader.directory, reason=_LIBRARIES)
             for loader in directories.used()
         ]
-        if directories.programs:
-            mounts.append(Mount(staging_dir + _PROGRAMS, programs, reason="driver programs"))
-            mounts.extend(directories.programs)
+        for where, edit in staged:
+            if where is None and isinstance(edit, File):
+                directories.add_file(edit, journal)
+        mounts += directories.substitute_mounts(staging_dir)
         indices = _cover_indices(rootfs, journal, plan, layout)
         mounts += [Mount(staging_dir + path, over, reason=_INDEX) for path, over in indices.items()]
         unindexed = [each for each in directories.used() if _index(each) not in indices]
@@ -186,18 +258,23 @@ def place_beside(
             mounts=tuple(mounts),
             environment=(
                 *_extended(variables, "LD_LIBRARY_PATH", _search(plan, unindexed)),
-                *_extended(variables, "PATH", [programs] if directories.programs else []),
+                *directories.variables(rootfs, journal),
             ),
             omitted=(*omitted, *(edit.path for where, edit in staged if where is None)),
+            substitutes=directories.substitutes(),
             staged=tuple((where, edit) for where, edit in staged if where is not None),
         )
         _fill(journal, placed, plan)
     return placed.at(plan, staging_dir)
 
 
-def _cover_indices(rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout) -> dict[str, str]:
+def _cover_indices(
+    rootfs: Rootfs | None, journal: Journal, plan: Plan, layout: Layout
+) -> dict[str, str]:
     """Make the files by which loaders find libraries; return what each covers, by its path."""
-    covered = {}
+    covered: dict[str, str] = {}
+    if rootfs is None:
+        return covered
     for path, content in loader_files(rootfs, plan, layout).items():
         over = coverable(rootfs, layout, path)
         if over is not None and (path == CACHE or path in MUSL_PATHS.values()):
@@ -217,10 +294,12 @@ def _search(plan: Plan, loaders: Iterable[Loader]) -> list[str]:
     return list(search)
 
 
-def _room(rootfs: Rootfs, layout: Layout, edit: File | LinkDirectory) -> str | None:
+def _room(rootfs: Rootfs | None, layout: Layout, edit: File | LinkDirectory) -> str | None:
     """Where a file or directory of links is mounted; None if there is no room for it."""
-    if layout.is_fresh(edit.path):
+    if layout.is_fresh(edit.path) or (rootfs is None and not layout.covers(edit.path)):
         return edit.path
+    if rootfs is None:
+        return None
     kind = stat.S_IFREG if isinstance(edit, File) else stat.S_IFDIR
     return coverable(rootfs, layout, edit.path, kind)
 
@@ -236,7 +315,11 @@ def _extended(
 
 
 def _fill_homes(
-    rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, directories: _StagedDirectories
+    rootfs: Rootfs | None,
+    journal: Journal,
+    plan: Plan,
+    layout: Layout,
+    directories: _StagedDirectories,
 ) -> list[str]:
     """Make mount points and links in staging; return the paths without room."""
     omitted = []
@@ -254,7 +337,7 @@ def _fill_homes(
                 )
             else:
                 omitted.append(mount.destination)
-                directories.add_program(mount, journal)
+                directories.add_mount(mount, journal)
         elif is_on_directory(mount):
             journal.directory(inside)
         else:
@@ -263,19 +346,22 @@ def _fill_homes(
         inside = directories.staged(link.path)
         if inside is not None:
             journal.link(inside, link.target)
-        elif not _has(rootfs, link):
+        elif rootfs is None or not _has(rootfs, link):
             omitted.append(link.path)
     return omitted
 
 
 class _StagedDirectories:
-    """The loaders' directories on the tmpfs, and what stands for them in staging."""
+    """Directories on the tmpfs, and what stands for them in staging."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, variables: Mapping[str, str]) -> None:
         self._loaders = layout.loaders if layout.scratch is not None else ()
         self._used: dict[Loader, None] = {}
-        self._programs = _programs_home(layout)
-        self.programs: list[Mount] = []
+        self._home = f"{layout.scratch}/{SCRATCH}" if layout.scratch is not None else ""
+        self._variables = variables
+        # What a substitute has: the paths of files in the container, by the places they stand for.
+        self._files: dict[_Substitute, dict[str, str]] = {}
+        self._mounts: list[Mount] = []
 
     def home(self, loader: Loader) -> str:
         """The path in staging of what is mounted at ``loader.directory``."""
@@ -293,17 +379,73 @@ class _StagedDirectories:
         """The loaders whose directories have something in them."""
         return tuple(self._used)
 
-    def add_program(self, mount: Mount, staging: Journal) -> None:
-        """Put a program next to the libraries, since the image has no room for it."""
-        directory, _, name = mount.destination.rpartition("/")
-        if self._programs and directory in _OF_PROGRAMS and not is_on_directory(mount):
-            staging.mount_point(f"{_PROGRAMS}/{name}")
-            self.programs.append(replace(mount, destination=f"{self._programs}/{name}"))
+    def add_mount(self, mount: Mount, staging: Journal) -> None:
+        """Put a program or a manifest next to the libraries, if there is a directory for it."""
+        inside = None if is_on_directory(mount) else self._add(mount.destination)
+        if inside is not None:
+            staging.mount_point(inside)
+            self._mounts.append(replace(mount, destination=f"{self._home}{inside}"))
+
+    def add_file(self, file: File, staging: Journal) -> None:
+        """The same for a file that is written."""
+        inside = self._add(file.path)
+        if inside is not None:
+            staging.file(inside, file.content, file.mode)
+
+    def _add(self, path: str) -> str | None:
+        """The path of a file in staging; None if it has no place there."""
+        directory, _, name = path.rpartition("/")
+        for each in _SUBSTITUTES if self._home else ():
+            # A loader that the container tells where to look does not look here.
+            is_free = each is _PATH or self._variables.keys().isdisjoint(
+                {each.variable, *each.hidden_by}
+            )
+            if directory in each.directories and is_free:
+                inside = f"/{each.name}/{name}"
+                self._files.setdefault(each, {})[path] = f"{self._home}{inside}"
+                return inside
+        return None
+
+    def substitutes(self) -> tuple[tuple[str, str], ...]:
+        """The files that are elsewhere: the place of each, and its path."""
+        return tuple(each for files in self._files.values() for each in files.items())
+
+    def substitute_mounts(self, staging_dir: str) -> list[Mount]:
+        """The mounts of the directories, and of what is in them."""
+        directories = [
+            Mount(
+                f"{staging_dir}/{each.name}",
+                f"{self._home}/{each.name}",
+                reason=f"named by {each.variable}",
+            )
+            for each in self._files
+        ]
+        return [*directories, *self._mounts]
+
+    def variables(self, rootfs: Rootfs | None, staging: Journal) -> Iterator[tuple[str, str]]:
+        """The variables that name the files."""
+        for each, files in self._files.items():
+            directory = f"{self._home}/{each.name}"
+            if each is _PATH:
+                yield from _extended(self._variables, each.variable, [directory])
+            elif each in {_VULKAN, _LAYERS}:
+                yield each.variable, ":".join(files.values())
+            elif each in _SEARCHED:
+                yield each.variable, ":".join((directory, *_SEARCHED[each]))
+            else:
+                for name in _vendors(rootfs) if rootfs is not None else ():
+                    if f"{_VENDORS}/{name}" not in files:
+                        staging.link(f"/{each.name}/{name}", f"{_VENDORS}/{name}")
+                yield each.variable, directory
 
 
-def _programs_home(layout: Layout) -> str:
-    """Where programs are in the container that have no room in the image; "" for nowhere."""
-    return f"{layout.scratch}/{SCRATCH}/bin" if layout.scratch is not None else ""
+def _vendors(rootfs: Rootfs) -> list[str]:
+    """The names of the image's own manifests of OpenCL."""
+    try:
+        names = rootfs.names(_VENDORS, _MOST_VENDORS) or ()
+    except RootfsError:
+        return []
+    return [name for name in names if name.endswith(".icd")]
 
 
 def _index(loader: Loader) -> str | None:
@@ -313,13 +455,19 @@ def _index(loader: Loader) -> str | None:
     return MUSL_PATHS[loader.arch] if loader.libc is Libc.MUSL else None
 
 
-def _takes(rootfs: Rootfs, layout: Layout, mount: Mount) -> bool:
+def _takes(rootfs: Rootfs | None, layout: Layout, mount: Mount) -> bool:
     """Whether the image has a mount point for ``mount``, or gets one from another mount."""
     if layout.covers(mount.destination):
         return mount.required or not layout.is_shared(mount.destination)
+    if rootfs is None:
+        return True
     try:
         found = rootfs.stat(mount.destination)
+        # A runtime follows the image's links, which may lead into a volume.
+        place = rootfs.real_path(mount.destination) if layout.shared else None
     except RootfsError:
+        return False
+    if place is not None and layout.is_shared(place) and not mount.required:
         return False
     return found is not None and stat.S_ISDIR(found.st_mode) == is_on_directory(mount)
 

@@ -28,7 +28,7 @@ from hooks.words import Arch
 
 NAME: Final = "inventory.json"
 # Raise it with every change of what is observed or written: an old file is then stale.
-FORMAT: Final = 7
+FORMAT: Final = 9
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

@@ -12,11 +12,14 @@ Rules
 - ``compat32`` has no rows: it asks for the libraries of the other capabilities once more, for
   the 32-bit architecture.
 - ``video`` needs all libraries of ``compute``, ``display`` all of ``graphics``.
+- A library of the driver's version that no row names (:data:`OTHERS`) comes with all capabilities
+  at once; without ``compat32``, that is all of this machine's architecture.
 
-What drivers of branches 550 to 595 have brought is in the table as well: the shader compiler
-libnvidia-gpucomp, Vulkan SC (libnvidia-vksc-core), EGL's platforms for X11 and the second one
-for Wayland, libnvidia-present, libnvsdm, libnvidia-tileiras. Of a driver's libraries these are
-left out, as NVIDIA's older tool leaves them:
+What drivers of branches 550 to 615 have brought is in the table as well: the shader compiler
+libnvidia-gpucomp, Vulkan SC (libnvidia-vksc-core and its compiler nvidia-pcc), EGL's platforms for
+X11 and the second one for Wayland, libnvidia-present, libnvsdm, libnvidia-tileiras, libnvcuextend,
+which libcuda opens on arm64. Of a driver's libraries these are left out (:data:`LEFT_OUT`), as
+NVIDIA's older tool leaves them:
 
 - libnvidia-sandboxutils, which tells tools on the host which files a container needs, and inside
   finds them missing and says so to stderr;
@@ -39,7 +42,7 @@ from functools import cache
 from typing import Final, TypeAlias, TypeVar
 
 from api.values import dataclass
-from hooks.words import CAPABILITIES, Capability
+from hooks.words import CAPABILITIES, Arch, Capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,11 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file of configuration that other people's libraries look for."""
+    """A file of configuration that the driver or other people's libraries look for."""
 
-    name: str  # its path below one of the driver root's data directories
+    name: str  # its path below one of the driver root's data directories, with ``{v}``
     below: str  # the container's directory it is mounted below
+    arch: Arch | None = None  # of the libraries that it is for; None for any
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ _COMPUTE_LIBRARIES: Final = (
     Library("libnvidia-nvvm.so.{v}", links=("libnvidia-nvvm.so",)),
     Library("libnvidia-nvvm70.so.*"),
     Library("libnvidia-tileiras.so.{v}"),
+    Library("libnvcuextend.so.{v}"),
     _ALLOCATOR,
     _SHADER_COMPILER,
 )
@@ -169,13 +174,17 @@ _GRAPHICS_FILES: Final = (
     ConfigFile("egl/egl_external_platform.d/20_nvidia_xlib.json", "/usr/share"),
     ConfigFile("nvidia/nvoptix.bin", "/usr/share"),
     ConfigFile("vulkan/icd.d/nvidia_icd.json", "/etc"),
-    ConfigFile("vulkan/icd.d/nvidia_icd.x86_64.json", "/etc"),
-    ConfigFile("vulkan/icd.d/nvidia_icd.aarch64.json", "/etc"),
+    ConfigFile("vulkan/icd.d/nvidia_icd.x86_64.json", "/etc", Arch.X86_64),
+    ConfigFile("vulkan/icd.d/nvidia_icd.aarch64.json", "/etc", Arch.AARCH64),
+    ConfigFile("vulkan/icd.d/nvidia_icd.i686.json", "/etc", Arch.I386),
     ConfigFile("vulkan/implicit_layer.d/nvidia_layers.json", "/etc"),
     ConfigFile("vulkansc/icd.d/nvidia_icd.json", "/etc"),
-    ConfigFile("vulkansc/icd.d/nvidia_icd.x86_64.json", "/etc"),
-    ConfigFile("vulkansc/icd.d/nvidia_icd.aarch64.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd_vksc.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.x86_64.json", "/etc", Arch.X86_64),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.aarch64.json", "/etc", Arch.AARCH64),
 )
+
+_PIPELINE_COMPILER: Final = Program("nvidia-pcc")
 
 FILES: Final[dict[str, tuple[Row, ...]]] = {
     Capability.UTILITY: (
@@ -197,6 +206,7 @@ FILES: Final[dict[str, tuple[Row, ...]]] = {
         Program("nvidia-cuda-mps-control"),
         Program("nvidia-cuda-mps-server"),
         ConfigFile("OpenCL/vendors/nvidia.icd", "/etc"),
+        ConfigFile("nvidia/nvidia-application-profiles-{v}-rc", "/usr/share"),
         Socket("/tmp/nvidia-mps", "mps", is_directory=True),  # noqa: S108 - MPS' default
     ),
     Capability.VIDEO: (
@@ -206,10 +216,11 @@ FILES: Final[dict[str, tuple[Row, ...]]] = {
         Library("libnvidia-opticalflow.so.{v}", links=("libnvidia-opticalflow.so",)),
         Library("libnvcuvid.so.{v}", links=("libnvcuvid.so",)),
     ),
-    Capability.GRAPHICS: (*_GRAPHICS_LIBRARIES, *_GRAPHICS_FILES),
+    Capability.GRAPHICS: (*_GRAPHICS_LIBRARIES, *_GRAPHICS_FILES, _PIPELINE_COMPILER),
     Capability.DISPLAY: (
         *_GRAPHICS_LIBRARIES,
         *_GRAPHICS_FILES,
+        _PIPELINE_COMPILER,
         ConfigFile("X11/xorg.conf.d/10-nvidia.conf", "/usr/share"),
         ConfigFile("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share"),
         XorgModule("nvidia_drv.so", "drivers"),
@@ -221,6 +232,19 @@ FILES: Final[dict[str, tuple[Row, ...]]] = {
 }
 
 ALWAYS: Final[tuple[Row, ...]] = (Firmware("gsp*.bin"),)
+
+OTHERS: Final = Library("*.so.{v}")
+"""Libraries of the driver that belong to no capability: later drivers bring some."""
+
+LEFT_OUT: Final = (
+    "libnvidia-sandboxutils.so.{v}",
+    "libnvidia-gtk2.so.{v}",
+    "libnvidia-gtk3.so.{v}",
+    "libnvidia-wayland-client.so.{v}",
+)
+"""Libraries of the driver that no container gets."""
+
+_EVERY: Final = CAPABILITIES - {Capability.COMPAT32}
 
 NODES: Final[dict[str, tuple[ControlNode, ...]]] = {
     Capability.UTILITY: (),
@@ -245,7 +269,8 @@ def rows_of(capabilities: Iterable[str]) -> tuple[Row, ...]:
     Args:
         capabilities: some of :data:`hooks.words.CAPABILITIES`.
     """
-    return _united(FILES, capabilities, ALWAYS)
+    granted = frozenset(capabilities)
+    return _united(FILES, granted, (*ALWAYS, OTHERS) if granted >= _EVERY else ALWAYS)
 
 
 def nodes_of(capabilities: Iterable[str]) -> tuple[ControlNode, ...]:

@@ -9,6 +9,8 @@ Rules
   one. Which architecture a library is for, and its soname, is read from the file, for a directory's
   name says it on some distributions only (Fedora's /usr/lib holds 32-bit libraries, Arch's
   64-bit ones).
+- A library of the driver's version that no row names, and that is not left out by name, counts as
+  one of :data:`hooks.node.capabilities.OTHERS`.
 - A file counts if it is a regular file below the driver root after all links were followed
   within the driver root; a mount's source is that file, never a link to it.
 
@@ -28,6 +30,8 @@ from hooks.errors import DriverNotFound
 from hooks.image.elf import Elf, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
 from hooks.node.capabilities import (
+    LEFT_OUT,
+    OTHERS,
     ConfigFile,
     Firmware,
     Library,
@@ -39,6 +43,7 @@ from hooks.node.capabilities import (
 )
 from hooks.node.driver_layouts import DISTRIBUTION, DriverLayout, layout_named
 from hooks.node.fingerprint import Fingerprint, read_names
+from hooks.node.manifests import is_manifest, library_paths, read_manifest
 from hooks.node.roots import Root, choose, module_version
 from hooks.words import SERVICES, Arch
 
@@ -64,6 +69,8 @@ class DriverFile:
     row: str  # the name of its row in hooks.node.capabilities
     name: str
     source: str
+    # the text of a manifest that names a library by a path; "" for any other file
+    manifest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,20 @@ class Driver:
     def arch32(self) -> Arch | None:
         """The 32-bit architecture that ``compat32`` means on this node."""
         return _COMPATIBLE_32.get(self.arch)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of its libraries that belong to no known capability."""
+        names = (file.name for file in self.libraries if file.row == OTHERS.name)
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is unusual about its files, for display."""
+        if not self.others:
+            return ()
+        names = ", ".join(self.others)
+        return (f"{names}: of no capability that this version knows, so it comes with `all` only",)
 
 
 def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
@@ -151,19 +172,28 @@ def _libraries(
     fingerprint: Fingerprint, directories: Iterable[tuple[str, tuple[str, ...]]], version: str
 ) -> Iterator[LibraryFile]:
     rows = [row for row in every_row() if isinstance(row, Library)]
-    patterns = {row.name: row.name.format(v=version) for row in rows}
+    patterns = {row.name: row.name.format(v=version) for row in rows}  # OTHERS comes last
+    modules = (row.name for row in every_row() if isinstance(row, XorgModule))
+    known = {name.format(v=version) for name in (*LEFT_OUT, *modules)}
     taken: set[tuple[str, Arch]] = set()
     prefix = "" if fingerprint.root == "/" else fingerprint.root
     for host, names in directories:
         inside = host.removeprefix(prefix)
         candidates = [name for name in names if ".so." in name]
         for row, pattern in patterns.items():
-            for name in _matches(pattern, candidates):
+            is_other = row == OTHERS.name
+            matching = _matches(pattern, candidates)
+            if not is_other:
+                known.update(matching)
+            for name in matching:
+                if is_other and name in known:
+                    continue
                 source = fingerprint.file(f"{inside}/{name}")
                 elf = read_elf(source) if source is not None else None
-                if source is None or elf is None or elf.arch is None or (row, elf.arch) in taken:
+                key = name if is_other else row
+                if source is None or elf is None or elf.arch is None or (key, elf.arch) in taken:
                     continue
-                taken.add((row, elf.arch))
+                taken.add((key, elf.arch))
                 yield LibraryFile(row, name, source, elf.arch, elf.soname)
 
 
@@ -211,8 +241,19 @@ def _files(root: Root) -> Iterator[DriverFile]:
             if source is not None:
                 if root.layout.unpatched and isinstance(row, Program):
                     source = _unpatched(root, source)
-                yield DriverFile(row=row.name, name=path.rpartition("/")[2], source=source)
+                name = path.rpartition("/")[2]
+                manifest = _manifest_with_paths(source) if is_manifest(name) else ""
+                yield DriverFile(row.name, name, source, manifest)
                 break
+
+
+def _manifest_with_paths(source: str) -> str:
+    """The text of a manifest that names a library by a path; "" for any other."""
+    try:
+        text = read_manifest(source)
+        return text if library_paths(source, text) else ""
+    except (OSError, ValueError):
+        return ""  # loaders ignore it, and the doctor reports it
 
 
 def _unpatched(root: Root, source: str) -> str:
@@ -240,7 +281,7 @@ def _places(row: Row, layout: DriverLayout, version: str) -> Iterator[str]:
         case Program(name):
             yield from (f"{directory}/{name}" for directory in layout.programs)
         case ConfigFile(name):
-            yield from (f"{directory}/{name}" for directory in layout.data)
+            yield from (f"{directory}/{name.format(v=version)}" for directory in layout.data)
         case XorgModule(name, directory):
             for place in layout.xorg:
                 yield f"{place.format(directory=directory)}/{name.format(v=version)}"

@@ -64,6 +64,7 @@ class Gpu:
     lost: str = ""  # why it is lost (hooks.node.nvml_probe); "" if it is not, or if that is unknown
     compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
     brand: str = ""  # what it is sold as ("tesla"); "" if NVML did not say
+    architecture: str = ""  # ("Hopper"); "" if NVML did not say
     excluded: bool = False  # whether the configuration excludes it (hooks.edits.exclusions)
     # since when and why it is out of service (hooks.node.drained); "" if it is in service
     drained: str = ""
@@ -169,6 +170,7 @@ def find_gpus(fingerprint: Fingerprint, config: Config, report: NvmlReport | Non
                 lost=lost,
                 compute_capability=nvml.compute_capability,
                 brand=nvml.brand,
+                architecture=nvml.architecture,
             )
         )
     conflicts += [f"NVML has {_named(nvml)}, and procfs does not" for nvml in others]

@@ -82,7 +82,7 @@ def _read_record(container: Container, config: Config) -> KubeletRecord:
     root = kubelet_root(config)
     checkpoint = _file(root, CHECKPOINT)
     claims = _file(root, CLAIMS)
-    seen = None if claims.fault == _MISSING else claims
+    seen = None if claims.is_missing else claims
     return record_of(checkpoint, seen, container.pod_uid, container.name, config)
 
 
@@ -92,7 +92,7 @@ def _file(root: str, name: str) -> RecordFile:
     try:
         return RecordFile(path, _read(root, name.split("/")))
     except FileNotFoundError:
-        return RecordFile(path, fault=_MISSING)
+        return RecordFile(path, fault=_MISSING, is_missing=True)
     except OSError as error:
         return RecordFile(path, fault=str(error.strerror))
 

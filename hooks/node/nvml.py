@@ -53,6 +53,7 @@ class NvmlGpu:
     mig_devices: tuple[MigReport, ...] = ()
     compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
     brand: str = ""  # what it is sold as, a word of BRANDS; "" if NVML did not say
+    architecture: str = ""  # ("Hopper"); "" if NVML did not say, or a new one
     # why it is lost (hooks.node.nvml_probe); "" if it is not. Of a lost one NVML said what it had
     # said before.
     lost: str = ""
@@ -74,6 +75,13 @@ BRANDS: Final = (
     "nvidiavcs", "nvidiavws", "nvidiavgaming", "quadrortx", "nvidiartx", "nvidia", "geforcertx",
     "titanrtx",
 )  # fmt: skip
+
+
+# nvmlDeviceArchitecture_t, in NVIDIA's words.
+_ARCHITECTURES: Final = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere",
+    8: "Ada Lovelace", 9: "Hopper", 10: "Blackwell", 13: "Rubin",
+}  # fmt: skip
 
 
 def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
@@ -157,6 +165,7 @@ def _gpu(entry: Any) -> NvmlGpu:
         mig_devices=tuple(map(_mig_device, devices)),
         compute_capability=_text(entry, _CAPABILITY) if _is_known(entry, _CAPABILITY) else "",
         brand=_brand(entry),
+        architecture=_architecture(entry),
     )
 
 
@@ -194,6 +203,11 @@ def _brand(entry: Any) -> str:
     number = _number(entry, "brand") if _is_known(entry, "brand") else len(BRANDS)
     # A newer NVML has newer ones; what they are called is not known.
     return BRANDS[number] if number < len(BRANDS) else ""
+
+
+def _architecture(entry: Any) -> str:
+    is_known = _is_known(entry, "architecture")
+    return _ARCHITECTURES.get(_number(entry, "architecture"), "") if is_known else ""
 
 
 _Kind = TypeVar("_Kind")

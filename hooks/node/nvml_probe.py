@@ -325,6 +325,7 @@ def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
     capability = asker.ask("nvmlDeviceGetCudaComputeCapability", handle)
     gpu["compute_capability"] = None if capability is None else "{}.{}".format(*capability)
     gpu["brand"] = asker.ask("nvmlDeviceGetBrand", handle)
+    gpu["architecture"] = asker.ask("nvmlDeviceGetArchitecture", handle)
     mig = asker.ask("nvmlDeviceGetMigMode", handle)
     gpu["mig"] = mig is not None and mig[0] == _MIG_ENABLED
     gpu["mig_devices"] = []

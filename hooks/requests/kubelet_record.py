@@ -63,6 +63,7 @@ class RecordFile:
     path: str
     content: bytes = b""
     fault: str = ""  # why there is no content; "" if there is
+    is_missing: bool = False  # whether there is no such file
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,12 @@ class KubeletRecord:
     intel_devices: frozenset[str] = frozenset()  # items of INTEL_VISIBLE_DEVICES
     # which record was looked for and what was found, for display
     found: str = "the kubelet's record was not read"
+    doubt: str = ""  # why a file that is there does not count; "" if all do
 
     @property
     def gave_anything(self) -> bool:
         """Whether anything was given that a container can request."""
-        return replace(self, found="") != KubeletRecord(found="")
+        return replace(self, found="", doubt="") != KubeletRecord(found="")
 
     def has_channels(self, asked: tuple[int, ...] | None) -> bool:
         """Whether it has these IMEX channels; None for every one."""
@@ -104,21 +106,24 @@ def record_of(
         config: how requests are written, and so answers.
     """
     whose = f"container {container} of pod {pod}" if container else f"pod {pod}"
-    record, found = KubeletRecord(), []
+    record, found, doubts = KubeletRecord(), [], []
     for file, read in ((checkpoint, _by_plugins), (claims, _by_claims)):
         if file is None:
             continue
         told, given = file.fault, []
-        if not told:
+        if told and not file.is_missing:
+            doubts.append(f"{file.path}: {told}")
+        elif not told:
             try:
                 given = list(read(file.content, pod, container, config))
                 told = _told(given)
             except (ValueError, RecursionError) as error:
                 told, given = f"not as a kubelet writes it ({error})", []
+                doubts.append(f"{file.path}: {told}")
         for request in given:
             record = _united(record, request)
         found.append(f"{file.path}: {told}")
-    return replace(record, found=f"of {whose}, by {'; '.join(found)}")
+    return replace(record, found=f"of {whose}, by {'; '.join(found)}", doubt="; ".join(doubts))
 
 
 def _told(given: Iterable[Request]) -> str:

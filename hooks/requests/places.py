@@ -8,6 +8,9 @@ place                                         origin       form
 ============================================  ===========  ==================================
 annotations ``cdi.k8s.io/…`` (the prefixes    annotations  full CDI names; the default kind
 are configured), by name                                   does not apply to them
+annotation ``nvidia.cdi.k8s.io/container.C``  annotations  the same; of the first that there is
+of container C, ``…/pod`` or                               (only in trusted namespaces)
+``nvidia.cdi.k8s.io``
 mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
 /var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
 (if accept-mounts)
@@ -23,17 +26,21 @@ Outside the table, since they do not compete with it: AMD_VISIBLE_DEVICES and
 INTEL_VISIBLE_DEVICES (:func:`vendor_text`), and NVIDIA's hooks, which are removed from the spec
 wherever they are (:class:`NvidiaHooks`).
 
+The annotations of NVIDIA's toolkit are those of a pod, which its author writes. In a namespace that
+is not trusted they do not count, and do not keep a later place from counting.
+
 Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES and adds NVIDIA's hook to the prestart hooks. That
 hook gives the environment the origin docker, in which NVIDIA_VISIBLE_DEVICES precedes the swarm
 variables.
 
-Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook.
+Source: NVIDIA Container Toolkit, internal/config/image, cmd/nvidia-container-runtime-hook and
+cmd/nvidia-ctk-installer/container/runtime/nri.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from api.values import dataclass
@@ -60,6 +67,15 @@ REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"
 AMD_DEVICES: Final = "AMD_VISIBLE_DEVICES"
 INTEL_DEVICES: Final = "INTEL_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
+
+# What containerd's CRI plugin and CRI-O write into the spec of each container of a pod.
+NAMESPACES: Final = (
+    "io.kubernetes.cri.sandbox-namespace",
+    "io.kubernetes.pod.namespace",
+    "io.kubernetes.cri-o.Namespace",
+)
+NAMES: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
+_TOOLKIT: Final = "nvidia.cdi.k8s.io"
 
 VOID: Final = "void"
 """The item that, anywhere in a list of names, makes it a request of nothing."""
@@ -160,6 +176,29 @@ def _in_annotations(view: SpecView, config: Config) -> DeviceText | None:
     return DeviceText(tuple(items), Origin.ANNOTATIONS, source, config.default_kind)
 
 
+def _in_toolkit_annotations(view: SpecView, config: Config) -> DeviceText | None:
+    annotations = part(view.spec, "annotations", dict)
+    if agreed(annotations, NAMESPACES) not in config.trusted_namespaces:
+        return None
+    scopes = (f"/container.{agreed(annotations, NAMES)}", "/pod", "")
+    name = next((each for scope in scopes if (each := _TOOLKIT + scope) in annotations), None)
+    if name is None:
+        return None
+    if not isinstance(annotations[name], str):
+        raise misshapen("annotations", "an object of strings")
+    items = _cdi_names(annotations[name])
+    source = f"{name}={annotations[name]}"
+    return (
+        DeviceText(tuple(items), Origin.ANNOTATIONS, source, config.default_kind) if items else None
+    )
+
+
+def agreed(annotations: Mapping[str, Any], names: Iterable[str], others: Iterable[str] = ()) -> str:
+    """What all annotations of these names, and others, say; "" if they differ."""
+    said = {str(annotations[name]) for name in names if name in annotations} | set(others)
+    return said.pop() if len(said) == 1 else ""
+
+
 def _cdi_names(value: str) -> list[str]:
     """Return the items of an annotation, from the first that has a kind or a part of one.
 
@@ -231,7 +270,7 @@ def _in_environment(view: SpecView, config: Config) -> DeviceText | None:
 
 
 PLACES: Final[tuple[Callable[[SpecView, Config], DeviceText | None], ...]] = (
-    _in_annotations, _in_mounts, _in_client_hook, _in_environment,
+    _in_annotations, _in_toolkit_annotations, _in_mounts, _in_client_hook, _in_environment,
 )  # fmt: skip
 """The rows of the table, in order. A row returns None if the spec has nothing in its place."""
 

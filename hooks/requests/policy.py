@@ -68,6 +68,7 @@ from hooks.config import Config, Denied, Mode
 from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.ocispec import has_user_namespace, part
 from hooks.requests.kubelet_record import KubeletRecord
+from hooks.requests.places import NAMES, NAMESPACES, agreed
 from hooks.requests.request import Request
 from hooks.words import (
     CAPABILITIES,
@@ -125,13 +126,7 @@ class Verdict:
 # What containerd's CRI plugin and CRI-O write into the spec of each container of a pod.
 _OF_CRI: Final = "io.kubernetes.cri"
 _TYPES: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
-_NAMESPACES: Final = (
-    "io.kubernetes.cri.sandbox-namespace",
-    "io.kubernetes.pod.namespace",
-    "io.kubernetes.cri-o.Namespace",
-)
 _UIDS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
-_NAMES: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
 _SANDBOX: Final = "sandbox"
 # In the name of the kubelet's cgroup, or slice, of all pods; it cannot be configured.
 _OF_KUBELET: Final = "kubepods"
@@ -152,25 +147,17 @@ def read_container(spec: Mapping[str, Any]) -> Container:
     path = part(spec, "linux", dict).get("cgroupsPath")
     cgroup = path if isinstance(path, str) else ""
     in_cgroup = [uid.replace("_", "-") for uid in _UID_IN_CGROUP.findall(cgroup)]
-    names = {str(annotations[name]) for name in _NAMES if name in annotations}
+    names = {str(annotations[name]) for name in NAMES if name in annotations}
     return Container(
         # cri-dockerd's containers have nothing of Kubernetes in their spec but the cgroup.
         kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _OF_KUBELET in cgroup,
         sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
-        namespace=_agreed(annotations, _NAMESPACES),
+        namespace=agreed(annotations, NAMESPACES),
         privileged=_is_privileged(spec),
         # Two names are not the same as none: then it is unknown whose record it is.
-        pod_uid="" if len(names) > 1 else _agreed(annotations, _UIDS, in_cgroup),
-        name=_agreed(annotations, _NAMES),
+        pod_uid="" if len(names) > 1 else agreed(annotations, _UIDS, in_cgroup),
+        name=agreed(annotations, NAMES),
     )
-
-
-def _agreed(
-    annotations: Mapping[str, Any], names: Iterable[str], others: Iterable[str] = ()
-) -> str:
-    """What all that say anything say; "" if they differ."""
-    said = {str(annotations[name]) for name in names if name in annotations} | set(others)
-    return said.pop() if len(said) == 1 else ""
 
 
 def _is_privileged(spec: Mapping[str, Any]) -> bool:

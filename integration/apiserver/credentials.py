@@ -21,10 +21,10 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from api.values import dataclass, field
 from hooks.cdi.tree import BadTree, of_yaml
 from integration.agent_errors import KubeconfigUnusable
 

@@ -54,6 +54,7 @@ GROUPS: Final = {
         "drain": "Take a GPU, or the driver, out of service",
         "undrain": "Return a device to service",
         "reset": "Reset a GPU that no process holds",
+        "mig": "Apply layouts of MIG devices",
         "health": "Clear a failed device's health state",
         "devices": "Create device nodes and /dev/char links",
         "cdi": "Write, list, check and transform CDI specs",

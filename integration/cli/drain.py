@@ -56,7 +56,7 @@ def drain_request(
     )  # fmt: skip
 
 
-_HOLDERS: Final = (
+HOLDER_COLUMNS: Final = (
     Column("HELD BY", "name"),
     Column("KIND", "kind"),
     Column("PID", "pid", right=True),
@@ -78,7 +78,7 @@ def show(output: Output, answer: Mapping[str, Any]) -> None:
         click.echo(f"{device['name']} is out of service {device['why']}")
     holders: Sequence[Mapping[str, Any]] = answer["holders"]
     if holders:
-        output.table(holders, _HOLDERS)
+        output.table(holders, HOLDER_COLUMNS)
     if not answer["free"]:
         click.echo(f"not free: {counted(len(holders), 'holder')}; --wait waits for all of them")
     elif holders:

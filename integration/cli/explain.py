@@ -1,10 +1,11 @@
-"""``nvshim explain``: explain a container's GPUs, or a code."""
+"""``nvshim explain``: explain a container's GPUs, a code, a file of the driver, or a package."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import click
@@ -18,7 +19,8 @@ from integration.containers.errors import ContainerUnknown, StateUnreadable
 from integration.containers.exit_causes import find_ends
 from integration.containers.shims import all_containers
 from integration.doctor.codes import Meaning, code_of, explain_code
-from integration.inspection import explaining
+from integration.inspection import driver_names, explaining
+from integration.inspection.driver_files import rows_named
 from integration.inspection.explaining import Explanation
 from integration.inspection.summary import summarize
 
@@ -49,7 +51,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     help="Use this configuration file instead of the node's.",
 )  # fmt: skip
 @located
-@click.argument("what", metavar="CONTAINER|CONFIG_JSON|CODE", shell_complete=_complete)
+@click.argument("what", metavar="CONTAINER|CONFIG_JSON|CODE|FILE|PACKAGE", shell_complete=_complete)
 @click.option(
     "--rootfs",
     type=click.Path(file_okay=False),
@@ -68,60 +70,85 @@ def command(
     verbose: bool,
     diff: bool | None,
 ) -> None:
-    r"""Explain what a container requested, what it got and why; a fault that ended it; or a code.
+    r"""Explain a container's GPUs, a code, a file of the driver, or a package that opens some.
+
+    Of a container: what it requested, what it got and why, and a fault that ended it.
 
     CONTAINER is any name that another command prints: an id or its first characters, POD,
     POD/CONTAINER, NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. A
     container that a GPU fault ended can be explained after its removal. CONFIG_JSON is a bundle's
-    spec, or - for stdin; it is not run. CODE is an error's or a doctor's finding's code.
+    spec, or - for stdin; it is not run. CODE is an error's or a doctor's finding's code. FILE is a
+    library, program or other file of NVIDIA's driver; PACKAGE is one that is known to use the
+    driver. A container of the same name has priority: file:NAME and package:NAME mean the other.
 
     \b
     nvshim explain default/web
     nvshim explain default/web -v --diff
     nvshim explain NVSHIM-E0202
+    nvshim explain libnvcuvid.so.1
+    nvshim explain package:torch
     """
+    asked = _Asked(what, config_path, states, proc, rootfs)
+    found = _find(asked)
+    if isinstance(found, Meaning):
+        _show_code(output, found)
+    elif not isinstance(found, Explanation):
+        _show_name(output, found)
+    elif output.form.is_document:
+        output.document(found.to_json(diff=diff is not False))
+    elif verbose or diff:
+        output.text(found.render(diff=bool(diff), steps=verbose), None)
+    else:
+        output.text("\n".join(_summary(found, width_of(output.stream))), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    what: str
+    config_path: str | None
+    states: tuple[str, ...]
+    proc: str
+    rootfs: str | None
+
+
+def _find(asked: _Asked) -> Explanation | Meaning | driver_names.Meaning:
+    what = asked.what
+    if driver_names.kind_of(what):
+        return driver_names.explain_kind(what, load_config(asked.config_path))
     # "d096" may be the start of a container's id; in capitals it is a code.
     code = code_of(what)
     if code and what.isupper():
-        _show_code(output, explain_code(code))
-        return
+        return explain_code(code)
     # A file in the working directory may have the same name as a container.
-    is_path = os.sep in what and os.path.isfile(what)
+    is_path = os.sep in what and os.path.isfile(what) and not rows_named(what)
     if what == "-" or is_path or what.endswith(".json"):
-        config = load_config(config_path)
-        spec = explaining.read_spec(what)
-        explanation = explaining.explain_spec(
-            spec,
-            config,
-            rootfs=rootfs or explaining.rootfs_of(spec, what),
-            directory="" if what == "-" else os.path.dirname(os.path.abspath(what)),
-        )
-    else:
-        if rootfs is not None:
-            raise click.UsageError(
-                "--rootfs is for a CONFIG_JSON; a running container has its own."
-            )
-        try:
-            container = explaining.find_container(what, all_containers(states, proc))
-        except ContainerUnknown:
-            if code is not None:
-                _show_code(output, explain_code(code))
-                return
-            gone = explaining.explain_end(what, find_ends(load_config(config_path).state))
-            if gone is None:
-                raise
-            explanation = gone
-        else:
-            config = load_config(config_path)
-            ends = find_ends(config.state)
-            explanation = explaining.explain_container(container, config, ends)
-    if output.form.is_document:
-        output.document(explanation.to_json(diff=diff is not False))
-    elif verbose or diff:
-        text = explanation.render(diff=bool(diff), steps=verbose)
-        output.text(text, None)
-    else:
-        output.text("\n".join(_summary(explanation, width_of(output.stream))), None)
+        return _explain_spec(asked)
+    if asked.rootfs is not None:
+        raise click.UsageError("--rootfs is for a CONFIG_JSON; a running container has its own.")
+    try:
+        container = explaining.find_container(what, all_containers(asked.states, asked.proc))
+    except ContainerUnknown:
+        if code is not None:
+            return explain_code(code)
+        config = load_config(asked.config_path)
+        gone = explaining.explain_end(what, find_ends(config.state))
+        if (found := gone or driver_names.explain_name(what, config)) is None:
+            raise
+        return found
+    config = load_config(asked.config_path)
+    return explaining.explain_container(container, config, find_ends(config.state))
+
+
+def _explain_spec(asked: _Asked) -> Explanation:
+    config = load_config(asked.config_path)
+    what = asked.what
+    spec = explaining.read_spec(what)
+    return explaining.explain_spec(
+        spec,
+        config,
+        rootfs=asked.rootfs or explaining.rootfs_of(spec, what),
+        directory="" if what == "-" else os.path.dirname(os.path.abspath(what)),
+    )
 
 
 def _summary(explanation: Explanation, width: int) -> list[str]:
@@ -155,3 +182,11 @@ def _show_code(output: Output, meaning: Meaning) -> None:
     rows += [("run", meaning.command)] if meaning.command else []
     rows += [("see", meaning.reference)] if meaning.reference else []
     output.text("\n".join(_titled(rows, width_of(output.stream))), None)
+
+
+def _show_name(output: Output, meaning: driver_names.Meaning) -> None:
+    if output.form.is_document:
+        output.kind = meaning.kind
+        output.document(meaning.to_json())
+        return
+    output.text("\n".join(_titled(meaning.lines(), width_of(output.stream))), None)

@@ -58,6 +58,7 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
                 f"{driver['version']}, CUDA {plain(driver['cuda'])}, for {driver['architecture']}",
                 f"in {driver['root']}, laid out as {driver['layout']}; {driver['why']}",
                 f"{driver['libraries']} libraries in {', '.join(driver['library_directories'])}",
+                *driver["notes"],
             ],
         )
     if found["driver_error"] is not None:

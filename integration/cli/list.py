@@ -10,7 +10,7 @@ import click
 from hooks.config import Config
 from integration.cli.health import show_health
 from integration.cli.options import configured, located, with_listing
-from integration.cli.output import Column, Output, plain, title_of
+from integration.cli.output import Column, Format, Output, plain, title_of
 from integration.containers.errors import StateUnreadable
 from integration.containers.shims import all_containers
 from integration.inspection.gpus import list_gpus
@@ -52,6 +52,14 @@ def _name(row: Mapping[str, Any]) -> Any:
     return row["uuid"] or row["pci"] or row["name"]
 
 
+def _fabric(place: Mapping[str, Any] | None) -> str:
+    if place is None:
+        return "-"
+    name = place["cluster_uuid"] and f"{place['cluster_uuid']}.{place['clique']}"
+    health = "" if place["health"] == "healthy" else place["health"]
+    return " ".join(filter(None, (name or place["state"], place["failure"], health)))
+
+
 _COLUMNS: Final = (
     Column("INDEX", _index, right=True),
     Column("NAME", "name"),
@@ -61,6 +69,7 @@ _COLUMNS: Final = (
     Column("MINOR", "minor", right=True, wide=True),
     Column("PROFILE", "profile", wide=True),
     Column("NUMA", "numa_node", right=True, wide=True),
+    Column("FABRIC", "fabric", _fabric, wide=True),
     Column("HEALTH", _state),
     Column("CONTAINERS", "containers", _holders),
 )
@@ -94,7 +103,7 @@ def command(
     was replaced.
 
     \b
-    nvshim list -o wide     with UUIDs and PCI addresses
+    nvshim list -o wide     with UUIDs, PCI addresses and the NVLink fabric
     nvshim list -q          only UUIDs
     """
     if only_health:
@@ -105,5 +114,6 @@ def command(
     except StateUnreadable as error:
         containers = None
         click.echo(str(error), err=True)
-    rows = list_gpus(config, containers, nvml=nvml, health=read_health(config))
+    wide = output.form.is_document or output.form is Format.WIDE
+    rows = list_gpus(config, containers, nvml=nvml, fabric=wide, health=read_health(config))
     output.rows(rows, _COLUMNS, name=_name)

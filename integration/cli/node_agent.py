@@ -7,11 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import click
-import structlog
 
 from api.errors import printable
 from hooks.config import Config
@@ -25,6 +24,7 @@ from integration.node.services.metrics.address import parse_address
 from integration.node.settings.config_choice import SETTINGS as CHOICES
 from integration.node.settings.config_choice import Choice
 from integration.node.settings.source import Source, as_document
+from shim.syscalls import give_back_large_blocks, use_one_heap
 
 
 def run(
@@ -49,8 +49,19 @@ def run(
     if check_config:
         _show_settings(output, options)
         return False
+    give_back_large_blocks()
+    use_one_heap()
     node = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
     return once and bool(node.faults)
+
+
+# Options that mean nothing without another one.
+_NEEDS: Final = {
+    "dra_mig": "dra",
+    "dra_shares": "dra",
+    "dra_metadata": "dra",
+    "nvsentinel_acts": "nvsentinel",
+}
 
 
 def options_of(settings: CliSettings) -> Options:
@@ -63,6 +74,7 @@ def options_of(settings: CliSettings) -> Options:
         SettingsError: a flag or variable has an invalid value.
         KubeconfigUnusable: the kubeconfig cannot be used.
         MetricsAddressInvalid: the address of /metrics is not valid.
+        WebConfigInvalid: the web configuration file of /metrics is missing or wrong.
     """
     others = {each.field: settings.agent[each.field] for each in OPTIONS}
     if not others["kubelet_socket"]:
@@ -73,15 +85,18 @@ def options_of(settings: CliSettings) -> Options:
         if others[name] and not (others["api_server"] or others["kubeconfig"]):
             flag = name.replace("_", "-")
             raise click.UsageError(f"--{flag} needs an --api-server or a --kubeconfig.")
-    if others["dra_mig"] and not others["dra"]:
-        raise click.UsageError("--dra-mig needs --dra.")
-    if others["dra_shares"] and not others["dra"]:
-        raise click.UsageError("--dra-shares needs --dra.")
+    for name, needed in _NEEDS.items():
+        if others[name] and not others[needed]:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --{needed}.")
     if others["kubeconfig"]:
         of_kubeconfig(others["kubeconfig"])  # report an unusable file at start
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
     if others["metrics"]:
         parse_address(others["metrics"])  # report a wrong one at start
+    if others["metrics_web_config"]:
+        from integration.node.services.metrics.web import read  # noqa: PLC0415 - takes memory
+
+        read(others["metrics_web_config"])  # the same
     return Options(**others, settings=_source(settings))
 
 
@@ -109,7 +124,27 @@ def _encode(_logger: Any, _level: str, line: Any) -> bytes:
     return data
 
 
+def _import_structlog() -> Any:
+    """Import structlog without rich: it would import it, for tracebacks on a terminal, if it could.
+
+    That is 4 MB in 70 modules, which the agent does not use.
+
+    Source: the Python reference, "The import system", "The module cache".
+    """
+    modules: dict[str, Any] = sys.modules
+    rich = modules.get("rich")
+    modules["rich"] = None  # to import it fails, as if it was not installed
+    try:
+        import structlog  # noqa: PLC0415 - without rich
+    finally:
+        del modules["rich"]
+        if rich is not None:
+            modules["rich"] = rich
+    return structlog
+
+
 def _log(form: str) -> Callable[..., None]:
+    structlog = _import_structlog()
     render: Any = (
         structlog.processors.JSONRenderer()
         if form == "json"

@@ -14,11 +14,11 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TextIO
 
 from api.errors import NvshimError, printable
+from api.values import dataclass
 from integration.cli.kinds import API_VERSION, ERROR
 from integration.cli.tables import tabulated
 from integration.errors import fields_of

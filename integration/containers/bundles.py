@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from api.values import dataclass, field
 from integration.containers.cgroups import cgroups_in, own_cgroup
 from integration.containers.errors import StateUnreadable
+from integration.containers.nri_records import record_path
 from integration.containers.procfs import Procfs
 from shim import bundle as bundle_files
 from shim import files
@@ -75,7 +76,8 @@ class Container:
     group: str  # the id of its pod's sandbox; its own id without a pod
     sandbox: bool  # whether it is the sandbox of a pod
     pid: int  # its init process; 0 before that is created and after it has exited
-    # what was injected (hooks.record); None if nothing was requested, or it is damaged
+    # what was injected (hooks.record), by the shim or by NRI; None if nothing was requested, or it
+    # is damaged
     record: Mapping[str, Any] | None = field(default=None, compare=False)
     address: str = ""  # the address of its shim; "" if unknown
     has_stopped: bool = False  # whether its init process has exited
@@ -116,6 +118,16 @@ class Container:
             return None
         content = files.read(path, bundle_files.LONGEST_SPEC)
         return files.parse_object(content, path)
+
+    def rootfs(self, spec: Mapping[str, Any]) -> str | None:
+        """Return the directory of its root file system; None if its spec names none.
+
+        Args:
+            spec: its config.json. The engine has chosen the path, not the image.
+        """
+        root = spec.get("root")
+        named = root.get("path") if isinstance(root, dict) else None
+        return os.path.join(self.bundle, named) if isinstance(named, str) and named else None
 
     def spec_if(self, *marks: bytes) -> dict[str, Any]:
         """Return its config.json; empty if that contains none of some bytes, or cannot be read.
@@ -193,12 +205,12 @@ def read_container(bundle: str, procfs: Procfs) -> Container | None:
     """Return the container of a bundle; None if the directory was removed."""
     # A sandbox that a shim holds has no spec. A bundle that is being created has none yet.
     spec = _or_none(bundle_files.read_spec, bundle) or {}
-    record = _or_none(_record, bundle)
+    name = os.path.basename(bundle)
+    record = _or_none(_record, bundle) or _or_none(_parse_record, record_path(spec, name))
     address = _or_none(_address, bundle) or ""
     noted = _or_none(bundle_files.read_pid, os.path.join(bundle, bundle_files.INIT_PID))
     if not os.path.isdir(bundle):
         return None
-    name = os.path.basename(bundle)
     runs = bool(noted) and _belongs(procfs, noted or 0, name, address)
     annotations = _annotations(spec)
     pod = None
@@ -237,7 +249,10 @@ def _annotations(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _record(bundle: str) -> dict[str, Any] | None:
-    path = os.path.join(bundle, bundle_files.RECORD)
+    return _parse_record(os.path.join(bundle, bundle_files.RECORD))
+
+
+def _parse_record(path: str) -> dict[str, Any] | None:
     if not os.path.lexists(path):
         return None
     return files.parse_object(files.read(path, _LONGEST_RECORD), path)

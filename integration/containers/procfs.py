@@ -23,10 +23,10 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from api.values import dataclass
 from integration.containers.bounded_reader import Reader
 from integration.containers.memory import ROLLUP, read_rollup
 from shim.mountinfo import is_served, leads_below, served_mount_points, unescape

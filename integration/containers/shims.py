@@ -32,10 +32,10 @@ import os
 import socket
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from api.values import dataclass, field, replace
 from integration.containers.bundles import (
     KNOWN_STATES,
     TASKS,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from integration.containers.procfs import DELETED, Procfs
 from integration.files import read_some
 from shim.mountinfo import leads_below, served_mount_points

@@ -20,9 +20,9 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.node.device_nodes import is_device, look_at_node, read_majors
 from hooks.node.fingerprint import read_names

@@ -4,8 +4,8 @@ Rules
 - A mark is replaced as a whole. Commands that write marks take turns by a lock, so that neither
   loses the other's changes. Reading needs no lock.
 - Draining a drained device again keeps its time, and its reason unless a new one is given.
-- A reset holds a lock of its own until it ends, even by a crash. While another process holds it,
-  that process's mark stays.
+- A reset, or a change of MIG devices, holds a lock of its own until it ends, even by a crash. While
+  another process holds it, that process's mark stays.
 - A reset asks the node agent to close NVML only while it holds that lock. A command that was killed
   leaves its request in the mark; the next command with the lock withdraws it.
 - The locks are in the state directory. The directory of the marks is removed with the last mark.
@@ -29,6 +29,9 @@ from hooks.node.drained import Drain, path_of, read_drains
 from integration.devices.drain_errors import DrainError, MarkUnwritten, NotDrained, ResetRunning
 from integration.files import flock_within, remove_file, replace_file, sweep
 from shim.causes.agent import is_locked
+
+OF_MIG: Final = "MIG layout: "
+"""How the steps of a change of MIG devices start; those of a reset do not."""
 
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"
@@ -58,7 +61,9 @@ def put(config: Config, drain: Drain) -> Drain:
 
 
 def _united(before: Drain, drain: Drain, config: Config) -> Drain:
-    of_person = before.stays or not before.reset
+    # MIG devices may be changed on a GPU whose reset failed: that does not make it usable.
+    is_apart = drain.reset.startswith(OF_MIG) and not before.reset.startswith(OF_MIG)
+    of_person = before.stays or not before.reset or is_apart
     under_way = before.reset if not drain.reset and is_resetting(config) else ""
     for_reset = before.for_reset and bool(under_way)
     lets_go = before.lets_go and (for_reset or not before.for_reset)
@@ -79,7 +84,7 @@ def _united(before: Drain, drain: Drain, config: Config) -> Drain:
 
 
 def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> None:
-    """Record the progress of a GPU's reset.
+    """Record the progress of a GPU's reset, or of a change of its MIG devices.
 
     Args:
         device: as :class:`~hooks.node.drained.Drain` has it.
@@ -116,7 +121,8 @@ def finish(config: Config, device: str) -> bool:
     with _writing(config, device):
         mark = find(config, device)
         if mark is not None and mark.stays:
-            _write(config, replace(mark, reset="", stays=False, lets_go=False, for_reset=False))
+            lets_go = mark.lets_go and not mark.for_reset
+            _write(config, replace(mark, reset="", stays=False, lets_go=lets_go, for_reset=False))
             return False
         _remove(config, device)
         return True
@@ -153,8 +159,8 @@ def take(config: Config, device: str) -> Drain:
         if mark.reset and is_resetting(config):
             raise ResetRunning(
                 f"to return {device} to service",
-                found=f"it is being reset ({mark.reset})",
-                do="wait until that `nvshim reset` ends, or interrupt it",
+                found=f"a command is at work on it ({mark.reset})",
+                do="wait until that `nvshim reset` or `nvshim mig apply` ends, or interrupt it",
             )
         _remove(config, device)
         return mark
@@ -171,18 +177,18 @@ def _remove(config: Config, device: str) -> None:
 
 @contextmanager
 def resetting(config: Config) -> Iterator[None]:
-    """Hold the lock of resets: one reset at a time on a node.
+    """Hold the lock of resets: one reset, or change of MIG devices, at a time on a node.
 
     Raises:
         ResetRunning: another process holds it.
         MarkUnwritten: the lock file cannot be created.
     """
-    asked = "to reset a GPU"
+    asked = "to reset or partition a GPU"
     with _open(config, _RESET, asked) as fd:
         if not flock_within(fd, fcntl.LOCK_EX, _GLANCE):
             raise ResetRunning(
                 asked,
-                found="another `nvshim reset` is running on this node",
+                found="another `nvshim reset` or `nvshim mig apply` is running on this node",
                 do="wait until it ends; `nvshim list` shows its progress",
             )
         for mark in read_drains(config):
@@ -233,5 +239,6 @@ def unwritten(config: Config, asked: str, error: OSError) -> DrainError:
     return MarkUnwritten(
         asked,
         found=f"{error.filename or config.drained}: {error.strerror}",
-        do="run it as root on the node; the directory is `drained` in [node] of config.toml",
+        do="run it as root on the node; the directories are `state` and `drained` in [node] of "
+        "config.toml",
     )

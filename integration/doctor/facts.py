@@ -116,6 +116,10 @@ class Driver:
     platform_faults: tuple[str, ...]  # what a Tegra machine or WSL lacks
     # devices out of service, each with since when and why, and the last step of its reset
     drained: tuple[tuple[str, str, str], ...]
+    # manifests that name libraries by paths, each with the paths and, if containers cannot use it,
+    # the reason; and those that no loader understands
+    manifests: tuple[tuple[str, tuple[str, ...], str], ...]
+    others: tuple[str, ...]  # names of its libraries that belong to no known capability
 
 
 @dataclass(frozen=True, slots=True)

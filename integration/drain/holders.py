@@ -8,6 +8,8 @@ container     a container that has the device by its record, its spec or a claim
 mps           a control daemon or server of MPS
 persistenced  nvidia-persistenced, which keeps GPUs awake by having them open
 agent         the node agent, which watches GPUs through NVML; it closes NVML if the mark says so
+claim         a resource claim that has the GPU or a part of it, which only a change of MIG devices
+              waits for: its containers may start at any moment
 process       any other process that has a node of the device open or mapped
 module        of the driver: another vendor's kernel module that uses NVIDIA's
 kernel        of the driver: the kernel counts more users of its module than are visible, as with
@@ -50,6 +52,7 @@ from shim.causes.agent import agent_of
 CONTAINER: Final = "container"
 AGENT: Final = "agent"
 MPS: Final = "mps"
+CLAIM: Final = "claim"
 _PERSISTENCED: Final = "persistenced"
 _PROCESS: Final = "process"
 _MODULE: Final = "module"
@@ -61,6 +64,7 @@ _DO: Final = {
     CONTAINER: "delete its pod, end it, or have it ended by --force",
     AGENT: "have it close NVML by --let-go",
     MPS: "--let-go ends those of the node agent; else: echo quit | nvidia-cuda-mps-control",
+    CLAIM: "delete its pod; the node agent then destroys what it made for the claim",
     _PERSISTENCED: "systemctl stop nvidia-persistenced",
     _PROCESS: "end it",
     _MODULE: "rmmod it",

@@ -22,10 +22,8 @@ Source: nvidia-smi(1), "--gpu-reset".
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -39,8 +37,7 @@ from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import ResetFailed, ResetUnproven, StillHeld
 from integration.devices.targets import Target
 from integration.drain.holders import Holder
-from integration.nvml.lock import break_lock, exclusive
-from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
+from integration.nvml.nvidia_smi import NvmlInUse, SmiFailed, run_alone
 from integration.nvml.query import probe
 from integration.timeouts import PATIENCE
 
@@ -50,7 +47,6 @@ RESETTING: Final = "nvidia-smi resets it"
 PROVING: Final = "it has to prove that it lives"
 
 _DO: Final = "do what it says, and run it again; some GPUs are reset by a reboot alone"
-_TO_CLOSE: Final = 10.0 * PATIENCE
 _TO_RESET: Final = 180.0 * PATIENCE
 _TO_PROVE: Final = 30.0 * PATIENCE
 _PAUSE: Final = 0.5
@@ -127,31 +123,24 @@ class Reset:
         """Reset the GPU when it has no holders; False if one appeared before nvidia-smi started."""
         if holders := wait(partial(self._step, CLOSING, closed=True)):
             raise self._still_held([each.name for each in holders])
-        arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
-        with self._alone() as lock:
+
+        def is_due() -> bool:
             if look():
                 return False
             self._step(RESETTING, closed=True)
-            try:
-                run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET, lock=lock)
-            except SmiFailed as error:
-                if isinstance(error.__cause__, subprocess.TimeoutExpired):
-                    break_lock(self._config.state)  # nvidia-smi may hang, and holds the lock
-                asked = f"to reset {self._target.name}"
-                raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
-        return True
+            return True
 
-    @contextmanager
-    def _alone(self) -> Iterator[int]:
-        """Keep all our processes from opening NVML."""
-        with ExitStack() as stack:
-            try:
-                lock = stack.enter_context(exclusive(self._config.state, _TO_CLOSE))
-            except OSError as error:
-                raise marks.unwritten(self._config, "to reset a GPU", error) from error
-            if lock is None:
-                raise self._still_held(["a program of ours that asks NVML"])
-            yield lock
+        arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
+        try:
+            said = run_alone(inventory.driver, self._config, arguments, _TO_RESET, is_due=is_due)
+        except NvmlInUse as error:
+            if isinstance(error.__cause__, OSError):
+                raise marks.unwritten(self._config, "to reset a GPU", error.__cause__) from error
+            raise self._still_held(["a program of ours that asks NVML"]) from error
+        except SmiFailed as error:
+            asked = f"to reset {self._target.name}"
+            raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
+        return said is not None
 
     def _still_held(self, names: Sequence[str]) -> StillHeld:
         return StillHeld(

@@ -75,12 +75,12 @@ def drain(config: Config, names: Sequence[str], options: DrainOptions, say: Say)
         return find_holders(targets, inventory, config, options.states, options.proc)
 
     if options.seconds is not None:
-        _wait(look, options, say, lets_go=lets_go, seconds=options.seconds)
+        wait_for_holders(look, options, say, lets_go=lets_go, seconds=options.seconds)
     holders = look()
     return Drained(marked, holders, free=not blocking(holders, lets_go=lets_go))
 
 
-def _wait(
+def wait_for_holders(
     look: Callable[[], tuple[Holder, ...]],
     options: DrainOptions,
     say: Say,
@@ -92,7 +92,9 @@ def _wait(
     """Wait until there are no holders, and return the remaining ones.
 
     Args:
+        look: returns the current holders.
         lets_go: whether to wait for the node agent.
+        seconds: the time limit; at least one look is made.
         closing: called when only the node agent, and what it has started, still hold the device.
     """
 
@@ -207,7 +209,7 @@ def reset(config: Config, name: str, options: DrainOptions, say: Say) -> dict[st
     # Called again if a new holder appears just before the reset.
     def wait(closing: Callable[[], None]) -> Sequence[Holder]:
         left = max(0.0, deadline - time.monotonic())
-        return _wait(look, options, say, lets_go=True, seconds=left, closing=closing)
+        return wait_for_holders(look, options, say, lets_go=True, seconds=left, closing=closing)
 
     with marks.resetting(config):
         work = Reset(target, config, options.reason, say)

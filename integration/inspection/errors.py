@@ -1,4 +1,4 @@
-"""Errors of reading and changing our configuration: the rest of E251x."""
+"""Errors of reading and changing our configuration, and of names: the rest of E251x."""
 
 from __future__ import annotations
 
@@ -15,3 +15,5 @@ SettingsNotWritten = InspectionError.row(
     "The configuration file cannot be written. It is as it was.")
 SettingsChanged = InspectionError.row("NVSHIM-E2517 settings-changed", Status.ABORTED,
     "Somebody else has changed the configuration file meanwhile. It is as they left it.")
+NameUnknown = InspectionError.row("NVSHIM-E2519 name-unknown", Status.NOT_FOUND,
+    "No file of the driver and no package of that name is in the tables.")

@@ -28,6 +28,7 @@ from integration.containers.exit_causes import End, end_of, newest_of_each
 from integration.containers.records import entries
 from integration.inspection.differences import Difference, differences, render_differences
 from integration.inspection.grant_summary import GrantSummary, grants_of_container, grants_of_spec
+from integration.inspection.image_packages import Lack, advice, lacks_of
 from integration.inspection.timeline import render
 from integration.json_documents import parse_json
 from integration.nvml.inventory import look_at_node
@@ -53,6 +54,13 @@ class Explanation:
     # how a GPU fault ended it or the attempt before it; None if unknown
     end: End | None = None
     hooks: tuple[str, ...] = ()  # the hooks in its spec that the low-level runtime runs
+    # packages in its image that need a driver capability it was not granted
+    lacks: tuple[Lack, ...] = ()
+
+    @property
+    def advice(self) -> str:
+        """A line about :attr:`lacks`; "" without any."""
+        return advice(self.lacks, self.record)
 
     def to_json(self, *, diff: bool = True) -> dict[str, Any]:
         """Return plain values; the keys are a public interface.
@@ -68,6 +76,7 @@ class Explanation:
             "given": self.grants.to_json() if self.grants else None,
             "end": self.end.to_json() if self.end else None,
             "hooks": list(self.hooks),
+            "packages": [each.to_json() for each in self.lacks],
             "nothing": self.nothing or None,
             "differences": None if shown is None else [each.to_json() for each in shown],
             "notes": list(self.notes),
@@ -86,6 +95,7 @@ class Explanation:
         if self.end is not None:
             lines += _titled("ended", [self.end.told, self.end.cause])
         lines += _titled("note", self.notes)
+        lines += _titled("packages", [self.advice] if self.lacks else [])
         if self.grants is not None:
             lines += _titled("has", self.grants.lines())
         if self.hooks:
@@ -225,7 +235,8 @@ def explain_container(
         before = after  # denied: the spec was not changed
     found = None if before is None else tuple(differences(before, after))
     notes = () if found is not None else ("its original spec was not kept",)
-    return Explanation(record, "", found, notes, grants=grants, **more)
+    lacks = tuple(lacks_of(container.rootfs(after), after, record))
+    return Explanation(record, "", found, notes, grants=grants, lacks=lacks, **more)
 
 
 def _gives_devices(record: Mapping[str, Any]) -> bool:
@@ -292,8 +303,12 @@ def explain_spec(
         notes += ("the image is not available, so the libraries' directories are a guess",)
     found = tuple(differences(spec, injection.spec))
     grants = None if _gives_devices(injection.record) else grants_of_spec(spec, config)
-    hooks = hooks_in(spec)
-    return Explanation(injection.record, "", found, notes, config, grants=grants, hooks=hooks)
+    return Explanation(
+        injection.record, "", found, notes, config,
+        grants=grants,
+        hooks=hooks_in(spec),
+        lacks=tuple(lacks_of(rootfs, injection.spec, injection.record)),
+    )  # fmt: skip
 
 
 def read_spec(path: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from api.errors import NvshimError
@@ -36,7 +37,9 @@ from integration.containers.bundles import Container
 from integration.containers.held_devices import Holders, nodes_of
 from integration.containers.records import entries, strings
 from integration.node.holders.holders import stale_of
+from integration.nvml.fabric import fabrics_of
 from integration.nvml.inventory import look_at_node
+from integration.nvml.values import Fabric
 
 _ABSENT: Final = "a container holds it, but the node no longer has it"
 
@@ -53,6 +56,7 @@ _EMPTY_ROW: Final = {
     "mig_mode": None,
     "memory_bytes": None,
     "numa_node": None,
+    "fabric": None,
     "health": None,
     "health_reason": None,
     "fault": None,
@@ -68,6 +72,7 @@ def list_gpus(
     containers: Iterable[Container] | None,
     *,
     nvml: bool = True,
+    fabric: bool = False,
     health: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the node's GPUs of every vendor.
@@ -76,6 +81,7 @@ def list_gpus(
         config: locates the node's devices.
         containers: the node's containers; None if unknown.
         nvml: whether to query NVML if no inventory is cached.
+        fabric: whether to query NVML for the NVLink fabric, which no inventory has.
         health: the agent's entry for each device, by UUID; None without an agent.
 
     Returns:
@@ -94,7 +100,7 @@ def list_gpus(
             {**holder, "stale": stale.get((holder["namespace"], holder["id"]))}
             for holder in row["containers"] or ()
         ]}
-        for row in _rows(config, running, nvml=nvml)
+        for row in _rows(config, running, nvml=nvml, fabric=fabric)
     ]  # fmt: skip
     return rows if containers is not None else [{**row, "containers": None} for row in rows]
 
@@ -105,7 +111,9 @@ def _health(known: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"health": known["state"], "health_reason": known["reason"] or None}
 
 
-def _rows(config: Config, running: list[Container], *, nvml: bool) -> list[dict[str, Any]]:
+def _rows(
+    config: Config, running: list[Container], *, nvml: bool, fabric: bool
+) -> list[dict[str, Any]]:
     others = [_vendor_row(gpu, config, running) for gpu in _other_vendor_gpus(config)]
     platform = platforms.platform_of(config)
     if platform != Platform.NVML:
@@ -116,11 +124,15 @@ def _rows(config: Config, running: list[Container], *, nvml: bool) -> list[dict[
         if not others:
             raise
         return others
-    return gpu_rows(inventory, config, running) + others
+    fabrics = fabrics_of(config, inventory) if nvml and fabric else {}
+    return gpu_rows(inventory, config, running, fabrics) + others
 
 
 def gpu_rows(
-    inventory: Inventory, config: Config, containers: Iterable[Container]
+    inventory: Inventory,
+    config: Config,
+    containers: Iterable[Container],
+    fabrics: Mapping[str, Fabric] | None = None,
 ) -> list[dict[str, Any]]:
     """Return NVIDIA's part of :func:`list_gpus`."""
     running = list(containers)
@@ -131,7 +143,9 @@ def gpu_rows(
             held.setdefault(device, []).append(container.to_json())
     rows = []
     for gpu in inventory.gpus:
-        rows.append(_gpu_row(gpu, inventory, config, held))
+        place = (fabrics or {}).get(gpu.uuid)
+        row = _gpu_row(gpu, inventory, config, held)
+        rows.append(row if place is None else {**row, "fabric": asdict(place)})
         rows += [
             _mig_row(device, gpu, rows[-1], inventory, held)
             for device in inventory.mig_devices

@@ -102,6 +102,7 @@ def _driver(inventory: Inventory) -> dict[str, Any]:
         "libraries": len(driver.libraries),
         "library_directories": list(driver.library_directories),
         "sockets": sorted(inventory.sockets.values()),
+        "notes": list(driver.notes),
     }
 
 

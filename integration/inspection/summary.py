@@ -6,6 +6,7 @@ Every step is in :mod:`integration.inspection.timeline`, every value in the JSON
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -47,6 +48,11 @@ def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if "edits" in record:
         yield from _engine_edits(record)
     yield from (("missing", lacking) for lacking in _missing_files(record))
+    if changed := [f for f in entries(record, "edits", "files") if f.get("source")]:
+        names = ", ".join(posixpath.basename(str(file.get("path"))) for file in changed)
+        yield "changed", f"paths of the host in manifests of the driver: {names}"
+    if explanation.lacks:
+        yield "packages", explanation.advice
     notes = [*strings(policy, "notes"), *strings(record, "grant", "notes"), *explanation.notes]
     yield from (("note", note) for note in notes[:_MOST_NOTES])
     if len(notes) > _MOST_NOTES:

@@ -159,6 +159,10 @@ def _in_spec(value: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"  {place}" for place in places)
 
 
+def _elsewhere(value: Mapping[str, str]) -> Iterator[str]:
+    return (f"{path} is at {place}" for path, place in value.items())
+
+
 def _driver_layer(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for file in value:
         yield f"{_EDITS['mounts'](file)}, not mounted"
@@ -177,6 +181,11 @@ def _spec_hooks(value: Mapping[str, Any]) -> Iterator[str]:
 def _device(edit: Mapping[str, Any]) -> str:
     numbers = f"{edit['major']}:{edit['minor']} {edit['access']}"
     return f"{edit['path']:<40} {numbers:<14} {edit['reason']}"
+
+
+def _file(edit: Mapping[str, Any]) -> str:
+    origin = f", a copy of {edit['source']}" if edit.get("source") else ""
+    return f"{edit['path']}{origin} ({edit['reason']})"
 
 
 def _process(value: Mapping[str, Any]) -> Iterator[str]:
@@ -246,6 +255,7 @@ _EDITS: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     "mounts": "{0[destination]} from {0[source]} ({0[reason]})".format,
     "links": "{0[path]} to {0[target]} ({0[reason]})".format,
     "libraries": "{0[soname]} is {0[path]} ({0[arch]})".format,
+    "files": _file,
 }
 _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "request": _request,
@@ -260,6 +270,7 @@ _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "process": _process,
     "missing": _missing,
     "left_out": _plain,
+    "elsewhere": _elsewhere,
     "written": _plain,
     "driver_layer": _driver_layer,
     "char_links": _plain,

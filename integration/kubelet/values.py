@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from api.values import dataclass
 
 Allocated = Mapping[tuple[str, str], Mapping[str, tuple[tuple[str, str], ...]]]
 """By the pod's namespace and name, and by the container's name: resources and device ids. Pods

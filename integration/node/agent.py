@@ -75,6 +75,9 @@ _STATUS: Final = "status-file"
 _POD: Final = "pod"
 """The subjects of faults about a file that the agent cannot write."""
 
+# Seconds that the kubelet has, when the agent starts, until the agent does other work.
+_TO_ANNOUNCE: Final = 1.0
+
 # Seconds without a change after which a burst of changes is over.
 _QUIET: Final = 0.3
 
@@ -123,10 +126,14 @@ async def _serve(
                 say("info", "node agent started", version=VERSION, spec=options.spec or "none")
                 _show_pod(context, lock)
             rounds = _Rounds(context, watcher, unannounced)
-            node = await rounds.look(first=True, strict=once)
+            node = await rounds.read(first=True)
+            if not once:
+                await _start_services(tasks, context, urgent=True)
+                await _announce(context)
+            node = await rounds.keep(node, first=True, strict=once)
             if not once:
                 state = context.state
-                tasks.start_soon(_start_services, tasks, context)
+                tasks.start_soon(partial(_start_services, tasks, context, urgent=False))
                 tasks.start_soon(
                     rounds.keep_written,
                     _WRITE_AFTER, state.faults, state.resources, state.delivery,
@@ -135,7 +142,7 @@ async def _serve(
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
                     _show_pod(context, lock)
-                    node = await rounds.look()
+                    node = await rounds.keep(await rounds.read())
                 say("info", "node agent stops", reason="another version was installed")
             tasks.cancel_scope.cancel()
     return node
@@ -183,35 +190,51 @@ class _Rounds:
         self._unwatched: dict[str, str] = {}
         self._requests = 0
         self._directories: tuple[str, ...] = ()
-        self._looked = 0.0
+        self._looked = self._to_read = 0.0
         self._spec_text = SpecText()
         self._logged = NodeSnapshot()
 
-    async def look(self, *, first: bool = False, strict: bool = False) -> NodeSnapshot:
-        """Read the node, log the differences, and publish it.
+    async def read(self, *, first: bool = False) -> NodeSnapshot:
+        """Read the node, and publish it if it has changed: services need not wait for the CDI spec.
 
         Args:
+            first: publish it in any case.
+        """
+        config, state = self._context.config, self._context.state
+        self._requests, started = state.look_requested.version, time.monotonic()
+        known = state.node.value
+        look_once = partial(_look, config, changed=self._changed, ask_nvml=state.mig_modes_differ)
+        node = await _detached(look_once)
+        if first or node.inventory != known.inventory:
+            self._node.publish(replace(node, spec=known.spec))
+        self._to_read = time.monotonic() - started
+        return node
+
+    async def keep(
+        self, node: NodeSnapshot, *, first: bool = False, strict: bool = False
+    ) -> NodeSnapshot:
+        """Bring the CDI spec and the status file up to date, log the differences, and publish.
+
+        Args:
+            node: as it was read.
             first: log the inventory even if it is empty.
             strict: raise if the status file cannot be written.
+
+        Returns:
+            The node with its spec, and the faults of both.
 
         Raises:
             AgentStateUnusable: it cannot be written, and ``strict``.
         """
         config, options, state = self._context.config, self._context.options, self._context.state
-        requests, started = state.look_requested.version, time.monotonic()
-        known = state.node.value
-        look_once = partial(_look, config, changed=self._changed, ask_nvml=state.mig_modes_differ)
-        node = await _detached(look_once)
-        if node.inventory != known.inventory:
-            # Services need not wait until the CDI spec is written.
-            self._node.publish(replace(node, spec=known.spec))
+        started = time.monotonic()
         node = await _detached(
             partial(
                 keep_spec, config, options.spec, node, changed=self._changed, text=self._spec_text
             )
         )
-        state.counters.checked(time.monotonic() - started, faults=bool(node.faults))
-        self._requests = requests
+        took = self._to_read + time.monotonic() - started
+        state.counters.checked(took, faults=bool(node.faults))
         self._looked = time.time()
         _log(self._context.say, self._logged, node, first=first)
         self._logged = node
@@ -275,16 +298,25 @@ class _Rounds:
         self._context.fault(_STATUS, line, level="warning")
 
 
-async def _start_services(tasks: anyio.abc.TaskGroup, context: Context) -> None:
+async def _start_services(tasks: anyio.abc.TaskGroup, context: Context, *, urgent: bool) -> None:
     """Start the services that the options ask for, each as soon as its module is imported.
 
     Imports take a while; no service waits for the imports of those after it.
+
+    Args:
+        urgent: those that a kubelet waits for, or the others.
     """
     for name, service in SERVICES.items():
-        if service.is_wanted(context.options):
+        if service.is_urgent == urgent and service.is_wanted(context.options):
             with suppress(ImportError):  # the service fails with it again, and that is logged
                 await run_detached(importlib.import_module, service.module)
             tasks.start_soon(supervise, name, context, service.module)
+
+
+async def _announce(context: Context) -> None:
+    """Wait until the kubelet has the devices, or for a second, before other work begins."""
+    if SERVICES[ServiceName.PLUGIN].is_wanted(context.options):
+        await wait_any(context.state.announced, since=0, timeout=_TO_ANNOUNCE)
 
 
 async def _detached(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import dataclass
 from hooks.schema import (
     BOOLEAN,
     Declarations,
@@ -26,8 +26,22 @@ AUTO: Final = "auto"
 YES: Final = "yes"
 NO: Final = "no"
 
+NONE: Final = "none"
+NODE: Final = "node"
+NODE_FEATURE: Final = "node-feature"
+FILE: Final = "file"
+
 DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
 """Differs from NVIDIA's name: a kubelet treats two drivers of one name as an update."""
+
+OWN: Final = "own"
+DCGM: Final = "dcgm"
+DCGM_4_5: Final = "dcgm-4.5"
+DCGM_4_9: Final = "dcgm-4.9"
+
+MEMORY: Final = "memory"
+UNLIMITED: Final = "unlimited"
+"""Values of ``--dra-shares`` besides a number."""
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SOCKET: Final = Kind(lambda path: path.removeprefix("unix://"), "a path", metavar="SOCKET")
@@ -57,6 +71,23 @@ class Options:
     metrics: str = _set(choice({"none": ""}, text("ADDRESS:PORT")),
         "Serve /metrics at this address, such as :9477.  [default: do not serve]",
         options=["--metrics"], default="")
+    metrics_names: tuple[str, ...] = _set(
+        list_of(one_of(OWN, DCGM, DCGM_4_5, DCGM_4_9), f"{OWN}, {DCGM}, {DCGM_4_5}, {DCGM_4_9}"),
+        "The names of metrics, several with commas: nvshim_..., or dcgm-exporter's of 4.6 to 4.8"
+        " (dcgm), up to 4.5 (with the label Hostname), or since 4.9.",
+        options=["--metrics-names"], default=(OWN,))
+    metrics_pod_labels: tuple[str, ...] = _set(
+        list_of(like("[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a label's key"), "keys of labels"),
+        "Add these labels of pods to the metrics with dcgm-exporter's names: keys such as"
+        " app.kubernetes.io/name, several with commas.",
+        options=["--metrics-pod-labels"], default=())
+    metrics_jobs: str = _set(text("DIR"),
+        "Add the label hpc_job to the same metrics, from this directory: a file for each GPU"
+        " (INDEX or INDEX.INSTANCE) with an id of a job in each line.",
+        options=["--metrics-jobs"], default="")
+    metrics_web_config: str = _set(text("FILE"),
+        "Serve metrics with TLS or passwords, by this web configuration file of Prometheus'"
+        " exporters.", options=["--metrics-web-config"], default="")
     # the first that answers is used
     cri_sockets: tuple[str, ...] = _set(list_of(text("SOCKET"), "sockets", commas=False),
         "The engine's CRI socket, to check whether the engine reads CDI names.  "
@@ -88,16 +119,63 @@ class Options:
         "How to publish unhealthy, lost and out-of-service devices: with taints (NoSchedule),"
         " also evicting their pods (NoExecute), or not at all.",
         options=["--dra-unhealthy"], default="taint")
-    dra_shares: int = _set(number(0, 64),
-        "Publish each GPU and MIG device with N shares, so that N claims can use it; 0 for"
-        " exclusive use.", options=["--dra-shares"], default=0)
+    dra_shares: int | str = _set(
+        choice({MEMORY: MEMORY, UNLIMITED: UNLIMITED}, number(0, 64),
+               f"a number from 0 to 64, {MEMORY} or {UNLIMITED}"),
+        "Publish each GPU and MIG device with N shares, so that N claims can use it; memory: as"
+        " many claims as its memory allows; unlimited: any number; 0 for exclusive use.",
+        options=["--dra-shares"], default=0)
     dra_mig: bool = _set(BOOLEAN,
         "Create MIG devices on demand for resource claims, and destroy them afterwards: on"
         " GPUs in MIG mode, and on GPUs that enter it without a reset (Hopper and newer).",
         options=["--dra-mig"], default=False)
+    dra_metadata: bool = _set(BOOLEAN,
+        "Give containers of resource claims files with the attributes of their devices (KEP-5304).",
+        options=["--dra-metadata"], default=False)
+    nri: bool = _set(BOOLEAN,
+        "Give pods without the shim's RuntimeClass the GPUs that the kubelet allocated to them, as"
+        " an NRI plugin of containerd or CRI-O.", options=["--nri"], default=False)
+    nri_socket: str = _set(_SOCKET, "The engine's NRI socket.",
+        options=["--nri-socket"], default="/var/run/nri/nri.sock")
+    nri_name: str = _set(like(r"[A-Za-z0-9_.+-]{1,63}", "letters, digits and _.+-", "NAME"),
+        "The NRI plugin's name, for the engine's list of required plugins.",
+        options=["--nri-name"], default="nvshim")
+    nri_index: str = _set(like("[0-9]{2}", "two digits", "NN"),
+        "The order of NRI plugins; one with a higher number sees what others have changed.",
+        options=["--nri-index"], default="90")
+    nri_handlers: tuple[str, ...] = _set(list_of(text("HANDLER"), "handlers"),
+        "Leave pods with these runtime handlers to their own injection.",
+        options=["--nri-handlers"], default=("nvidia",))
+    mig_config_file: str = _set(text("FILE"),
+        "Apply the MIG layout of this file that the node's label nvidia.com/mig.config names, as"
+        " `nvshim mig apply` does.", options=["--mig-config-file"], default="")
     node_condition: bool = _set(BOOLEAN,
         "Report GPUs that no pod can use in the Node's condition GPUOutOfService.",
         options=["--node-condition"], default=False)
+    node_labels: str = _set(one_of(NONE, NODE, NODE_FEATURE, FILE),
+        "Label the node as NVIDIA's GPU feature discovery does: in the Node itself; or in a"
+        " NodeFeature object, or in a file, which node feature discovery reads. It needs a right"
+        " in the cluster, and no other writer of these labels.",
+        options=["--node-labels"], default=NONE)
+    node_labels_remove: bool = _set(BOOLEAN,
+        "Remove these labels when the agent stops, also for an update.",
+        options=["--node-labels-remove"], default=False)
+    node_labels_namespace: str = _set(text("NAMESPACE"),
+        "The namespace of the NodeFeature object.", "NAMESPACE",
+        options=["--node-labels-namespace"], default="containerd-shim-nvidia")
+    node_labels_file: str = _set(text("FILE"), "The file for the labels.",
+        options=["--node-labels-file"],
+        default="/etc/kubernetes/node-feature-discovery/features.d/nvshim")
+    machine_type_file: str = _set(text("FILE"),
+        "Read the label nvidia.com/gpu.machine from this file.  [default: the product name in"
+        " sysfs]", "GFD_MACHINE_TYPE_FILE", options=["--machine-type-file"], default="")
+    nvsentinel: str = _set(choice({"none": ""}, _SOCKET),
+        "Send the health of GPUs to NVSentinel's platform connector at this socket, such as"
+        " /var/run/nvsentinel/nvsentinel.sock.  [default: do not send]",
+        options=["--nvsentinel"], default="")
+    nvsentinel_acts: bool = _set(BOOLEAN,
+        "Let NVSentinel act on what --nvsentinel sends: cordon, drain, reset, reboot. Without this"
+        " it only stores the events.", options=["--nvsentinel-acts"], default=False)
     node_name: str = _set(text("NAME"),
         "The node's name in the cluster.  [default: the host's name]",
         "NODE_NAME", options=["--node-name"], default="")

@@ -22,7 +22,7 @@ from api.errors import NvshimError, one_line
 from hooks.config import Config
 from integration.backoff import Backoff
 from integration.kubelet.pod_resources import PodResources
-from integration.node.options import NO, Options
+from integration.node.options import FILE, NO, NONE, Options
 from integration.node.state.store import State
 from integration.node.values.resources import Settings
 from integration.node.values.service_name import ServiceName
@@ -75,6 +75,7 @@ class Service(NamedTuple):
 
     module: str  # the module that has ``run(context)``
     is_wanted: Callable[[Options], object] = lambda _: True  # whether the options ask for it
+    is_urgent: bool = False  # whether it starts before those that no kubelet waits for
 
 
 def _has_api_server(options: Options) -> bool:
@@ -85,16 +86,33 @@ def _has_api_server(options: Options) -> bool:
 
 
 SERVICES: Final[Mapping[ServiceName, Service]] = {
+    # The first list that the kubelet gets has to tell which devices were unhealthy before.
+    ServiceName.HEALTH: Service("integration.node.services.health.service", is_urgent=True),
     ServiceName.PLUGIN: Service(
-        "integration.node.services.plugin.service", lambda options: options.device_plugin != NO
+        "integration.node.services.plugin.service",
+        lambda options: options.device_plugin != NO,
+        is_urgent=True,
     ),
-    ServiceName.DRA: Service("integration.node.services.dra.service", lambda options: options.dra),
+    ServiceName.DRA: Service(
+        "integration.node.services.dra.service", lambda options: options.dra, is_urgent=True
+    ),
+    ServiceName.NRI: Service("integration.node.services.nri.service", lambda options: options.nri),
     ServiceName.CAUSES: Service("integration.node.services.causes.service"),
+    ServiceName.LABELS: Service(
+        "integration.node.services.labels.service",
+        lambda options: (
+            options.node_labels == FILE
+            or (options.node_labels != NONE and _has_api_server(options))
+        ),
+    ),
     ServiceName.LEDGER: Service("integration.node.services.ledger.service"),
-    ServiceName.HEALTH: Service("integration.node.services.health.service"),
     ServiceName.MEMORY_GUARD: Service("integration.node.services.memory_guard"),
     ServiceName.METRICS: Service(
         "integration.node.services.metrics.service", lambda options: options.metrics
+    ),
+    ServiceName.MIG_CONFIG: Service(
+        "integration.node.services.mig_config",
+        lambda options: options.mig_config_file and _has_api_server(options),
     ),
     ServiceName.MONITOR: Service("integration.node.services.monitor.service"),
     ServiceName.MPS: Service("integration.node.services.mps.service"),
@@ -102,9 +120,12 @@ SERVICES: Final[Mapping[ServiceName, Service]] = {
         "integration.node.services.node_condition",
         lambda options: options.node_condition and _has_api_server(options),
     ),
+    ServiceName.NVSENTINEL: Service(
+        "integration.node.services.nvsentinel", lambda options: options.nvsentinel
+    ),
     ServiceName.POD_EVENTS: Service("integration.node.services.pod_events", _has_api_server),
 }
-"""The services in the order in which they start: a kubelet waits for the first two."""
+"""The services in the order in which they start."""
 
 
 async def supervise(name: str, context: Context, module: str) -> None:
@@ -165,15 +186,16 @@ def first_error(error: Exception) -> Exception:
 
 
 def settings_of(context: Context) -> Settings | None:
-    """Return the device plugin's settings, which name MPS's directory; None if not known yet.
+    """Return the device plugin's settings; None if not known yet.
 
-    An agent without the device plugin does not publish them. It needs them only for claims, and
-    reads them here.
+    An agent without the device plugin does not publish them. It needs them only for claims (they
+    name MPS's directory) and for labels, and reads them here.
 
     Raises:
         SettingsError: a setting is wrong.
     """
     options, settings = context.options, context.state.settings.value
-    if settings is not None or options.device_plugin != NO or not options.dra:
+    is_needed = options.dra or options.node_labels != NONE
+    if settings is not None or options.device_plugin != NO or not is_needed:
         return settings
     return Settings() if options.settings is None else options.settings.load()

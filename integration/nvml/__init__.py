@@ -6,6 +6,7 @@ Others import from here:
 - :mod:`.query`: one question (``ask_nvml``, ``probe``)
 - :mod:`.sampler`: samples, at most one question at a time (``NvmlSampler``, ``sampling``)
 - :mod:`.session`: a child that streams events (``Children``, ``library_of``)
+- :mod:`.mig_parts`: MIG profiles, instances and devices (``ask_parts``)
 - :mod:`.topology`: PCIe paths and NVLinks between GPUs (``Topologies``)
 - :mod:`.nvidia_smi`: nvidia-smi, for what NVML has no function for (``run_nvidia_smi``)
 - :mod:`.lock`: keep NVML closed during a reset or a switch of MIG mode (``exclusive``)
@@ -24,6 +25,6 @@ its child directly.
 
 A node without questions has one child, which waits for events. Events and samples do not share a
 process: NVML's wait for events blocks its thread, a question to a broken GPU may block for ever,
-and after a crash it must be known which GPU was asked. The child for samples runs only while
-callers want samples.
+and after a crash it must be known which GPU was asked. The child for samples stays only if callers
+want samples often. :mod:`.child_profiling` asks for the activity of GPUs there, for metrics.
 """

@@ -20,8 +20,12 @@ Rules
 - A lost GPU makes the wait for all of them fail. So the child registers the others again; if the
   wait goes on failing, the child ends.
 - A driver without a wait for events has no events. The child reports that once, and goes on.
+- Drivers from 580 on have an event for a new recovery action, which does not say which: the child
+  asks for the action at once. It does the same after the event for a GPU that became unavailable,
+  but reports only an action that is needed.
 
-Source: the NVML API, "Event Handling Methods".
+Source: the NVML API, "Event Handling Methods"; nvml.h of 580, nvmlEventTypeGpuRecoveryAction and
+nvmlEventTypeGpuUnavailableError.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from typing import Any, NoReturn
 
 from api.errors import one_line
 from hooks.node.nvml_probe import LOST, text_of
+from integration.nvml.child_samples import RECOVERY_ACTION, value_of
 
 # nvmlReturn_t
 _TIMEOUT = 10
@@ -53,6 +58,8 @@ _NO_XIDS = "it reports no Xids"
 _UNKNOWN = "NVML does not list it"
 
 _KINDS = {2: "ecc-double", 8: "xid"}
+# Older releases of pynvml do not have names for these.
+_GPU_UNAVAILABLE, _RECOVERY_ACTION = 0x4000, 0x8000
 _HIGHEST_XID = 100_000
 _NO_INSTANCE = 0xFFFFFFFF
 
@@ -175,7 +182,7 @@ class _Watcher:
         if self._events is None or not self._answers(gpu):
             return
         xids = nvml.nvmlEventTypeXidCriticalError
-        wanted = xids | nvml.nvmlEventTypeDoubleBitEccError
+        wanted = xids | nvml.nvmlEventTypeDoubleBitEccError | _GPU_UNAVAILABLE | _RECOVERY_ACTION
         kinds = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & wanted
         if not kinds & xids:
             gpu.failed = _NO_XIDS
@@ -228,21 +235,42 @@ class _Watcher:
             shortest = min(seconds, _PULSE_UNHEARD) / 2
             time.sleep(max(0.0, shortest - (time.monotonic() - started)))
             return
+        if event.eventType in {_GPU_UNAVAILABLE, _RECOVERY_ACTION}:
+            self._report_action(event)
+            return
         kind = _KINDS.get(event.eventType)
         if kind is None or (kind == "xid" and event.eventData > _HIGHEST_XID):
             return
-        uuids = {_address(gpu.handle): gpu.uuid for gpu in self._gpus if gpu.handle is not None}
+        gpu = self._gpu_of(event)
         self._say(
             {
                 "event": {
                     "kind": kind,
-                    "gpu": uuids.get(_address(event.device), ""),
+                    "gpu": "" if gpu is None else gpu.uuid,
                     "xid": event.eventData if kind == "xid" else 0,
                     "gpu_instance": _instance(event.gpuInstanceId),
                     "compute_instance": _instance(event.computeInstanceId),
                 }
             }
         )
+
+    def _gpu_of(self, event: Any) -> _Gpu | None:
+        gpus = {_address(gpu.handle): gpu for gpu in self._gpus if gpu.handle is not None}
+        return gpus.get(_address(event.device))
+
+    def _report_action(self, event: Any) -> None:
+        """Report the recovery action of the GPU that an event is about, or that it is lost."""
+        gpu = self._gpu_of(event)
+        if gpu is None or not self._answers(gpu):
+            return
+        action = None
+        try:
+            (field,) = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, [RECOVERY_ACTION])
+            action = value_of(field)
+        except self._nvml.NVMLError as error:
+            self._lose(gpu, error)
+        if not gpu.lost and (action or event.eventType == _RECOVERY_ACTION):
+            self._say({"event": {"kind": "recovery-action", "gpu": gpu.uuid, "action": action}})
 
     def _give_up_events(self, error: Any) -> None:
         """Go on without events if the driver has none.

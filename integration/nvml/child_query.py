@@ -2,13 +2,17 @@
 
 The arguments are a question and its own arguments; :func:`run` says one line.
 
+``fabric``: ``{"gpus": {UUID: {…}, …}}``, the fields of :class:`~integration.nvml.values.Fabric` of
+each GPU that answers, null if it has none.
+
 ``links``: how GPUs are connected::
 
-    {"gpus": [{"bus_id": "00000000:18:00.0", "links": [["00000000:2A:00.0", 0], …]}, …],
+    {"gpus": [{"bus_id": "00000000:18:00.0", "links": [["00000000:2A:00.0", 0, 3], …]}, …],
      "between": [[0, 1, 50], …]}
 
-A link is its remote end, and that end's type (nvmlIntNvLinkDeviceType_t; null if NVML does not
-know). ``between`` has nvmlGpuTopologyLevel_t of two of these GPUs.
+A link is its remote end, that end's type (nvmlIntNvLinkDeviceType_t), and the number that it has
+there; null for what NVML does not know. ``between`` has nvmlGpuTopologyLevel_t of two of these
+GPUs.
 
 ``mode NUMBER UUID…``: set the compute mode of GPUs, 0 for any number of processes, 3 for one. The
 answer has by UUID why the mode is not set, "" if it is.
@@ -16,15 +20,18 @@ answer has by UUID why the mode is not set, "" if it is.
 ``persistence``: ``{"modes": [1, …]}``, whether each GPU stays initialised while it is idle, null if
 it has no such mode.
 
-``parts``: the MIG profiles, instances and devices of each GPU. A profile has the figures of
-nvmlGpuInstanceProfileInfo and its possible placements; only GPUs that know MIG have profiles. An
-instance is its id, its profile's id, and its placement; a device has the figures of
-nvmlDeviceAttributes. Only GPUs in MIG mode have these::
+``parts``: of each GPU that answers all this, the MIG mode now and after its next reset, and its MIG
+profiles, instances and devices. A profile has the figures of nvmlGpuInstanceProfileInfo and its
+possible placements; only GPUs that know MIG have profiles. An instance is its id, its profile's id,
+and its placement; a device has the figures of nvmlDeviceAttributes, and its compute slices. Only
+GPUs in MIG mode have these::
 
-    {"gpus": [{"uuid": "GPU-…", "addressing": 1, "mode": true, "instances": [[7, 19, 0, 1], …],
+    {"gpus": [{"uuid": "GPU-…", "addressing": 1, "mode": true, "pending": true,
+      "instances": [[7, 19, 0, 1], …],
       "profiles": [{"id": 19, "name": "1g.10gb", "most": 7, "places": [[0, 1], …],
                     "figures": [9984, 16, 1, 1, 0, 1, 0]}, …],
-      "devices": [{"uuid": "MIG-…", "instance": 7, "figures": [9984, 16, …]}, …]}, …]}
+      "devices": [{"uuid": "MIG-…", "instance": 7, "slices": 1, "figures": [9984, 16, …]}, …]},
+      …]}
 
 Figures are MiB of memory, then the numbers of multiprocessors, copy engines, decoders, encoders,
 JPEG engines and optical flow engines.
@@ -36,19 +43,38 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from hooks.node.nvml_probe import text_of
+from hooks.node.nvml_probe import GpuAsker, GpuLost, text_of
+from integration.nvml.child_fabric import fabric_of
+from integration.nvml.child_samples import uuid_of, value_of
 
 _ENABLED = 1
-_MOST_LINKS = 18
+_MOST_LINKS = 36
+_REMOTE_LINK = 146  # NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID; its scope is the link
 _DEFAULT_MODE = 0
 # NVML's profiles are few, and numbered; a GPU's memory has eight slices.
 _MOST_PROFILES = 32
 _MOST_PLACES = 32
+# nvmlReturn_t: INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, and
+# ARGUMENT_VERSION_MISMATCH.
+_ABSENT = frozenset({2, 3, 6, 13, 25})
 
 
 def run(nvml: Any, say: Callable[[dict[str, Any]], None], question: str, *arguments: str) -> None:
     """Answer the question."""
     say(_ANSWERS[question](nvml, *arguments))
+
+
+def fabric(nvml: Any) -> dict[str, Any]:
+    """Return the place of each GPU in an NVLink fabric."""
+    gpus = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        asker, opened = GpuAsker(nvml, index), dict[str, Any]()
+        try:
+            handle = asker.open(opened)
+            gpus[uuid_of(opened["uuid"] or "")] = fabric_of(nvml, asker, handle)
+        except GpuLost:
+            continue
+    return {"gpus": gpus}
 
 
 def links(nvml: Any) -> dict[str, Any]:
@@ -73,8 +99,8 @@ def links(nvml: Any) -> dict[str, Any]:
     return {"gpus": gpus, "between": between}
 
 
-def _links(nvml: Any, handle: Any) -> list[tuple[str, int | None]]:
-    found: list[tuple[str, int | None]] = []
+def _links(nvml: Any, handle: Any) -> list[tuple[str, int | None, int | None]]:
+    found: list[tuple[str, int | None, int | None]] = []
     for link in range(_MOST_LINKS):
         try:
             if nvml.nvmlDeviceGetNvLinkState(handle, link) != _ENABLED:
@@ -85,7 +111,8 @@ def _links(nvml: Any, handle: Any) -> list[tuple[str, int | None]]:
                 continue  # there is no such link, or no NVLink at all
             break
         kind = _optional(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-        found.append((remote, kind))
+        fields = _optional(nvml, "nvmlDeviceGetFieldValues", handle, [(_REMOTE_LINK, link)])
+        found.append((remote, kind, None if fields is None else value_of(fields[0])))
     return found
 
 
@@ -128,19 +155,19 @@ def parts(nvml: Any) -> dict[str, Any]:
     """Return the MIG profiles, instances and devices of each GPU."""
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        gpu: dict[str, Any] = {"addressing": None, "mode": False}
+        gpu: dict[str, Any] = {"addressing": None}
+        gpu |= {"mode": False, "pending": False}
         gpu |= {"profiles": [], "instances": [], "devices": []}
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu["uuid"] = text_of(nvml.nvmlDeviceGetUUID(handle))
             gpu["addressing"] = _optional(nvml, "nvmlDeviceGetAddressingMode", handle)
             mode = _optional(nvml, "nvmlDeviceGetMigMode", handle)
-            gpu["mode"] = mode is not None and mode[0] == _ENABLED
+            gpu["mode"], gpu["pending"] = (each == _ENABLED for each in mode or (0, 0))
             if mode is not None:
                 _add_parts(nvml, handle, gpu)
         except nvml.NVMLError:
-            if "uuid" not in gpu:  # the GPU is lost
-                continue
+            continue  # the GPU is lost, or says so little that an instance may be missing
         found.append(gpu)
     return {"gpus": found}
 
@@ -149,13 +176,16 @@ def _add_parts(nvml: Any, handle: Any, gpu: dict[str, Any]) -> None:
     for index in range(_MOST_PROFILES):
         try:
             profile = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, index)
-        except nvml.NVMLError:
-            continue  # this model does not have the profile
+            places = _places(nvml, handle, profile.id)
+        except nvml.NVMLError as error:
+            if error.value not in _ABSENT:
+                raise
+            continue  # this model does not have the profile, or not while its MIG mode is off
         row = {
             "id": profile.id,
             "name": text_of(profile.name).removeprefix("MIG "),
             "most": profile.instanceCount,
-            "places": _places(nvml, handle, profile.id),
+            "places": places,
             "figures": [
                 profile.memorySizeMB, profile.multiprocessorCount, profile.copyEngineCount,
                 profile.decoderCount, profile.encoderCount, profile.jpegCount, profile.ofaCount,
@@ -170,11 +200,14 @@ def _add_parts(nvml: Any, handle: Any, gpu: dict[str, Any]) -> None:
         try:
             device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             has = nvml.nvmlDeviceGetAttributes(device)
-        except nvml.NVMLError:
+        except nvml.NVMLError as error:
+            if error.value not in _ABSENT:
+                raise
             continue  # no device was created at this index
         row = {
             "uuid": text_of(nvml.nvmlDeviceGetUUID(device)),
             "instance": nvml.nvmlDeviceGetGpuInstanceId(device),
+            "slices": has.computeInstanceSliceCount,
             "figures": [
                 has.memorySizeMB, has.multiprocessorCount, has.sharedCopyEngineCount,
                 has.sharedDecoderCount, has.sharedEncoderCount, has.sharedJpegCount,
@@ -203,6 +236,7 @@ def _instances(nvml: Any, handle: Any, profile: Any) -> list[tuple[int, int, int
 
 
 _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "fabric": fabric,
     "links": links,
     "mode": set_mode,
     "persistence": persistence,

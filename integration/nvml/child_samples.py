@@ -3,9 +3,11 @@
 The child says ``{"ready": DRIVER}`` once NVML is initialised. Then it answers each line that it
 reads, and ends after the last::
 
-    {"gpus": {INDEX: UUID, …}, "given_up": {INDEX: WHY, …}, "alone": BOOLEAN, "patience": SECONDS}
+    {"gpus": {INDEX: UUID, …}, "given_up": {INDEX: WHY, …}, "alone": BOOLEAN, "patience": SECONDS,
+     "profile": BOOLEAN}
 
-"gpus" are the node's according to the inventory. The answer has the names and units of a
+"gpus" are the node's according to the inventory. With "profile" the answer has their activity
+(:mod:`.child_profiling`). The answer has the names and units of a
 :class:`~integration.nvml.values.Sample`, and "hanging". Before it, the child says ``{"beat": 1}``
 now and then, as long as NVML answers one call after the other: so the agent can tell a slow driver
 from one that hangs.
@@ -17,9 +19,10 @@ agent knows which GPU it was. GPUs in "given_up" are reported as lost for that r
 asked.
 
 The GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of
-about a hundred calls. NVML does not notice a GPU that comes back, so after one was lost it is
-initialised again. :mod:`hooks.node.nvml_probe` decides whether a GPU is lost, as it does for the
-inventory.
+about a hundred calls. NVML does not notice a GPU that comes back, so while one is lost it is
+initialised again: before the next question, then in growing pauses of up to :data:`_LONGEST_PAUSE`
+seconds, since the activity of the other GPUs is lost each time. :mod:`hooks.node.nvml_probe`
+decides whether a GPU is lost, as it does for the inventory.
 
 Not every answer of NVML is believed
 - A number that cannot be true (more than a hundred percent, more memory in use than there is)
@@ -48,6 +51,9 @@ from typing import Any
 
 from api.errors import one_line
 from hooks.node.nvml_probe import GpuAsker, GpuLost, text_of
+from integration.backoff import Backoff
+from integration.nvml.child_fabric import fabric_of
+from integration.nvml.child_profiling import Profiler
 
 _NOT_FOUND = 6  # nvmlReturn_t
 
@@ -55,10 +61,23 @@ _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
 _MIG_ENABLED = 1
 
-# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of R550 and newer.
-_RECOVERY_ACTION = 230
+RECOVERY_ACTION = 230
+# NVML's fields (NVML_FI_DEV_…): the field of GpuSample, the number, alone or with its scope, and
+# the unit. The recovery action is of R550 and newer; only GPUs before Ampere retire pages.
+_ALL_LINKS = 0xFFFFFFFF
+_FIELDS: tuple[tuple[str, Any, int], ...] = (
+    ("recovery_action", RECOVERY_ACTION, 1),
+    ("memory_temperature_celsius", 82, 1),
+    ("pcie_replays", 94, 1),
+    ("nvlink_sent_bytes", (138, _ALL_LINKS), 1024),
+    ("nvlink_received_bytes", (139, _ALL_LINKS), 1024),
+    ("pages_corrected", 29, 1),
+    ("pages_uncorrected", 30, 1),
+    ("pages_pending", 31, 1),
+)
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal")  # of a value, by nvmlValueType_t
 
-_MEMORY = ("memory_total_bytes", "memory_used_bytes")
+_MEMORY = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
 
 # NVML's calls: the fields of GpuSample that an answer fills, the call with its arguments, and how
 # to read the fields from the answer.
@@ -78,31 +97,39 @@ _QUESTIONS: tuple[tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]],
      lambda count: (count,)),
     (("ecc_uncorrected",), ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
      lambda count: (count,)),
-    (("rows_pending", "rows_failed"), ("nvmlDeviceGetRemappedRows",), lambda rows: rows[2:4]),
+    (("rows_corrected", "rows_uncorrected", "rows_pending", "rows_failed"),
+     ("nvmlDeviceGetRemappedRows",), lambda rows: rows),
+    (("unrepairable_memory",), ("nvmlDeviceGetUnrepairableMemoryFlag_v1",), lambda flag: (flag,)),
+    (("channel_repair_pending", "tpc_repair_pending"), ("nvmlDeviceGetRepairStatus",),
+     lambda pending: pending),
 )  # fmt: skip
 
 _MOST_MEMORY = 1 << 45
 _HIGHEST_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
 
+_FLAGS = frozenset({
+    "rows_pending", "rows_failed", "pages_pending", "unrepairable_memory", "channel_repair_pending",
+    "tpc_repair_pending",
+})  # fmt: skip
 # A number outside these bounds cannot be true.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory_total_bytes": (1, _MOST_MEMORY),
     "memory_used_bytes": (0, _MOST_MEMORY),
+    "memory_reserved_bytes": (0, _MOST_MEMORY),
     **dict.fromkeys(("gpu_percent", "memory_percent", "encoder_percent", "decoder_percent"),
                     (0, 100)),
     "power_watts": (0, 20_000),
     "energy_joules": (0, (1 << 62) / 1000),
-    "temperature_celsius": (-60, 200),
+    **dict.fromkeys(("temperature_celsius", "memory_temperature_celsius"), (-60, 200)),
     "sm_clock_hz": (0, 100_000_000_000),
     "memory_clock_hz": (0, 100_000_000_000),
-    "ecc_corrected": (0, 1 << 62),
-    "ecc_uncorrected": (0, 1 << 62),
-    "rows_pending": (0, 1),
-    "rows_failed": (0, 1),
+    **dict.fromkeys(("ecc_corrected", "ecc_uncorrected", "rows_corrected", "rows_uncorrected",
+                     "pages_corrected", "pages_uncorrected", "pcie_replays", "nvlink_sent_bytes",
+                     "nvlink_received_bytes"), (0, 1 << 62)),
+    **dict.fromkeys(_FLAGS, (0, 1)),
     "recovery_action": (0, 255),
     "throttle_reasons": (0, (1 << 64) - 1),
 }  # fmt: skip
-_FLAGS = frozenset({"rows_pending", "rows_failed"})
 
 _LISTS = (
     ("compute", "nvmlDeviceGetComputeRunningProcesses"),
@@ -117,6 +144,7 @@ _MOST = 4096
 _NOTES = 64
 
 _AT_ONCE = 16  # GPUs
+_LONGEST_PAUSE = 60.0
 _BEAT = 0.2
 
 # The period of a process's utilisation, in microseconds.
@@ -131,16 +159,22 @@ def run(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
     """
     say({"ready": text_of(nvml.nvmlSystemGetDriverVersion())})
     asker: Asker | None = None
+    profiler = Profiler(nvml)
+    backoff, due = Backoff(longest=_LONGEST_PAUSE), 0.0
     for line in sys.stdin:
-        if asker is not None and asker.has_lost:
+        if asker is None or not asker.has_lost:
+            backoff, due = Backoff(longest=_LONGEST_PAUSE), 0.0
+        elif time.monotonic() >= due:
+            profiler.close()
             nvml.nvmlShutdown()
             nvml.nvmlInit()
+            due = time.monotonic() + backoff.pause()
         question = json.loads(line)
         known, given_up = (
             {int(index): text for index, text in question[name].items()}
             for name in ("gpus", "given_up")
         )
-        asker = Asker(nvml, known, given_up)
+        asker = Asker(nvml, known, given_up, profiler if question["profile"] else None)
         if question["alone"]:
             say(asker.each(lambda index: say({"asks": index})))
         else:
@@ -153,17 +187,24 @@ class Asker:
     Args:
         known: the UUIDs of the node's GPUs by index; empty if they are unknown.
         given_up: why some GPUs are not asked, by index.
+        profiler: asks for the activity; None if it is not wanted.
 
     Attributes:
         has_lost: whether a GPU is lost that was not given up.
     """
 
-    def __init__(self, nvml: Any, known: Mapping[int, str], given_up: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        known: Mapping[int, str],
+        given_up: Mapping[int, str],
+        profiler: Profiler | None = None,
+    ) -> None:
         self._nvml, self._known, self._given_up = nvml, known, given_up
         self.has_lost = False
         count = min(nvml.nvmlDeviceGetCount(), _MOST_GPUS)
         self._gpus = [
-            _Gpu(nvml, index, known.get(index, ""), given_up.get(index, ""))
+            _Gpu(nvml, index, known.get(index, ""), given_up.get(index, ""), profiler)
             for index in range(count)
         ]
 
@@ -268,8 +309,10 @@ class _Gpu:
         has_answered: whether it has answered everything.
     """
 
-    def __init__(self, nvml: Any, index: int, uuid: str, given_up: str) -> None:
-        self._nvml, self.index = nvml, index
+    def __init__(
+        self, nvml: Any, index: int, uuid: str, given_up: str, profiler: Profiler | None
+    ) -> None:
+        self._nvml, self.index, self._profiler = nvml, index, profiler
         self.uuid, self.lost = uuid, one_line(given_up)
         self._values: dict[str, Any] = {}
         self._missing: dict[str, str] = {}
@@ -306,7 +349,7 @@ class _Gpu:
         self.processes, self.doubts = [], []
 
     def _name(self, opened: Mapping[str, Any]) -> None:
-        self.uuid = _uuid(opened.get("uuid") or self.uuid)
+        self.uuid = uuid_of(opened.get("uuid") or self.uuid)
 
     def _ask_all(self, handle: Any) -> None:
         """Ask everything of an open GPU.
@@ -323,11 +366,20 @@ class _Gpu:
         if throttle is None:
             throttle = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         self._put(("throttle_reasons",), None if throttle is None else [throttle])
-        fields = ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
-        self._put(("recovery_action",), None if fields is None else [_value_of(fields[0])])
+        names, numbers, units = zip(*_FIELDS, strict=True)
+        fields = ask("nvmlDeviceGetFieldValues", handle, numbers)
+        self._put(names, None if fields is None else [*map(value_of, fields, units)])
+        self._values["fabric"] = fabric_of(self._nvml, self.asker, handle)
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
         self._values["mig"] = [sample for sample, _, _ in devices]
+        if self._profiler is not None:
+            self._values["activity"] = self._profiler.gpu(self.asker, self.uuid, handle)
+            for sample, _, (instance, _) in devices:
+                if instance is not None:
+                    sample["activity"] = self._profiler.instance(
+                        self.asker, self.uuid, handle, instance
+                    )
         self.processes = self._processes(handle, devices)
 
     def _put(self, names: tuple[str, ...], values: Any) -> None:
@@ -352,15 +404,20 @@ class _Gpu:
     def _doubt(self, line: str) -> None:
         self.doubts.append(f"{self.uuid}: {line}")
 
-    def _memory(self, handle: Any) -> list[int] | None:
-        """Return total and used bytes; the newer call leaves out what the driver reserves."""
+    def _memory(self, handle: Any) -> list[int | None] | None:
+        """Return total, used and reserved bytes.
+
+        The older call adds what the driver reserves to the used bytes, and does not report it.
+        """
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         memory = None
         if version is not None:
             memory = self.asker.ask("nvmlDeviceGetMemoryInfo", handle, version)
         if memory is None:
             memory = self.asker.ask("nvmlDeviceGetMemoryInfo", handle)
-        return None if memory is None else [memory.total, memory.used]
+        if memory is None:
+            return None
+        return [memory.total, memory.used, getattr(memory, "reserved", None)]
 
     def _mig(self, handle: Any) -> list[tuple[dict[str, Any], Any, tuple[Any, Any]]]:
         """Return the sample, the handle and the instances of each MIG device."""
@@ -374,7 +431,7 @@ class _Gpu:
             if uuid is None:
                 continue
             sample = {
-                "uuid": _uuid(text_of(uuid)),
+                "uuid": uuid_of(text_of(uuid)),
                 **self._checked(_MEMORY, self._memory(device)),
             }
             instances = (
@@ -446,12 +503,14 @@ class _Gpu:
         }
 
 
-def _uuid(text: str) -> str:
+def uuid_of(text: str) -> str:
     """Return a UUID in the inventory's case, whatever case NVML writes it in."""
     kind, dash, rest = text.partition("-")
     return one_line(kind + dash + rest.lower())
 
 
-def _value_of(field: Any) -> int | None:
-    """Return a field's value, an unsigned number; None if the driver does not have it."""
-    return int(field.value.uiVal) if field.nvmlReturn == 0 else None
+def value_of(field: Any, unit: int = 1) -> int | None:
+    """Return a field's value, times the unit; None if the driver does not have it."""
+    if field.nvmlReturn or field.valueType >= len(_MEMBERS):
+        return None
+    return int(getattr(field.value, _MEMBERS[field.valueType]) * unit)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hooks import engine
 from hooks.config import Config
-from hooks.node.inventory import Inventory, survey
+from hooks.node.inventory import Inventory, load_inventory, survey, take_inventory
 from integration.nvml.lock import is_exclusive
 from integration.nvml.query import probe
 
@@ -27,12 +26,12 @@ def inventory_of(config: Config, *, confirmed: bool = False, fresh: bool = False
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    kept = None if fresh else engine.load_inventory(config)
+    kept = None if fresh else load_inventory(config)
     if kept is not None and not (
         confirmed and _is_doubtful(kept) and not is_exclusive(config.state)
     ):
         return kept
-    return engine.take_inventory(config, probe(config))
+    return take_inventory(config, probe(config))
 
 
 def _is_doubtful(kept: Inventory) -> bool:

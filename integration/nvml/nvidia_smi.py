@@ -2,7 +2,7 @@
 
 If the driver root is a whole system, as in a driver container, it is the program's root directory.
 nvidia-smi opens NVML, so it inherits the lock of NVML (:mod:`integration.nvml.lock`): a shared one,
-or the caller's exclusive one.
+or an exclusive one for what needs NVML closed.
 
 Source: nvidia-smi(1).
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Final
 
 from api.errors import one_line
@@ -20,9 +20,13 @@ from hooks.config import Config
 from hooks.node.driver import Driver
 from integration.driver_launch import launch_line, where_programs_run
 from integration.driver_programs import run_for
-from integration.nvml.lock import NONE, shared
+from integration.nvml.lock import NONE, break_lock, exclusive, shared
+from integration.timeouts import PATIENCE
 
-__all__ = ["SmiFailed", "run_nvidia_smi"]
+__all__ = ["TO_CLOSE", "NvmlInUse", "SmiFailed", "run_alone", "run_nvidia_smi"]
+
+TO_CLOSE: Final = 10.0 * PATIENCE
+"""Seconds that our processes have to close NVML."""
 
 _PROGRAM: Final = "nvidia-smi"
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -40,6 +44,46 @@ class SmiFailed(Exception):
         super().__init__(found)
         self.found = found
         self.do = do
+
+
+class NvmlInUse(SmiFailed):
+    """nvidia-smi was not started: a process of ours has NVML open, or there can be no lock."""
+
+
+def run_alone(
+    driver: Driver,
+    config: Config,
+    arguments: Sequence[str],
+    timeout: float,
+    *,
+    ends_with_us: bool = False,
+    is_due: Callable[[], bool] = lambda: True,
+) -> str | None:
+    """Run nvidia-smi as :func:`run_nvidia_smi` does, while no process of ours has NVML open.
+
+    Args:
+        is_due: called when NVML is closed; if it returns False, nvidia-smi is not run.
+
+    Raises:
+        NvmlInUse: a process does not close NVML; or the lock's file cannot be created (its cause).
+    """
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(exclusive(config.state, TO_CLOSE))
+        except OSError as error:
+            raise NvmlInUse(f"{error.filename}: {error.strerror}") from error
+        if lock is None:
+            raise NvmlInUse("a program of ours that asks NVML has it open still")
+        if not is_due():
+            return None
+        try:
+            return run_nvidia_smi(
+                driver, config, arguments, timeout, ends_with_us=ends_with_us, lock=lock
+            )
+        except SmiFailed as error:
+            if isinstance(error.__cause__, subprocess.TimeoutExpired):
+                break_lock(config.state)  # nvidia-smi may hang, and holds the lock
+            raise
 
 
 def run_nvidia_smi(

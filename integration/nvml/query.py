@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Final
 
-from hooks import engine
 from hooks.config import Config
-from hooks.node.driver import find_driver
+from hooks.node.driver import Driver, find_driver
 from hooks.node.fingerprint import Fingerprint
-from hooks.node.nvml import library_path
+from hooks.node.nvml import library_path, probe_command
 from integration.nvml.child import QUERY
 from integration.nvml.process import TO_DIE, NvmlClosed, Stop, child_command, start
 
@@ -38,7 +37,7 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
 
     Args:
         config: where the driver is, and how long NVML may take.
-        question: "links", "mode", "parts" or "persistence".
+        question: "fabric", "links", "mode", "parts" or "persistence".
         arguments: those of the question.
 
     Returns:
@@ -48,7 +47,7 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    library = library_path(find_driver(Fingerprint(config.host_root), config))
+    library = library_path(_driver_of(config))
     seconds = config.nvml_timeout
     command = child_command(QUERY, library, question, *arguments, seconds=seconds)
     return ask(command, seconds + _MORE, state=config.state)
@@ -68,7 +67,12 @@ def probe(config: Config, *, more: float = 0.0) -> bytes | None:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    return ask(engine.probe_command(config), config.nvml_timeout + more, state=config.state)
+    command = probe_command(config, _driver_of(config))
+    return ask(command, config.nvml_timeout + more, state=config.state)
+
+
+def _driver_of(config: Config) -> Driver:
+    return find_driver(Fingerprint(config.host_root), config)
 
 
 def ask(command: Sequence[str], seconds: float, *, state: str) -> bytes | None:

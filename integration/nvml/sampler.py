@@ -1,8 +1,10 @@
 """Samples of the GPUs for all callers.
 
 Rules
-- The child starts with the first question and is ended after :data:`_IDLE` seconds without one:
-  with a scrape every minute it stays, and a node without scrapes has none.
+- The child starts with a question. It is ended after :data:`_IDLE` seconds without another one if
+  the last two were as close as that, or asked for the activity of GPUs, and otherwise after
+  :data:`_ALONE`. With a scrape every minute it stays, and a node where only the health of devices
+  is sampled, every few minutes, has none.
 - One question at a time. Callers that ask meanwhile share its answer.
 - NVML has to answer each of its many calls in time, however many GPUs there are; otherwise the
   sample is a failure, and the child is ended. After a failure NVML is not asked for a while, twice
@@ -11,6 +13,8 @@ Rules
   crashes (found by asking one GPU after the other), is reported as lost. It is not asked for a
   minute, or for as long as the driver holds a child that asked it. If NVML crashes or hangs on all
   of them, the sample is a failure.
+- A question with the activity of GPUs that crashes or hangs NVML is asked again without it, and the
+  activity is not asked for during :data:`_NO_PROFILE` seconds, unless a GPU fails at both.
 - When the driver or the GPUs change, the child is ended at once, even in the middle of an answer,
   and the next question goes to a new child.
 """
@@ -37,15 +41,26 @@ from integration.nvml.session import (
     uuids_of,
 )
 from integration.nvml.snapshot import NodeSnapshot
-from integration.nvml.values import DeviceSample, GpuSample, ProcessUse, Sample, now
+from integration.nvml.values import (
+    Activity,
+    DeviceSample,
+    Fabric,
+    GpuSample,
+    ProcessUse,
+    Sample,
+    now,
+)
 
 _IDLE: Final = 75.0
+_ALONE: Final = 3.0
 _LONGEST_PAUSE: Final = 60.0
 _TO_START: Final = 5.0
 # One GPU may take this part of the time for an answer.
 _OF_ONE: Final = 0.6
 # Seconds until a GPU that was given up is asked again.
 _GIVEN_UP: Final = 60.0
+# Seconds without the activity of GPUs, after NVML failed to tell it.
+_NO_PROFILE: Final = 600.0
 # All calls together may take so many times the time of one.
 _ALL: Final = 12
 
@@ -58,7 +73,7 @@ class NvmlSampler:
         children: starts and ends the child.
         to_answer: seconds that NVML may take to start, and then for each of its answers.
         post: is called with each sample.
-        idle: seconds without a question after which the child is ended.
+        idle: seconds without a question after which the child is ended, if questions are frequent.
     """
 
     def __init__(
@@ -83,20 +98,27 @@ class NvmlSampler:
         self._leave_until = -math.inf
         self._asks: int | None = None
         self._has_stopped = False
+        self._wants_profile = False  # the next sample
+        self._has_profile = False  # whether the last sample was asked for with it
+        self._no_profile_until = -math.inf
 
-    async def sample(self, *, max_age: float) -> Sample:
+    async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         """Return a sample that is at most ``max_age`` seconds old."""
         last, at = self._last, now()
         if self._has_stopped:
             return _failed("the sampler does not run")
         if last is not None and identity_of(self._look()) == self._asked_of:
-            stands = at < self._retry if last.failure else at - last.when <= max_age
-            if stands:
+            is_new = at - last.when <= max_age and (self._has_profile or not profile)
+            if at < self._retry if last.failure else is_new:
                 return last
-        self._is_asked = True
-        self._wake.set()
-        await self._answered.wait()
-        return self._last or _failed("the sampler does not run")
+        while True:
+            self._wants_profile |= profile
+            self._is_asked = True
+            self._wake.set()
+            await self._answered.wait()
+            # The answer may be that to a question before.
+            if self._has_profile or not profile or self._has_stopped:
+                return self._last or _failed("the sampler does not run")
 
     def look_again(self) -> None:
         """End the child if the driver or the GPUs have changed."""
@@ -106,14 +128,18 @@ class NvmlSampler:
 
     async def serve(self) -> None:
         """Answer questions until cancelled."""
+        asked, stays = -math.inf, 0.0
         try:
             while True:
-                with anyio.move_on_after(self._idle if self._child else math.inf):
+                with anyio.move_on_after(stays if self._child else math.inf):
                     await self._wake.wait()
                 self._wake = anyio.Event()
                 if not self._is_asked:  # it was idle, or the node has changed
                     await self._end()
                     continue
+                before, asked = asked, now()
+                is_frequent = self._wants_profile or asked - before <= self._idle
+                stays = self._idle if is_frequent else min(self._idle, _ALONE)
                 sample = _failed("the driver or the GPUs have changed")
                 with anyio.CancelScope() as self._asking:
                     sample = await self._ask()
@@ -137,6 +163,7 @@ class NvmlSampler:
         answered.set()
 
     async def _ask(self) -> Sample:
+        self._has_profile, self._wants_profile = self._wants_profile, False
         seen = self._look()
         library, of = library_of(seen), identity_of(seen)
         if self._asked_of != of:
@@ -147,6 +174,18 @@ class NvmlSampler:
             return _failed("; ".join(seen.faults) or "no driver with NVML, or no GPU")
         if now() > self._leave_until and not self._children.abandoned:
             self._given_up = {}
+        before, given_up = self._no_profile_until, self._given_up
+        if self._has_profile and now() > before:
+            answer = await self._ask_profile(library, seen)
+            if answer is not None:
+                return _sample_of(answer)
+        sample = await self._ask_rest(library, seen)
+        if not sample.failure and self._given_up != given_up:
+            self._no_profile_until = before  # it was that GPU, and not its activity
+        return sample
+
+    async def _ask_rest(self, library: str, seen: NodeSnapshot) -> Sample:
+        """Return a sample without the activity of GPUs."""
         try:
             answer = await self._ask_child(library, seen)
         except ChildFailed as error:
@@ -156,6 +195,18 @@ class NvmlSampler:
             self._give_up({int(index): why for index, why in answer["hanging"].items()})
             await self._end()  # it still waits for them
         return _sample_of(answer)
+
+    async def _ask_profile(self, library: str, seen: NodeSnapshot) -> dict[str, Any] | None:
+        """Return the child's answer with the activity of GPUs; None if NVML fails or hangs."""
+        try:
+            answer = await self._answer(library, seen, alone=False, profile=True)
+        except ChildFailed:
+            answer = None
+        if answer is None or answer["hanging"]:
+            self._no_profile_until = now() + _NO_PROFILE
+            await self._end()
+            return None
+        return answer
 
     async def _ask_child(self, library: str, seen: NodeSnapshot) -> dict[str, Any]:
         """Return the child's answer, with the reason for each GPU that was given up.
@@ -191,11 +242,14 @@ class NvmlSampler:
         self._given_up = {**self._given_up, **gpus}
         self._leave_until = now() + _GIVEN_UP
 
-    async def _answer(self, library: str, seen: NodeSnapshot, *, alone: bool) -> dict[str, Any]:
+    async def _answer(
+        self, library: str, seen: NodeSnapshot, *, alone: bool, profile: bool = False
+    ) -> dict[str, Any]:
         """Return a child's answer to one question.
 
         Args:
             alone: whether GPUs are asked one after the other.
+            profile: whether to ask for their activity.
 
         Raises:
             ChildFailed: NVML hangs or crashes. There is no child if that happened as it started.
@@ -212,7 +266,7 @@ class NvmlSampler:
         self._child.ask(
             {
                 "gpus": uuids_of(seen), "given_up": self._given_up,
-                "alone": alone, "patience": patience,
+                "alone": alone, "patience": patience, "profile": profile,
             }
         )  # fmt: skip
         latest = now() + _ALL * self._to_answer
@@ -255,14 +309,22 @@ def _sample_of(answer: dict[str, Any]) -> Sample:
     return Sample(
         now(),
         driver=answer["driver"],
-        gpus=tuple(
-            GpuSample(**gpu | {"mig": tuple(DeviceSample(**part) for part in gpu.get("mig", ()))})
-            for gpu in answer["gpus"]
-        ),
+        gpus=tuple(_gpu_of(gpu) for gpu in answer["gpus"]),
         processes=tuple(ProcessUse(*each) for each in answer["processes"]),
         notes=tuple(answer["notes"]),
         uncounted=tuple(answer["uncounted"]),
     )
+
+
+def _gpu_of(document: dict[str, Any]) -> GpuSample:
+    mig = tuple(DeviceSample(**_with_activity(part)) for part in document.get("mig", ()))
+    place = document.get("fabric")
+    fabric = None if place is None else Fabric(**place)
+    return GpuSample(**_with_activity(document) | {"mig": mig, "fabric": fabric})
+
+
+def _with_activity(document: dict[str, Any]) -> dict[str, Any]:
+    return document | {"activity": Activity(**document.get("activity", {}))}
 
 
 def _failed(why: str) -> Sample:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from api.values import dataclass
 from hooks.node.inventory import Inventory
 from hooks.sharing import by_name
 

@@ -33,7 +33,7 @@ from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
 from integration.nvml.query import ask_nvml
 
-_MOST_LINKS: Final = 18
+_MOST_LINKS: Final = 36
 _OF_A_LINK: Final = 100
 _DOMAIN_DIGITS: Final = 4
 _RETRY_AFTER: Final = 60.0
@@ -68,6 +68,8 @@ class Links:
     # how many NVLinks of each GPU lead to each place
     gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     hubs: frozenset[str] = frozenset()  # the places that are switches
+    # the GPU at a port of a switch, by the switch's address and the port's number
+    ports: Mapping[tuple[str, int | None], str] = field(default_factory=dict)
     # what connects two GPUs, the smaller address first
     between: Mapping[tuple[str, str], Between] = field(default_factory=dict)
     failure: str = ""  # why the rest is empty; "" if NVML answered
@@ -89,6 +91,8 @@ class Topology:
     nearness: Mapping[tuple[str, str], Between] = field(default_factory=dict)
     # how many NVLinks connect them, in the same order; pairs without any are left out
     nvlinks: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # the GPU at a port of an NVSwitch, by the switch's PCI address and the port's number
+    ports: Mapping[tuple[str, int | None], str] = field(default_factory=dict)
     failure: str = ""  # why NVML's answer is missing; "" if it is not
 
     def score(self, one: str, other: str) -> int:
@@ -168,7 +172,9 @@ def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:
         )
         if count := links.count(one.bus_id, other.bus_id):
             nvlinks[pair] = count
-    return Topology(nearness, nvlinks, links.failure)
+    uuids = {gpu.bus_id: gpu.uuid for gpu in there}
+    ports = {port: uuids[at] for port, at in links.ports.items() if at in uuids}
+    return Topology(nearness, nvlinks, ports, links.failure)
 
 
 # -- sysfs -------------------------------------------------------------------------------------
@@ -235,26 +241,35 @@ def parse_links(answer: bytes) -> Links:
     addresses = [_address(entry["bus_id"]) for entry in report["gpus"]]
     gpus: dict[str, dict[str, int]] = {}
     hubs: set[str] = set()
+    ports: dict[tuple[str, int | None], str] = {}
     for address, entry in zip(addresses, report["gpus"], strict=True):
         to = gpus[address] = {}
-        for remote, kind in entry["links"]:
+        for remote, kind, port in entry["links"]:
             place = _address(remote)
             to[place] = to.get(place, 0) + 1
             # Not every driver reports the type; then a place that is not a GPU here is a switch.
             if kind == _SWITCH or (kind is None and place not in addresses):
                 hubs.add(place)
+                if port is not None:
+                    ports[place, port] = address
     levels = {
         (min(pair), max(pair)): _OF_NVML[level]
         for first, second, level in report["between"]
         if (pair := (addresses[first], addresses[second])) and level in _OF_NVML
     }
-    return Links(gpus, frozenset(hubs), levels)
+    return Links(gpus, frozenset(hubs), ports, levels)
 
 
 _SWITCH: Final = 2  # nvmlIntNvLinkDeviceType_t
 
 
 def _address(text: str) -> str:
-    """Return an address as sysfs writes it: the domain with four digits or more, NVML has eight."""
+    """Return an address as sysfs writes it: the domain with four digits or more, NVML has eight.
+
+    What is no address is returned as it is: a link may lead to something that has none.
+    """
     domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):0{_DOMAIN_DIGITS}x}:{rest}"
+    try:
+        return f"{int(domain, 16):0{_DOMAIN_DIGITS}x}:{rest}"
+    except ValueError:
+        return text

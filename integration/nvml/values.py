@@ -36,12 +36,51 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """How busy the parts of a GPU or GPU instance were since the sample before; None if unknown.
+
+    Ratios are means from 0 to 1; what was sent and received is in bytes per second.
+    """
+
+    graphics: float | None = None  # time in which the compute or graphics engine was active
+    sm: float | None = None  # time in which an SM had a warp, the mean of all SMs
+    sm_occupancy: float | None = None  # resident warps of the most possible
+    tensor: float | None = None  # time in which the tensor cores were active
+    dram: float | None = None  # time in which device memory was read or written
+    fp64: float | None = None
+    fp32: float | None = None
+    fp16: float | None = None
+    pcie_sent: float | None = None
+    pcie_received: float | None = None
+    nvlink_sent: float | None = None
+    nvlink_received: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceSample:
     """A MIG device at one time; None for what NVML does not report."""
 
     uuid: str  # "MIG-…"
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None  # by the driver; not part of the used memory
+    activity: Activity = Activity()  # that of its GPU instance
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """A GPU's place in an NVLink fabric."""
+
+    state: str  # how far its registration is: "not-started", "in-progress" or "completed"
+    cluster_uuid: str = ""  # "" unless it is registered with a fabric of several machines
+    clique: int | None = None  # the part of the cluster that it can reach; None without a cluster
+    health: str = ""  # "healthy", "unhealthy" or "limited-capacity"; "" if NVML does not say
+    failure: str = ""  # why its registration failed, in NVML's words; "" if it did not
+
+    @property
+    def name(self) -> str:
+        """Cluster and clique as in the label nvidia.com/gpu.clique; "" without a cluster."""
+        return f"{self.cluster_uuid}.{self.clique}" if self.cluster_uuid else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +106,24 @@ class GpuSample:
     throttle_reasons: int | None = None  # NVML's bits that explain low clocks
     mig: tuple[DeviceSample, ...] = ()
     recovery_action: int | None = None  # nvmlDeviceGpuRecoveryAction_t; 0 for none
+    unrepairable_memory: bool | None = None  # it has memory that no repair helps
+    channel_repair_pending: bool | None = None  # a memory channel is repaired at the next reset
+    tpc_repair_pending: bool | None = None  # a processing cluster is repaired at the next reset
+    fabric: Fabric | None = None  # None without an NVLink fabric, or before Hopper
     lost: str = ""  # why it does not answer; "" if it does
     # why a value is None, by the attribute's name
     missing: Mapping[str, str] = field(default_factory=dict)
+    memory_reserved_bytes: int | None = None  # by the driver; not part of the used memory
+    memory_temperature_celsius: int | None = None
+    pcie_replays: int | None = None
+    nvlink_sent_bytes: int | None = None  # by all links; data without the protocol's
+    nvlink_received_bytes: int | None = None
+    rows_corrected: int | None = None  # rows remapped because of correctable errors
+    rows_uncorrected: int | None = None  # and of uncorrectable ones
+    pages_corrected: int | None = None  # pages retired because of correctable errors
+    pages_uncorrected: int | None = None  # and of uncorrectable ones
+    pages_pending: bool | None = None  # pages will be retired at the next reset
+    activity: Activity = Activity()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +145,7 @@ class Sample:
 class Sampler(Protocol):
     """Takes samples; the agent's is ``state.sampler``."""
 
-    async def sample(self, *, max_age: float) -> Sample:
+    async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         """Return a sample.
 
         Callers that ask at the same time share it. It may take long, as long as NVML answers each
@@ -100,18 +154,32 @@ class Sampler(Protocol):
 
         Args:
             max_age: how many seconds old the sample may be.
+            profile: whether it shall have the activity of GPUs and MIG devices.
         """
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchError:
+    """An error of an NVSwitch."""
+
+    switch: str  # the driver's name of it ("nvidia-nvswitch0")
+    number: int  # the SXid
+    severity: str  # "fatal", "non-fatal" or "correctable"; "" if the driver does not say
+    link: int | None = None  # the switch's port; None if it is not of one port
+
+
+@dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """An error of a GPU."""
+    """An error of a GPU, or of an NVSwitch."""
 
     when: float  # seconds since boot (CLOCK_BOOTTIME)
-    kind: str  # "xid" or "ecc-double"
-    gpu: str  # its UUID; "" if unknown
+    kind: str  # "xid", "ecc-double", "recovery-action" or "sxid"
+    gpu: str  # its UUID, of a switch the GPU's at its port; "" if unknown
     bus_id: str = ""  # its PCI address, perhaps without the function; "" if unknown
     xid: int = 0  # the number; 0 for none
+    # of a "recovery-action": nvmlDeviceGpuRecoveryAction_t; None if NVML does not say
+    action: int | None = None
+    switch: SwitchError | None = None  # of an "sxid"
     gpu_instance: int | None = None  # of MIG; None if unknown
     compute_instance: int | None = None  # the same
     pid: int = 0  # the process in the kernel's log, in the node's pid namespace; 0 for none

@@ -142,6 +142,17 @@ def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
     return own
 
 
+def without_updates(archives: Iterable[Archive]) -> list[Archive]:
+    """Return the archives of a release itself, without its updates and security fixes."""
+    alone = []
+    for archive in archives:
+        suites = archive.get("suites", "").split()
+        suites = [suite for suite in suites if not suite.endswith(("-updates", "-security"))]
+        if suites:
+            alone.append({**archive, "suites": " ".join(suites)})
+    return alone
+
+
 def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
     """Return the text of a ``.sources`` file with ``components`` added to each archive.
 

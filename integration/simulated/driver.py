@@ -34,11 +34,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from integration.simulated.archive import machine_sources
+from integration.simulated.archive import (
+    machine_sources,
+    read_deb822,
+    run,
+    without_updates,
+    write_deb822,
+)
 from integration.simulated.errors import DriverIncomplete
 from integration.simulated.layouts import Layout, rearrange
 from integration.simulated.library import build_stand_in
-from integration.simulated.packages import default_cache, fetch, unpack
+from integration.simulated.packages import default_cache, fetch, in_cache, unpack
 
 PACKAGES: Final = (
     "libcuda1", "libcudadebugger1", "libnvidia-ml1", "libnvidia-cfg1",
@@ -52,6 +58,9 @@ PACKAGES: Final = (
     "nvidia-smi", "nvidia-driver-bin", "nvidia-cuda-mps", "nvidia-persistenced",
     "nvidia-alternative",
 )  # fmt: skip
+
+# Packages that only later drivers have; libnvidia-eglcore depends on them.
+_LATER_PACKAGES: Final = ("libnvidia-gpucomp",)
 
 # Libraries that also exist for 32-bit programs, without the large ones.
 PACKAGES_32: Final = (
@@ -124,7 +133,7 @@ class DriverFiles:
             DriverIncomplete: the packages have no driver for this machine.
         """
         cache = default_cache() if cache is None else cache
-        debs = fetch(PACKAGES, cache, say=say)
+        debs = fetch_packages(cache, say)
         directory = os.path.join(cache, "unpacked", "nvidia-driver")
         unpack(debs, directory)
         return cls.at(directory)
@@ -159,6 +168,23 @@ class DriverFiles:
         return os.path.join(current, f"libnvidia-ml.so.{self.version}")
 
 
+def fetch_packages(cache: str, say: Callable[[str], None] | None = None) -> list[str]:
+    """Fetch the driver's packages, and those that only later drivers have.
+
+    Args:
+        cache: the cache of packages.
+        say: receives a line about each download.
+
+    Raises:
+        PackagesError: something is missing and cannot be fetched.
+    """
+    wanted = [*PACKAGES, *(name for name in _LATER_PACKAGES if in_cache(name, cache))]
+    debs = fetch(wanted, cache, say=say)
+    needed = run(["dpkg-deb", "-f", debs[wanted.index("libnvidia-eglcore")], "Depends"]).stdout
+    more = [name for name in _LATER_PACKAGES if name in needed and name not in wanted]
+    return fetch([*wanted, *more], cache, say=say) if more else debs
+
+
 def add_companion(
     root: str, *, version: str, cache: str | None = None, say: Callable[[str], None] | None = None
 ) -> None:
@@ -174,9 +200,8 @@ def add_companion(
         DriverIncomplete: the packages have no driver.
     """
     cache = default_cache() if cache is None else cache
-    # None of them is executed, so any release will do.
-    stanzas = machine_sources().split("\n\n")
-    sources = "\n\n".join(stanza for stanza in stanzas if "-security" not in stanza)
+    # None of them is executed, so any release will do. A mirror may lack updates for i386.
+    sources = write_deb822(without_updates(read_deb822(machine_sources())), ())
     debs = fetch(
         PACKAGES_32, os.path.join(cache, "i386"), architecture="i386", sources=sources, say=say
     )

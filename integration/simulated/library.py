@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 import re
 import subprocess
 import tempfile
@@ -31,7 +32,11 @@ _DEFINED: Final = re.compile(r"^(?:API .*?(nvml\w+)\(|[A-Z0-9_]+\((nvml\w+),)", 
 _PLACES: Final = {"NODE_DEV": "dev", "NODE_STATE": "state"}
 _LONGEST: Final = 4096
 # Not optimised: nodes are built often and called little.
-_FLAGS: Final = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-O0", f"-I{_HERE}")
+_FLAGS: Final = (
+    "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-O0", f"-I{_HERE}",
+    # The default elsewhere. With the other dialect the library would need glibc's ld-linux.so.
+    *(("-mtls-dialect=gnu2",) if platform.machine() == "x86_64" else ()),
+)  # fmt: skip
 
 
 def build_nvml(

@@ -28,7 +28,8 @@
  *
  * Events come from the file nvml-events in the state directory. Each line that is added to it
  * after an event set was made is one event: "INDEX TYPE DATA [GPU-INSTANCE COMPUTE-INSTANCE]",
- * all numbers, TYPE 8 for an Xid ("0 8 79": GPU 0 has fallen off the bus).
+ * all numbers, TYPE 8 for an Xid ("0 8 79": GPU 0 has fallen off the bus), 32768 for a changed
+ * recovery action.
  *
  * The GPUs' activity is in files of the state directory too. Each call reads them; they contain
  * numbers, a line per entry; lines that start with '#' are comments:
@@ -41,8 +42,17 @@
  *                      the sum of the processes), temperature (degrees), milliwatts, throttle
  *                      (bits), millijoules (in addition to the idle energy), and counts:
  *                      ecc-corrected, ecc-uncorrected, rows-corrected, rows-uncorrected,
- *                      rows-pending, rows-failed; recovery-action: what it needs to recover;
- *                      addressing-mode: how it sees the host's memory
+ *                      rows-pending, rows-failed, pages-corrected, pages-uncorrected, pages-pending,
+ *                      pcie-replays, nvlink-sent-kib, nvlink-received-kib; memory-temperature
+ *                      (degrees); recovery-action: what it needs to recover;
+ *                      addressing-mode: how it sees the host's memory; pcie-sent-kb,
+ *                      pcie-received-kb (a second); memory-unrepairable, channel-repair and
+ *                      tpc-repair, which it does not know without; gpm-METRIC, or of a GPU instance
+ *                      gpm-METRIC-INSTANCE: percent or MiB/s (since Hopper);
+ *                      fabric-state: NVML's number of its registration with an NVLink fabric,
+ *                      which it has none without; fabric-status: an nvmlReturn_t;
+ *                      fabric-cluster: the end of the cluster's UUID; fabric-clique;
+ *                      fabric-health: NVML's summary; fabric-version: the newest structure
  *     nvml-nvlinks     INDEX OTHER LINKS
  *                      the number of NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each
  *                      GPU numbers its links in the order of the lines
@@ -62,8 +72,11 @@
  *
  * To count queries, create the file nvml-inits in the state directory: each nvmlInit adds a byte.
  *
- * The library also runs in images with an older C library than the build machine's, so it uses no
- * symbol newer than glibc 2.28 (hence statx, mknodat by its number, and hand-written parsing).
+ * The library also runs in images with an older C library than the build machine's, and with musl.
+ * So it uses no symbol newer than glibc 2.17 and none that musl lacks (hence system calls by their
+ * numbers, and hand-written parsing). The loader of musl takes libc.so.6 for itself and ignores
+ * versions of symbols, but there is no ld-linux.so: thread-local variables are reached through
+ * descriptors and not through __tls_get_addr, which glibc has there (library.py, _FLAGS).
  *
  * The structures have the layouts that pynvml declares with ctypes, which the tests use. This is
  * one long file because it is one table of functions.
@@ -83,7 +96,6 @@
 #include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -109,13 +121,19 @@ typedef enum {
     UNKNOWN = 999,
 } nvmlReturn_t;
 
-enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
+enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7, MOST_LINKS = 36 };
 enum { GEFORCE = 5, XID = 8, HOPPER = 9 };
 enum { CURRENT, PENDING };
 
 enum { INSTANCES_OF_GPU = 15, COMPUTE_OF_INSTANCE = 8, FIRST_CAPABILITY = 3, CONFIG_CAPABILITY = 1 };
 enum { MOST_INSTANCES = MOST_GPUS * INSTANCES_OF_GPU };
 enum { MOST_COMPUTE = MOST_INSTANCES * COMPUTE_OF_INSTANCE };
+
+/* As statx(2); relative paths are not used. */
+static int look_at(const char *path, unsigned mask, struct statx *status)
+{
+    return (int)syscall(SYS_statx, AT_FDCWD, path, 0, mask, status);
+}
 
 /* Files in the node's state directory describe the GPUs' activity. */
 static const char *state_file(const char *name)
@@ -178,7 +196,7 @@ static int is_node(u32 major_number, u32 minor_number, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(path + length, sizeof path - length, format, arguments);
     va_end(arguments);
-    if (statx(AT_FDCWD, path, 0, STATX_TYPE, &status) || !S_ISCHR(status.stx_mode))
+    if (look_at(path, STATX_TYPE, &status) || !S_ISCHR(status.stx_mode))
         return 0;
     return status.stx_rdev_minor == minor_number &&
            (major_number == 0 || status.stx_rdev_major == major_number);
@@ -260,7 +278,7 @@ static nvmlReturn_t text(char *to, u32 size, const char *from)
 
 static void look_at_faults(struct statx *status)
 {
-    if (statx(AT_FDCWD, state_file("nvml-faults"), 0, STATX_MTIME | STATX_SIZE | STATX_INO, status))
+    if (look_at(state_file("nvml-faults"), STATX_MTIME | STATX_SIZE | STATX_INO, status))
         memset(status, 0, sizeof *status);
 }
 
@@ -453,7 +471,7 @@ static void look_at_mig(void)
     struct statx now;
     FILE *file;
 
-    if (statx(AT_FDCWD, state_file("nvml-mig"), 0, STATX_MTIME | STATX_SIZE | STATX_INO, &now))
+    if (look_at(state_file("nvml-mig"), STATX_MTIME | STATX_SIZE | STATX_INO, &now))
         memset(&now, 0, sizeof now);
     if (is_loaded && !differs(&now, &mig_seen))
         return;
@@ -563,7 +581,7 @@ API nvmlReturn_t nvmlInitWithFlags(u32 flags)
     REQUIRE(!fault, fault);
     fault = suffer("nvmlInit");
     REQUIRE(!fault, fault);
-    dev = statx(AT_FDCWD, NODE_DEV, 0, STATX_TYPE, &status) ? "/dev" : NODE_DEV;
+    dev = look_at(NODE_DEV, STATX_TYPE, &status) ? "/dev" : NODE_DEV;
     REQUIRE(is_node(NVIDIA_MAJOR, CONTROL_MINOR, "nvidiactl"), DRIVER_NOT_LOADED);
     visible_count = 0;
     for (u32 i = 0; i < GPU_COUNT; i++)
@@ -602,19 +620,31 @@ struct pci_address {
     u32 domain, bus, device, function;
 };
 
+/* Read a hexadecimal number and move past it; return whether there is one. */
+static int hexadecimal(const char **from, u32 *value)
+{
+    static const char digits[] = "0123456789abcdefABCDEF";
+    const char *start = *from, *digit;
+
+    *value = 0;
+    for (; **from && (digit = strchr(digits, **from)) != NULL; (*from)++)
+        *value = *value << 4 | (u32)(digit - digits < 16 ? digit - digits : digit - digits - 6);
+    return *from > start;
+}
+
 /* The forms of a PCI address that NVML accepts: [domain:]bus:device[.function], in hexadecimal. */
 static int parse_address(const char *text, struct pci_address *at)
 {
     const char *colon = strchr(text, ':');
-    char whole[64];
-    int end = 0, length;
 
-    if (!colon)
-        return 0;
-    length = snprintf(whole, sizeof whole, "%s%s", strchr(colon + 1, ':') ? "" : "0:", text);
     *at = (struct pci_address){0};
-    sscanf(whole, "%x:%x:%x%n.%x%n", &at->domain, &at->bus, &at->device, &end, &at->function, &end);
-    return end && end == length;
+    if (colon && strchr(colon + 1, ':') && !(hexadecimal(&text, &at->domain) && *text++ == ':'))
+        return 0;
+    if (!hexadecimal(&text, &at->bus) || *text++ != ':' || !hexadecimal(&text, &at->device))
+        return 0;
+    if (*text == '.' && !(text++, hexadecimal(&text, &at->function)))
+        return 0;
+    return !*text;
 }
 
 /*
@@ -988,6 +1018,11 @@ struct pci_v3 {
     char bus_id[32];
 };
 
+struct pci_ext {
+    u32 version, domain, bus, device, pci_device, pci_subsystem, base_class, sub_class;
+    char bus_id[32];
+};
+
 /* A device's PCI address; all versions of the structure start the same way. */
 static struct pci_v3 pci_at(u32 domain, u32 bus, u32 device)
 {
@@ -1026,6 +1061,20 @@ API nvmlReturn_t nvmlDeviceGetPciInfo_v3(const void *device, struct pci_v3 *info
 {
     EXPECT_OF(BOARD_OF(device), info);
     *info = pci_of(gpu);
+    return SUCCESS;
+}
+
+/* nvidia-smi asks this one since branch 550. The class is that of a 3D controller. */
+API nvmlReturn_t nvmlDeviceGetPciInfoExt(const void *device, struct pci_ext *info)
+{
+    struct pci_v3 pci;
+
+    EXPECT_OF(BOARD_OF(device), info);
+    REQUIRE(info->version == (sizeof *info | 1 << 24), ARGUMENT_VERSION_MISMATCH);
+    pci = pci_of(gpu);
+    *info = (struct pci_ext){info->version, pci.v1.domain, pci.v1.bus, pci.v1.device,
+                             pci.v1.pci_device, pci.pci_subsystem, 3, 2, {0}};
+    strcpy(info->bus_id, pci.bus_id);
     return SUCCESS;
 }
 
@@ -1113,8 +1162,9 @@ PAIR(nvmlDeviceGetPowerManagementLimitConstraints, GPU_OF, gpu->milliwatts / 2, 
 /* ECC is on, except on gaming GPUs. */
 PAIR(nvmlDeviceGetEccMode, GPU_OF, gpu->brand != GEFORCE, gpu->brand != GEFORCE)
 NUMBER64(nvmlDeviceGetSupportedClocksThrottleReasons, GPU_OF, 0x1ff)
-/* ECC single, ECC double, P-state, Xid, clock. */
-NUMBER64(nvmlDeviceGetSupportedEventTypes, GPU_OF, 1 | 2 | 4 | XID | 16)
+/* ECC single, ECC double, P-state, Xid, clock; GPU unavailable and recovery action since 580. */
+NUMBER64(nvmlDeviceGetSupportedEventTypes, GPU_OF,
+         1 | 2 | 4 | XID | 16 | (atoi(DRIVER_VERSION) >= 580 ? 0x4000 | 0x8000 : 0))
 /* 1: idle. */
 NUMBER64(nvmlDeviceGetCurrentClocksThrottleReasons, GPU_OF,
          fact(gpu, "throttle", percent_of(gpu, SM) == 0))
@@ -1225,7 +1275,7 @@ PAIR(nvmlDeviceGetOfaUtilization, GPU_OF, 0, 100000)
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u32 *kb_per_second)
 {
     EXPECT_OF(GPU_OF(device), kb_per_second && counter < 2);
-    *kb_per_second = 0;
+    *kb_per_second = (u32)fact(gpu, counter ? "pcie-received-kb" : "pcie-sent-kb", 0);
     return SUCCESS;
 }
 
@@ -1255,6 +1305,29 @@ API nvmlReturn_t nvmlDeviceGetRemappedRows(const void *device, u32 *correctable,
     return SUCCESS;
 }
 
+API nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(const void *device, u32 *version_and_flag)
+{
+    u64 flag;
+
+    EXPECT_OF(GPU_OF(device), version_and_flag);
+    flag = fact(gpu, "memory-unrepairable", NO_INSTANCE);
+    REQUIRE(flag != NO_INSTANCE, NOT_SUPPORTED);
+    version_and_flag[1] = (u32)flag;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetRepairStatus(const void *device, u32 *version_and_pending)
+{
+    u64 channel;
+
+    EXPECT_OF(GPU_OF(device), version_and_pending);
+    channel = fact(gpu, "channel-repair", NO_INSTANCE);
+    REQUIRE(channel != NO_INSTANCE, NOT_SUPPORTED);
+    version_and_pending[1] = (u32)channel;
+    version_and_pending[2] = (u32)fact(gpu, "tpc-repair", 0);
+    return SUCCESS;
+}
+
 struct field_value {
     u32 id, scope;
     long long timestamp, latency;
@@ -1263,7 +1336,24 @@ struct field_value {
     u64 value;
 };
 
-enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
+/* The fields with a value, their types (unsigned int and long long), and their facts. */
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, NO_FACT = -1, REMOTE_LINK = 146 };
+static const struct {
+    u32 id;
+    int type;
+    const char *fact;
+    long long otherwise; /* without such a fact; NO_FACT: it is not supported then */
+} fields_known[] = {
+    {29, UNSIGNED_INT, "pages-corrected", NO_FACT},
+    {30, UNSIGNED_INT, "pages-uncorrected", NO_FACT},
+    {31, UNSIGNED_INT, "pages-pending", NO_FACT},
+    {82, UNSIGNED_INT, "memory-temperature", 35},
+    {94, UNSIGNED_INT, "pcie-replays", 0},
+    {138, UNSIGNED_LONG_LONG, "nvlink-sent-kib", NO_FACT},
+    {139, UNSIGNED_LONG_LONG, "nvlink-received-kib", NO_FACT},
+    {REMOTE_LINK, UNSIGNED_INT, "", NO_FACT},
+    {230, UNSIGNED_INT, "recovery-action", 0},
+};
 
 API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct field_value *fields)
 {
@@ -1272,12 +1362,22 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct 
     EXPECT_OF(GPU_OF(device), fields && count > 0);
     for (int i = 0; i < count; i++) {
         fields[i].result = NOT_SUPPORTED;
-        if (fields[i].id != RECOVERY_ACTION)
-            continue;
-        fields[i].type = UNSIGNED_INT;
-        fields[i].value = fact(gpu, "recovery-action", 0);
-        fields[i].result = SUCCESS;
-        known = 1;
+        for (u32 k = 0; k < COUNT(fields_known); k++) {
+            u64 value;
+
+            if (fields[i].id != fields_known[k].id)
+                continue;
+            value = fact(gpu, fields_known[k].fact, (u64)fields_known[k].otherwise);
+            /* A switch's ports are those of the first GPU's links, then of the next one's. */
+            if (fields[i].id == REMOTE_LINK)
+                value = index_of(gpu) * MOST_LINKS + fields[i].scope;
+            if (value == (u64)NO_FACT)
+                continue;
+            fields[i].type = fields_known[k].type;
+            fields[i].value = value;
+            fields[i].result = SUCCESS;
+            known = 1;
+        }
     }
     return known ? SUCCESS : NOT_SUPPORTED;
 }
@@ -1293,6 +1393,66 @@ API nvmlReturn_t nvmlDeviceGetAddressingMode(const void *device, u32 *version_an
     mode = fact(gpu, "addressing-mode", NO_INSTANCE);
     REQUIRE(mode != NO_INSTANCE, NOT_SUPPORTED);
     version_and_mode[1] = (u32)mode;
+    return SUCCESS;
+}
+
+/* --- The NVLink fabric ------------------------------------------------------------------- */
+
+/* The second version begins with its number and lacks the summary; the first has no health. */
+struct fabric {
+    u32 version;
+    unsigned char cluster[16];
+    u32 status, clique;
+    unsigned char state, unwritten[3];
+    u32 health_mask;
+    unsigned char summary;
+};
+
+static nvmlReturn_t fabric_of(const struct gpu *gpu, struct fabric *fabric)
+{
+    u64 state = fact(gpu, "fabric-state", NO_INSTANCE);
+    u64 cluster = fact(gpu, "fabric-cluster", 0);
+
+    REQUIRE(state != NO_INSTANCE, NOT_SUPPORTED);
+    *fabric = (struct fabric){
+        .status = (u32)fact(gpu, "fabric-status", 0),
+        .clique = (u32)fact(gpu, "fabric-clique", 0),
+        .state = (unsigned char)state,
+        .unwritten = {0xa5, 0xa5, 0xa5},
+        .summary = (unsigned char)fact(gpu, "fabric-health", 0),
+    };
+    for (u32 i = 0; i < sizeof cluster; i++)
+        fabric->cluster[15 - i] = (unsigned char)(cluster >> 8 * i);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(const void *device, struct fabric *info)
+{
+    struct fabric fabric = {0};
+    u32 version, size;
+    nvmlReturn_t result;
+
+    EXPECT_OF(GPU_OF(device), info);
+    version = info->version >> 24;
+    size = version == 2 ? offsetof(struct fabric, summary) : sizeof fabric;
+    REQUIRE(version >= 2 && version <= fact(gpu, "fabric-version", 3), ARGUMENT_VERSION_MISMATCH);
+    REQUIRE(info->version == (size | version << 24), ARGUMENT_VERSION_MISMATCH);
+    result = fabric_of(gpu, &fabric);
+    REQUIRE(!result, result);
+    fabric.version = info->version;
+    memcpy(info, &fabric, size);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuFabricInfo(const void *device, void *info)
+{
+    struct fabric fabric = {0};
+    nvmlReturn_t result;
+
+    EXPECT_OF(GPU_OF(device), info);
+    result = fabric_of(gpu, &fabric);
+    REQUIRE(!result, result);
+    memcpy(info, fabric.cluster, offsetof(struct fabric, health_mask) - sizeof fabric.version);
     return SUCCESS;
 }
 
@@ -1515,7 +1675,7 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(const void *one, const void
 
 /* --- NVLink ---------------------------------------------------------------------------- */
 
-enum { MOST_LINKS = 18, TO_SWITCH = -1, NO_LINK = -2, NVSWITCH_BUS = 0xc0 };
+enum { TO_SWITCH = -1, NO_LINK = -2, NVSWITCH_BUS = 0xc0 };
 
 /* A link's remote end: the minor of the other GPU, or one of the above. */
 static int link_to(const struct gpu *gpu, u32 link)
@@ -1611,6 +1771,103 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
         linked |= end == TO_SWITCH || end == (int)index_of(second);
     }
     *status = linked || capability < 2 ? 0 : 5;
+    return SUCCESS;
+}
+
+/* --- GPM ------------------------------------------------------------------------------- */
+
+struct gpm_sample {
+    const struct gpu *gpu; /* NULL until it is filled */
+    u32 instance;          /* NO_INSTANCE: the whole GPU */
+    u64 milliseconds;
+};
+
+struct gpm_metric {
+    u32 id;
+    nvmlReturn_t result;
+    double value;
+    const char *short_name, *long_name, *unit;
+};
+
+struct gpm_request {
+    u32 version, count;
+    struct gpm_sample *first, *second;
+    struct gpm_metric metrics[];
+};
+
+enum { SM_UTIL = 2, FIRST_OF_GPU = 20, GPM_SHORTEST = 100 };
+
+API nvmlReturn_t nvmlGpmQueryDeviceSupport(const void *device, u32 *version_and_support)
+{
+    EXPECT_OF(BOARD_OF(device), version_and_support && version_and_support[0] == 1);
+    version_and_support[1] = gpu->major >= HOPPER;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpmSampleAlloc(struct gpm_sample **sample)
+{
+    EXPECT(sample);
+    *sample = calloc(1, sizeof **sample);
+    return *sample ? SUCCESS : UNKNOWN;
+}
+
+API nvmlReturn_t nvmlGpmSampleFree(struct gpm_sample *sample)
+{
+    EXPECT(sample);
+    free(sample);
+    return SUCCESS;
+}
+
+static nvmlReturn_t fill_sample(const struct gpu *gpu, u32 instance, struct gpm_sample *sample)
+{
+    struct timespec now;
+
+    REQUIRE(gpu->major >= HOPPER, NOT_SUPPORTED);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *sample = (struct gpm_sample){gpu, instance, now.tv_sec * 1000ULL + now.tv_nsec / 1000000};
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpmSampleGet(const void *device, struct gpm_sample *sample)
+{
+    EXPECT_OF(GPU_OF(device), sample);
+    return fill_sample(gpu, NO_INSTANCE, sample);
+}
+
+API nvmlReturn_t nvmlGpmMigSampleGet(const void *device, u32 instance, struct gpm_sample *sample)
+{
+    EXPECT_OF(GPU_OF(device), sample);
+    EACH_INSTANCE(i)
+        if (i->gpu == gpu && i->id == instance)
+            return fill_sample(gpu, instance, sample);
+    return NOT_FOUND;
+}
+
+/* Without a fact, the SMs' use for the first two metrics of a whole GPU, and 0 for the others. */
+static void measure(const struct gpm_sample *sample, struct gpm_metric *metric)
+{
+    char name[64];
+    int is_whole = sample->instance == NO_INSTANCE;
+    u64 otherwise = is_whole && metric->id <= SM_UTIL ? percent_of(sample->gpu, SM) : 0;
+
+    metric->result = is_whole || metric->id < FIRST_OF_GPU ? SUCCESS : NOT_SUPPORTED;
+    snprintf(name, sizeof name, is_whole ? "gpm-%u" : "gpm-%u-%u", metric->id, sample->instance);
+    metric->value = (double)fact(sample->gpu, name, otherwise);
+}
+
+API nvmlReturn_t nvmlGpmMetricsGet(struct gpm_request *request)
+{
+    const struct gpm_sample *first, *second;
+
+    EXPECT(request);
+    REQUIRE(request->version == 1, ARGUMENT_VERSION_MISMATCH);
+    first = request->first;
+    second = request->second;
+    REQUIRE(first && second && first->gpu && first->gpu == second->gpu, INVALID_ARGUMENT);
+    REQUIRE(first->instance == second->instance, INVALID_ARGUMENT);
+    REQUIRE(second->milliseconds >= first->milliseconds + GPM_SHORTEST, INVALID_ARGUMENT);
+    for (u32 i = 0; i < request->count; i++)
+        measure(second, &request->metrics[i]);
     return SUCCESS;
 }
 
@@ -2079,11 +2336,11 @@ static void add_capability(const struct instance *instance, const struct mig *mi
         fclose(file);
     }
     snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", dev, CONFIG_CAPABILITY);
-    if (statx(AT_FDCWD, path, 0, STATX_TYPE, &config))
+    if (look_at(path, STATX_TYPE, &config))
         return;
     snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", dev, minor_number);
     syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0444,
-            makedev(config.stx_rdev_major, minor_number));
+            (minor_number & 0xff) | config.stx_rdev_major << 8 | (minor_number & ~0xffu) << 12);
 }
 
 /* Remove the kernel's entry; the device node stays, as with the real driver. */
@@ -2286,7 +2543,7 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
         close((*set)->changes);
         (*set)->changes = -1;
     }
-    if (!statx(AT_FDCWD, state_file("nvml-events"), 0, STATX_SIZE, &status))
+    if (!look_at(state_file("nvml-events"), STATX_SIZE, &status))
         (*set)->seen = status.stx_size;
     return SUCCESS;
 }

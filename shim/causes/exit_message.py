@@ -72,6 +72,7 @@ _NEEDS: Final = {
     Action.DRAIN_AND_RESET: "The GPU has to be drained and needs a reset.",
     Action.IMEX: "{node} needs its IMEX domain restarted.",
     Action.BUS_RESET: "The GPU needs a reset of its bus.",
+    Action.SWITCHES: "{node} needs a reset of all its GPUs and NVSwitches.",
     Action.CATALOGUE: "What the GPU needs is in NVIDIA's Xid catalogue.",
 }
 

@@ -36,7 +36,7 @@ from typing import Final, Self
 from api.errors import one_line
 from api.values import dataclass
 
-__all__ = ["Log", "LoggedXid", "parse_record", "read_xids"]
+__all__ = ["Log", "LoggedXid", "parse_record", "read_xids", "text_of"]
 
 _FACILITY_SHIFT: Final = 3
 _RECORD: Final = re.compile(
@@ -70,14 +70,29 @@ class LoggedXid:
     text: str = ""  # the rest, for people
 
 
-def parse_record(record: str) -> LoggedXid | None:
-    """Parse the Xid in a record of the log; None if it is another kind of record.
+def text_of(record: str) -> str:
+    """The text of a record; "" if the kernel did not write it, or it is none.
 
     Args:
         record: its first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
     """
+    parts = _kernels(record)
+    return "" if parts is None else parts[3]
+
+
+def _kernels(record: str) -> re.Match[str] | None:
     parts = _RECORD.fullmatch(record)
-    if parts is None or int(parts[1]) >> _FACILITY_SHIFT:
+    return None if parts is None or int(parts[1]) >> _FACILITY_SHIFT else parts
+
+
+def parse_record(record: str) -> LoggedXid | None:
+    """Parse the Xid in a record of the log; None if it is another kind of record.
+
+    Args:
+        record: as for :func:`text_of`.
+    """
+    parts = _kernels(record)
+    if parts is None:
         return None
     match = _XID.fullmatch(parts[3].rstrip())
     bus = _BUS.match(match[1]) if match is not None else None
@@ -136,8 +151,10 @@ class Log:
         if stat.S_ISCHR(os.fstat(self.fd).st_mode):
             os.lseek(self.fd, 0, os.SEEK_END)
 
-    def read(self) -> list[LoggedXid] | None:
-        """Read the Xids that have arrived; None if there are none now. Never waits.
+    def read(self) -> list[str] | None:
+        """Read the driver's records that have arrived; None if there are none now. Never waits.
+
+        They are those of Xids, and of the errors of NVSwitches.
 
         Raises:
             OSError: it cannot be read.
@@ -157,8 +174,7 @@ class Log:
         *lines, rest = (self._rest + read).split(b"\n")
         self._rest = rest[-_ROOM:]
         # Of some thousand records few are the driver's.
-        told = (line.decode(errors="replace") for line in lines if b"NVRM: Xid" in line)
-        return [xid for line in told if (xid := parse_record(line)) is not None]
+        return [line.decode(errors="replace") for line in lines if b"Xid" in line]
 
 
 def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
@@ -178,5 +194,5 @@ def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
             found = log.read()
             if found is None:
                 return
-            yield from found
+            yield from (xid for each in found if (xid := parse_record(each)) is not None)
     raise TimeoutError(errno.ETIMEDOUT, f"not read to its end within {seconds} s", path)

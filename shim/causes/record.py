@@ -73,7 +73,7 @@ class Fault:
     """One fault that a container had to do with."""
 
     at: float  # when it happened, in seconds since the epoch
-    # "xid", "gpu-lost", "gpu-memory", "mps", "driver-lost", "host-memory", "memory-limit"
+    # "xid", "sxid", "gpu-lost", "gpu-memory", "mps", "driver-lost", "host-memory", "memory-limit"
     kind: str
     code: int = 0  # the number of the Xid; 0 for other kinds
     name: str = ""  # what it is, in words

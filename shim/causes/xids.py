@@ -57,6 +57,7 @@ class Remedy(StrEnum):
     IMEX = "restart the IMEX domain (nvidia-imex on its nodes)"
     BUS_RESET = "reset the GPU's bus, or reboot the node"
     CATALOGUE = "look the recovery action up in NVIDIA's Xid catalogue"
+    SWITCHES = "reset all GPUs and NVSwitches (stop the fabric manager, nvidia-smi --gpu-reset)"
 
 
 class Action(StrEnum):
@@ -76,6 +77,7 @@ class Action(StrEnum):
     IMEX = "restart the IMEX domain"
     BUS_RESET = "reset the GPU's bus"
     CATALOGUE = "see NVIDIA's Xid catalogue"
+    SWITCHES = "reset all GPUs and NVSwitches"
 
 
 _ACTIONS: Final = {
@@ -92,6 +94,7 @@ _ACTIONS: Final = {
     Remedy.IMEX: Action.IMEX,
     Remedy.BUS_RESET: Action.BUS_RESET,
     Remedy.CATALOGUE: Action.CATALOGUE,
+    Remedy.SWITCHES: Action.SWITCHES,
 }
 
 

@@ -13,13 +13,14 @@ Source: splice(2), pipe(7), tty_ioctl(4).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
 import stat
 import termios
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from shim import loop
 from shim.errors import StdioUnavailable, remedy_of
@@ -109,14 +110,47 @@ def is_fifo(path: str) -> bool:
     return stat.S_ISFIFO(os.stat(path).st_mode)
 
 
-def open_fifo(path: str) -> tuple[int, int]:
-    """A non-blocking read end and a blocking write end of a fifo."""
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+class FifoEnds(NamedTuple):
+    """Both ends of a fifo."""
+
+    reading: int  # does not block
+    writing: int  # blocks
+    # whether a process had it open for reading before us, or waited in open(2) to do so
+    had_reader: bool
+
+
+def open_fifo(path: str) -> FifoEnds:
+    """Open both ends of a fifo.
+
+    Raises:
+        OSError: one of them cannot be opened.
+    """
+    reading = writing = -1
     try:
-        return reading, os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        # It stays open: a reader that waits in open(2) would see the end of the output at once.
+        writing = _open_for_reader(path)
+        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        had_reader = writing >= 0
+        if had_reader:
+            os.set_blocking(writing, True)
+        else:
+            writing = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except BaseException:
-        os.close(reading)
+        for fd in (reading, writing):
+            if fd >= 0:
+                os.close(fd)
         raise
+    return FifoEnds(reading, writing, had_reader)
+
+
+def _open_for_reader(path: str) -> int:
+    """Open a fifo for writing if it has a reader; -1 if it has none."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return -1
 
 
 def waiting_bytes(fd: int) -> int:

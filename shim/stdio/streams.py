@@ -29,6 +29,9 @@ DRAIN_SECONDS: Final = 10.0
 # Seconds to wait for a client that has not opened its fifo when the process has ended. It may be
 # slow on a loaded machine, and the content of a fifo that no process has open is lost.
 _READER_SECONDS: Final = 2.0
+# Seconds for a client that had opened its fifo when the process was made, and has gone: whoever
+# deletes the process knows that nobody reads, or is a restarted containerd that opens it just now.
+_RETURN_SECONDS: Final = 0.05
 _POLL_SECONDS: Final = 0.01
 _LONGEST_POLL_SECONDS: Final = 1.0
 # Seconds to wait for a client that is reading. After so many polls without progress it is not:
@@ -160,9 +163,10 @@ class FifoOutput(Output):
     """
 
     def __init__(self, path: str, *, relayed: bool = False) -> None:
-        reading, writing = open_fifo(path)
-        super().__init__(writing)
-        self._kept = reading
+        ends = open_fifo(path)
+        super().__init__(ends.writing)
+        self._kept = ends.reading
+        self._had_reader = ends.had_reader
         self._writes = False
         self._ended_at: float | None = None
         if relayed:
@@ -196,9 +200,11 @@ class FifoOutput(Output):
 
     async def drain(self, deadline: float) -> None:
         """If something is in the fifo, wait a little for a client to take it."""
-        since = loop.current_time() if self._ended_at is None else self._ended_at
+        now = loop.current_time()
+        until = (now if self._ended_at is None else self._ended_at) + _READER_SECONDS
+        if self._had_reader:
+            until = min(until, now + _RETURN_SECONDS)
         if self.relay is not None:
-            until = since + _READER_SECONDS
             await self._while_passed_on(self.relay, until=until, deadline=deadline)
             if not self.relay.done.is_set():
                 return
@@ -206,7 +212,7 @@ class FifoOutput(Output):
             if self._has_reader():
                 await self._while_taken()
                 break
-            if loop.current_time() >= since + _READER_SECONDS:
+            if loop.current_time() >= until:
                 return
             await loop.sleep(_POLL_SECONDS)
         self._close_write_end()
@@ -233,7 +239,7 @@ class FifoOutput(Output):
                 stalled = 0 if passed > before else stalled + 1
 
     async def _is_left_after_a_moment(self) -> bool:
-        """Whether something is left that its client, if there is one, has had a moment for."""
+        """Whether the fifo still holds output after its client, if any, had a moment to read it."""
         self._ended_at = loop.current_time()
         if not self._holds():
             return False

@@ -203,8 +203,8 @@ async def _open_outputs(
 async def _open_input(shim: ShimContext, place: Fifo) -> Input:
     if await leads_to_fifo("stdin", place.path):
         with Opening("stdin", place.path):
-            reading, writing = open_fifo(place.path)
-            return Input(reading, writing=writing)
+            ends = open_fifo(place.path)
+            return Input(ends.reading, writing=ends.writing)
     return await open_input_file(shim, place.path)
 
 

@@ -86,7 +86,7 @@ def _run(row: Circumstance, more: tuple[str, ...], commit: str) -> Result:
     lines: list[str] = []
     code = 0
     if row.needs:
-        code = subprocess.run(["make", row.needs], cwd=REPOSITORY, check=False).returncode
+        code = subprocess.run(["make", *row.needs.split()], cwd=REPOSITORY, check=False).returncode
     # A short path, because sockets are created below it.
     with (
         tempfile.TemporaryDirectory(prefix="any-") as directory,

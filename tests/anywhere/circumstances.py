@@ -30,6 +30,8 @@ _CGROUP_TESTS: Final = (
     "tests/unit/shim/test_orphans.py", "tests/unit/shim/test_resources.py",
     "tests/unit/shim/test_stats.py", "tests/e2e/test_options.py", "tests/e2e/test_fast_path.py",
 )  # fmt: skip
+# A guest cannot download into this tree.
+_GUEST_NEEDS: Final = ".cache/.vm-packages .cache/.programs"
 _ONLY_CGROUPS: Final = "a virtual machine takes ten times as long; the rest sees no cgroup"
 
 
@@ -44,7 +46,7 @@ class Circumstance:
     tests: tuple[str, ...] = ()  # the tests that run; empty for all
     why: str = ""  # why those tests are enough
     is_guest: bool = False  # whether it has no make, so that pytest is called directly
-    needs: str = ""  # a target of the Makefile that installs what the wrapper needs
+    needs: str = ""  # targets of the Makefile that install what the wrapper and the tests need
 
     def command(self, directory: str, more: tuple[str, ...] = ()) -> list[str]:
         """Return the command line.
@@ -71,12 +73,12 @@ CIRCUMSTANCES: Final = (
     Circumstance(
         "day-behind", "wall clock set back by a day since the boot",
         partial(wrappers.clock_of_guest, change="day-behind"),
-        tests=_CLOCK_TESTS, why=_ONLY_CLOCKS, is_guest=True, needs=".cache/.vm-packages",
+        tests=_CLOCK_TESTS, why=_ONLY_CLOCKS, is_guest=True, needs=_GUEST_NEEDS,
     ),
     Circumstance(
         "leap", "a leap second, then 29 February",
         partial(wrappers.clock_of_guest, change="leap"),
-        tests=_CLOCK_TESTS, why=_ONLY_CLOCKS, is_guest=True, needs=".cache/.vm-packages",
+        tests=_CLOCK_TESTS, why=_ONLY_CLOCKS, is_guest=True, needs=_GUEST_NEEDS,
     ),
     Circumstance(
         "timezone", "12:45 hours ahead of UTC", partial(wrappers.timezone, rule=_CHATHAM)
@@ -91,12 +93,12 @@ CIRCUMSTANCES: Final = (
     Circumstance(
         "cgroup-v1", "cgroups of version 1 under systemd",
         partial(wrappers.in_guest, options=("--guest=debian-12", "--cgroups=1")),
-        tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=".cache/.vm-packages",
+        tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=_GUEST_NEEDS,
     ),
     Circumstance(
         "cgroup-v2", "cgroups of version 2 under systemd",
         partial(wrappers.in_guest, options=("--guest=debian-12", "--cgroups=2")),
-        tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=".cache/.vm-packages",
+        tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=_GUEST_NEEDS,
     ),
     Circumstance("installed", "the product installed and in use", wrappers.installed),
     Circumstance(

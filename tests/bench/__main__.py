@@ -1,8 +1,8 @@
-"""``python -m tests.bench``: this shim beside containerd's own, on this machine, now.
+"""``python -m tests.bench``: measure this shim next to containerd's own, on this machine.
 
-Printed are tables in Markdown: what is to be reached, and everything that was measured; it is
-kept in a JSON file, too. ``--only runs,cpu`` measures a part. The GPU containers run on a
-simulated node: its driver's files are real, so what is found, mounted and written is too.
+It prints tables in Markdown: the targets, and all measurements, which it also writes to a JSON
+file. ``--only runs,cpu`` measures a part. The GPU containers run on a simulated node whose driver
+files are real, so discovery, mounts and writes are real, too.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "agent": measure_agent,
     "claims": measure_claims,
 }
-"""What can be measured, by the word that asks for it, in the order in which it is done."""
+"""The parts of the benchmark, by their names for ``--only``, in the order in which they run."""
 
 _USUAL: Final = Sizes(rounds=25, shims=100, many=(10, 30), execs=300, pods=40, watch=10)
 _QUICK: Final = Sizes(rounds=5, shims=10, many=(10,), execs=50, pods=12, watch=5, idle=10)
 
-# Nothing of what is to be reached, and a third of the time.
+# These parts have no targets, and take a third of the time.
 _LONG: Final = ("output", "growth", "scaling", "injection")
 
 
@@ -84,7 +84,7 @@ def main() -> int:
                 before = time.monotonic()
                 results = results.joined(PARTS[part](stage))
                 say(f"{part}: {time.monotonic() - before:.0f} s")
-                # What comes next may fail; what is known is known.
+                # Write now, because a later part may fail.
                 results = results.joined(Results(describe(sizes.rounds, load)))
                 results.write(asked.json)
     except KeyboardInterrupt:
@@ -101,16 +101,28 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", type=_parts, default=[], metavar="PART,…", help=", ".join(PARTS))
     parser.add_argument(
-        "--quick", action="store_true", help=f"small sizes, and not {', '.join(_LONG)}: for a look"
+        "--quick", action="store_true", help=f"use small sizes, and skip {', '.join(_LONG)}"
     )
-    parser.add_argument("--rounds", type=int, help=f"of each comparison; {_USUAL.rounds}")
-    parser.add_argument("--shims", type=int, help=f"idle at the same time; {_USUAL.shims}")
-    parser.add_argument("--execs", type=int, help=f"to see what they leave; {_USUAL.execs}")
-    parser.add_argument("--pods", type=int, help=f"on the node at once; {_USUAL.pods}")
-    parser.add_argument("--watch", type=float, help=f"seconds for wake-ups; {_USUAL.watch:g}")
+    parser.add_argument(
+        "--rounds", type=int, help=f"rounds of each comparison (default: {_USUAL.rounds})"
+    )
+    parser.add_argument(
+        "--shims", type=int, help=f"idle shims at the same time (default: {_USUAL.shims})"
+    )
+    parser.add_argument(
+        "--execs", type=int, help=f"execs, to see what they leave (default: {_USUAL.execs})"
+    )
+    parser.add_argument(
+        "--pods", type=int, help=f"pods on the node at once (default: {_USUAL.pods})"
+    )
+    parser.add_argument(
+        "--watch", type=float, help=f"seconds to watch for wake-ups (default: {_USUAL.watch:g})"
+    )
     parser.add_argument("--json", default=os.path.join(REPOSITORY, ".cache", "bench.json"))
-    parser.add_argument("--charts", metavar="DIRECTORY", help="where to draw them; nowhere")
-    parser.add_argument("--merge", action="store_true", help="keep the file's other parts")
+    parser.add_argument("--charts", metavar="DIRECTORY", help="draw charts in this directory")
+    parser.add_argument(
+        "--merge", action="store_true", help="keep the other parts in the JSON file"
+    )
     return parser.parse_args()
 
 

@@ -1,14 +1,14 @@
-"""What the node agent costs: how fast it answers a kubelet, and what it takes while idle.
+"""The cost of the node agent: how fast it answers a kubelet, and what it uses while idle.
 
-The agent is the real process, ``nvshim node``, on a simulated node; the kubelet's side is
-:mod:`tests.harness.kubelet_plugins`, in this process. So what a call takes here is what a kubelet
-sees, and a little more: this client is in Python, too. What is told of calls is of a round of 200,
-in the median of the rounds: a machine that others slow down for a while is not the agent.
+The agent is the real process, ``nvshim node``, on a simulated node. The kubelet's side is
+:mod:`tests.harness.kubelet_plugins`, in this process. So a call takes what a kubelet sees, and a
+little more, because this client is in Python, too. Figures of calls are of a round of 200, and
+then the median of the rounds, because other programs may slow down the machine for a while.
 
-The agent starts from compiled modules, as an installed one does: it has been started once before.
+The agent starts from compiled modules, like an installed one: it was started once before.
 
-Two nodes: one with two GPUs, and the largest that there is, 16 GPUs with 7 MIG devices each, of
-which every one is given 48 times.
+There are two nodes: one with two GPUs, and the largest possible one: 16 GPUs with 7 MIG devices
+each, and 48 shares of each MIG device.
 
 Source: proc(5), /proc/PID/stat, /proc/PID/smaps_rollup, /proc/PID/task/TID/children.
 """
@@ -45,30 +45,30 @@ __all__ = ["KEY", "measure_agent"]
 
 KEY: Final = "agent"
 
-# The driver tells of an XID by an event; this one is a fault of the GPU, which no program causes.
+# The driver reports an XID as an event; this XID is a GPU fault that no program causes.
 _XID: Final = 79
 _EVENT: Final = f"0 8 {_XID}\n"
 _PATIENCE: Final = 60.0
 _SETTLE: Final = 3.0
 _CALLS: Final = 200  # in each round
-_FIRST: Final = 10  # which do not count
+_FIRST: Final = 10  # these do not count
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """A node, and the list that its kubelet receives."""
 
-    title: str  # of its column
+    title: str  # heading of its column
     scenario: Scenario  # what the node has
     changed: Scenario  # the same with a GPU or MIG device less
     config: str  # the device plugin's configuration
-    resource: str  # of which devices are asked for
+    resource: str  # the resource that is allocated
     devices: int  # how many it has
     fewer: int  # how many it has when the node has changed
 
 
 def _divided(gpus: int, parts: int) -> Scenario:
-    """So many GPUs with so many MIG devices each."""
+    """Return a scenario with ``gpus`` GPUs and ``parts`` MIG devices each."""
     tables = [{"index": index, "mig": ["1g.10gb"] * parts} for index in range(gpus)]
     return Scenario.parse({"gpus": gpus, "model": "h100", "gpu": tables})
 
@@ -93,7 +93,7 @@ def _cases() -> dict[str, Case]:
 
 
 def measure_agent(stage: Stage) -> Results:
-    """The agent on each node."""
+    """Measure the agent on each node."""
     cases = _cases()
     found: dict[str, dict[str, float]] = {}
     for key, case in cases.items():
@@ -184,8 +184,8 @@ def _agent(
         "--containerd-state", f"{directory}/containerd", "--mps-root", f"{directory}/mps",
         "--metrics", "127.0.0.1:0",
     ]  # fmt: skip
-    # Not beside the configuration: that directory is watched, and each line would wake the agent.
-    os.makedirs(f"{directory}/log")
+    # Not in the configuration's directory, which the agent watches: each line would wake it.
+    os.makedirs(f"{directory}/log", exist_ok=True)  # from the previous start
     with (
         open(f"{directory}/log/agent.log", "wb") as log,
         subprocess.Popen(
@@ -199,7 +199,7 @@ def _agent(
 
 
 def _times(call: Callable[[], object]) -> list[float]:
-    """Milliseconds of each call of a round, but for the first few."""
+    """Return the milliseconds of each call of a round, except the first few."""
     found = []
     for number in range(_CALLS + _FIRST):
         began = time.perf_counter()
@@ -210,7 +210,7 @@ def _times(call: Callable[[], object]) -> list[float]:
 
 
 def _of(rounds: list[list[float]], part: float) -> float:
-    """The value below which that part of a round is; the median of the rounds."""
+    """Return the value below which that part of a round lies; the median of the rounds."""
     return statistics.median(round_[int(part * len(round_))] for round_ in rounds)
 
 
@@ -220,7 +220,7 @@ def _tell(node: SimulatedNode) -> None:
 
 
 def _change(node: SimulatedNode, scenario: Scenario, pid: int) -> None:
-    # A real node is not taken away and built up again below an agent that makes nodes there.
+    # Stop the agent meanwhile: a real node does not vanish while the agent creates nodes.
     os.kill(pid, signal.SIGSTOP)
     try:
         changed_node(node, scenario)
@@ -229,11 +229,11 @@ def _change(node: SimulatedNode, scenario: Scenario, pid: int) -> None:
 
 
 def _delay(is_known: Callable[[], bool]) -> float:
-    """Seconds from now until the kubelet knows."""
+    """Return the seconds until the kubelet knows."""
     began = time.monotonic()
     while not is_known():
         if time.monotonic() - began > _PATIENCE:
-            raise RuntimeError(f"the kubelet was told nothing within {_PATIENCE:g} s")
+            raise RuntimeError(f"the kubelet got no list within {_PATIENCE:g} s")
         time.sleep(0.005)
     return time.monotonic() - began
 
@@ -242,11 +242,11 @@ def _delay(is_known: Callable[[], bool]) -> float:
 
 
 def _idle(pid: int, seconds: float) -> tuple[float, float]:
-    """What they do in a while.
+    """Watch the processes for a while.
 
     Returns:
-        The part of a processor that they take, in percent, also of children that end; and how
-        often a second one of their threads wakes up.
+        The percentage of a processor that they use, including exited children; and how often a
+        second one of their threads wakes up.
     """
     used, slept = _used(pid), _sleeps(pid)
     time.sleep(seconds)
@@ -255,7 +255,7 @@ def _idle(pid: int, seconds: float) -> tuple[float, float]:
 
 
 def _sleeps(pid: int) -> dict[str, int]:
-    """The voluntary context switches of each of their threads."""
+    """Return the voluntary context switches of each of their threads."""
     found = {}
     for path in (path for each in family(pid) for path in glob(f"/proc/{each}/task/*/status")):
         with suppress(OSError), open(path, encoding="utf-8") as file:
@@ -265,7 +265,7 @@ def _sleeps(pid: int) -> dict[str, int]:
 
 
 def _used(pid: int) -> float:
-    """Seconds of processor time, and of children that have ended."""
+    """Return the seconds of processor time, including exited children."""
     ticks = 0
     for each in family(pid):
         with suppress(OSError), open(f"/proc/{each}/stat", encoding="utf-8") as file:

@@ -1,10 +1,11 @@
-"""``python -m tests.bench.charts JSON… DIRECTORY``: what was measured, as pictures.
+"""``python -m tests.bench.charts JSON… DIRECTORY``: draw the measurements as pictures.
 
-One file for each curve, named by its key, and ``targets.svg`` for what is to be reached. Of
-several JSON files, a later one's word counts.
+It writes one file for each curve, named by its key, and ``targets.svg`` for the targets. If several
+JSON files have the same key, the last file counts.
 
-A picture has no background of its own, and its text and lines change with those of whoever looks at
-it (``prefers-color-scheme``). The colours are Okabe's and Ito's, told apart by everybody.
+A picture has no background, and its text and lines adapt to the reader's colour scheme
+(``prefers-color-scheme``). The colours are those of Okabe and Ito, which colour-blind people can
+distinguish.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
     from tests.bench.results import Curve
 
-# It hooks imports for plugins with maps, in a way of which Python warns at each later import.
+# It hooks imports for map plugins in a way that makes Python warn at each later import.
 sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != pygal.__name__]
 
 _TARGETS: Final = "targets"
 _COLOURS: Final = {"stock": "#8c959f", "ours": "#0072b2", "gpus": "#d55e00", "first": "#009e73"}
-_DASHES: Final = ("none", "7,4", "2,4", "9,3,2,3")  # nothing is told by colour alone
-# One that is far off would leave no room for the others; its number is told.
+_DASHES: Final = ("none", "7,4", "2,4", "9,3,2,3")  # lines do not differ only by colour
+# A bar that is far off would leave no room for the others, so only its number is shown.
 _FARTHEST: Final = 3.0
 
 _SCRIPTS: Final = re.compile(r"<script.*?</script>|<!--.*?-->", re.DOTALL)
@@ -44,7 +45,7 @@ _DARK: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read, and draw."""
+    """Read the files, and draw."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.charts", description=__doc__)
     parser.add_argument("files", nargs="+", metavar="JSON", help="written by python -m tests.bench")
     parser.add_argument("directory", metavar="DIRECTORY", help="made if missing")
@@ -55,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_charts(results: Results, directory: str) -> None:
-    """Draw what was measured.
+    """Draw the measurements.
 
     Args:
-        results: what was measured; what was not is not drawn.
-        directory: made if missing. A picture in it is replaced, others stay.
+        results: what was measured; charts without data are not drawn.
+        directory: created if missing. Its pictures are replaced; other files stay.
     """
     os.makedirs(directory, exist_ok=True)
     for name, content in draw(results).items():
@@ -68,7 +69,7 @@ def write_charts(results: Results, directory: str) -> None:
 
 
 def draw(results: Results) -> dict[str, str]:
-    """The pictures by their names."""
+    """Return the pictures by their names."""
     pictures = {key: _curve(curve) for key, curve in results.curves.items()}
     ratios = [
         (target.label, value, target.must)
@@ -81,7 +82,7 @@ def draw(results: Results) -> dict[str, str]:
 
 
 def _curve(curve: Curve) -> str:
-    """How something grows; both axes are linear, so that a line is a line."""
+    """Draw how a cost grows; both axes are linear, so that linear growth is a straight line."""
     colours = [_COLOURS.get(key, "#56b4e9") for key in curve.lines]
     chart = pygal.XY(
         **_looks(colours), width=560, height=340, title=f"{curve.title}, by {curve.axis}",
@@ -94,13 +95,13 @@ def _curve(curve: Curve) -> str:
 
 
 def _bars(ratios: Sequence[tuple[str, float, float | None]]) -> str:
-    """Ratios to containerd's own shim, each above what it has to be at most."""
+    """Draw ratios to containerd's own shim, each above its highest allowed value."""
     chart = pygal.HorizontalBar(
         **_looks(["#d0d7de", "#56b4e9"]), width=760, height=60 + 46 * len(ratios),
         title="containerd-shim-nvidia-v1 ÷ containerd-shim-runc-v2 without a GPU",
         print_values=True, value_formatter="{:.2f}".format,
     )  # fmt: skip
-    # It draws from below to above.
+    # The library draws from the bottom to the top.
     shown = ratios[::-1]
     chart.x_labels = [label for label, _, _ in shown]
     chart.add("at most", [must for _, _, must in shown])
@@ -135,7 +136,7 @@ def _looks(colours: Sequence[str]) -> dict[str, Any]:
 
 
 def _rendered(chart: Any) -> str:
-    # A picture in a page runs no script; a comment has the day on which it was drawn.
+    # A picture in a page runs no script; a comment contains the date of the drawing.
     return _SCRIPTS.sub("", chart.render(is_unicode=True)) + "\n"
 
 

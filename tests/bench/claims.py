@@ -1,9 +1,9 @@
-"""What a resource claim costs the node agent: how long its pod waits, and what the agent takes.
+"""The cost of a resource claim: how long its pod waits, and what the node agent uses.
 
 The agent is the real process on a simulated node with 8 GPUs of 7 MIG devices each. The kubelet and
-the API server are those of the tests, in this process, so what a call takes is a little more than
-what a kubelet sees. Claims come and go one after the other. Wake-ups are how often a thread of the
-agent has waited for something.
+the API server are those of the tests, in this process, so a call takes a little longer than what a
+kubelet sees. Claims are prepared and unprepared one after another. Wake-ups are how often a thread
+of the agent has waited for something.
 
 Source: proc(5), /proc/PID/stat, /proc/PID/task/TID/status, /proc/PID/smaps_rollup.
 """
@@ -35,7 +35,7 @@ KEY: Final = "claims"
 
 _GPUS, _PARTS = 8, 7
 _CLAIMS: Final = 500
-_FIRST: Final = 20  # which do not count
+_FIRST: Final = 20  # these do not count
 _HELD: Final = 100
 _SETTLE: Final = 6.0
 
@@ -60,7 +60,7 @@ _ROWS: Final = {
 
 
 def measure_claims(stage: Stage) -> Results:
-    """Claims beside the device plugin, and without it."""
+    """Measure claims with the device plugin, and without it."""
     found = {}
     for key, (title, flags) in _COLUMNS.items():
         say(f"resource claims: {title}")
@@ -105,7 +105,7 @@ def _measure(directory: str, flags: tuple[str, ...]) -> dict[str, float]:
 
 
 def hold(place: Place, count: int) -> None:
-    """Have so many claims be prepared; those that have no device left look after one."""
+    """Prepare ``count`` claims with admin access, so that several can have the same device."""
     for number in range(count):
         device = place.parts[number % len(place.parts)]
         result = place.result(device, request="gpu", adminAccess=True)
@@ -115,7 +115,7 @@ def hold(place: Place, count: int) -> None:
 
 
 def _come_and_go(place: Place, name: str) -> dict[str, float]:
-    """What claims take, one after the other."""
+    """Measure claims, one after another."""
     pid = place.agent.pid
     claims = [
         place.claim(f"{name}-{n}", place.parts[n % len(place.parts)])
@@ -146,7 +146,7 @@ def _come_and_go(place: Place, name: str) -> dict[str, float]:
 
 
 def _waits(pid: int) -> int:
-    """How often the threads of a process have waited for something."""
+    """Return how often the threads of a process have waited for something."""
     found = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with (
@@ -159,5 +159,5 @@ def _waits(pid: int) -> int:
 
 
 def _lists(place: Place) -> int:
-    """How many lists of devices the kubelet's device manager was told."""
+    """Return how many device lists the kubelet's device manager received."""
     return sum(len(plugin.lists) for plugin in place.plugins.plugins.values())

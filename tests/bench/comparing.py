@@ -1,4 +1,4 @@
-"""Comparing things side by side: what is measured, what it is called, what it is held against."""
+"""Side-by-side comparisons: the cases, their titles, and their baselines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class Case:
     """One thing that is measured in each round."""
 
-    title: str  # what it is called in a table
+    title: str  # its title in a table
     measure: Callable[[], float]  # measures once and returns a number
-    # the key of the case that it is compared with; None for no comparison
+    # the key of the baseline's case; None for no comparison
     base: str | None = "stock"
 
 
 def beside_stock(stock: Callable[[], float], ours: Callable[[], float]) -> dict[str, Case]:
-    """Containerd's own shim, the same once more for the noise, and this one."""
+    """Return the cases: containerd's own shim, the same again for the noise, and this shim."""
     return {
         "stock": Case("containerd-shim-runc-v2", stock, None),
         "again": Case("the same again (the noise)", stock),
@@ -57,6 +57,6 @@ def comparison(
     *,
     unit: str = "ms",
 ) -> Results:
-    """What was measured of cases, as results."""
+    """Return the measurements of cases as results."""
     rows = {name: Row(case.title, measured[name].values, case.base) for name, case in cases.items()}
     return Results(comparisons={key: Comparison(title, unit, rows)})

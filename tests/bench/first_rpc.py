@@ -1,4 +1,4 @@
-"""How long it takes from ``start`` to the first answered call of a shim.
+"""The time from ``start`` to the first answered call of a shim.
 
 The verb is called as containerd calls it, in a bundle; then Connect is called over ttrpc.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def measure_starts(stage: Stage) -> Results:
-    """The verb, and the first answer; warm and cold."""
+    """Measure the verb and the first answer, warm and cold."""
     rounds = stage.sizes.rounds
     spec = Runtime(stage.warm, STOCK).spec("true")
     verbs: dict[str, list[float]] = {}
@@ -58,13 +58,13 @@ def measure_starts(stage: Stage) -> Results:
 def _start_once(
     containerd: PrivateContainerd, program: str, spec: dict[str, Any]
 ) -> tuple[float, float]:
-    """Start a shim by hand, call it once, and let it end.
+    """Start a shim directly, call it once, and stop it.
 
     Args:
-        containerd: the one that the shim believes to belong to.
+        containerd: the containerd that the shim is configured for.
 
     Returns:
-        Milliseconds until ``start`` had answered and ended, and until the first call was answered.
+        Milliseconds until ``start`` had answered and exited, and until the first call was answered.
     """
     name = new_name("start")
     with tempfile.TemporaryDirectory(prefix="nvshim-bench-") as bundle:
@@ -72,7 +72,7 @@ def _start_once(
             json.dump(spec, file)
         log = os.path.join(bundle, "log")
         os.mkfifo(log, 0o700)
-        # containerd holds it open in both directions, so that no shim waits for a reader.
+        # containerd opens it for reading and writing, so that no shim waits for a reader.
         reader = os.open(log, os.O_RDWR | os.O_NONBLOCK)
         try:
             return _start(containerd, program, name, bundle)
@@ -88,7 +88,7 @@ def _start(
         "-publish-binary", containerd.parts.containerd, "-id", name, "start",
     ]  # fmt: skip
     environment = {"PATH": containerd.path, "TTRPC_ADDRESS": containerd.ttrpc_address}
-    # By its name, for the sweep at the end, should this not get to Shutdown.
+    # The final sweep finds the shim by its name if Shutdown is not reached.
     containerd.know(name)
     begin = time.perf_counter()
     done = subprocess.run(
@@ -101,6 +101,6 @@ def _start(
         try:
             shim.call("Shutdown", id=name)
         except CallFailed:
-            pass  # containerd's own shim ends before it has answered
-    eventually(lambda: not is_alive(pid), "the shim ends")
+            pass  # containerd's own shim exits before it has answered
+    eventually(lambda: not is_alive(pid), "the shim exits")
     return verb * 1000, answered * 1000

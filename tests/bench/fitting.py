@@ -1,8 +1,8 @@
-"""How a cost grows: with which power of what grows.
+"""Estimate how a cost grows, as a power of its cause.
 
-A cost is mostly a constant and a part that grows; the power of the whole says little of that of
-the part. So ``constant + factor * x ** power`` is fitted: a straight line has the power 1, whatever
-its constant, and a parabola 2.
+A cost is mostly a constant and a growing part, and the power of the sum says little about the
+growing part. So ``constant + factor * x ** power`` is fitted: a straight line has the power 1 with
+any constant, and a parabola has 2.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Growth that is less than this part of the first value is not told from noise.
+# Growth below this part of the first value cannot be distinguished from noise.
 _NOISE: Final = 0.25
 _POWERS: Final = tuple(n / 20 for n in range(5, 81))
 
 
 def exponent(places: Sequence[float], values: Sequence[float]) -> float | None:
-    """The power with which values grow, by least squares.
+    """Return the power with which values grow, by least squares.
 
     Args:
-        places: how much there is of what grows; not negative, rising.
+        places: the sizes; not negative, rising.
 
     Returns:
-        1 for linear growth; 0 if nothing grows; None if there are fewer than three places. A
-        twentieth is told from the next, between a quarter and 4.
+        1 for linear growth; 0 for no growth; None for fewer than three places. The resolution is a
+        twentieth, between a quarter and 4.
     """
     if len(places) < 3:
         return None
@@ -36,6 +36,6 @@ def exponent(places: Sequence[float], values: Sequence[float]) -> float | None:
 
 
 def _unexplained(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The sum of squares that no straight line through the points explains."""
+    """Return the sum of squares that no straight line through the points explains."""
     slope, constant = statistics.linear_regression(xs, ys)
     return sum((y - constant - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))

@@ -1,12 +1,12 @@
-"""``python -m tests.bench.flamegraph DIRECTORY``: pictures of where the shim's time goes.
+"""``python -m tests.bench.flamegraph DIRECTORY``: draw where the shim spends its time.
 
 lifecycles.svg
     A running shim that gets container after container, each with two simulated GPUs, all in one
-    pod. It is sampled from outside; only time on a processor counts, and not what runc takes.
+    pod. It is sampled from outside; only processor time counts, and runc's time does not.
 cold-start.svg
     The imports of a cold start: those of the verb, and those of the server after its answer.
 
-py-spy samples, and draws. The shim is the unmodified one: its memory is read.
+py-spy samples and draws. It reads the memory of the unmodified shim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.images import GLIBC
 _RATE: Final = 1000
 _MARK: Final = "\nnow the server\n"
 _PATIENCE: Final = 20.0
-# Not by the annotation of Kubernetes, whose pods get no GPU for a variable.
+# Not with the annotation of Kubernetes, whose pods get no GPU by a variable.
 _POD: Final = "io.containerd.runc.v2.group"
 _SIZES: Final = Sizes(rounds=1, shims=1, many=(), execs=1, pods=1, watch=1)
 
@@ -79,7 +79,7 @@ def _lifecycles(stage: Stage, sampler: str, lives: int, path: str) -> None:
             subprocess.Popen(argv, stdout=file, stderr=file) as recorder,
         ):
             try:
-                # It says so when it has found its way in the process.
+                # py-spy prints this when it is attached.
                 eventually(lambda: "Sampling" in _text(said), "py-spy samples")
                 for _ in range(lives):
                     run()
@@ -93,13 +93,13 @@ def _lifecycles(stage: Stage, sampler: str, lives: int, path: str) -> None:
 
 
 def _name(path: str, title: str) -> None:
-    """Say what a picture is of; py-spy says how it was called, with this machine's paths."""
+    """Replace a picture's title; py-spy writes its command line, with this machine's paths."""
     picture = _text(path).replace(f"{REPOSITORY}/", "").replace(f"{SITE}/", "")
     with open(path, "w", encoding="utf-8") as file:
         file.write(re.sub(r"[^>]*py-spy record[^<]*", title, picture))
 
 
-# What a cold start imports: for ``start``, and for the server that it leaves behind.
+# The imports of a cold start: for ``start``, and for the server that it leaves running.
 _VERB: Final = "import shim.verbs.verbs, shim.verbs.start"
 _SERVER: Final = "import shim.pod.server"
 
@@ -113,7 +113,7 @@ def _cold_start(sampler: str, path: str) -> None:
     """Sample the imports of a cold start, and draw."""
     say("importing what a cold start imports")
     program = _program(_VERB, _SERVER)
-    for _ in range(2):  # the first one may have to compile them
+    for _ in range(2):  # the first start may have to compile them
         subprocess.run(program, check=True)
     argv = [sampler, "record", "--rate", str(_RATE), "--function", "--output", path, "--", *program]
     subprocess.run(argv, capture_output=True, check=True)
@@ -125,7 +125,7 @@ def _text(path: str) -> str:
 
 
 def _tables() -> str:
-    """What each package's imports cost a cold start."""
+    """Return the cost of each package's imports in a cold start."""
     argv = _program(_VERB, f"sys.stderr.write({_MARK!r})", _SERVER)
     argv[1:1] = ["-X", "importtime"]
     verb, _, server = subprocess.run(

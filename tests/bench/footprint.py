@@ -1,7 +1,7 @@
-"""What idle shims cost: memory, and how often they wake up.
+"""The cost of idle shims: memory, and how often they wake up.
 
 Many shims of one kind run at once, each with an idle container: containerd's own without GPUs,
-then this project's without and with them. The fork server, which is there once, is told apart.
+then this project's without and with them. The single fork server is listed separately.
 
 Source: proc(5), /proc/PID/smaps_rollup and /proc/PID/task/TID/status.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.bench.stage import Stage
 
-# Long enough for a shim to have done what it does after a start.
+# Long enough for a shim to finish its work after a start.
 _SETTLE: Final = 1.0
 
 # By the key of a column: its heading, the runtime, the flags of its containers.
@@ -41,7 +41,7 @@ _ROWS: Final = {
     "uss-alone": ("USS, the only one", "MB"),
     "pss": ("PSS, one of {count}", "MB"),
     "uss": ("USS, one of {count}", "MB"),
-    "server-pss": ("PSS of the fork server beside them", "MB"),
+    "server-pss": ("PSS of the fork server in addition", "MB"),
     "server-uss": ("USS of it", "MB"),
     "wakeups": ("context switches in a minute", ""),
     "processor": ("processor time in a minute", "ms"),
@@ -49,7 +49,7 @@ _ROWS: Final = {
 
 
 def measure_idle(stage: Stage) -> Results:
-    """Shims of each kind, one kind after the other."""
+    """Measure shims of each kind, one kind after another."""
     found = {}
     for kind, (heading, runtime, flags) in _KINDS.items():
         say(f"{stage.sizes.shims} idle shims: {heading}")
@@ -68,7 +68,7 @@ def measure_idle(stage: Stage) -> Results:
 def measure_footprint(
     runtime: Runtime, count: int, flags: tuple[str, ...] = (), *, watch: float
 ) -> dict[str, float]:
-    """Start idle containers, each with a shim of its own, and look at the shims.
+    """Start idle containers, each with its own shim, and measure the shims.
 
     Args:
         runtime: the runtime; its containers are removed.
@@ -77,7 +77,7 @@ def measure_footprint(
 
     Returns:
         Medians of memory and means of activity, by the key of their row; a shim of another kind
-        than ours has no fork server.
+        has no fork server.
     """
     flags = ("--null-io", *flags)
     try:

@@ -23,7 +23,7 @@ _TRUE: Final = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"ui
 
 
 def measure_growth(stage: Stage) -> Results:
-    """A shim of each kind, one after the other."""
+    """Measure a shim of each kind, one after another."""
     count = stage.sizes.execs
     memory: dict[str, float] = {}
     descriptors: dict[str, float] = {}
@@ -46,7 +46,7 @@ def measure_growth(stage: Stage) -> Results:
 
 
 def _grow(container: Container, count: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """KiB of resident memory and descriptors, before and after."""
+    """Return KiB of resident memory and descriptors, before and after."""
     with Shim.of(container) as shim:
         pid = shim.call("Connect", id=container.name).shim_pid
         _run_execs(shim, container.name, _WARM_UP)

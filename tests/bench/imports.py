@@ -1,4 +1,4 @@
-"""What imports cost, from what ``-X importtime`` prints.
+"""The cost of imports, from the output of ``-X importtime``.
 
 Source: python(1), -X importtime.
 """
@@ -13,7 +13,7 @@ _IMPORT: Final = re.compile(r"import time: +(\d+) \| +\d+ \| +(\S+)")
 
 
 def by_package(text: str) -> dict[str, tuple[int, float]]:
-    """How many modules of each top-level package were imported, and their own time.
+    """Return how many modules of each top-level package were imported, and their own time.
 
     Returns:
         Modules and milliseconds by the package's name, the most expensive first.

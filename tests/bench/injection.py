@@ -1,17 +1,18 @@
-"""``python -m tests.bench.injection``: what giving a container its GPUs takes, step by step.
+"""``python -m tests.bench.injection``: the cost of injecting GPUs into a container, by step.
 
-In each round the engine does, in this process, all that a forked shim does between reading the
-spec and writing it: on a fresh overlay of a real image, with the driver's real files on
-simulated nodes of different sizes, all devices and capabilities asked. The steps are those of
-the record. An inventory is "cold" when it is taken anew, without NVML's answer.
+In each round the engine does, in this process, everything that a forked shim does between reading
+and writing the spec. It uses a fresh overlay of a real image and the driver's real files, on
+simulated nodes of different sizes, and requests all devices and capabilities. The steps are those
+of the record. An inventory is "cold" when it is created again, without NVML's answer.
 
-Beside the engine alone, the shim's work is measured, from a bundle to a mounted rootfs and a
-written spec: for the first container of an image, and for later ones that share its layer. It is
-that of a process which the fork server has forked: the configuration and the kept inventory are
-decoded.
+In addition to the engine alone, the shim's work is measured, from a bundle to a mounted rootfs and
+a written spec: for the first container of an image, and for later ones that share its layer. The
+process is in the state of a fork of the fork server: the configuration and the cached inventory are
+already decoded.
 
-Nothing is deleted between rounds. ext4 without a journal looks for a minute at each inode that was
-deleted nearby before it makes a new file: 0.8 ms, in place of 0.05, after 6,000 deletions.
+Nothing is deleted between rounds. For a minute after a deletion, ext4 without a journal checks each
+inode that was deleted nearby before it creates a file: 0.8 ms instead of 0.05, after 6,000
+deletions.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
     from tests.bench.stage import Stage
 
 NODES: Final = {"one": "1 GPU", "eight": "8 GPUs", "sixteen": "16 GPUs", "mig": "1 GPU, 10 MIG"}
-"""The scenarios that are measured, and what each is called."""
+"""The scenarios that are measured, with their titles."""
 
 DECIDED: Final = "plan to files"
-"""The sum of what the engine does once it knows request and node: plan, apply, verify, files."""
+"""The engine's work once it knows request and node: plan, apply, verify, files."""
 
 _SHIMS: Final = {
     "first": "the shim's work: the first container of an image",
@@ -66,7 +67,7 @@ _SHIMS: Final = {
 _GROWING: Final = {1: "one", 8: "eight", 16: "sixteen"}
 
 _BUNDLES: Final = "/dev/shm"
-"""Where bundles are: on a tmpfs, as containerd's state directory is on a node."""
+"""The directory of bundles: on a tmpfs, like containerd's state directory on a node."""
 
 _ASKED: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 
@@ -92,7 +93,7 @@ class Injection:
         ).stdout
 
     def warm(self) -> float:
-        """One container on a node whose inventory is kept; returns milliseconds."""
+        """Run one container on a node with a cached inventory; return milliseconds."""
         with self._overlay() as rootfs, _quiet():
             began = time.perf_counter()
             inventory = engine.load_inventory(self._config)
@@ -106,13 +107,13 @@ class Injection:
         return laps["all"]
 
     def first(self) -> float:
-        """The first container of an image, by the shim's work; returns milliseconds."""
+        """Do the shim's work for the first container of an image; return milliseconds."""
         if os.path.isdir(self._layers):
             os.rename(self._layers, f"{tempfile.mkdtemp(dir=self._directory)}/layers")
         return self.later()
 
     def later(self) -> float:
-        """A later container of the same image, by the shim's work; returns milliseconds."""
+        """Do the shim's work for a later container of the same image; return milliseconds."""
         base = tempfile.mkdtemp(dir=self._directory)
         os.environ["NVSHIM_CONFIG"] = self._config_path
         look_at_node()
@@ -137,14 +138,14 @@ class Injection:
             return milliseconds
 
     def cold(self) -> float:
-        """An inventory taken anew without NVML's answer; returns milliseconds."""
+        """Create the inventory again, without NVML's answer; return milliseconds."""
         with _quiet():
             began = time.perf_counter()
             take_inventory(self._config, None)
             return _since(began)
 
     def take(self) -> None:
-        """Take the inventory, with NVML's answer, as the first container of a node does."""
+        """Create the inventory with NVML's answer, as the first container of a node does."""
         take_inventory(self._config, self.answer)
 
     def _inject(self, inventory: Inventory, rootfs: str) -> dict[str, float]:
@@ -160,7 +161,7 @@ class Injection:
         )
         laps |= injection.record["milliseconds"]
         laps[DECIDED] = sum(injection.record["milliseconds"].values())
-        # Not where the spec is that the next one begins with.
+        # Do not overwrite the spec that the next round starts with.
         written = os.path.join(self._directory, "written")
         os.makedirs(written, exist_ok=True)
         began = time.perf_counter()
@@ -171,7 +172,7 @@ class Injection:
 
     @contextmanager
     def _overlay(self) -> Iterator[str]:
-        """A fresh overlay of the image, as containerd's snapshotter makes."""
+        """Yield a fresh overlay of the image, like those of containerd's snapshotter."""
         with tempfile.TemporaryDirectory(dir=self._directory) as base:
             for name in ("upper", "work", "rootfs"):
                 os.mkdir(os.path.join(base, name))
@@ -190,11 +191,11 @@ def measure_injections(
     """Measure on nodes of all sizes, interleaved.
 
     Args:
-        tell: told the number of rounds that are done.
+        tell: called with the number of finished rounds.
 
     Returns:
         Milliseconds by the node's scenario and the step: those of a warm injection, "all" of it,
-        the shim's work, and "cold" for an inventory taken anew.
+        the shim's work, and "cold" for creating the inventory again.
     """
     with ExitStack() as cleanup:
         directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-bench-"))
@@ -239,20 +240,20 @@ def main() -> int:
 
 
 def measure_injection(stage: Stage) -> Results:
-    """What the engine takes alone, on nodes of all sizes: the steps of an injection."""
+    """Measure the engine alone, on nodes of all sizes: the steps of an injection."""
     rounds = 2 * stage.sizes.rounds
     return injection_results(measure_injections(rounds, tell=progress("injections", rounds)))
 
 
 def injection_results(found: dict[str, dict[str, Series]]) -> Results:
-    """What :func:`measure_injections` returned, as a table and a curve."""
+    """Return the result of :func:`measure_injections` as a table and a curve."""
     others = {"all", DECIDED, "cold", *_SHIMS}
     titles = {
         "all": "injection, warm inventory: all of it",
         DECIDED: "of it plan, apply, verify, files",
         **{step: f"step: {step}" for step in found["eight"] if step not in others},
         **_SHIMS,
-        "cold": "an inventory taken anew, without NVML",
+        "cold": "creating the inventory, without NVML",
     }
     rows = {
         "decided" if step == DECIDED else step: Figure(
@@ -269,17 +270,17 @@ def injection_results(found: dict[str, dict[str, Series]]) -> Results:
 
 
 class _Alone(Link):
-    """The link of who does a worker's work in its own process."""
+    """The connection of a process that does a worker's work itself."""
 
     def __init__(self) -> None:
-        """There is no connection."""
+        """Open no connection."""
 
     def extend_deadline(self, seconds: float) -> None:
-        """There is no deadline."""
+        """Do nothing: there is no deadline."""
 
 
 def _spec(directory: str) -> dict[str, Any]:
-    """The spec that runc proposes, asking for everything."""
+    """Return the spec that runc proposes, with a request for everything."""
     subprocess.run(["runc", "spec", "--bundle", directory], check=True)
     with open(os.path.join(directory, bundle.CONFIG), encoding="utf-8") as file:
         spec: dict[str, Any] = json.load(file)
@@ -290,7 +291,7 @@ def _spec(directory: str) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without garbage collection, which a forked shim has frozen too."""
+    """Disable garbage collection, which a forked shim has frozen too."""
     gc.collect()
     gc.freeze()
     gc.disable()

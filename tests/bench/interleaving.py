@@ -1,11 +1,11 @@
-"""Measuring things side by side on a machine that is never quiet.
+"""Side-by-side measurements on a machine that is never quiet.
 
 Rules
-- In a round everything is measured once; each round begins with another one. What slows the
-  machine down for a while slows all of them.
-- Two things are compared within each round; the ratio that is told is the median of those.
-- One thing is measured twice in each round, as if it were two. The ratio of a thing to itself
-  is the noise, and no difference below it means anything.
+- Each round measures everything once, and starts with another case. Other programs that slow down
+  the machine for a while slow down all cases.
+- Two cases are compared within each round; the reported ratio is the median of these ratios.
+- One case is measured twice in each round, as if it were two. The ratio of a case to itself is the
+  noise, and a smaller difference means nothing.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What was measured of one thing, in the order of the rounds."""
+    """The measurements of one case, in the order of the rounds."""
 
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle value."""
+        """Return the median."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """The smallest value: what the thing takes when nothing is in its way."""
+        """Return the smallest value: the cost when nothing interferes."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The largest value."""
+        """Return the largest value."""
         return max(self.values)
 
     def over(self, base: Series) -> Series:
-        """The ratios to another series, round by round."""
+        """Return the ratios to another series, round by round."""
         return Series(tuple(a / b for a, b in zip(self.values, base.values, strict=True)))
 
     def quartiles(self) -> tuple[float, float]:
-        """Between which half of the values are."""
+        """Return the quartiles, between which half of the values are."""
         low, _, high = statistics.quantiles(self.values, n=4)
         return low, high
 
@@ -59,10 +59,10 @@ def interleave(
     """Measure each case once in each round.
 
     Args:
-        cases: by name, what measures once and returns a number.
+        cases: functions that measure once and return a number, by name.
         rounds: how often; at least 2.
-        warm_up: rounds before that whose values are thrown away.
-        tell: told the number of rounds that are done.
+        warm_up: earlier rounds whose values do not count.
+        tell: called with the number of finished rounds.
     """
     names = list(cases)
     values: dict[str, list[float]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""What the machine is that was measured on: figures mean nothing without it."""
+"""A description of the machine: figures mean nothing without it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.harness.dist import built
 
 
 def describe(rounds: int, load: float) -> dict[str, str]:
-    """The machine, its programs, the day, and how often was measured.
+    """Describe the machine, its programs, the day, and the number of rounds.
 
     Args:
-        load: the machine's load before anything was measured.
+        load: the machine's load before the first measurement.
     """
     return {
         "measured on": time.strftime("%Y-%m-%d"),
@@ -31,7 +31,7 @@ def describe(rounds: int, load: float) -> dict[str, str]:
 
 
 def _version(*argv: str) -> str:
-    """The first word of a program's first line that looks like a version."""
+    """Return the first word of a program's first line that looks like a version."""
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     words = text.splitlines()[0].split()
     return next((word for word in words if word[:1].isdigit()), words[-1])

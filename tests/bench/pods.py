@@ -1,9 +1,9 @@
-"""What many pods cost on one node: memory, and the time to create and to remove them.
+"""The cost of many pods on one node: memory, and the time to create and remove them.
 
-As a kubelet asks for them, through the CRI: a pause container and two more in each pod, several
-pods at a time. Each shim has a containerd of its own. They take turns with a batch of pods each,
-so that what slows the machine down for a while slows both; what the last batches take longer
-than the first is the cost of a full node.
+Pods are created as a kubelet does, through the CRI: a pause container and two more in each pod,
+several pods at a time. Each shim has its own containerd. They take turns with a batch of pods each,
+so that other load slows down both. The difference between the last batches and the first is the
+cost of a full node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.harness.pods import Pod
     from tools.containerd import PrivateContainerd
 
-# As many as a kubelet starts at the same time on a small node.
+# The number that a kubelet starts at the same time on a small node.
 _AT_ONCE: Final = 4
 _CONTAINERS: Final = 2
 _BATCHES: Final = 10
@@ -41,21 +41,21 @@ _COLUMNS: Final = {"stock": "runc-v2", "ours": "nvidia-v1"}
 
 @dataclass(slots=True)
 class _Side:
-    """The pods of one shim, and what they have cost so far."""
+    """The pods of one shim, and their cost so far."""
 
     pods: Pods  # the CRI of its containerd
-    running: list[Pod] = field(default_factory=list)  # those that run
-    # milliseconds for each pod of a batch, batch by batch
+    running: list[Pod] = field(default_factory=list)  # the running pods
+    # milliseconds for each pod, batch by batch
     created: list[float] = field(default_factory=list)
-    removed: list[float] = field(default_factory=list)  # likewise
+    removed: list[float] = field(default_factory=list)  # the same
     # KiB of all shims and fork servers, after each batch
     pss: list[float] = field(default_factory=list)
-    # KiB that the machine had less to give away after each batch than before it
+    # KiB by which each batch reduced the machine's available memory
     taken: list[float] = field(default_factory=list)
 
 
 def measure_pods(stage: Stage) -> Results:
-    """As many pods as the sizes say, of each shim."""
+    """Measure the configured number of pods with each shim."""
     size = max(_AT_ONCE, stage.sizes.pods // _BATCHES)
     count = stage.sizes.pods // size
     say(f"{count * size} pods of {_CONTAINERS} containers, in {count} batches")
@@ -66,7 +66,7 @@ def measure_pods(stage: Stage) -> Results:
         }
         workers = cleanup.enter_context(ThreadPoolExecutor(_AT_ONCE))
         for side in sides.values():
-            # The first of a node pays for what the others find.
+            # The first pod of a node creates what the others reuse.
             _run(side.pods).remove()
         for number in range(count):
             for side in _in_turn(sides, number):
@@ -84,7 +84,7 @@ def _pods(stage: Stage, runtime: str) -> Iterator[Pods]:
         try:
             yield pods
         finally:
-            # What is still there after a failure, containerd's removal sweeps faster.
+            # After a failure, removing containerd is faster than removing each pod.
             pods.cri.close()
 
 
@@ -113,7 +113,7 @@ def _remove(side: _Side, size: int, workers: ThreadPoolExecutor) -> None:
 
 
 def _run(pods: Pods) -> Pod:
-    """A pod on the network of the node: a bridge has too few ports for so many."""
+    """Run a pod on the node's network: a bridge has too few ports for so many."""
     pod = pods.run(namespaces=pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER))
     for _ in range(_CONTAINERS):
         pod.start(*IDLE)
@@ -127,13 +127,13 @@ def _end(pod: Pod) -> None:
 
 
 def _memory(containerd: PrivateContainerd) -> Iterator[int]:
-    """KiB of PSS of each shim and fork server."""
+    """Yield the KiB of PSS of each shim and fork server."""
     for pid in {*containerd.shim_pids(), *traces.fork_servers(containerd.marks)}:
         yield pss_and_uss(pid)[0]
 
 
 def _available() -> int:
-    """KiB that the machine can still give away."""
+    """Return the KiB that are available on the machine."""
     with open("/proc/meminfo", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
 
@@ -156,7 +156,7 @@ def _results(sides: dict[str, _Side], count: int, size: int) -> Results:
         "pss": Figure(
             "PSS of all shims and fork servers", "MB", values(lambda side: side.pss[-1] / 1024)
         ),
-        # Others take and give, too: what a batch takes most often, as often as there was one.
+        # Other programs use memory, too, so multiply the median of the batches by their number.
         "taken": Figure(
             "memory that the machine has less", "MB",
             values(lambda side: statistics.median(side.taken) * len(side.taken) / 1024),

@@ -1,14 +1,14 @@
-"""How much processor time a container's life takes, of everybody who works for it.
+"""The processor time of a container's whole life, in all processes that work for it.
 
 Rules
-- Everything is charged, by the kernel, to one cgroup that outlives it all: the namespace's, below
-  which the low-level runtimes put their containers. containerd is put into another child of it,
-  and what it starts (the verbs, shims, fork servers, the low-level runtime) begins where
-  containerd is, and cannot leave but into a container's cgroup, which is below the same one.
-- What a process used before it ended, or a cgroup before it was removed, stays charged.
-- The client, ``ctr``, is not in it: it is the same whoever serves it.
-- A reading is taken when everything has ended that is going to: nobody is left in containerd's
-  cgroup but those who were there before.
+- The kernel charges everything to one cgroup that outlives the containers: the namespace's, below
+  which the low-level runtimes create theirs. containerd runs in another child of it. The processes
+  that it starts (verbs, shims, fork servers, the low-level runtime) start in the same cgroup, and
+  can only move to a container's cgroup, which is below the same one.
+- The time of an exited process or a removed cgroup stays charged.
+- The client, ``ctr``, is not included: it is the same for every shim.
+- A reading waits until all temporary processes have exited: containerd's cgroup contains only the
+  processes from before.
 
 Source: Linux Documentation/admin-guide/cgroup-v1/cpuacct.rst, .../cgroup-v2.rst (cpu.stat).
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _ROOT: Final = "/sys/fs/cgroup"
 
-# For what containerd does after it has answered: it collects its garbage a moment later.
+# For containerd's work after its answer: it collects garbage a moment later.
 _SETTLE: Final = 0.25
 
 
 class Meter:
-    """The processor time of a containerd, and of all that it starts from now on.
+    """The processor time of a containerd, and of everything that it starts from now on.
 
     Args:
-        containerd: it runs, has started nothing yet, and ends before the meter's files do.
+        containerd: runs, has started nothing yet, and is removed before the meter's files are.
 
     Attributes:
         containerd: the same.
@@ -48,14 +48,14 @@ class Meter:
         self._daemon = os.path.join(self._parent, "containerd")
 
     def begin(self) -> Self:
-        """Put containerd where it is metered. Its cgroup is removed when containerd is."""
+        """Move containerd into the metered cgroup, which is removed when containerd is."""
         os.makedirs(self._daemon, exist_ok=True)
         with open(os.path.join(self._daemon, "cgroup.procs"), "w", encoding="ascii") as file:
             file.write(str(self.containerd.pid))
         return self
 
     def read(self) -> float:
-        """Seconds of processor time so far, in user mode and in the kernel."""
+        """Return the seconds of processor time so far, in user mode and in the kernel."""
         if is_v2():
             with open(os.path.join(self._parent, "cpu.stat"), encoding="ascii") as file:
                 usage = next(int(line.split()[1]) for line in file if line.startswith("usage_usec"))
@@ -64,12 +64,12 @@ class Meter:
             return int(file.read()) / 1e9
 
     def settle(self) -> None:
-        """Wait until containerd and the fork servers are alone, and for what they still do."""
-        eventually(lambda: not self._others(), "all shims and runtimes have ended")
+        """Wait until only containerd and the fork servers are left, and until they are idle."""
+        eventually(lambda: not self._others(), "all shims and runtimes have exited")
         time.sleep(_SETTLE)
 
     def _others(self) -> set[int]:
-        """Who is in containerd's cgroup and is going to end."""
+        """Return the temporary processes in containerd's cgroup."""
         with open(os.path.join(self._daemon, "cgroup.procs"), encoding="ascii") as file:
             members = {int(line) for line in file}
         if members == {self.containerd.pid}:

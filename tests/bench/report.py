@@ -1,11 +1,11 @@
-"""``python -m tests.bench.report JSON…``: tables in Markdown of what was measured.
+"""``python -m tests.bench.report JSON…``: print tables in Markdown of the measurements.
 
-They are all made here, so that what documents say is what was measured. Of several files, a later
-one's word counts. A document says where a table goes with two comments, which nobody sees who reads
-the document::
+All tables come from here, so documents show what was measured. If several files have the same key,
+the last file counts. A document marks the place of a table with two comments, which are invisible
+in the rendered page::
 
     <!-- bench: targets -->
-    whatever stands here is replaced
+    the table replaces this text
     <!-- bench: end -->
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = ""
 _PLACE: Final = re.compile(
-    r"(?P<begin><!-- bench: (?P<name>[a-z0-9-]+) -->\n).*?(?P<end><!-- bench: end -->)", re.DOTALL
+    r"(?P<start><!-- bench: (?P<name>[a-z0-9-]+) -->\n).*?(?P<end><!-- bench: end -->)", re.DOTALL
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read, and print or write."""
+    """Read the files, and print or write."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.report", description=__doc__)
     parser.add_argument("files", nargs="+", metavar="JSON", help="written by python -m tests.bench")
     parser.add_argument("--into", nargs="+", metavar="DOCUMENT", default=(), help="to be changed")
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tables(results: Results) -> dict[str, str]:
-    """The tables by the names that documents have for them.
+    """Return the tables by their names in documents.
 
-    Those are ``machine``, ``targets``, ``agent-targets``, ``costs``, ``curves`` and the keys of
-    comparisons and figures; what was not measured is not there.
+    The names are ``machine``, ``targets``, ``agent-targets``, ``costs``, ``curves`` and the keys of
+    comparisons and figures. Tables without measurements are left out.
     """
     found = {
         "machine": _machine(results),
@@ -69,7 +69,7 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def costs(results: Results) -> str:
-    """What is asked first, beside containerd's own shim."""
+    """Return the most important costs, next to those of containerd's own shim."""
     lines = []
     for title, pair in COSTS:
         if found := pair.find(results):
@@ -79,7 +79,7 @@ def costs(results: Results) -> str:
 
 
 def report(results: Results) -> str:
-    """Everything, as Markdown."""
+    """Return everything as Markdown."""
     parts = [_machine(results), targets(results), targets(results, AGENT)]
     parts += [_comparison(comparison) for comparison in results.comparisons.values()]
     parts += [_figures(figures) for figures in results.figures.values()]
@@ -88,7 +88,7 @@ def report(results: Results) -> str:
 
 
 def targets(results: Results, wanted: Sequence[Target] = TARGETS) -> str:
-    """What is to be reached, and what was seen; nothing if nothing of it was measured."""
+    """Return the targets and the measured values; empty if nothing was measured."""
     if all(target.found(results) is None for target in wanted):
         return _NOTHING
     lines = []
@@ -109,10 +109,10 @@ def targets(results: Results, wanted: Sequence[Target] = TARGETS) -> str:
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown whose columns are aligned for those who read the text itself.
+    """Return a table in Markdown whose columns are aligned for readers of the source.
 
     Args:
-        heads: of the columns; the first column is text, the others are aligned to the right.
+        heads: headings; the first column is text, the others are aligned to the right.
     """
     rows = [tuple(heads), *(tuple(line) for line in lines)]
     widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(heads))]
@@ -184,29 +184,29 @@ def _curve(curve: Curve) -> str:
 
 
 def fill(document: str, tables: Mapping[str, str]) -> str:
-    """Put tables in their places.
+    """Insert tables at their places.
 
     Args:
         tables: by their names; each ends with a newline.
 
     Returns:
-        The text with the tables; a place whose table is not there keeps what it has.
+        The text with the tables; a place whose table is missing stays the same.
     """
 
     def replaced(match: re.Match[str]) -> str:
         table = tables.get(match["name"])
-        return match[0] if table is None else f"{match['begin']}\n{table}\n{match['end']}"
+        return match[0] if table is None else f"{match['start']}\n{table}\n{match['end']}"
 
     return _PLACE.sub(replaced, document)
 
 
 def places(document: str) -> list[str]:
-    """The names of a document's tables."""
+    """Return the names of a document's tables."""
     return [match["name"] for match in _PLACE.finditer(document)]
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Return three digits, or all before the decimal point."""
     size = abs(value)
     if value == int(value) and size < 1e6:
         return f"{value:.0f}"
@@ -214,7 +214,7 @@ def short(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Two digits behind the point; nothing is "0"."""
+    """Return two digits after the decimal point; zero is "0"."""
     return f"{value:.2f}" if value else "0"
 
 

@@ -1,8 +1,8 @@
-"""What was measured, as values: to be told, drawn, judged, and kept in a file.
+"""Measurements as values: to print, to draw, to judge, and to keep in a file.
 
-Three kinds are enough. A :class:`Comparison` has what was measured again and again, side by
-side. :class:`Figures` were read once, of each of two things or more. A :class:`Curve` is what
-something costs as something else grows.
+There are three kinds. A :class:`Comparison` has repeated measurements side by side.
+:class:`Figures` were read once, for two things or more. A :class:`Curve` is a cost as a function of
+a size.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of one thing, in each round or at each place of a curve."""
+    """The measurements of one thing, in each round or at each place of a curve."""
 
-    title: str  # what it is called in a table
-    values: tuple[float, ...]  # what was measured, in the order of the rounds or places
-    base: str | None = None  # the key of the row that it is compared with; None for no comparison
+    title: str  # its title in a table
+    values: tuple[float, ...]  # in the order of the rounds or places
+    base: str | None = None  # the key of the baseline's row; None for no comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class Comparison:
     """Things that were measured side by side, round by round."""
 
     title: str  # what was done
-    unit: str  # of the values
+    unit: str  # the unit of the values
     rows: Mapping[str, Row]  # by their keys
 
     def series(self, key: str) -> Series:
-        """What was measured of one of them."""
+        """Return the measurements of one row."""
         return Series(self.rows[key].values)
 
     def ratios(self, key: str, base: str | None = None) -> Series | None:
-        """One of them over another, round by round.
+        """Return the ratios of one row to another, round by round.
 
         Args:
-            base: the other; the row's own base if None.
+            base: the other row; the row's own baseline if None.
 
         Returns:
-            The ratios; None for a row that is compared with nothing.
+            The ratios; None for a row without a baseline.
         """
         base = base or self.rows[key].base
         return None if base is None else self.series(key).over(self.series(base))
@@ -57,8 +57,8 @@ class Comparison:
 class Figure:
     """One line of a table of figures."""
 
-    title: str  # what it says
-    unit: str  # of the values
+    title: str  # its heading
+    unit: str  # the unit of the values
     values: Mapping[str, float]  # by the key of their column; not every column has one
 
 
@@ -66,13 +66,13 @@ class Figure:
 class Figures:
     """A table of figures."""
 
-    title: str  # what they are of
+    title: str  # the subject of the table
     columns: Mapping[str, str]  # the heading of each column, by its key
-    base: str | None  # the column that others are divided by; None for no ratios
+    base: str | None  # the baseline's column; None for no ratios
     rows: Mapping[str, Figure]  # by their keys
 
     def ratio(self, row: str, column: str) -> float | None:
-        """A figure over that of the base; None if there is nothing to divide by."""
+        """Return a figure divided by the baseline's; None if one of them is missing."""
         values = self.rows[row].values
         if self.base is None or column == self.base or column not in values:
             return None
@@ -82,27 +82,27 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What something costs, as something else grows."""
+    """A cost as a function of a size."""
 
-    title: str  # what costs
-    axis: str  # what grows
-    unit: str  # of the values
-    places: tuple[float, ...]  # how much of it there is, rising
-    lines: Mapping[str, Row]  # by their keys; each has a value for each place
+    title: str  # what was measured
+    axis: str  # the size that grows
+    unit: str  # the unit of the values
+    places: tuple[float, ...]  # the sizes, rising
+    lines: Mapping[str, Row]  # by their keys; one value for each place
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that one run of the benchmark found out, or a part of it."""
+    """The results of one run of the benchmark, or of a part of it."""
 
-    # what it ran on, and when: a word or two by their names
+    # the machine and the date, as short values by name
     machine: Mapping[str, str] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)  # by their keys
     figures: Mapping[str, Figures] = field(default_factory=dict)  # by their keys
     curves: Mapping[str, Curve] = field(default_factory=dict)  # by their keys
 
     def joined(self, other: Results) -> Results:
-        """This and another part of a run; where both have something, the other's."""
+        """Return this and another part of a run; for a shared key, the other's value counts."""
         return Results(
             {**self.machine, **other.machine},
             {**self.comparisons, **other.comparisons},
@@ -112,11 +112,11 @@ class Results:
 
     @classmethod
     def of_files(cls, paths: Iterable[str]) -> Results:
-        """What is in files that :meth:`write` wrote; a later one's word counts."""
+        """Return the results in files of :meth:`write`; for a repeated key the last file counts."""
         return functools.reduce(Results.joined, map(cls.read, paths), cls())
 
     def write(self, path: str) -> None:
-        """Write it as JSON; the file is replaced as a whole."""
+        """Write the results as JSON; the file is replaced as a whole."""
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         unfinished = f"{path}.{os.getpid()}"
         with open(unfinished, "w", encoding="utf-8") as file:
@@ -126,11 +126,11 @@ class Results:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """What :meth:`write` wrote.
+        """Read a file of :meth:`write`.
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it is no JSON.
+            ValueError: it is not valid JSON.
             KeyError: it is not from this benchmark, or from another version of it.
         """
         with open(path, encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""Calls to a shim, one after the other, by a client that costs as little as a client can.
+"""Calls to a shim, one after another, by a client with little overhead.
 
-No event loop: what is measured is the shim.
+It has no event loop, so that only the shim is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.harness.runtime import Container
 
 SERVICE: Final = "containerd.task.v2.Task"
-"""The service that every shim of containerd 1.6 and later has."""
+"""The Task service, which every shim of containerd 1.6 and later has."""
 
 _PATIENCE: Final = 20.0 * PATIENCE
 
@@ -33,10 +33,10 @@ class Shim:
     """A connection to a shim.
 
     Args:
-        address: of its socket, as ``start`` says it and as it stands in the bundle.
+        address: the socket's address, as ``start`` prints it and as the bundle's file has it.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: the socket has no listener.
     """
 
     def __init__(self, address: str) -> None:
@@ -51,7 +51,7 @@ class Shim:
 
     @classmethod
     def of(cls, container: Container) -> Self:
-        """The one that serves a container."""
+        """Connect to the shim that serves a container."""
         bundle = container.runtime.containerd.bundle(container.name)
         with open(os.path.join(bundle, "address"), encoding="ascii") as file:
             return cls(file.read())
@@ -66,12 +66,12 @@ class Shim:
         """Call a method of the Task service.
 
         Raises:
-            CallFailed: the shim says so, or ended the connection.
+                CallFailed: the shim returned an error, or closed the connection.
         """
         described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
         request: Message = getattr(task_pb2, described.input_type.name)(**fields)
         payload = self.exchange(method, request.SerializeToString())
-        # Empty is not among the messages of the Task service.
+        # The Task service's file does not define Empty.
         kind = getattr(task_pb2, described.output_type.name, None)
         return None if kind is None else kind.FromString(payload)
 

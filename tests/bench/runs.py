@@ -1,4 +1,4 @@
-"""What ``ctr run --rm`` of ``true`` takes: time, processor time, and many at the same time.
+"""The cost of ``ctr run --rm`` of ``true``: time, processor time, and many at the same time.
 
 Warm, cold (the first container on a node), with GPUs, and with crun.
 """
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from tools.containerd import PrivateContainerd
 
 _FIRST: Final = "the same, the first on a node"
+_STOCK_WITH_GLIBC: Final = "containerd-shim-runc-v2, image with glibc"
 _WITH_GPUS: Final = "the same with two GPUs, all capabilities"
 
-# What containerd does now and then, and a reading's own error, are shared by so many.
+# Spreads containerd's background work and the error of a reading over this many runs.
 _BATCH: Final = 4
 
 
 def measure_runs(stage: Stage) -> Results:
-    """With runc, a warm and a cold node in turn."""
+    """Measure with runc, on a warm and a cold node in turn."""
     stock, ours = (Runtime(stage.warm, runtime) for runtime in (STOCK, OURS))
     cold = Runtime(stage.cold, OURS)
     cases = {
@@ -45,7 +46,7 @@ def measure_runs(stage: Stage) -> Results:
 
 
 def measure_runs_with_crun(stage: Stage) -> Results:
-    """With crun, on a warm node."""
+    """Measure with crun, on a warm node."""
     crun = stage.for_crun.parts.crun
     stock, ours = (Runtime(stage.for_crun, runtime, crun) for runtime in (STOCK, OURS))
     base, *others = _with_glibc(stock, ours).items()
@@ -55,7 +56,7 @@ def measure_runs_with_crun(stage: Stage) -> Results:
 
 
 def measure_processor(stage: Stage) -> Results:
-    """The processor time of a container's whole life, of everybody but the client."""
+    """Measure the processor time of a container's whole life, without the client's."""
     meter = stage.metered
     stock, ours = (Runtime(meter.containerd, runtime) for runtime in (STOCK, OURS))
     cases = {
@@ -67,12 +68,15 @@ def measure_processor(stage: Stage) -> Results:
 
 
 def measure_together(stage: Stage) -> Results:
-    """Ten at once, thirty at once …, as many as the sizes say."""
+    """Measure ten at once, thirty at once …, as configured."""
     stock, ours = Runtime(stage.warm, STOCK), Runtime(stage.warm, OURS)
     rounds = max(4, stage.sizes.rounds // 3)
     results = Results()
     for count in stage.sizes.many:
-        cases = beside_stock(_together(stock, count), _together(ours, count))
+        cases = beside_stock(_together(stock, count), _together(ours, count)) | {
+            "stock-glibc": Case(_STOCK_WITH_GLIBC, _together(stock, count, GLIBC), None),
+            "gpus": Case(_WITH_GPUS, _together(ours, count, GLIBC, GPUS), "stock-glibc"),
+        }
         del cases["again"]
         title = f"{count} `ctr run --rm` at once"
         results = results.joined(compare(f"at-once-{count}", title, cases, rounds))
@@ -80,7 +84,7 @@ def measure_together(stage: Stage) -> Results:
 
 
 def once(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[[], float]:
-    """What runs one container to its end, and returns the milliseconds that it took.
+    """Return a function that runs one container to its end, and returns the milliseconds.
 
     Args:
         flags: of ``ctr run``.
@@ -98,23 +102,23 @@ def once(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[
 
 
 def end_fork_server(containerd: PrivateContainerd) -> None:
-    """End the fork server that a cold start leaves behind, once it is there."""
+    """Stop the fork server that a cold start leaves running, once it exists."""
     eventually(lambda: traces.fork_servers(containerd.marks), "a fork server is there")
     containerd.end_fork_servers()
 
 
 def _with_glibc(stock: Runtime, ours: Runtime) -> dict[str, Case]:
-    """An image with glibc: containerd's own shim, this one without and with GPUs."""
+    """Return the cases of a glibc image: containerd's own shim, this one without and with GPUs."""
     base = "stock-glibc"
     return {
-        base: Case("containerd-shim-runc-v2, image with glibc", once(stock, GLIBC), None),
+        base: Case(_STOCK_WITH_GLIBC, once(stock, GLIBC), None),
         "ours-glibc": Case("containerd-shim-nvidia-v1, image with glibc", once(ours, GLIBC), base),
         "gpus": Case(_WITH_GPUS, once(ours, GLIBC, GPUS), base),
     }
 
 
 def _as_first(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[[], float]:
-    """The same on a node without a fork server; the one that it leaves is ended."""
+    """Return the same on a node without a fork server; stop the one that it leaves."""
     run = once(runtime, image, flags)
 
     def cold() -> float:
@@ -126,7 +130,7 @@ def _as_first(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Call
 
 
 def _metered(meter: Meter, run: Callable[[], float]) -> Callable[[], float]:
-    """What runs some containers, and returns the milliseconds of processor time for each."""
+    """Return a function that runs containers, and returns processor milliseconds for each."""
 
     def measure() -> float:
         meter.settle()
@@ -139,15 +143,17 @@ def _metered(meter: Meter, run: Callable[[], float]) -> Callable[[], float]:
     return measure
 
 
-def _together(runtime: Runtime, count: int) -> Callable[[], float]:
-    """What runs containers to their end at the same time; returns the milliseconds for all."""
+def _together(
+    runtime: Runtime, count: int, image: str = BUSYBOX, flags: tuple[str, ...] = ()
+) -> Callable[[], float]:
+    """Return a function that runs containers at the same time; it returns milliseconds for all."""
 
     def measure() -> float:
         begin = time.perf_counter()
-        # What they say is not read while they run: it would be a part of what is measured.
+        # Do not read their output while they run: that would be measured, too.
         running = [
             runtime.containerd.spawn_ctr(
-                *runtime.words("true", flags=("--rm",)),
+                *runtime.words("true", image=image, flags=("--rm", *flags)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

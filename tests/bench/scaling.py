@@ -1,7 +1,7 @@
-"""How the cost of a container grows with what it is made of: each at a few sizes.
+"""How the cost of a container grows with its GPUs, mounts, cache and pod, at several sizes.
 
-All sizes of one thing are measured in turn, in each round, for containerd's own shim too where
-it knows the thing. What counts is how a curve rises: no part may grow faster than its cause.
+Each round measures all sizes in turn, also with containerd's own shim where it has the feature. The
+shape of the curve counts: no cost may grow faster than its cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NODES: Final = {1: "one", 8: "eight", 16: "sixteen"}
 _MOUNTS: Final = (0, 32, 64, 128)
 _CACHE_ENTRIES: Final = (100, 1000, 4000, 16000)
-# The first one starts the shim, too; that is measured elsewhere.
+# The first one also starts the shim, which another benchmark measures.
 _CONTAINERS: Final = (2, 4, 8, 16, 32)
 _POD: Final = "io.kubernetes.cri.sandbox-id"
 
@@ -46,7 +46,7 @@ _RUN: Final = "a start"
 
 
 def measure_scaling(stage: Stage) -> Results:
-    """By the number of GPUs, mounts, entries of the image's ld.so.cache, containers in a pod."""
+    """Measure by GPUs, mounts, entries of the image's ld.so.cache, containers in a pod."""
     results = Results()
     for measure in (_by_gpus, _by_mounts, _by_cache, _by_containers):
         results = results.joined(measure(stage))
@@ -54,7 +54,7 @@ def measure_scaling(stage: Stage) -> Results:
 
 
 def _by_gpus(stage: Stage) -> Results:
-    """All GPUs of nodes of different sizes, with all capabilities."""
+    """Measure all GPUs of nodes of different sizes, with all capabilities."""
     with ExitStack() as cleanup:
         cases = {}
         for count, name in _NODES.items():
@@ -69,7 +69,7 @@ def _by_gpus(stage: Stage) -> Results:
 
 
 def _by_mounts(stage: Stage) -> Results:
-    """Directories of the host that a container's spec mounts."""
+    """Measure host directories that a container's spec mounts."""
     source = os.path.join(stage.directory, "mounted")
     os.makedirs(source, exist_ok=True)
 
@@ -83,7 +83,7 @@ def _by_mounts(stage: Stage) -> Results:
 
 
 def _by_cache(stage: Stage) -> Results:
-    """Libraries that the cache of an image's dynamic loader knows."""
+    """Measure libraries in the cache of an image's dynamic loader."""
     image = glibc()
     before = image.tree["etc/ld.so.cache"]
     if not isinstance(before, File):
@@ -105,7 +105,7 @@ def _by_cache(stage: Stage) -> Results:
 
 
 def _by_containers(stage: Stage) -> Results:
-    """Containers of one pod: the time of the next one, and the memory of the shim."""
+    """Measure containers of one pod: the time of the next one, and the memory of the shim."""
     rounds = max(1, stage.sizes.rounds // 8)
     tell = progress("containers in a pod", rounds)
     runtimes = {"stock": Runtime(stage.warm, STOCK), "ours": Runtime(stage.warm, OURS)}
@@ -139,7 +139,7 @@ def _by_containers(stage: Stage) -> Results:
 
 
 def _pod(runtime: Runtime) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Milliseconds of a start, and MB of the shim, up to each number of containers."""
+    """Return milliseconds of a start, and MB of the shim, up to each number of containers."""
     flags = ("--null-io", "--annotation", f"{_POD}={new_name('pod')}")
     times: list[float] = []
     weighed = []
@@ -167,7 +167,7 @@ def _cases(
     image: Callable[[int], str],
     flags: Callable[[int], tuple[str, ...]],
 ) -> dict[str, Callable[[], float]]:
-    """For each place, containerd's own shim, this one, and this one with GPUs."""
+    """Return, for each place, containerd's own shim, this one, and this one with GPUs."""
     stock, ours = Runtime(stage.warm, STOCK), Runtime(stage.warm, OURS)
     cases = {}
     for place in places:
@@ -178,7 +178,7 @@ def _cases(
 
 
 def _as_first_of_its_image(node: SimulatedNode, run: Callable[[], float]) -> Callable[[], float]:
-    """The same without the layer that containers of an image share; it makes that anew."""
+    """Return the same without the layer that an image's containers share; it recreates that."""
 
     def first() -> float:
         shutil.rmtree(os.path.join(node.directory, "layers"), ignore_errors=True)
@@ -203,12 +203,12 @@ def _curve(key: str, axis: str, places: Sequence[int], found: dict[str, Series])
 
 
 def _values(found: dict[str, Series], kind: str, places: Sequence[int]) -> tuple[float, ...]:
-    """The least at each place: whatever else the machine does can only add to it."""
+    """Return the smallest value at each place: other load can only add to it."""
     return tuple(found[f"{kind} {place}"].least for place in places)
 
 
 def _cache(content: bytes, count: int) -> bytes:
-    """A cache with so many entries: those of the image, and libraries that it does not have."""
+    """Return a cache with ``count`` entries: the image's, and libraries that it does not have."""
     cache = ldcache.parse(content)
     more = range(max(0, count - len(cache.entries)))
     libraries = (

@@ -1,6 +1,6 @@
-"""What measurements need, made when the first of them asks: a node, images, containerds.
+"""What measurements share, created on first use: a node, images, containerds.
 
-Everything is removed at the end, also after a failure or a signal that ends the benchmark.
+Everything is removed at the end, also after a failure or a signal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
-"""The flags of ``ctr run`` that ask for every GPU with every capability."""
+"""The flags of ``ctr run`` that request every GPU with every capability."""
 
 HANDLER: Final = "measured"
 """The runtime handler of pods."""
@@ -40,17 +40,17 @@ HANDLER: Final = "measured"
 class Sizes:
     """How much of everything is measured."""
 
-    rounds: int  # of each comparison
-    shims: int  # idle at the same time
-    many: tuple[int, ...]  # containers that run at once, each time
-    execs: int  # in one shim, to see what they leave
-    pods: int  # on the node at once
+    rounds: int  # rounds of each comparison
+    shims: int  # shims that idle at the same time
+    many: tuple[int, ...]  # numbers of containers that run at once
+    execs: int  # execs in one shim, to see what they leave
+    pods: int  # pods on the node at once
     watch: float  # seconds that idle shims are watched for wake-ups
     idle: float = 60  # seconds that the idle node agent is watched
 
 
 class Stage:
-    """Where it all happens. As a context: what was made is removed at its end."""
+    """The environment of all measurements. As a context it removes everything at its end."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -58,13 +58,13 @@ class Stage:
         self._signals: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Python ends at these without a word, and a hundred shims would stay behind.
+        # By default these signals kill Python at once, and a hundred shims would be left.
         for number in (signal.SIGTERM, signal.SIGHUP):
             self._signals[number] = signal.signal(number, _interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Whoever has no patience with the cleaning up would have to do it by hand.
+        # Ignore signals during the cleanup, because otherwise the user must do it by hand.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.signal(number, signal.SIG_IGN)
             self._signals.setdefault(number, before)
@@ -75,46 +75,46 @@ class Stage:
 
     @cached_property
     def directory(self) -> str:
-        """For whatever a measurement wants to write."""
+        """Return a directory for the files of a measurement."""
         return self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-bench-"))
 
     @cached_property
     def node(self) -> SimulatedNode:
-        """A node with two simulated GPUs."""
+        """Return a node with two simulated GPUs."""
         return self._cleanup.enter_context(
             SimulatedNode.create(f"{self.directory}/node", Scenario.load("two"), say=say)
         )
 
     @cached_property
     def launcher(self) -> str:
-        """The path of this shim, in a tree as a node gets it."""
+        """Return the path of this shim, in a tree as installed on a node."""
         return f"{built().path}/bin/containerd-shim-nvidia-v1"
 
     @cached_property
     def warm(self) -> PrivateContainerd:
-        """A containerd whose shims are forked from a fork server."""
+        """Return a containerd whose shims are forked from a fork server."""
         return self.containerd()
 
     @cached_property
     def cold(self) -> PrivateContainerd:
-        """One whose fork server is ended over and over by a measurement."""
+        """Return a containerd whose fork server a measurement stops over and over."""
         return self.containerd()
 
     @cached_property
     def metered(self) -> Meter:
-        """One whose processor time is metered, with that of all that it starts."""
+        """Return the meter of a containerd and of everything that it starts."""
         return Meter(self.containerd()).begin()
 
     @cached_property
     def for_crun(self) -> PrivateContainerd:
-        """One whose mounts crun understands."""
+        """Return a containerd whose mounts crun understands."""
         parts = Parts.installed()
         program = without_second_cgroups(self.directory, parts.containerd)
         return self.containerd(parts=replace(parts, containerd=program))
 
     @contextmanager
     def containerd_with_pods(self, runtime: str) -> Iterator[CriContainerd]:
-        """One that serves the CRI, and is removed at the end of the context.
+        """Yield a containerd that serves the CRI; it is removed at the end of the context.
 
         Args:
             runtime: the runtime of its only handler, which has the name :data:`HANDLER`.
@@ -129,12 +129,12 @@ class Stage:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """What all private containerds have here."""
+        """Return the options of all private containerds here."""
         return {
             "shim_directory": os.path.dirname(self.launcher),
             "shim_config": self.node.config_path,
             "debug": False,
-            "environment": {},  # what is measured has its own, and not that of tests
+            "environment": {},  # without the variables that tests set
         }
 
     @cached_property
@@ -142,11 +142,11 @@ class Stage:
         return write_archive(f"{self.directory}/images.tar", [busybox(), glibc(), pause()])
 
     def containerd(self, cleanup: ExitStack | None = None, **options: Any) -> PrivateContainerd:
-        """Another one, with the images.
+        """Return another containerd, with the images.
 
         Args:
-            cleanup: where its removal is noted; the stage's own end if None.
-            options: of :class:`PrivateContainerd`, besides what all have here.
+            cleanup: where its removal is registered; the stage's own end if None.
+            options: further options of :class:`PrivateContainerd`.
         """
         containerd = (cleanup or self._cleanup).enter_context(
             PrivateContainerd(**{**self._options, **options})
@@ -156,13 +156,13 @@ class Stage:
 
 
 def say(line: str) -> None:
-    """Tell a person what goes on; the results alone go to stdout."""
+    """Report progress on stderr; only the results go to stdout."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def progress(what: str, rounds: int) -> Callable[[int], None]:
-    """Tell a person that something begins, and, at a terminal, how far it is."""
+    """Report that a measurement starts, and, at a terminal, its progress."""
     say(f"{what}, {rounds} rounds")
     if not sys.stderr.isatty():
         return lambda _: None

@@ -1,11 +1,13 @@
-"""What a running container is asked for: execs, output, calls over and over; and its end."""
+"""Requests to a running container: execs, output, repeated calls; and its exit."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from api.proto import task_pb2
@@ -15,7 +17,7 @@ from tests.harness.events import Recorder
 from tests.harness.runtime import OURS, STOCK, Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.bench.results import Results
     from tests.bench.stage import Stage
@@ -28,12 +30,27 @@ _POLL: Final = 0.0005
 
 
 def measure_execs(stage: Stage) -> Results:
-    """``ctr tasks exec`` of ``true`` in a running container."""
-    return _in_idle("exec", "`ctr tasks exec` of `true`", "ms", stage, stage.sizes.rounds, _execs)
+    """Measure ``ctr tasks exec`` of ``true`` in a running container, also on a busy machine."""
+    title = "`ctr tasks exec` of `true`"
+    alone = _in_idle("exec", title, "ms", stage, stage.sizes.rounds, _execs)
+    with _busy_processors():
+        busy = f"{title}, all processors busy"
+        return alone.joined(_in_idle("exec-busy", busy, "ms", stage, stage.sizes.rounds, _execs))
+
+
+@contextmanager
+def _busy_processors() -> Iterator[None]:
+    """Run a process that never waits for each processor."""
+    argv = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for _ in os.sched_getaffinity(0):
+            process = stack.enter_context(subprocess.Popen(argv))
+            stack.callback(process.kill)
+        yield
 
 
 def measure_calls(stage: Stage) -> Results:
-    """State and Connect, one call after the other."""
+    """Measure State and Connect, one call after another."""
     few = max(4, stage.sizes.rounds // 3)
     state = _in_idle("state", "`State`, calls a second", "", stage, few, _calls("State"))
     connect = _in_idle("connect", "`Connect`, calls a second", "", stage, few, _calls("Connect"))
@@ -41,7 +58,7 @@ def measure_calls(stage: Stage) -> Results:
 
 
 def measure_output(stage: Stage) -> Results:
-    """A container that writes a gigabyte to stdout."""
+    """Measure a container that writes a gigabyte to stdout."""
     few = max(3, stage.sizes.rounds // 6)
     runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
     cases = beside_stock(*map(_output, runtimes))
@@ -49,7 +66,7 @@ def measure_output(stage: Stage) -> Results:
 
 
 def measure_exits(stage: Stage) -> Results:
-    """From the end of a detached container whose output nobody reads to containerd's event."""
+    """Measure from the exit of a detached container without a reader to containerd's event."""
     runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
     cases = beside_stock(*map(_exit, runtimes))
     title = "from the end to the exit event, output unread"
@@ -64,7 +81,7 @@ def _in_idle(
     rounds: int,
     measure: Callable[[Container], Callable[[], float]],
 ) -> Results:
-    """Measure in a container of each shim, which does nothing else."""
+    """Measure in a container of each shim that does nothing else."""
     runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
     try:
         idle = [runtime.start_idle(flags=("--null-io",)) for runtime in runtimes]
@@ -106,7 +123,7 @@ def _output(runtime: Runtime) -> Callable[[], float]:
 def _exit(runtime: Runtime) -> Callable[[], float]:
     def once() -> float:
         with Recorder(runtime.containerd) as recorder:
-            # It prints once the client has gone, who would read it.
+            # It prints only after its client, the reader, has disconnected.
             container = runtime.start("sh", "-c", "sleep 0.3; echo said; exec tail -f /dev/null")
             pid = container.wait_for_program("tail")
             begin = time.perf_counter()

@@ -1,6 +1,6 @@
-"""``python -m tests.chaos``: a dead GPU never takes the node. Every fault at every moment, a table.
+"""``python -m tests.chaos``: try every fault at every moment. A dead GPU must not harm the others.
 
-What is tried, and what it has to come to, is in :mod:`tests.chaos.trials`.
+:mod:`tests.chaos.trials` describes the trials and when one fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROW = "{:26} {:10} {:>7} {:>9} {:>8} {:>6} {:>6}"
 
 
 def row(fault: str, moment: str, outcome: Outcome) -> str:
-    """A line of the table; times in seconds."""
+    """Format a line of the table; times in seconds."""
     told = "-" if outcome.told is None else f"{outcome.told:.1f}"
     times = (f"{value:.2f}" for value in (outcome.preferred, outcome.allocate, outcome.start))
     return _ROW.format(fault, moment, told, *times, outcome.wasted)
@@ -35,7 +35,7 @@ def _chosen(words: list[str], known: tuple[str, ...]) -> list[str]:
 
 
 def main() -> int:
-    """Try all of it; whether none has failed."""
+    """Run all trials; return whether all of them passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--fault", action="append", default=[], help="only those with this in it")
     parser.add_argument("--moment", action="append", default=[], choices=MOMENTS)

@@ -1,9 +1,9 @@
 """``python -m tests.chaos.claims``: 8 GPUs of 7 MIG devices each, and 100 pods in a minute.
 
-What a prepare takes is measured first, without trouble. Then pods come and go side by side while
-the agent is killed, the API server is away and slices are wiped. At last it is killed at every
-step of preparing a claim and of taking it back, alone and while another agent waits for its turn.
-Nothing is given twice, and nothing is left.
+The run first measures how long a prepare takes without faults. Then pods come and go in parallel
+while the agent is killed, the API server is unreachable and slices are deleted. Finally the agent
+is killed at every step of preparing and unpreparing a claim, alone and while another agent waits to
+take over. No device is allocated twice, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _say(line: str) -> None:
 
 
 def left(place: Place) -> list[Any]:
-    """What is there for claims that none has."""
+    """Return what is left of claims that no pod has."""
     with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
         claims: list[Any] = json.load(file)["claims"]
     return claims + [each for each in os.listdir(place.cdi) if DRA_DRIVER in each]
 
 
 def measure(place: Place) -> None:
-    """What a prepare takes, one after the other."""
+    """Measure how long prepares take, one after the other."""
     seconds, connections = [], place.cluster.connections
     before = processor_time(place.agent.pid)
     for number in range(_TIMED):
@@ -79,7 +79,7 @@ def measure(place: Place) -> None:
 
 
 def storm(place: Place) -> None:
-    """A hundred pods in a minute, with every trouble."""
+    """Run a hundred pods in a minute, with all kinds of faults."""
     pods = Storm(place, [*place.parts])
     threads = [
         threading.Thread(target=pods.pods, args=(number, _PODS // _THREADS))
@@ -110,7 +110,7 @@ def storm(place: Place) -> None:
 
 
 def steps(place: Place, what: str) -> None:
-    """Kill the agent at every step of preparing a claim, or of taking it back."""
+    """Kill the agent at every step of preparing or unpreparing a claim."""
     killed = 0
     for calls in _STEPS[what]:
         for nth in range(1, _MOST_STEPS):
@@ -121,7 +121,7 @@ def steps(place: Place, what: str) -> None:
 
 
 def step(place: Place, what: str, calls: str, nth: int) -> bool:
-    """Kill the agent at one step; whether it has come to that."""
+    """Kill the agent at one step; return whether it reached the step."""
     claim = place.claim(f"{what}-{calls}-{nth}", place.parts[0])
     call = place.driver.prepare if what == "prepare" else place.driver.unprepare
     if what == "unprepare":
@@ -144,7 +144,7 @@ def step(place: Place, what: str, calls: str, nth: int) -> bool:
 def handovers(place: Place) -> None:
     """Kill the agent at each step of a call, while the next one waits: no call fails."""
     place.agent.kill()
-    agents = [_next(place)]  # nobody is at work: it is at once
+    agents = [_next(place)]  # no other agent runs, so it takes over immediately
     killed = 0
     try:
         for what, calls in ((what, each) for what, names in _STEPS.items() for each in names):
@@ -161,7 +161,7 @@ def handovers(place: Place) -> None:
 
 
 def _next(place: Place) -> NodeAgent:
-    """An agent that waits for its turn, once the kubelet calls it."""
+    """Start an agent that waits to take over, and return it once the kubelet calls it."""
     before = {each.info.endpoint for each in place.kubelet.instances(DRA_DRIVER)}
     agent = place.new_agent("--pod-uid", str(uuid.uuid4()), log="next.log")
     agent.start()
@@ -170,7 +170,7 @@ def _next(place: Place) -> NodeAgent:
 
 
 def handover(place: Place, agent: NodeAgent, what: str, calls: str, nth: int) -> bool:
-    """Kill an agent at one step while another waits; whether it has come to that."""
+    """Kill an agent at one step while another waits; return whether it reached the step."""
     claim, driver = place.claim(f"next-{what}-{calls}-{nth}", place.parts[0]), place.driver
     if what == "unprepare":
         assert not driver.prepare(claim)[claim[1]].error
@@ -194,7 +194,7 @@ def handover(place: Place, agent: NodeAgent, what: str, calls: str, nth: int) ->
 
 
 def main() -> int:
-    """Try all of it."""
+    """Run all trials."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.claims", description=__doc__)
     parts: dict[str, Callable[[Place], None]] = {
         "measure": measure,

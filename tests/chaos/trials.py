@@ -1,12 +1,11 @@
-"""One GPU of eight dies, or NVML does, at a moment of a pod's way: do the others go on?
+"""Fail one GPU of eight, or NVML, while a pod starts: do the other GPUs stay usable?
 
-A trial is a fault at a moment. An agent serves a kubelet on a simulated node with eight GPUs, a pod
-gets one of them, and on its way the fault happens. Then pods are admitted and started until seven
-GPUs that are not dead have run a container of the shim's, on a real containerd. It is a failure if
-that is not so, if a call takes longer than a kubelet waits, or if the agent does not live through
-it.
+A trial is a fault at one moment. An agent serves a kubelet on a simulated node with eight GPUs, a
+pod gets one of them, and the fault happens while the pod starts. Then pods are admitted and started
+until seven healthy GPUs have run a container of the shim, on a real containerd. The trial fails if
+one of them cannot, if a call takes longer than a kubelet waits, or if the agent dies.
 
-Times are told, not judged: they are the machine's.
+Times are reported, not judged: they depend on the machine.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ T = TypeVar("T")
 
 GPU: Final = "nvidia.com/gpu"
 _COUNT: Final = 8
-_HEARD: Final = 90.0 * PATIENCE  # seconds until a kubelet has to have heard of a dead GPU
+_HEARD: Final = 90.0 * PATIENCE  # seconds within which the kubelet has to hear of a dead GPU
 _TRIES: Final = 3 * _COUNT
 
 
 class Failed(Exception):
-    """A dead GPU has taken others with it; ``str()`` says how."""
+    """A dead GPU has affected others; ``str()`` says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens."""
+    """A fault to inject."""
 
-    lines: str  # of the simulated NVML's file of faults
-    # the index of the GPU that is dead then; None if none is, or nobody can tell
+    lines: str  # lines of the simulated NVML's fault file
+    # index of the dead GPU; None if none is dead, or if the agent cannot tell which
     dead: int | None = 3
-    # whether the agent hears of it; otherwise it finds out when it asks NVML the next time, which
-    # it does every five minutes
+    # whether the agent gets an event; otherwise it notices at its next query of NVML, every five
+    # minutes
     heard: bool = True
 
 
@@ -70,18 +69,17 @@ FAULTS: Final = {
     "NVML crashes": Fault("any=crash", None),
     "NVML lies of its version": Fault("driver=550.54.15", None),
 }
-"""By what a person calls it."""
+"""The faults by name."""
 
 MOMENTS: Final = ("idle", "preferred", "allocate", "start", "exec")
-"""Before anything is asked; before GetPreferredAllocation, Allocate, the container's start, and an
-exec in it."""
+"""Before any call; before GetPreferredAllocation, Allocate, the container's start, and an exec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended."""
+    """The result of a trial."""
 
-    # seconds until the kubelet heard of the dead GPU; None if none was, or is told
+    # seconds until the kubelet heard of the dead GPU; None if none died, or none is reported
     told: float | None
     preferred: float  # the longest GetPreferredAllocation, in seconds
     allocate: float  # the longest Allocate
@@ -90,12 +88,12 @@ class Outcome:
 
 
 class Machine:
-    """A node with eight GPUs, an agent and a kubelet. As a context all of it runs.
+    """A node with eight GPUs, an agent and a kubelet. Everything runs while the context is open.
 
     Args:
-        runtime: of a containerd whose shims are told of this node by ``configure``.
-        directory: an empty one.
-        configure: gives the shim the configuration of a node.
+        runtime: a containerd whose shims get this node's configuration from ``configure``.
+        directory: an empty directory.
+        configure: writes the shim's configuration for a node.
     """
 
     def __init__(
@@ -119,10 +117,10 @@ class Machine:
         self._stack.close()
 
     def run(self, fault: Fault, moment: str) -> Outcome:
-        """Try what a fault does at a moment.
+        """Run one trial: inject a fault at a moment.
 
         Raises:
-            Failed: a GPU that is not dead could not be had, or the agent has ended.
+            Failed: a healthy GPU could not be allocated, or the agent exited.
         """
         self._forget()
         with NodeAgent(self.node, self._directory, self.kubelet.socket) as agent:
@@ -139,7 +137,7 @@ class Machine:
         return outcome
 
     def _forget(self) -> None:
-        """Have nothing of an earlier trial left."""
+        """Remove what an earlier trial left."""
         self.kubelet.assignments.clear()
         self._write("")
         for name in ("inventory.json", "health.json", "node.json"):
@@ -178,7 +176,7 @@ class _Trial:
             self._admit()
         else:
             missing = len(alive - self._ran)
-            raise Failed(f"{missing} of the GPUs that are not dead cannot be had")
+            raise Failed(f"{missing} of the healthy GPUs cannot be allocated")
         told = self._told() if self._dead is not None and self._fault.heard else None
         took = self._took
         return Outcome(
@@ -186,7 +184,7 @@ class _Trial:
         )
 
     def _way(self, uuid: str, *, happens_at: str) -> None:
-        """The way of the pod that has it happen."""
+        """Run the pod during whose start the fault happens."""
         plugin = self._kubelet.plugins[GPU]
         self._happen("idle", happens_at)
         self._happen("preferred", happens_at)
@@ -219,7 +217,7 @@ class _Trial:
                 self._listener.start()
 
     def _listen(self) -> None:
-        """Note when the kubelet has heard of the dead GPU."""
+        """Record when the kubelet hears of the dead GPU."""
         with suppress(AssertionError):
             eventually(
                 lambda: self._dead not in self._kubelet.healthy(GPU),
@@ -228,7 +226,7 @@ class _Trial:
             self._heard_after = time.monotonic() - self._happened
 
     def _admit(self) -> None:
-        """Admit a pod as a kubelet does, by what it has heard, and start it."""
+        """Admit a pod with the devices that the kubelet believes healthy, and start it."""
         plugin = self._kubelet.plugins[GPU]
         free = sorted(self._kubelet.healthy(GPU) - self._given)
         if not free:
@@ -248,7 +246,7 @@ class _Trial:
         self._wasted += uuid == self._dead
 
     def _start(self, uuid: str) -> Container | None:
-        """Start a container with a GPU; None if it does not start, which only a dead one's may."""
+        """Start a container with a GPU; None if it does not start, as only a dead GPU's may."""
         container = self._runtime.expect()
         flags = ("--detach", "--env", f"NVIDIA_VISIBLE_DEVICES={uuid}")
         words = self._runtime.words("sleep", "1000", image=GLIBC, name=container.name, flags=flags)
@@ -261,7 +259,7 @@ class _Trial:
         return container
 
     def _told(self) -> float:
-        """Seconds until the kubelet has heard of the dead GPU, and of no other."""
+        """Return the seconds until the kubelet heard of the dead GPU, and of no other one."""
         self._listener.join()
         if self._heard_after is None:
             raise Failed("the kubelet does not hear of the dead GPU")

@@ -1,4 +1,4 @@
-"""What is saved, and how, in tests of checkpoints."""
+"""Shared by the checkpoint tests: options, a counting program, and what a bundle contains."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.shim import ShimByHand
 
-# Counts in memory alone, and ends with a code of its own. In parentheses, since dash would vfork:
-# until the child has executed its program CRIU cannot stop the parent, and it stops the child.
+# Counts in memory only, and exits with its own code. The parentheses are needed because dash would
+# vfork: until the child has executed its program, CRIU cannot stop the parent and stops the child.
 COUNT: Final = """
 trap 'exit 7' TERM
 i=0
@@ -40,5 +40,5 @@ async def refusal(shim: ShimByHand, method: str, **fields: Any) -> tuple[int, st
 
 
 def left_in(bundle: str) -> list[str]:
-    """What is in a bundle of what this work leaves there for its time."""
+    """Return the files in a bundle that a checkpoint or restore leaves there temporarily."""
     return [n for n in sorted(os.listdir(bundle)) if "criu" in n or n.startswith(("log.", "exec."))]

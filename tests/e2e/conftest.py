@@ -1,4 +1,4 @@
-"""What tests of a shim without containerd share."""
+"""Fixtures for tests of a shim without containerd."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tools.parts import Parts
 
 @pytest.fixture
 def start_shim(shim_directory: str, parts: Parts) -> StartShim:
-    """Start a shim for a first container.
+    """Start a shim for its first container.
 
-    It ends with the block, unless the block has ended it: its containers are ended and deleted,
-    whatever their states, and nothing may be left.
+    The shim stops with the block, unless the block has stopped it. Its containers are killed and
+    deleted in any state, and nothing may be left.
     """
     launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
 
@@ -45,14 +45,14 @@ def start_shim(shim_directory: str, parts: Parts) -> StartShim:
 
 @pytest.fixture
 async def shim(start_shim: StartShim) -> AsyncIterator[ShimByHand]:
-    """One that was started for c1, whose program would sleep."""
+    """Return a shim started for c1, whose program would sleep."""
     async with start_shim("c1", "sleep", "1000") as shim:
         yield shim
 
 
 @pytest.fixture
 def start_pod(start_shim: StartShim) -> StartPod:
-    """Start a shim for a sandbox, and the sandbox; both end with the block, and leave nothing."""
+    """Start a shim for a sandbox, and the sandbox; both stop with the block and leave nothing."""
 
     @asynccontextmanager
     async def start(
@@ -75,14 +75,14 @@ def start_pod(start_shim: StartShim) -> StartPod:
 
 @pytest.fixture
 async def pod(start_pod: StartPod) -> AsyncIterator[SandboxByHand]:
-    """A sandbox of which nothing is asked."""
+    """Return a running sandbox with default settings."""
     async with start_pod() as pod:
         yield pod
 
 
 @pytest.fixture
 async def new_pod(start_shim: StartShim) -> AsyncIterator[SandboxByHand]:
-    """A sandbox that is not created yet."""
+    """Return a sandbox that is not created yet."""
     async with start_shim("pod", sandbox=True) as shim:
         pod = SandboxByHand(shim)
         yield pod
@@ -96,12 +96,12 @@ def node_namespaces() -> dict[str, str]:
 
 @pytest.fixture
 def other_network() -> Iterator[str]:
-    """The path of a network namespace of its own."""
+    """Return the path of a new network namespace."""
     node = os.readlink("/proc/self/ns/net")
     with subprocess.Popen(["unshare", "--net", "sleep", "1000"]) as holder:
         path = f"/proc/{holder.pid}/ns/net"
         try:
-            eventually(lambda: os.readlink(path) != node, "there is another network")
+            eventually(lambda: os.readlink(path) != node, "unshare made a namespace")
             yield path
         finally:
             holder.kill()
@@ -109,7 +109,7 @@ def other_network() -> Iterator[str]:
 
 @pytest.fixture
 def by_paths(tmp_path: Path) -> dict[str, str]:
-    """The environment of a shim that is to name paths in the place of a process."""
+    """Return the environment of a shim that names namespaces by paths instead of a process."""
     config = tmp_path / "config.toml"
     config.write_text('[sandbox]\nnamespaces = "paths"\n')
     return {"NVSHIM_CONFIG": str(config)}
@@ -117,7 +117,7 @@ def by_paths(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def criu() -> str:
-    """A CRIU that works with this kernel."""
+    """Return a CRIU that works with this kernel."""
     try:
         return find_criu()
     except IntegrationError as error:
@@ -134,28 +134,28 @@ def two_gpus(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="session")
 def mig_gpus(workshop: str) -> Iterator[SimulatedNode]:
-    """One with MIG devices, and with whatever else NVIDIA's driver can have nodes for; likewise."""
+    """Return a shared node with MIG devices and every other device NVIDIA's driver can have."""
     with SimulatedNode.create(f"{workshop}/mig", Scenario.load("mig")) as node:
         yield node
 
 
 @pytest.fixture(scope="session")
 def full_gpus(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with GPUs and every optional device."""
+    """Return a node with GPUs and every optional device."""
     with SimulatedNode.create(f"{workshop}/full", Scenario.load("full")) as node:
         yield node
 
 
 @pytest.fixture
 def own_gpus(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """A simulated node with two GPUs, which is the test's to change."""
+    """Return a simulated node with two GPUs that the test may change."""
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
         yield node
 
 
 @pytest.fixture
 def ours(runtime: Runtime) -> Runtime:
-    """The runtime under test, where it is ours."""
+    """Return the runtime under test, if it is ours."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     return runtime
@@ -163,13 +163,13 @@ def ours(runtime: Runtime) -> Runtime:
 
 @pytest.fixture
 def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
-    """The runtime on the node with two GPUs."""
+    """Return the runtime on the node with two GPUs."""
     configure(node=two_gpus)
     return ours
 
 
 @pytest.fixture
 async def node(shim_directory: str) -> AsyncIterator[Node]:
-    """A containerd's place on a machine, with the fork server that the first start leaves."""
+    """Return a containerd's directories, with the fork server that the first start leaves."""
     async with node_of(os.path.join(shim_directory, "containerd-shim-nvidia-v1")) as node:
         yield node

@@ -1,10 +1,10 @@
-"""A low-level runtime that forgets the terminal of a process."""
+"""A low-level runtime that ignores the console socket of a process."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# The runtime is not told of the console socket, and the process has no terminal.
+# The script removes --console-socket from the arguments, so the process gets no terminal.
 FORGET_THE_TERMINAL: Final = """
 for word do
   shift

@@ -1,4 +1,4 @@
-"""The benchmark's account of processor time sees what is used, wherever it is used."""
+"""The benchmark counts the processor time of every process that takes part."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.harness.runtime import Runtime
 from tools.containerd import PrivateContainerd
 from tools.images import BUSYBOX, busybox, write_archive
 
-# A container that counts, and then says how much processor time that took itself.
+# A container that counts, and then prints the processor time that it used.
 _BURN = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done; cat /proc/self/stat /proc/$$/stat"
 
 
 def _burnt(stat: str) -> float:
-    """Seconds of a process, by its line of /proc/PID/stat."""
+    """Return a process's seconds of processor time, from its line of /proc/PID/stat."""
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -44,6 +44,6 @@ def test_known_burner_is_seen_in_the_processor_time_of_a_life(
     assert done.code == 0, done.stderr
     burnt = _burnt(done.lines[-1])
     assert burnt > 0.15
-    # The life around it costs something, and not the same each time.
+    # The container's start and exit add a cost that varies.
     assert idle > 0.01
     assert burnt - 0.02 < seen < burnt + 3 * idle + 0.1

@@ -1,4 +1,4 @@
-"""Devices of CDI specs of any vendor, in containers of the shim."""
+"""CDI devices of any vendor in containers of the shim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.images import GLIBC
 def specs(
     runtime: Runtime, mig_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
 ) -> Specs:
-    """A directory of CDI specs that the shim reads."""
+    """Yield a directory of CDI specs that the shim reads."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of CDI")
     return Specs(runtime, mig_gpus, configure, tmp_path)
@@ -61,7 +61,7 @@ class Specs:
 
 
 def vendor_spec(specs: Specs, **more: Any) -> None:
-    """A vendor's spec, in JSON, with a character device, a mount, a variable and a group."""
+    """Write a vendor's spec in JSON: a character device, a mount, a variable and a group."""
     host = specs.directory / "host"
     host.mkdir(exist_ok=True)
     (host / "libvendor.conf").write_text("of the vendor\n")
@@ -107,7 +107,7 @@ def test_device_of_a_foreign_vendor_is_there_in_all_its_parts(specs: Specs) -> N
         ("vendor.example/accel=7", "NVSHIM-E0604", "vendor.example/accel has 0"),
         ("broken.example/x=0", "NVSHIM-E0604", "broken.yaml cannot be used"),
         ("vendor.example/proc=0", "NVSHIM-E0609", "/proc/sys"),
-        # runc 1.4 is the first that can.
+        # runc 1.4 is the first version that can.
         ("vendor.example/net=0", "NVSHIM-E0610", "cannot move the network interface eth9"),
     ],
 )
@@ -190,7 +190,7 @@ def test_spec_as_amds_program_writes_it(specs: Specs) -> None:
 
 
 def nvidia_ctk_spec(mig_gpus: SimulatedNode) -> dict[str, Any]:
-    """A spec as ``nvidia-ctk cdi generate`` writes it: everything by hooks."""
+    """Return a spec as ``nvidia-ctk cdi generate`` writes it: everything by hooks."""
     home = "/usr/lib/x86_64-linux-gnu"
     version = mig_gpus.driver_version
     names = [f"lib{stem}.so.{version}" for stem in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler")]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from hooks.cdi import schema
+from hooks.node.roots import cuda_of_branch
 from integration import exits
 from integration.engines import podman
 from integration.simulated import Scenario, SimulatedNode
@@ -78,7 +79,8 @@ def full(workshop: str) -> Iterator[SimulatedNode]:
 
 def test_info_is_what_the_original_prints(commands: Commands, two_gpus: SimulatedNode) -> None:
     done = commands.run(two_gpus, "nvidia-container-cli", "-k", "-d", "/dev/stderr", "info")
-    blocks = [f"NVRM version:   {two_gpus.driver_version}\nCUDA version:   12.2\n"]
+    driver = two_gpus.driver_version
+    blocks = [f"NVRM version:   {driver}\nCUDA version:   {cuda_of_branch(driver)}\n"]
     for gpu in two_gpus.scenario.gpus:
         domain, _, rest = gpu.pci.partition(":")
         blocks.append(
@@ -133,7 +135,7 @@ def test_a_node_with_everything_lists_and_generates_everything(
         commands.run(full, "nvidia-ctk", "cdi", "generate", f"--mode={mode}", f"--output={path}")
         with open(path, encoding="utf-8") as file:
             assert schema.parse(json.load(file), path).kind == kind
-    # Nodes are looked for in this node's dev.
+    # Device nodes come from the simulated node's dev.
     commands.run(full, "nvshim", "cdi", "validate", f"{tmp_path}/management.json")
 
 
@@ -155,7 +157,7 @@ def test_spec_gives_a_container_its_mig_device_and_goes_stale_with_the_driver(
     generate = ["nvidia-ctk", "cdi", "generate", "--class=exported"]
     output = f"{specs}/nvidia.yaml"
     done = commands.run(mig, *generate, NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=output)
-    # An old Podman of this machine keeps groups out of it.
+    # This machine's old Podman cannot read groups in a spec.
     version = "0.5.0" if podman.too_old() else "0.7.0"
     assert f'level=info msg="Generated CDI spec with version {version}"' in done.stderr
     listed = commands.run(mig, "nvidia-ctk", "cdi", "list", "--spec-dir", specs)
@@ -216,7 +218,7 @@ def test_nodes_and_links_are_made_after_a_boot(commands: Commands, mig: Simulate
     assert sorted(os.listdir(f"{mig.dev}/nvidia-caps")) == caps
     absent = {row["path"] for row in would if row["state"] == "absent"}
     made = {row["path"]: row["kind"] for row in rows if row["state"] == "made"}
-    assert made.keys() <= absent  # a link that led nowhere may be right again
+    assert made.keys() <= absent  # a dangling link may be valid again
     assert len([kind for kind in made.values() if kind == "node"]) == 3 + len(caps)
     links = [row for row in rows if row["kind"] == "link"]
     assert {os.stat(row["path"]).st_rdev for row in links} == {
@@ -273,5 +275,5 @@ def test_systemd_understands_the_units_that_keep_the_spec(
     service = (tmp_path / "nvshim-cdi-refresh.service").read_text()
     (words,) = re.findall(r"^ExecStart=(.*)$", service, re.MULTILINE)
     commands.run(None, "nvshim", *words.split()[1:], "--help")
-    # A limit that is reached ends the path unit, too.
+    # Reaching a start limit stops the path unit, too.
     assert "\nStartLimitIntervalSec=0\n" in service

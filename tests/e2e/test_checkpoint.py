@@ -1,4 +1,4 @@
-"""Containers that are saved and restored, by a shim that is asked directly."""
+"""Checkpoint and restore of containers, with direct calls to the shim."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tools.nodes import changed_node
 pytestmark = pytest.mark.anyio
 
 
-# CRIU refuses to save the lock on a file unless it is told to.
+# CRIU refuses to save a file lock unless an option allows it.
 LOCKED: Final = ("flock", "/dev/shm/lock", "sh", "-c", COUNT)
 
 
 class Output:
-    """What comes out of a container's stdout, a number in each line."""
+    """A container's stdout, with a number in each line."""
 
     def __init__(self, shim: ShimByHand, name: str) -> None:
         self.path = shim.fifo(name)
@@ -52,7 +52,7 @@ class Output:
 
     @property
     def numbers(self) -> list[int]:
-        """All that has come so far."""
+        """Return all numbers so far."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._fd, 1 << 16):
                 self._text += chunk
@@ -60,7 +60,7 @@ class Output:
         return [int(line) for line in whole.split()]
 
     async def more(self, count: int = 5) -> int:
-        """Wait until so many more have come; returns the last."""
+        """Wait for ``count`` more numbers; return the last."""
         before = len(self.numbers)
         with anyio.fail_after(10):
             while len(self.numbers) < before + count:  # noqa: ASYNC110 - seen from outside
@@ -69,7 +69,7 @@ class Output:
 
 
 async def _told_by_exec(shim: ShimByHand, container: str, script: str) -> str:
-    """What a shell in a container prints."""
+    """Return what a shell in a container prints."""
     path = os.path.join(shim.directory, f"told-by-{container}")
     await shim.start_exec(container, "look", "sh", "-c", script, stdout=f"file://{path}")
     status = (await shim.call("Wait", id=container, exec_id="look")).exit_status
@@ -80,7 +80,7 @@ async def _told_by_exec(shim: ShimByHand, container: str, script: str) -> str:
 
 
 def _driver_mounts_in(pid: int) -> list[str]:
-    """Where a driver's files are mounted in a container, and how."""
+    """Return the driver's mounts in a container, with their options."""
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
         mounts = [" ".join(line.split()[4:6]) for line in file]
     return sorted(m for m in mounts if "nvidia" in m or "cuda" in m)
@@ -88,7 +88,7 @@ def _driver_mounts_in(pid: int) -> list[str]:
 
 @pytest.fixture(params=["runc", "crun"])
 def binary(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Each low-level runtime that is built with CRIU."""
+    """Return each low-level runtime that is built with CRIU."""
     if request.param == "runc":
         return "runc"
     crun = shutil.which("crun") or ""
@@ -114,7 +114,7 @@ async def test_restored_container_goes_on_where_it_was_saved(
             assert waited.exit_status == 128 + signal.SIGKILL
             assert not is_alive(pid)
             await shim.call("Delete", id="c1")
-            last = one.numbers[-1]  # of all that it said
+            last = one.numbers[-1]  # of all its output
             assert "descriptors.json" in os.listdir(saved)
 
             shim.bundle("c2", "sh", "-c", COUNT)
@@ -126,7 +126,7 @@ async def test_restored_container_goes_on_where_it_was_saved(
             assert await shim.status("c2") == "RUNNING"
             await two.more()
             assert two.numbers[:2] in ([last, last + 1], [last + 1, last + 2])
-            # It is a container as any other: execs, pids, signals, its exit.
+            # It works like any container: execs, pids, signals, its exit.
             await shim.start_exec("c2", "e1", "sh", "-c", "test $(cat /dev/shm/i) -gt 1 && exit 3")
             assert await shim.reap("c2", "e1") == 3
             assert pid in {p.pid for p in (await shim.call("Pids", id="c2")).processes}
@@ -153,7 +153,7 @@ async def test_restored_container_goes_on_where_it_was_saved(
 
 
 async def test_container_that_its_runtime_has_forgotten_is_deleted(start_shim: StartShim) -> None:
-    """crun forgets a container that it has saved and ended; it has no word for that."""
+    """crun forgets a container after checkpointing and stopping it, and has no error for that."""
     forgets = """
     if [ "$verb" = delete ]; then
         $binary --root "$2" delete "$8"
@@ -182,7 +182,7 @@ async def test_container_goes_on_and_may_be_saved_again(
             )
             assert "dump.log" in os.listdir(work)
             last = await one.more()
-            # containerd pauses a container while it takes its files too.
+            # containerd also pauses a container while it copies its files.
             await shim.call("Pause", id="c1")
             second = str(tmp_path / "second")
             await shim.call("Checkpoint", id="c1", path=second)
@@ -190,10 +190,10 @@ async def test_container_goes_on_and_may_be_saved_again(
             await shim.call("Resume", id="c1")
             assert await one.more() > last
             numbers = one.numbers
-            assert numbers == list(range(1, len(numbers) + 1)), "no output is lost or told twice"
+            assert numbers == list(range(1, len(numbers) + 1)), "no output is lost or repeated"
             assert is_alive(pid)
             assert await shim.end("c1") == 128 + signal.SIGKILL
-            # What was saved while it was paused runs.
+            # A container that was saved while paused runs after its restore.
             shim.bundle("c2", "sh", "-c", COUNT)
             await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=second)
             await shim.call("Start", id="c2")
@@ -217,23 +217,23 @@ async def test_what_criu_refuses_is_said_and_the_container_goes_on(
                 )
                 assert "NVSHIM-E1527 checkpoint-failed" in message
                 assert "CRIU: Some file locks are hold by dumping tasks" in message
-                assert not saved.exists(), "what was written is removed"
+                assert not saved.exists(), "the written files are removed"
                 await one.more()
             assert await shim.status("c1") == "RUNNING"
             kept = f"{shim.directory}/c1/criu-dump.log"
             assert kept in message
             assert "file locks" in await anyio.Path(kept).read_text()
             assert left_in(f"{shim.directory}/c1") == ["criu-dump.log"]
-            # Nothing of what was there before is touched.
+            # Existing files are not touched.
             saved.mkdir()
             (saved / "mine").touch()
             await refusal(shim, "Checkpoint", id="c1", path=str(saved))
             assert os.listdir(saved) == ["mine"]
-            # With the option it works, and the restore knows by itself that it has to be given.
+            # With the option it works, and the restore passes the option by itself.
             how = checkpointing(file_locks=True, exit=True)
             await shim.call("Checkpoint", id="c1", path=str(saved), options=how)
             await shim.reap("c1")
-            last = one.numbers[-1]  # of all that it said
+            last = one.numbers[-1]  # of all its output
             shim.bundle("c2", *LOCKED, image=glibc())
             await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=str(saved))
             await shim.call("Start", id="c2")
@@ -271,7 +271,7 @@ async def test_terminal_is_saved_and_restored(
 async def test_restored_container_has_the_gpus_that_a_created_one_has(
     start_shim: StartShim, criu: str, tmp_path: Path, workshop: str
 ) -> None:
-    """Libraries are mounted from the driver, devices made, files written, before the restore."""
+    """The shim mounts libraries, creates devices and writes files before the restore."""
     saved = str(tmp_path / "saved")
     look = "probe dlopen libcuda.so.1 && stat -c %t:%T /dev/nvidia1 && echo $LD_LIBRARY_PATH"
     asks: dict[str, Any] = {
@@ -316,7 +316,7 @@ async def test_hooks_of_an_engines_cdi_spec_run_neither_before_nor_after_a_resto
     program, log = trap(tmp_path)
 
     def applied(shim: ShimByHand, name: str) -> None:
-        """The engine's edits, of a container for which a bundle is there already."""
+        """Apply the engine's edits to a container whose bundle already exists."""
         with open(f"{shim.directory}/{name}/config.json", encoding="utf-8") as file:
             spec = json.load(file)
         engine_cdi.apply(spec, two_gpus, program)
@@ -346,10 +346,10 @@ async def test_hooks_of_an_engines_cdi_spec_run_neither_before_nor_after_a_resto
 async def test_checkpoint_that_a_runtime_made_by_itself_is_restored(
     start_shim: StartShim, criu: str, tmp_path: Path
 ) -> None:
-    """As one of containerd's own shim: what is a fifo here was a pipe there."""
+    """As of containerd's own shim: our fifo was a pipe there."""
     saved, root = str(tmp_path / "saved"), str(tmp_path / "root")
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        # The first bundle is only lent to runc.
+        # runc only borrows the first bundle.
         runc = ["runc", "--root", root]
         reading, writing = os.pipe()
         run = [*runc, "run", "--detach", "--bundle", f"{shim.directory}/c1", "other"]

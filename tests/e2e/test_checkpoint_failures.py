@@ -43,7 +43,7 @@ async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(
         )
         assert "no such directory of the parent" in message
 
-        # What only CRIU can see is seen at Start, which may be asked again.
+        # Errors that only CRIU can detect appear at Start, which can be retried.
         core = next(name for name in os.listdir(saved) if name.startswith("core-"))
         whole = (saved / core).read_bytes()
         (saved / core).write_bytes(b"garbage")
@@ -65,7 +65,7 @@ async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(
 
 
 def _criu_that(directory: Path, criu: str, *, instead_of_restoring: str) -> str:
-    """A CRIU that answers who asks for its version, and then does something else."""
+    """Return a CRIU that reports its version when asked, and then does something else."""
     path = directory / "criu"
     asked = directory / "asked"
     path.write_text(
@@ -97,7 +97,7 @@ async def test_restore_that_hangs_is_ended_by_kill_and_may_be_deleted(
 ) -> None:
     saved = str(tmp_path / "saved")
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        # Until the test is over.
+        # Until the end of the test.
         linger = f"echo $$ >{tmp_path}/pid; while test -d {shim.directory}; do sleep 0.1; done"
         slow = _criu_that(tmp_path, criu, instead_of_restoring=linger)
         await shim.run("c1", options=with_criu(criu))
@@ -114,7 +114,7 @@ async def test_restore_that_hangs_is_ended_by_kill_and_may_be_deleted(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(start)
                 pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{tmp_path}/pid"))
-                tasks.start_soon(start)  # which waits for the first, and is not to restore either
+                tasks.start_soon(start)  # it waits for the first, and must not restore either
                 await anyio.wait_all_tasks_blocked()
                 await shim.call("Kill", id="c2", signal=signal.SIGKILL)
                 await shim.call("Delete", id="c2")
@@ -156,11 +156,11 @@ async def test_task_that_is_not_restored_yet_has_no_process_and_can_be_deleted(
         await shim.run("c1", options=with_criu(criu))
         await shim.call("Checkpoint", id="c1", path=saved)
         shim.bundle("c2", "sh", "-c", COUNT)
-        # containerd names the checkpoint in the options if it does not know the runtime better.
+        # For an unknown runtime, containerd names the checkpoint in the options.
         options = with_criu(criu, criu_image_path=saved)
         assert await shim.create("c2", options=options) == 0
         assert (await refusal(shim, "Kill", id="c2", signal=9))[0] == Status.NOT_FOUND
-        # Not an error, nor nothing: containerd would take that for a shim without a task.
+        # An error or an empty list would make containerd treat the shim as one without a task.
         assert [p.pid for p in (await shim.call("Pids", id="c2")).processes] == [0]
         for method in ("Pause", "Resume", "Checkpoint"):
             status, _ = await refusal(shim, method, id="c2")

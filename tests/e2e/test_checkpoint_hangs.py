@@ -1,4 +1,4 @@
-"""CRIU, or a runtime that calls it, hangs: no exit, no Kill and no Delete waits for it."""
+"""If CRIU or the runtime that calls it hangs, exits, Kill and Delete do not wait for it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
-# Seconds in which what does not wait for the checkpoint has to have come, however busy the machine.
+# Seconds within which calls that do not wait for the checkpoint finish on a busy machine.
 _PATIENCE = 15
 
 
 def _hang_in(verb: str, shim: ShimByHand) -> str:
-    """What has a runtime hang in a verb with a child of its own, until the test ends."""
+    """Return a script that makes the runtime and a child hang in a verb until the test ends."""
     linger = f"while test -d {shim.directory}; do sleep 0.1; done"
     return f"""
     if [ "$verb" = {verb} ]; then
@@ -40,7 +40,7 @@ def _hang_in(verb: str, shim: ShimByHand) -> str:
 
 
 async def _hanging(shim: ShimByHand) -> list[int]:
-    """The processes that hang, once they do."""
+    """Wait until the processes hang; return them."""
     text = await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/hangs")
     return [int(word) for word in text.split()]
 
@@ -51,7 +51,7 @@ def _how(*, exit_: bool) -> Any:
 
 @asynccontextmanager
 async def _refused_meanwhile(shim: ShimByHand, method: str, **fields: Any) -> AsyncIterator[None]:
-    """A call that is under way, and that does not outlive what is done meanwhile."""
+    """Run a call that fails and that finishes before what is done meanwhile."""
     outcomes: list[int] = []
 
     async def call() -> None:
@@ -115,14 +115,14 @@ async def test_a_delete_of_what_runs_is_refused_while_a_checkpoint_hangs(
 
 
 def _tracer_of(pid: int) -> int:
-    """Who traces a process; 0 if nobody does."""
+    """Return the pid that traces a process; 0 if there is none."""
     with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("TracerPid"))
     return 0
 
 
 def _has_stopped(pid: int) -> bool:
-    """Whether a process has taken the SIGSTOP that it was sent, or has ended."""
+    """Whether a process has stopped after SIGSTOP, or has exited."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] in "TZX"
@@ -131,7 +131,7 @@ def _has_stopped(pid: int) -> bool:
 
 
 def _stop_who_traces(pid: int, asked: list[int]) -> int:
-    """Stop CRIU while it has a process in its hands; returns its pid, or 0 if it was faster."""
+    """Stop CRIU while it traces a process; return its pid, or 0 if it was faster."""
     while not asked:
         tracer = _tracer_of(pid)
         if not tracer:
@@ -141,14 +141,14 @@ def _stop_who_traces(pid: int, asked: list[int]) -> int:
             eventually(partial(_has_stopped, tracer), "CRIU has stopped")
             if _tracer_of(pid) == tracer:
                 return tracer
-            os.kill(tracer, signal.SIGCONT)  # it let go before it stopped: it has to go on
+            os.kill(tracer, signal.SIGCONT)  # it detached before it stopped, so let it continue
     return 0
 
 
 async def test_a_container_is_killed_and_deleted_while_criu_hangs_and_traces_it(
     start_shim: StartShim, criu: str, tmp_path: Path
 ) -> None:
-    # CRIU needs longer for what is larger.
+    # CRIU takes longer for a larger container.
     script = "dd if=/dev/zero of=/dev/shm/large bs=1M count=48; echo $$ >/ready; sleep 1000"
     options = typeurl.pack(runc_options_pb2.Options(binary_name="runc", criu_path=criu))
     async with start_shim("c1", "sh", "-c", script) as shim:

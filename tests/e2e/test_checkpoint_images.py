@@ -1,4 +1,4 @@
-"""Checkpoints as containerd keeps them: made, and restored, by its client."""
+"""Checkpoints as containerd stores them: created and restored by its client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.containerd import PrivateContainerd
 from tools.images import busybox, write_archive
 from tools.parts import SYSTEM_PATH, Parts
 
-# Knows something that no second start of it could know, and tells it when asked.
+# The program knows something that a second start could not know, and prints it when asked.
 SECRET: Final = """
 trap 'exit 7' TERM
 trap 'echo $secret >/dev/shm/told' USR1
@@ -35,7 +35,7 @@ while :; do sleep 0.02; done
 def with_criu(
     shim_directory: str, shim_config: str, parts: Parts, criu: str
 ) -> Iterator[PrivateContainerd]:
-    """A containerd whose shims find a CRIU that works with this kernel."""
+    """Return a containerd whose shims find a CRIU that works with this kernel."""
     first = [os.path.dirname(criu)]
     if first[0] in SYSTEM_PATH.split(":"):
         first = []
@@ -59,7 +59,7 @@ def runtime(with_criu: PrivateContainerd) -> Iterator[Runtime]:
     runtime = Runtime(with_criu, RUNTIME, None)
     yield runtime
     runtime.close()
-    # What restores leave behind whatever the shim: the client's fifos, and what containerd unpacks.
+    # With any shim, restores leave the client's fifos and what containerd unpacks.
     remove_fifos(with_criu)
     for path in glob.glob(f"{with_criu.directory}/tmp/ctrd-checkpoint*"):
         shutil.rmtree(path)
@@ -71,15 +71,15 @@ def runtime(with_criu: PrivateContainerd) -> Iterator[Runtime]:
 
 
 def _tell(container: Container) -> str:
-    """Let the program tell its secret."""
-    eventually(lambda: container.exec("test", "-e", "/dev/shm/ready").code == 0, "its trap is set")
+    """Make the program print its secret."""
+    eventually(lambda: container.exec("test", "-e", "/dev/shm/ready").code == 0, "the trap is set")
     container.exec("rm", "-f", "/dev/shm/told")
     assert container.kill("USR1").code == 0
 
     def told() -> str:
         return container.exec("cat", "/dev/shm/told").stdout.strip()
 
-    return eventually(told, "the secret is told")
+    return eventually(told, "the program writes its secret")
 
 
 def test_container_is_restored_from_its_image_as_it_was(runtime: Runtime) -> None:
@@ -89,16 +89,16 @@ def test_container_is_restored_from_its_image_as_it_was(runtime: Runtime) -> Non
     before = container.pid
     with Recorder(containerd) as recorder:
         containerd.ctr("containers", "checkpoint", "--task", container.name, reference)
-        assert (container.pid, container.status) == (before, "RUNNING"), "it goes on"
+        assert (container.pid, container.status) == (before, "RUNNING"), "it continues"
         told = recorder.wait_for(container.name, lambda names: "resumed" in names)
-        # containerd's own shim does not tell, though containerd's documentation asks for it.
+        # containerd's own shim sends no event, although containerd's documentation requires it.
         between = ["checkpointed"] if runtime.is_ours else []
         assert told == ["paused", *between, "resumed"]
         assert _tell(container) == secret
         container.remove()
         assert not is_alive(before)
 
-        # Of the same name: the spec names the cgroup after it.
+        # The same name, because the spec names the cgroup after it.
         containerd.ctr("containers", "restore", "--live", container.name, reference)
         assert container.status == "RUNNING"
         assert container.pid not in (0, before)
@@ -116,7 +116,7 @@ def test_restored_container_has_the_drivers_files_as_it_had_them(
     tmp_path: Path,
     layered: bool,
 ) -> None:
-    """In a layer, or mounted: CRIU restores an open file only where it was."""
+    """In a layer, or mounted: CRIU restores an open file only at the same place."""
 
     def set_driver_layer(*, on: bool) -> None:
         with open(two_gpus.config_path, encoding="utf-8") as file:
@@ -147,7 +147,7 @@ def test_restored_container_has_the_drivers_files_as_it_had_them(
 
 
 def test_what_cannot_be_saved_goes_on_and_leaves_no_image(runtime: Runtime) -> None:
-    # What CRIU saves of a file that has been removed is bounded: 1 MiB.
+    # CRIU saves at most 1 MiB of a removed file.
     container = runtime.start(
         "sh", "-c", f"exec 9>/big; head -c 3000000 /dev/zero >&9; rm /big; {SECRET}"
     )

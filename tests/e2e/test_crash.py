@@ -1,4 +1,4 @@
-"""The shim is killed: containerd calls ``delete``, and nothing is left of the container."""
+"""After the shim is killed, containerd calls ``delete``, and nothing of the container is left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP = "io.containerd.runc.v2.group"
 
 @pytest.fixture(autouse=True)
 def _what_others_leave(containerd: PrivateContainerd, runtime: Runtime) -> Iterator[None]:
-    """Remove what is not to be blamed on the shim that was killed."""
+    """Remove leftovers that the killed shim is not responsible for."""
     yield
     runtime.close()
     remove_fifos(containerd)
@@ -42,8 +42,19 @@ def _wait_until_cleaned(container: Container, init: int) -> None:
         lambda: not os.path.exists(container.runtime.containerd.bundle(container.name)),
         "the bundle is gone",
     )
-    # Until then, containerd would take a task that is started for the one that it forgets.
-    eventually(lambda: container.status == "", "containerd has forgotten it")
+    # Before that, containerd would confuse a new task with the one that it is removing.
+    eventually(lambda: container.status == "", "containerd no longer lists the task")
+
+
+def _is_started_again(container: Container) -> bool:
+    """Try to start it; containerd removes a task of a dead shim only a moment later."""
+    containerd = container.runtime.containerd
+    done = containerd.ctr(
+        "tasks", "start", "--detach", "--fifo-dir", containerd.fifo_directory, container.name,
+        check=False,
+    )  # fmt: skip
+    assert done.code == 0 or "already exists" in done.stderr, done.stderr
+    return done.code == 0
 
 
 def test_killed_shim_leaves_nothing_of_its_container(runtime: Runtime) -> None:
@@ -56,6 +67,8 @@ def test_killed_shim_leaves_nothing_of_its_container(runtime: Runtime) -> None:
 def test_exit_and_delete_are_published_for_a_killed_shim(runtime: Runtime) -> None:
     with Recorder(runtime.containerd) as recorder:
         container = runtime.start_idle()
+        # A shim sends events after its answer: if it is killed first, there is no start event.
+        recorder.wait_for(container.name, lambda names: "start" in names)
         _kill_shim(runtime)
         names = recorder.wait_for(container.name, lambda names: "delete" in names)
         assert names == ["create", "start", "exit", "delete"]
@@ -67,10 +80,7 @@ def test_task_can_be_started_again_after_the_shim_was_killed(runtime: Runtime) -
     init = container.pid
     _kill_shim(runtime)
     _wait_until_cleaned(container, init)
-    runtime.containerd.ctr(
-        "tasks", "start", "--detach", "--fifo-dir", runtime.containerd.fifo_directory,
-        container.name,
-    )  # fmt: skip
+    eventually(lambda: _is_started_again(container), "the task starts again")
     assert container.status == "RUNNING"
     assert container.pid != init
 
@@ -81,7 +91,7 @@ def test_attached_client_is_told_when_the_shim_was_killed(runtime: Runtime) -> N
     with ctr.stdout:
         assert ctr.stdout.readline() == b"ready\n"
         _kill_shim(runtime)
-        assert ctr.wait(10) != 0
+        assert ctr.wait(60) != 0
 
 
 def test_killed_shim_leaves_nothing_of_an_exec(runtime: Runtime) -> None:
@@ -97,7 +107,7 @@ def test_killed_shim_leaves_nothing_of_an_exec(runtime: Runtime) -> None:
     with ctr.stdout:
         assert ctr.stdout.readline() == b"ready\n"
         _kill_shim(runtime)
-        assert ctr.wait(10) != 0
+        assert ctr.wait(60) != 0
     _wait_until_cleaned(container, init)
 
 

@@ -1,4 +1,4 @@
-"""A dead GPU never takes the node: some of what ``make test-chaos`` tries all of."""
+"""A dead GPU does not take the node down: a selection of ``make test-chaos``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("fault", "moment"),
     [
-        # test_lost_gpus.py has one that is lost, test_node_monitor.py an NVML that hangs.
+        # test_lost_gpus.py has a lost GPU, test_node_monitor.py a hanging NVML.
         pytest.param("a GPU is lost", MOMENTS[-1], marks=pytest.mark.thorough),
         ("a GPU crashes NVML", "preferred"),
         pytest.param("NVML hangs", "start", marks=pytest.mark.thorough),

@@ -1,4 +1,4 @@
-"""Documents of others that are nested too deeply are refused in one line, and keep nobody else."""
+"""A document that is nested too deeply is refused in one line; everything else still works."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Deeper than Python's own reader goes, and less than the API server's.
+# Deeper than Python's JSON parser allows, and less than the API server's limit.
 DEPTH: Final = 3000
 TEXT: Final = "[" * DEPTH + "]" * DEPTH
 
 
 @pytest.fixture
 def deep() -> Iterator[Any]:
-    """Lists in lists, which the test may write as JSON."""
+    """Return nested lists that the test can write as JSON."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(4 * DEPTH)
     try:
@@ -50,7 +50,7 @@ def test_a_claim_whose_parameters_are_too_deep_is_refused(deep: Any) -> None:
         assert refusal.startswith("NVSHIM-E2772 resource-claim-unusable: ")
         assert "it is nested too deeply" in refusal
         assert "\n" not in refusal
-        # The server is not taken for one that is away.
+        # The agent does not report the server as unreachable.
         place.have(place.claim("other", place.gpus[1]))
         assert not [line for line in place.agent.said() if "trace" in line]
 

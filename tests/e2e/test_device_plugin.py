@@ -33,7 +33,7 @@ BY_VARIABLE: Final = {"plugin": {"deviceListStrategy": ["envvar"]}}
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """A node with two GPUs."""
+    """Return a node with two GPUs."""
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
         keep_specs_in(f"{tmp_path}/cdi", node)
         yield node
@@ -46,7 +46,7 @@ def keep_specs_in(directory: str, node: SimulatedNode) -> None:
 
 @pytest.fixture
 def kubelet(tmp_path: Path) -> Iterator[KubeletPlugins]:
-    """One that has not begun yet."""
+    """Return a kubelet that is not started yet."""
     kubelet = KubeletPlugins(str(tmp_path / "kubelet"))
     yield kubelet
     kubelet.stop()
@@ -54,7 +54,7 @@ def kubelet(tmp_path: Path) -> Iterator[KubeletPlugins]:
 
 @pytest.fixture
 def agent(gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path) -> NodeAgent:
-    """One that has not begun yet."""
+    """Return an agent that is not started yet."""
     return NodeAgent(gpus, str(tmp_path), kubelet.socket)
 
 
@@ -67,7 +67,7 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
 ) -> None:
     with agent:
         eventually(lambda: agent.said("node inventory"), "the agent has looked")
-        kubelet.start()  # its directory was not there until now
+        kubelet.start()  # its directory did not exist until now
         ids = kubelet.wait_for(GPU, 2)
         assert ids == {gpu.uuid for gpu in agent.node.scenario.gpus}
         plugin = kubelet.plugins[GPU]
@@ -91,7 +91,7 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
 
         kubelet.restart()
         kubelet.wait_for(GPU, 2)
-        assert name.partition("=")[2] in spec.read_text(), "what has gone is made anew"
+        assert name.partition("=")[2] in spec.read_text(), "the missing spec is rewritten"
         kubelet.allocate(GPU, 1, pod="two")
         assert kubelet.given(GPU) == ids
         with pytest.raises(NotEnough):
@@ -103,14 +103,14 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
         kubelet.wait_for(GPU, 2)
 
         assert agent.stop() == 0
-        eventually(lambda: kubelet.plugins[GPU].ended, "the list has ended")
+        eventually(lambda: kubelet.plugins[GPU].ended, "the list stream has closed")
         assert os.listdir(kubelet.directory) == ["kubelet.sock"]
 
 
 def test_a_kubelet_that_was_killed_is_registered_with_once_when_it_is_back(
     agent: NodeAgent, kubelet: KubeletPlugins
 ) -> None:
-    """It comes 2.6 seconds later, as one of Kubernetes 1.36 did, while the plugin tries in vain."""
+    """It restarts after 2.6 seconds, as Kubernetes 1.36 did, while the plugin retries."""
     kubelet.start()
     with agent:
         kubelet.wait_for(GPU, 2)
@@ -120,12 +120,12 @@ def test_a_kubelet_that_was_killed_is_registered_with_once_when_it_is_back(
             before = len(kubelet.registrations)
             kubelet.start()
             kubelet.wait_for(GPU, 2)
-            time.sleep(2)  # nothing is expected, so that nothing can be waited for
+            time.sleep(2)  # there is no event to wait for
             assert len(kubelet.registrations) == before + 1
 
 
 def _become_a_file(directory: Path) -> None:
-    """Put a file in the place of a directory that the agent makes anew if it is missing."""
+    """Replace a directory, which the agent recreates if it is missing, by a file."""
     while not directory.is_file():
         with suppress(FileNotFoundError):
             os.rename(directory, f"{directory}.aside")
@@ -147,14 +147,14 @@ def test_a_spec_that_somebody_removes_is_there_again_and_before_it_is_named(
             return spec.exists() and spec.read_text() == content
 
         spec.unlink()
-        eventually(is_there, "what was removed is made anew")
+        eventually(is_there, "the removed spec is rewritten")
         spec.write_text("{}")
-        eventually(is_there, "what was changed is made anew")
+        eventually(is_there, "the changed spec is rewritten")
         for _ in range(20):
             spec.unlink()
             (name,) = kubelet.plugins[GPU].allocate(uuid).cdi_devices
             assert name.name.partition("=")[2] in spec.read_text()
-        _become_a_file(spec.parent)  # nobody can write there
+        _become_a_file(spec.parent)  # writing there fails
         with pytest.raises(grpc.RpcError) as refused:
             kubelet.plugins[GPU].allocate(uuid)
         assert refused.value.details().startswith("NVSHIM-E2706 cdi-device-unwritten: ")
@@ -177,19 +177,19 @@ def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(
             sharing={"timeSlicing": {"renameByDefault": True, "resources": [many]}},
         )
         kubelet.wait_for(SHARED, 8)
-        eventually(lambda: whole.ended, "the resource that is no more has ended")
-        assert whole.devices == {}, "the kubelet was told that nothing is left"
+        eventually(lambda: whole.ended, "the plugin of the removed resource stops")
+        assert whole.devices == {}, "the kubelet got an empty list"
         answer = kubelet.allocate(SHARED, 2, pod="one")
-        # Spread over the GPUs, as is preferred.
+        # The preferred allocation spreads over the GPUs.
         assert set(answer.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == {
             gpu.uuid for gpu in agent.node.scenario.gpus
         }
         agent.configure(sharing={"timeSlicing": {"resources": [{"name": GPU, "replicas": "many"}]}})
-        eventually(lambda: any("NVSHIM-E2723" in line for line in agent.faults()), "it is said")
+        eventually(lambda: any("NVSHIM-E2723" in line for line in agent.faults()), "it is reported")
         assert kubelet.wait_for(SHARED, 8)
         assert not kubelet.plugins[SHARED].ended
 
-        # Killed, it leaves its socket; whoever comes after it takes its place.
+        # A killed agent leaves its socket; the next agent replaces it.
         agent.kill()
         assert os.path.exists(socket_of(kubelet, SHARED))
         eventually(lambda: kubelet.plugins[SHARED].ended, "its connections are gone")
@@ -250,7 +250,7 @@ def test_resources_come_and_go_without_a_word_to_the_others(
 ) -> None:
     changed_node(gpus, Scenario.parse({"gpus": 2, "model": "a100", "gpu": []}))
     keep_specs_in(f"{tmp_path}/cdi", gpus)
-    # Without a directory of the driver's there is nothing to hear.
+    # Without the driver's directory there are no events.
     agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, "--poll", "1")
     agent.configure(flags={"migStrategy": "mixed", **BY_VARIABLE})
     kubelet.start()
@@ -267,7 +267,7 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         answer = kubelet.allocate(SLICE, 1, pod="one")
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] in slices
 
-        # No driver: nothing can be given, and nothing is forgotten.
+        # Without a driver no device can be allocated, and none is forgotten.
         parked = f"{agent.node.driver_root}/usr/lib/parked"
         os.rename(f"{agent.node.driver_root}/usr/lib/x86_64-linux-gnu", parked)
         for resource in (GPU, SLICE):
@@ -276,8 +276,8 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         with pytest.raises(grpc.RpcError, match="NVSHIM-E2705 device-gone"):
             kubelet.plugins[SLICE].allocate(*slices)
         os.rename(parked, f"{agent.node.driver_root}/usr/lib/x86_64-linux-gnu")
-        # They are there again; when they are to be trusted again, the agent's health says.
-        eventually(lambda: is_given(kubelet, SLICE, *slices), "they can be given")
+        # The devices are back; the health checks decide when they become healthy.
+        eventually(lambda: is_given(kubelet, SLICE, *slices), "they can be allocated")
         assert kubelet.plugins[GPU] is whole
         assert not whole.ended
 
@@ -285,7 +285,7 @@ def test_resources_come_and_go_without_a_word_to_the_others(
 def test_a_gpu_in_mig_mode_is_announced_by_no_strategy_that_cannot_give_it(
     gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
 ) -> None:
-    """Else no pod could have it, and its Deployment would make one after the other."""
+    """Otherwise no pod could use it, and its Deployment would create pod after pod."""
     cut = [{"index": 1, "mig": ["1g.5gb"]}, {"index": 2, "mig": []}]
     changed_node(gpus, Scenario.parse({"gpus": 3, "model": "a100", "gpu": cut}))
     agent = NodeAgent(gpus, str(tmp_path), kubelet.socket)
@@ -303,13 +303,13 @@ def test_a_gpu_in_mig_mode_is_announced_by_no_strategy_that_cannot_give_it(
                 kubelet.allocate(resource, 1, pod="one")
                 kubelet.release("one")
             agent.configure(flags={"migStrategy": "none", **by})
-            eventually(lambda: not kubelet.healthy(SLICE), "there is no MIG device any more")
+            eventually(lambda: not kubelet.healthy(SLICE), "no MIG device is left")
             kubelet.allocate(GPU, 1, pod="one")
             kubelet.release("one")
         assert list(kubelet.devices(GPU)) == [whole]
 
 
-# What users have for NVIDIA's plugin; k8s-device-plugin#1433 and #1786.
+# Files that users wrote for NVIDIA's plugin; k8s-device-plugin#1433 and #1786.
 USERS: Final[dict[str, tuple[dict[str, Any], dict[str, int], list[str]]]] = {
     "a key one level too high": (
         {
@@ -405,7 +405,8 @@ def test_a_kubelet_that_refuses_and_a_plugin_that_was_here_first(
     theirs = os.stat(path).st_ino
     with agent:
         (fault,) = eventually(
-            lambda: starting(agent, "NVSHIM-E2710 other-plugin: "), "it says that it does not serve"
+            lambda: starting(agent, "NVSHIM-E2710 other-plugin: "),
+            "it reports that it does not serve",
         )
         assert "nvidia-gpu.sock" in fault
         assert os.stat(path).st_ino == theirs
@@ -418,7 +419,7 @@ def test_a_kubelet_that_refuses_and_a_plugin_that_was_here_first(
         assert "requested API version 'v1beta1' is not supported by kubelet" in fault
         kubelet.versions = ("v1beta1",)
         kubelet.wait_for(GPU, 2)
-        eventually(lambda: not agent.faults(), "nothing is wrong any more")
+        eventually(lambda: not agent.faults(), "no fault is left")
 
 
 NAMES: Final = "k8s.device-plugin.nvidia.com/gpu="
@@ -426,7 +427,7 @@ ADAPTED: Final = "containers receive their devices by"
 
 
 def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:
-    """How a container gets its GPU besides CDI: by variable or annotations; and by which mounts."""
+    """Return how a container gets its GPU besides CDI: by a variable or annotations, and mounts."""
     answer = kubelet.allocate(GPU, 1, pod=pod)
     uuids = set(kubelet.assignments[-1].ids)
     kubelet.release(pod)
@@ -440,13 +441,13 @@ def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:
 def test_an_engine_that_does_not_read_cdi_names_has_the_shim_told_as_well(
     gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
 ) -> None:
-    """No setting is needed. While the engine restarts, the shim's variable is set, too."""
+    """No setting is needed. While the engine restarts, the agent sets the shim's variable, too."""
     socket = str(tmp_path / "engine.sock")
     agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, engine=socket)
     kubelet.start()
     with agent:
         kubelet.wait_for(GPU, 2)
-        # Nobody answers yet: then both, of which one is heard.
+        # The engine does not answer yet, so the agent sets both; one takes effect.
         assert told(kubelet, "one") == ({"envvar"}, set())
         with CriServer(socket, "1.7.24~ds1", cdi=False) as engine:
             assert told(kubelet, "two") == ({"envvar"}, set())
@@ -457,7 +458,7 @@ def test_an_engine_that_does_not_read_cdi_names_has_the_shim_told_as_well(
             assert line["command"] == "nvshim configure containerd --enable-cdi"
             asked = engine.asked
             assert told(kubelet, "three") == ({"envvar"}, set())
-            assert engine.asked == asked, "what it has said holds until it is started again"
+            assert engine.asked == asked, "the agent's answer is valid until its restart"
             engine.restart("1.7.24~ds1", cdi=True)
             eventually(lambda: told(kubelet, "four") == (set(), set()), "the engine is known")
             engine.restart("1.6.20~ds1", cdi=None)

@@ -1,4 +1,4 @@
-"""The self-contained tree runs from wherever it lies, and what it is handed on as installs it."""
+"""The self-contained tree runs from any directory; the archive and the package install it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 SHIM: Final = "containerd-shim-nvidia-v1"
 
-# Imports all there is, by what the tree itself runs it with; then names what is mapped from where.
+# Imports every module with the tree's interpreter, then prints the mapped files.
 IMPORT_ALL: Final = """
 import importlib, pkgutil, sys
 tree = sys.executable.removesuffix("/runtime/bin/python3")
@@ -56,7 +56,7 @@ for top in ("api", "hooks", "shim", "integration"):
             done += 1
 from shim import resident
 resident.load()
-import anyio, click, google.protobuf, grpc, prometheus_client, pynvml, rich.syntax
+import anyio, bcrypt, click, google.protobuf, grpc, prometheus_client, pynvml, rich.syntax
 import structlog, yaml
 import asyncio, ctypes, hashlib, json, ssl, subprocess, tarfile, tomllib
 from google._upb import _message
@@ -71,8 +71,8 @@ assert all(path.startswith(tree) for path in mapped), mapped
 print("imported", done)
 """
 
-# What a forked process has alone after it has looked at every object that its parent had: once
-# before they are immortal, and once after.
+# Prints the private memory of a forked process after it has visited every object of its parent:
+# once before the objects are immortal, and once after.
 FORK_AND_LOOK: Final = """
 import os, sys
 sys.path.append(sys.executable.removesuffix("/runtime/bin/python3") + "/lib")
@@ -105,7 +105,7 @@ def root(tmp_path: Path) -> Iterator[BareRoot]:
 def test_it_runs_where_there_is_nothing_else_and_anywhere(built_tree: Tree, root: BareRoot) -> None:
     place = "/opt/with a space/and-a-name-that-is-long-" + "x" * 120
     copied(built_tree, root.path + place)
-    # What is there for the system's own libc is nothing to ours.
+    # Files for the system's own libc do not affect ours.
     with open(f"{root.path}/etc/ld.so.preload", "w", encoding="ascii") as file:
         file.write("/lib/no-such-library.so\n")
     said = root.run(f"{place}/bin/{SHIM}", "-v")
@@ -140,7 +140,7 @@ def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
     for name in ("nvshim", "nvidia-ctk"):
         os.symlink("/current/bin/nvshim", f"{root.path}/bin/{name}")
     by = "PYTHONPATH=/tmp PYTHONHOME=/nowhere LD_LIBRARY_PATH=/tmp"
-    # As a containerd may have it; what "start" writes is taken for its answer.
+    # As containerd may set it; containerd takes the output of "start" as its answer.
     by += " LD_PRELOAD=/lib/no-such-library.so LD_AUDIT=/lib/no-such-library.so"
     said = root.run("/bin/sh", "-c", f"{by} nvshim --version")
     assert (said.stdout, said.stderr) == (f"nvshim {built_tree.version}\n", "")
@@ -148,7 +148,7 @@ def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
     assert COMPATIBLE_WITH in said.stdout
     said = root.run("/bin/sh", "-c", f"{by} /current/bin/{SHIM} -v")
     assert (said.returncode, said.stderr) == (0, "")
-    # The program alone, as somebody copies it to have a runtime of another name.
+    # The program alone, as users copy it to have a runtime with another name.
     os.symlink(f"/current/bin/{SHIM}", f"{root.path}/bin/{SHIM}")
     copied_alone = f"{root.path}/tmp/containerd-shim-other-v1"
     shutil.copy(f"{root.path}/opt/bin/{SHIM}", copied_alone)
@@ -188,7 +188,7 @@ def test_it_has_no_tool_and_what_the_shim_does_not_import_is_kept_from_it(built_
     library = set(os.listdir(os.path.join(built_tree.path, "lib")))
     node = set(os.listdir(os.path.join(built_tree.path, "lib-node")))
     assert {"api", "hooks", "shim", "integration", "anyio", "google", "structlog"} <= library
-    assert {"click", "grpc", "prometheus_client", "rich"} <= node
+    assert {"bcrypt", "click", "grpc", "prometheus_client", "rich"} <= node
     assert not library & node
     assert "tests" not in library
     cri = os.listdir(os.path.join(built_tree.path, "lib", "integration", "cri"))
@@ -198,7 +198,7 @@ def test_it_has_no_tool_and_what_the_shim_does_not_import_is_kept_from_it(built_
 def test_its_archive_says_nothing_of_when_and_by_whom_it_was_made(
     built_tree: Tree, tmp_path: Path
 ) -> None:
-    """That two builds are the same byte for byte is in tests/release."""
+    """tests/release checks that two builds are identical, byte for byte."""
     path = str(tmp_path / "tree.tar.gz")
     write_tarball(built_tree, path, level=0)
     assert archive_name(built_tree) == (
@@ -228,7 +228,7 @@ def test_where_there_is_no_room_nothing_is_left(tmp_path: Path) -> None:
 
 # -- the package -----------------------------------------------------------------------------
 
-# Imports a module that it has not needed yet, when it is told to by the end of its input.
+# Imports a new module when its standard input closes.
 _LATECOMER: Final = """
 import sys
 print("ready", flush=True)
@@ -241,7 +241,7 @@ print(shim.pod.server.__file__, decimal.__file__)
 
 @pytest.fixture(scope="module")
 def packages(built_tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two packages of one version, the second of a later commit."""
+    """Return two packages of one version, the second of a later commit."""
     directory = tmp_path_factory.mktemp("packages")
     newer = copied(built_tree, str(directory / "newer"), revision="later")
     paths = []
@@ -253,7 +253,7 @@ def packages(built_tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 def _dpkg(root: BareRoot, *argv: str) -> str:
-    # All of its files, whatever the machine's dpkg leaves out: a small image has no manuals.
+    # Install all files: the machine's dpkg may be set to leave out manuals.
     options = ("--force-unsafe-io", "--force-bad-path", "--path-include=*")
     done = root.run("dpkg", f"--root={root.inside}", *options, *argv, host=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -262,7 +262,7 @@ def _dpkg(root: BareRoot, *argv: str) -> str:
 
 @pytest.fixture
 def debian(root: BareRoot) -> BareRoot:
-    """A root whose packages dpkg can keep account of."""
+    """Return a root directory in which dpkg can install packages."""
     os.makedirs(f"{root.path}/var/lib/dpkg/info")
     os.makedirs(f"{root.path}/var/lib/dpkg/updates")
     for name in ("status", "available"):
@@ -303,7 +303,7 @@ def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_progra
     assert not os.path.exists(prefix)
 
 
-# Notes what it is asked, and whether the agent's unit is there then; stops the agent.
+# Records its arguments, and whether the agent's unit exists; stops the agent.
 _SYSTEMCTL: Final = """\
 #!/bin/sh
 [ -e /lib/systemd/system/nvshim-node.service ] && unit=there || unit=gone
@@ -329,7 +329,7 @@ def _put_systemctl(root: BareRoot) -> None:
 
 
 def _asked(root: BareRoot) -> list[str]:
-    """What systemctl was asked since the last time."""
+    """Return the calls of systemctl since the last time."""
     path = f"{root.path}/tmp/asked"
     with open(path, encoding="ascii") as file:
         lines = file.read().splitlines()
@@ -346,7 +346,7 @@ def test_systemd_is_told_of_the_package_s_units_and_has_none_of_them_afterwards(
     for package in packages:  # the second is an upgrade
         _dpkg(root, "-i", package)
         assert _asked(root) == ["there daemon-reload"]
-    # A removal that fails starts again what it has stopped.
+    # A failed removal restarts what it has stopped.
     trouble = f"{root.path}/tmp/trouble"
     with open(trouble, "w", encoding="ascii"):
         pass
@@ -359,7 +359,7 @@ def test_systemd_is_told_of_the_package_s_units_and_has_none_of_them_afterwards(
     assert root.run(SHIM, "-v").returncode == 0
     units = os.listdir(f"{root.path}/lib/systemd/system")
     assert "nvshim-node.service" in units
-    # As the agent's unit would have it run.
+    # As the agent's unit would run it.
     program = ["/opt/containerd-shim-nvidia/current/runtime/bin/python3", "-ISc", _LATECOMER]
     with root.spawn(*program) as agent:
         assert agent.stdout is not None
@@ -367,13 +367,13 @@ def test_systemd_is_told_of_the_package_s_units_and_has_none_of_them_afterwards(
         with open(f"{root.path}/tmp/agent", "w", encoding="ascii") as file:
             file.write(str(agent.pid))
         _dpkg(root, "-r", "containerd-shim-nvidia")
-        assert agent.wait(10) == -signal.SIGTERM
+        assert agent.wait(60) == -signal.SIGTERM
     stop, disable, reload = _asked(root)
     assert stop.startswith("there stop ")
     assert disable.startswith("there --quiet disable ")
     assert {*stop.split()[2:]} == {*disable.split()[3:]} == {*units}
     assert reload == "gone daemon-reload"
-    # What it ran from could go, since it was stopped before.
+    # The tree that it ran from could be removed, because it was stopped before.
     assert not os.path.exists(prefix)
 
 
@@ -401,7 +401,7 @@ def test_a_package_that_an_engine_relies_on_leaves_what_that_names(
 
 @pytest.fixture
 def current(built_tree: Tree, tmp_path: Path) -> str:
-    """A directory with two trees of one version, and a link to the first, as installed."""
+    """Return a directory with two trees of one version, and a link to the first, as installed."""
     copied(built_tree, str(tmp_path / "one"))
     copied(built_tree, str(tmp_path / "two"), revision="another")
     (tmp_path / "current").symlink_to("one")
@@ -430,14 +430,14 @@ def runtime(containerd: PrivateContainerd) -> Iterator[Runtime]:
 
 
 def _tree_of(pid: int) -> str:
-    """The name of the tree that a process runs by the interpreter of."""
+    """Return the name of the tree whose interpreter a process runs."""
     path, found, _ = os.readlink(f"/proc/{pid}/exe").partition("/runtime/lib/ld-linux")
     assert found
     return os.path.basename(path)
 
 
 def _stat(pid: int) -> list[str]:
-    """What proc(5) tells in ``stat``, from field 3 on; empty of a process that has gone."""
+    """Return ``stat`` of proc(5) from field 3 on; empty for a process that has exited."""
     gone = suppress(FileNotFoundError, ProcessLookupError)
     with gone, open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         return file.read().rpartition(")")[2].split()
@@ -449,7 +449,7 @@ def _arguments(pid: int) -> str:
 
 
 def _fork_servers(containerd: PrivateContainerd) -> dict[str, int]:
-    """The fork servers of a containerd that listen, by the tree of each."""
+    """Return the listening fork servers of a containerd, by the tree of each."""
     found: list[tuple[int, int, str]] = []
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         words = words_of(pid)
@@ -458,7 +458,7 @@ def _fork_servers(containerd: PrivateContainerd) -> dict[str, int]:
             with suppress(FileNotFoundError):
                 if stat := _stat(pid):
                     found.append((int(stat[19]), pid, _tree_of(pid)))
-    # What it forks has its socket and its command line for a moment, and is younger.
+    # A fork of it has its socket and command line for a moment, and is younger.
     return {tree: pid for _, pid, tree in sorted(found, reverse=True)}
 
 

@@ -26,15 +26,15 @@ from tools.parts import Parts
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_DIRECTORY: Final = "cdi"
-# dockerd and containerd of one release. Debian 12's Docker knows no shims but the one that is
-# called containerd-shim-runc-v2: there ours takes that name.
+# dockerd and containerd of one release. Debian 12's Docker supports only the shim name
+# containerd-shim-runc-v2, so ours takes that name there.
 RELEASES: Final = of_releases("bookworm", "trixie", UNSTABLE)
 SHOW: Final = "ls /dev | grep ^nvidia; env | grep ^NVIDIA_"
 
 
 @pytest.fixture(scope="module")
 def shims(workshop: str, shim_directory: str) -> str:
-    """A directory in which every name of a shim is ours."""
+    """Return a directory in which every shim name is ours."""
     directory = f"{workshop}/shims"
     os.makedirs(directory)
     for name in ("containerd-shim-nvidia-v1", "containerd-shim-runc-v2"):
@@ -67,7 +67,7 @@ def daemon(
 
 @pytest.fixture
 def docker(daemon: tuple[PrivateDocker, PrivateContainerd]) -> Iterator[PrivateDocker]:
-    """Docker; the test fails if anything of its containers is left when they are removed."""
+    """Return Docker; the test fails if it leaves anything once its containers are removed."""
     docker, containerd = daemon
     with nothing_left(containerd):
         yield docker
@@ -77,19 +77,19 @@ def docker(daemon: tuple[PrivateDocker, PrivateContainerd]) -> Iterator[PrivateD
 
 @pytest.fixture
 def modern(daemon: tuple[PrivateDocker, PrivateContainerd], docker: PrivateDocker) -> PrivateDocker:
-    """A Docker that knows of shims and of CDI."""
+    """Return a Docker that supports shims and CDI."""
     if "CDI" not in docker("info").stdout:
         pytest.skip("this Docker knows nothing of CDI")
     return docker
 
 
-# How the shim answers does not depend on the Docker.
+# The shim's answers do not depend on Docker's version.
 NEWER: Final = pytest.mark.parametrize("daemon", ["trixie"], indirect=True)
 ALWAYS: Final = ["nvidia-uvm", "nvidia-uvm-tools", "nvidiactl"]
 
 
 def shown(done: Completed) -> tuple[list[str], dict[str, str]]:
-    """The nodes and the variables that :data:`SHOW` shows."""
+    """Return the nodes and the variables that :data:`SHOW` prints."""
     assert done.code == 0, done.stderr
     nodes = [line for line in done.lines if "=" not in line]
     variables = [line.partition("=")[::2] for line in done.lines if "=" in line]
@@ -122,7 +122,7 @@ def test_environment_asks_and_a_mount_of_null_comes_before_it(docker: PrivateDoc
 
 @pytest.fixture
 def pods_cgroup(daemon: tuple[PrivateDocker, PrivateContainerd]) -> Iterator[str]:
-    """A cgroup that is named as a kubelet's; runtimes leave it behind."""
+    """Yield a cgroup that is named like a kubelet's; runtimes leave it behind."""
     name = f"{daemon[1].namespace}-kubepods"
     yield f"/{name}"
     for hierarchy in cgroup_hierarchies():
@@ -135,9 +135,9 @@ def test_neither_a_volume_of_its_own_nor_an_image_in_a_pod_of_docker_is_a_grant(
     docker: PrivateDocker, pods_cgroup: str
 ) -> None:
     show = ("sh", "-c", f"{SHOW}; true")
-    volume = "--volume=/var/run/nvidia-container-devices/all"  # as VOLUME of an image does
+    volume = "--volume=/var/run/nvidia-container-devices/all"  # as an image's VOLUME does
     assert shown(docker.run(volume, "--", *show))[0] == []
-    # As cri-dockerd starts the containers of a pod.
+    # As cri-dockerd starts a pod's containers.
     pod = f"--cgroup-parent={pods_cgroup}"
     assert shown(docker.run(pod, "--", *show, image="asks")) == ([], {DEVICES: "1"})
 
@@ -192,7 +192,7 @@ def test_devices_that_dockers_cdi_has_given_are_not_given_again(
         {"path": f"/dev/{name}", "hostPath": f"{two_gpus.dev}/{name}"}
         for name in ("nvidia1", "nvidiactl")
     ]
-    # What nvidia-ctk writes, but for the libraries.
+    # A spec as nvidia-ctk writes it, without the libraries.
     edits = {"deviceNodes": nodes, "env": [f"{DEVICES}=void", "FROM_CDI=yes"]}
     spec = {
         "cdiVersion": "0.6.0",
@@ -204,7 +204,7 @@ def test_devices_that_dockers_cdi_has_given_are_not_given_again(
     name = new_name()
     modern.start_idle("--device=nvidia.com/gpu=1", name=name, image="asks")
     assert modern("exec", name, "sh", "-c", SHOW).lines[:2] == ["nvidia1", "nvidiactl"]
-    # What Docker executes has the environment of before its CDI; init's shows what CDI did.
+    # An exec has the environment from before Docker's CDI; init's has the CDI edits.
     pid = modern("inspect", "--format={{.State.Pid}}", name).stdout.strip()
     with open(f"/proc/{pid}/environ") as file:
         environment = file.read().split("\0")

@@ -1,8 +1,8 @@
-"""Every command of the documentation does what the page says, in the order of the page.
+"""Every command in the documentation does what the page says, in the page's order.
 
-A page's commands are typed into one shell on a machine of its own (:mod:`tests.harness.world`);
-``make`` is not run there, and its targets have to exist. :mod:`tests.harness.pages` has the
-convention by which a block is not run, or fails as it should.
+The test types a page's commands into one shell on a separate machine (:mod:`tests.harness.world`).
+It does not run ``make``, but checks that its targets exist. :mod:`tests.harness.pages` describes
+how a page marks blocks that are not run, or that must fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.dist.archive import archive_name, write_tarball
 
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
-# Pages that are about a node on which the project is installed.
+# Pages about a node where the project is installed.
 INSTALLED: Final = {
     "README.md",
     "docs/engines.md",
@@ -35,8 +35,8 @@ INSTALLED: Final = {
 
 CONFIG: Final = "/etc/containerd/config.toml"
 
-# What NVIDIA's toolkit has written into the configuration of a node that is moved. Without a
-# handler runc, which is the default one, containerd 1's CRI plugin would not start there.
+# The configuration that NVIDIA's toolkit has written on a node before its migration. Without a
+# handler runc, the default, containerd 1's CRI plugin would not start there.
 NVIDIAS: Final = """
         [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
           runtime_type = "io.containerd.runc.v2"
@@ -93,7 +93,7 @@ def test_commands_of(page: str, world: World, built_tree: Tree) -> None:
 
 
 def _made_of(words: list[str]) -> set[str]:
-    """The targets that a command names, and the variables that it sets, as ``NAME=``."""
+    """Return the targets that a command names, and the variables that it sets, as ``NAME=``."""
     return {f"{name}{sign}" for name, sign, _ in (word.partition("=") for word in words)}
 
 

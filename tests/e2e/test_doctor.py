@@ -1,4 +1,4 @@
-"""``nvshim doctor`` beside a real containerd in which a container has a GPU."""
+"""``nvshim doctor`` on a node where a real containerd runs a container with a GPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_running_container_is_judged_by_what_it_was_given(
         pytest.skip("containerd's own shim keeps no record")
     container = runtime.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=0"])
     whole = doctor(node, containerd)
-    # The shim and its fork server run, the cgroup allows what was given, the GPU is there.
+    # The shim and its fork server run, the cgroup allows the grant, the GPU exists.
     sick = found(whole).keys() & {*OF_CONTAINERS, "D001", "D002", "D004", "D009", "D030"}
     assert not sick, whole
     # Other fork servers of this machine may be stopped by other tests.
@@ -69,7 +69,7 @@ def test_a_running_container_is_judged_by_what_it_was_given(
             "/dev/nvidia0"
         }
         assert container.exec("sh", "-c", "exec 3</dev/nvidia0").code != 0
-    # One GPU is taken out, and the driver is updated.
+    # One GPU is removed, and the driver is updated.
     scenario = replace(node.scenario, gpus=node.scenario.gpus[1:], driver=NEWER)
     changed_node(node, scenario)
     after = found(doctor(node, containerd, *only("D101", "D102")))
@@ -81,10 +81,10 @@ def test_containerd_s_configuration_is_judged_by_its_own_word(
     containerd: PrivateContainerd, node: SimulatedNode, tmp_path: Path
 ) -> None:
     codes = ("D030", "D031", "D032", "D035", "D037", "D038", "D046")
-    # This one has no CRI, and no handler that would need it.
+    # This configuration has no CRI, and no handler that would need it.
     assert found(doctor(node, containerd, *only(*codes))) == {}
     path = tmp_path / "config.toml"
-    # Nobody runs with this one, so it is the installed containerd that is asked, of any version.
+    # No containerd runs with this file, so the doctor asks the installed one.
     table = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
     path.write_text(
         f"version = 2\n{table}.nvidia]\n"

@@ -1,4 +1,4 @@
-"""The agent as a driver of dynamic resource allocation: a kubelet, an API server, a node."""
+"""The agent as a DRA driver: a kubelet, an API server, and a simulated node."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 
 @contextmanager
 def node_of_three() -> Iterator[Place]:
-    """Two whole GPUs, and one that is cut into two."""
+    """Yield a node with two whole GPUs, and one that is split into two MIG devices."""
     scenario = {"gpus": 3, "model": "a100", "gpu": [CUT]}
     with (
         tempfile.TemporaryDirectory(prefix="node-") as directory,
-        tempfile.TemporaryDirectory(prefix="kubelet-") as root,  # paths of sockets may not be long
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,  # socket addresses are limited
         dra_node(directory, root, scenario, devices=4) as place,
     ):
         yield place
@@ -48,13 +48,13 @@ def node_of_three() -> Iterator[Place]:
 
 @pytest.fixture
 def fresh() -> Iterator[Place]:
-    """A node that is the test's to change."""
+    """Yield a node that the test may change."""
     with node_of_three() as place:
         yield place
 
 
 def announce_parts(place: Place) -> None:
-    """Let the device plugin announce the MIG devices as well, as a resource of their own."""
+    """Let the device plugin announce the MIG devices as a resource of their own."""
     place.agent.configure(
         flags={"migStrategy": "mixed", "plugin": {"deviceListStrategy": ["envvar"]}}
     )
@@ -71,7 +71,7 @@ def kept() -> Iterator[Kept[Place]]:
 
 @pytest.fixture
 def place(kept: Kept[Place]) -> Iterator[Place]:
-    """A node that tests use one after another."""
+    """Return a node that several tests use, one after another."""
     with kept.lent() as place:
         yield place
 
@@ -97,7 +97,7 @@ def test_a_claim_is_prepared_once_and_taken_back(place: Place) -> None:
         spec = json.load(file)
     assert spec["kind"] == kind
     assert [f"{kind}={each['name']}" for each in spec["devices"]] == names
-    assert spec["cdiVersion"] == "0.5.0", "the UID begins with a digit"
+    assert spec["cdiVersion"] == "0.5.0", "the UID starts with a digit"
     assert VOID in spec["containerEdits"]["env"]
     nodes = [
         {node["path"] for node in each["containerEdits"]["deviceNodes"]} for each in spec["devices"]
@@ -109,7 +109,7 @@ def test_a_claim_is_prepared_once_and_taken_back(place: Place) -> None:
     before = os.stat(place.spec(claim)).st_ino
     assert place.driver.prepare(claim)[claim[1]] == first
     assert os.stat(place.spec(claim)).st_ino == before
-    place.cluster.remove_claim("one")  # a kubelet takes back what is gone from the API server
+    place.cluster.remove_claim("one")  # a kubelet unprepares deleted claims
     place.give_back(claim)
     assert not os.path.exists(place.spec(claim))
     place.give_back(claim)
@@ -168,7 +168,7 @@ def test_no_device_is_given_to_two_claims_but_to_who_looks_after_it(place: Place
     everything = [*place.gpus, *place.parts]
     uid = place.cluster.claim("admin", [place.result(each, **admin) for each in everything])
     place.have(("default", uid, "admin"))
-    # Parts of one GPU are no hindrance to each other, and the admin none to anybody.
+    # MIG devices of one GPU do not conflict, and neither does admin access.
     for name in place.parts:
         place.have(place.claim(name, name))
     place.driver.unprepare(one)
@@ -185,7 +185,7 @@ def test_a_gpu_that_is_out_of_service_goes_to_no_new_claim(place: Place) -> None
         assert taint["key"] == f"{DRA_DRIVER}/out-of-service"
         assert (taint["effect"], bool(taint["timeAdded"])) == ("NoSchedule", True)
     assert place.published(4) == {*place.gpus, *place.parts}
-    place.have(claim)  # who has it, keeps it
+    place.have(claim)  # the claim that has it keeps it
     place.have(place.claim("part", place.parts[0]))
     place.undrain(*place.gpus)
     eventually(lambda: not place.cluster.taints(), "the taints are gone")
@@ -216,11 +216,11 @@ def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:
     errors = at_once(place.refusal, [*claims, claims[0]])
     winners = [each for each in claims if os.path.exists(place.spec(each))]
     assert len(winners) == 1
-    assert errors.count("") in {1, 2}  # claims[0] has asked twice
+    assert errors.count("") in {1, 2}  # claims[0] was prepared twice
     assert sum("NVSHIM-E2774" in error for error in errors) == 9 - errors.count("")
 
 
-# What the plugin has answered stays given for a while.
+# The plugin's answers count as allocated for a while.
 def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(fresh: Place) -> None:
     announce_parts(fresh)
     claim = fresh.claim("one", fresh.gpus[0])
@@ -243,7 +243,7 @@ def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(fresh: Place) -> None
     eventually(lambda: len(fresh.plugins.healthy(GPU)) == 2, "it is offered again")
     eventually(lambda: len(fresh.plugins.healthy(MIG)) == 2, "the part is offered again")
 
-    # The other way round.
+    # The same in the other order.
     fresh.plugins.allocate(GPU, 2, pod="plain")
     fresh.plugins.allocate(MIG, 2, pod="cut")
     fresh.published(0)
@@ -257,20 +257,20 @@ def test_the_agent_may_be_killed_and_what_pods_have_stays(place: Place) -> None:
     first = place.driver.prepare(claim, lost)
     place.agent.kill()
     os.unlink(place.spec(lost))
-    stray = place.spec(("", "a claim of nobody", ""))
+    stray = place.spec(("", "an unknown claim", ""))
     with open(stray, "w", encoding="utf-8") as file:
         file.write("{}")
     writes = len(place.cluster.writes)
     place.start_again()
-    assert os.path.exists(place.spec(lost)), "its spec is there again before it is asked"
-    assert not os.path.exists(stray), "what nobody has is gone"
+    assert os.path.exists(place.spec(lost)), "its spec exists again before the call"
+    assert not os.path.exists(stray), "the unknown claim's spec is removed"
     assert "NVSHIM-E2774" in place.refusal(place.claim("other", place.gpus[0]))
     assert place.driver.prepare(claim, lost) == first
     assert len(place.cluster.writes) == writes, "nothing has changed, so nothing is written"
     place.give_back(claim, lost)
 
 
-# Notes that are missing or damaged do not count either: tests/unit/node/dra/test_claims.py.
+# Missing or damaged state is in tests/unit/node/dra/test_claims.py.
 @pytest.mark.parametrize(
     "loss",
     [
@@ -326,7 +326,7 @@ def test_slices_are_kept_whatever_becomes_of_the_watch(place: Place) -> None:
         place.published(4)
     cluster.refuse = lambda method, _: 503 if method == "POST" else None
     cluster.wipe()
-    eventually(lambda: any("503" in each for each in place.agent.faults()), "it is said")
+    eventually(lambda: any("503" in each for each in place.agent.faults()), "it is reported")
     cluster.refuse = lambda *_: None
     place.published(4)
     eventually(lambda: not place.agent.faults(), "it is over")
@@ -343,7 +343,7 @@ def test_a_conflict_is_no_fault(fresh: Place) -> None:
 
     fresh.cluster.refuse = once
     announce_parts(fresh)
-    fresh.plugins.allocate(GPU, 2, pod="plain")  # so that all is to be taken back
+    fresh.plugins.allocate(GPU, 2, pod="plain")  # so that both have to be freed
     fresh.plugins.allocate(MIG, 2, pod="cut")
     fresh.published(0)
     assert refused
@@ -354,7 +354,7 @@ def test_slices_that_are_taken_for_wrong_are_sent_once(fresh: Place) -> None:
     wrong = invalid(("spec.devices[0].name", "must be another"))
     fresh.cluster.refuse = lambda method, _: wrong if method in {"POST", "PUT"} else None
     fresh.cluster.wipe()
-    eventually(lambda: any("E2778" in each for each in fresh.agent.faults()), "it is said")
+    eventually(lambda: any("E2778" in each for each in fresh.agent.faults()), "it is reported")
     before = len(fresh.cluster.writes)
     fresh.cluster.close_watches()
     eventually(lambda: fresh.cluster.watches == 1, "it is watched again")
@@ -369,14 +369,16 @@ def test_a_policy_that_denies_slices_is_named_and_tried_again(fresh: Place) -> N
     assert not any("E2778" in each for each in fresh.agent.faults()), "our slices are right"
     fresh.cluster.refuse = lambda *_: None
     assert fresh.published(4) == {*fresh.gpus, *fresh.parts}
-    eventually(lambda: not any(named in each for each in fresh.agent.faults()), "the fault goes")
+    eventually(
+        lambda: not any(named in each for each in fresh.agent.faults()), "the fault is cleared"
+    )
 
 
 def test_a_node_that_is_not_there_is_not_the_fault_of_a_role(fresh: Place) -> None:
     fresh.agent.stop()
     with fresh.new_agent("--node-name", "node-2"):
         found = eventually(
-            lambda: [each for each in fresh.agent.faults() if "E2771" in each], "it is told"
+            lambda: [each for each in fresh.agent.faults() if "E2771" in each], "it is reported"
         )
         assert "--node-name" in found[0]
         assert "ClusterRole" not in found[0]
@@ -394,7 +396,7 @@ def test_while_the_api_server_is_away_what_is_prepared_goes_on(place: Place) -> 
     place.start_again()
     assert place.driver.prepare(claim) == first
     place.give_back(claim)
-    assert "NVSHIM-E2771" in place.refusal(claim), "it is prepared no more"
+    assert "NVSHIM-E2771" in place.refusal(claim), "the claim is no longer prepared"
     place.cluster.refuse = lambda *_: None
     place.have(new)
     place.cluster.wipe()
@@ -411,17 +413,17 @@ def test_what_was_taken_back_is_not_prepared_by_a_call_that_was_given_up(place: 
             goes_on.wait(60)
 
     place.cluster.refuse = slowly
-    with pytest.raises(grpc.RpcError):  # as a kubelet's deadline
+    with pytest.raises(grpc.RpcError):  # as with a kubelet's deadline
         place.driver.prepare(claim, patience=0.1)
     asked.wait(60)
-    with suppress(grpc.RpcError):  # it waits until what was asked before is done
+    with suppress(grpc.RpcError):  # it waits for the earlier call
         place.driver.unprepare(claim, patience=1)
     goes_on.set()
 
     def said() -> list[str]:
         return [line["event"] for line in place.agent.said("prepared")]
 
-    eventually(lambda: {"prepared", "unprepared"} <= {*said()}, "both calls have ended")
+    eventually(lambda: {"prepared", "unprepared"} <= {*said()}, "both calls have returned")
     assert said() == ["prepared", "unprepared"]
     assert not os.path.exists(place.spec(claim))
     place.have(place.claim("other", place.gpus[0]))
@@ -430,13 +432,13 @@ def test_what_was_taken_back_is_not_prepared_by_a_call_that_was_given_up(place: 
 def test_health_is_told_whole(place: Place) -> None:
     driver = place.driver
     everything = {*place.gpus, *place.parts}
-    eventually(lambda: driver.health.keys() == everything, "all of them are told")
+    eventually(lambda: driver.health.keys() == everything, "the driver reports all devices")
     (first, *_) = driver.health.values()
     assert (first.health, first.health_check_timeout_seconds) == (1, 30)
     assert first.device.pool_name == NODE
     name = place.gpus[0]
     place.drain(name)
-    eventually(lambda: driver.health[name].health == 2, "it is said to be out of service")
+    eventually(lambda: driver.health[name].health == 2, "the device is reported unhealthy")
     assert "out of service" in driver.health[name].message
     place.undrain(name)
 
@@ -503,7 +505,7 @@ def test_the_driver_can_take_nvidias_name(fresh: Place) -> None:
     foreign["spec"]["driver"] = "nic.example.com"
     fresh.cluster.put(foreign)
     fresh.agent.stop()
-    assert drivers() == {DRA_DRIVER, "nic.example.com"}, "they stay when an agent ends"
+    assert drivers() == {DRA_DRIVER, "nic.example.com"}, "they stay when an agent exits"
     with fresh.new_agent("--dra-driver", "gpu.nvidia.com"):
         assert fresh.kubelet.wait_for("gpu.nvidia.com").info.name == "gpu.nvidia.com"
         eventually(lambda: "gpu.nvidia.com" in drivers(), "it publishes its own")

@@ -1,4 +1,4 @@
-"""What claims cost the agent: memory, connections, and what else of it they wake."""
+"""What claims cost the agent: memory, connections, and wake-ups of its other services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_MEMORY: Final = 15 * 1024  # KiB
 @pytest.fixture(
     params=[
         pytest.param((), id="plugin"),
-        # It does less than with a device plugin beside it.
+        # It does less than with the device plugin.
         pytest.param(("--device-plugin", "no"), id="alone", marks=pytest.mark.thorough),
     ]
 )
@@ -45,7 +45,7 @@ def place(tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Place]:
 
 
 def lists(place: Place) -> int:
-    """How many lists of devices the kubelet's device manager was told."""
+    """Return how many device lists the kubelet's device manager received."""
     return sum(len(plugin.lists) for plugin in place.plugins.plugins.values())
 
 
@@ -63,7 +63,7 @@ def test_many_claims_take_little_memory_one_connection_and_few_lists(
         place.give_back(claim)
         connections |= connections_to(path)
     assert len(connections) == 1
-    # One that a kubelet is told late may be of two changes.
+    # One late list may cover two changes.
     assert lists(place) - told <= (0 if flags else 2 * _CLAIMS)
     for number, claim in enumerate(claims):
         admin = {"request": "gpu", "adminAccess": True}

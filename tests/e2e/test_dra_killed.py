@@ -1,6 +1,6 @@
-"""An agent that is killed at a step of a claim's way, and claims that went while none was there.
+"""An agent that is killed at a step of a claim, and claims that are deleted while none runs.
 
-All steps are tried by ``python -m tests.chaos.claims``; here those that leave most behind.
+``python -m tests.chaos.claims`` tries all steps; here are those that leave most behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMOVES: Final = "unlink,unlinkat"
 
 
 def left(place: Place) -> tuple[list[str], list[object]]:
-    """What is there for claims: specs, and what is written down."""
+    """Return what is left of claims: the specs, and the recorded state."""
     with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
         claims = json.load(file)["claims"]
     return [each for each in os.listdir(place.cdi) if DRA_DRIVER in each], claims
@@ -38,7 +38,7 @@ def left(place: Place) -> tuple[list[str], list[object]]:
 @pytest.mark.parametrize(
     "nth",
     [
-        # Less is left: nothing but the state has been written.
+        # Only the state was written.
         pytest.param(1, id="state", marks=pytest.mark.thorough),
         pytest.param(2, id="spec"),
     ],
@@ -65,7 +65,7 @@ def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
 @pytest.mark.parametrize(
     "calls",
     [
-        # More is left, as of a claim that was prepared.
+        # Spec and state are left, as for a prepared claim.
         pytest.param(REMOVES, id="spec", marks=pytest.mark.thorough),
         pytest.param(MOVES, id="state"),
     ],
@@ -80,7 +80,7 @@ def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
             place.driver.unprepare(claim)
         place.agent.kill()
     place.start_again()
-    assert "NVSHIM-E2774" in place.refusal(other), "it is not taken back yet"
+    assert "NVSHIM-E2774" in place.refusal(other), "it is still prepared"
     place.give_back(claim)
     assert left(place) == ([], [])
     place.have(other)
@@ -88,18 +88,18 @@ def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
 
 def test_what_cannot_be_removed_of_an_agent_before_keeps_nobody_from_claims(place: Place) -> None:
     place.agent.kill()
-    os.mkdir(place.spec(("", "a claim of nobody", "")))
+    os.mkdir(place.spec(("", "an unknown claim", "")))
     place.start_again()
     place.have(place.claim("one", place.gpus[0]))
-    eventually(lambda: any("E2777" in each for each in place.agent.faults()), "it is said")
-    os.rmdir(place.spec(("", "a claim of nobody", "")))
+    eventually(lambda: any("E2777" in each for each in place.agent.faults()), "it is reported")
+    os.rmdir(place.spec(("", "an unknown claim", "")))
 
 
-# -- a claim that went while nobody was there to hear of it, and that no kubelet takes back ---
+# -- a claim deleted while no agent ran, which no kubelet unprepares ------------
 
 
 def look(place: Place, claim: Reference) -> None:
-    """Have the agent look for claims that are no more, and wait until it has asked for one."""
+    """Make the agent look for deleted claims, and wait until it has asked for one."""
     path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{claim[2]}"
     before = place.cluster.asked.count(("GET", path))
     os.kill(place.agent.pid, signal.SIGHUP)
@@ -132,7 +132,7 @@ def test_what_nobody_has_any_more_is_free_again(place: Place) -> None:
     assert "NVSHIM-E2774" in place.refusal(other)
     look(place, stays)
     look(place, stays)
-    eventually(lambda: not os.path.exists(place.spec(gone)), "it is taken back")
+    eventually(lambda: not os.path.exists(place.spec(gone)), "it is unprepared")
     place.have(other)
     assert os.path.exists(place.spec(runs))
     assert os.path.exists(place.spec(stays))

@@ -1,4 +1,4 @@
-"""MIG devices that the agent makes for claims, by the nvidia-smi of a simulated node."""
+"""MIG devices that the agent creates for claims, with a simulated node's nvidia-smi."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ THERE: Final = "1g.10gb"
 SCENARIO: Final[dict[str, Any]] = {
     "gpus": 3, "model": "h100", "gpu": [{"index": 1, "mig": [THERE]}, {"index": 2, "mig": []}],
 }  # fmt: skip
-# Beside the first instance of GPU 1 all but those that need its slice; all of GPU 2.
+# All of GPU 2, and of GPU 1 those that do not need its first instance's slice.
 COULD_BE: Final = (6 + 6 + 3 + 2 + 1) + 25
-# GPU 0 can be had whole, or cut.
+# GPU 0 can be allocated whole or be partitioned.
 EVERYTHING: Final = 1 + 25 + 1 + COULD_BE
 
 
@@ -44,10 +44,10 @@ ON, OFF = "Enabled, Enabled", "Disabled, Disabled"
 
 
 class Cut(Place):
-    """A node with GPUs that can be cut."""
+    """A node with GPUs that can be partitioned."""
 
     def part(self, shape: str, start: int, gpu: int = 2) -> str:
-        """The name of a device that could be made."""
+        """Return the name of a device that could be created."""
         uuid = self.node.scenario.gpus[gpu].uuid.lower()
         found = [
             name for name in self.cluster.published()
@@ -57,19 +57,19 @@ class Cut(Place):
         return name
 
     def smi(self, *arguments: str) -> str:
-        """Run the node's nvidia-smi, as a person does."""
+        """Run the node's nvidia-smi, as an operator does."""
         return nvidia_smi(self.node, *arguments)
 
     def there(self) -> list[str]:
-        """The profiles of the MIG devices that nvidia-smi lists, by GPU."""
+        """Return the profiles of the MIG devices that nvidia-smi lists, by GPU."""
         return re.findall(r"^  MIG (\S+)", self.smi("-L"), re.MULTILINE)
 
     def instances(self) -> int:
-        """How many GPU instances there are."""
+        """Return the number of GPU instances."""
         return len(re.findall(r"MIG \dg\.", self.smi("mig", "-lgi")))
 
     def noted(self) -> list[dict[str, Any]]:
-        """What the agent has written down that it makes."""
+        """Return the agent's records of devices that it creates."""
         try:
             with open(f"{self.node.state}/dra-mig.json", encoding="utf-8") as file:
                 found: list[dict[str, Any]] = json.load(file)["made"]
@@ -81,22 +81,22 @@ class Cut(Place):
         return self.there() == [THERE] and self.instances() == 1 and self.noted() == []
 
     def mode(self) -> str:
-        """MIG mode of GPU 0, now and after a reset."""
+        """Return the MIG mode of GPU 0, now and after a reset."""
         query = "--query-gpu=mig.mode.current,mig.mode.pending"
         return self.smi("-i", "0", query, "--format=csv,noheader").strip()
 
     def is_whole(self) -> bool:
-        """Whether nothing is left of claims that had parts of GPU 0."""
+        """Whether nothing is left of claims that used MIG devices of GPU 0."""
         with open(f"{self.node.state}/dra-mig-mode.json", encoding="utf-8") as file:
             switched = json.load(file)["gpus"]
         return self.is_clean() and self.mode() == OFF and switched == []
 
     def used(self, *lines: str) -> None:
-        """Have processes use GPUs from now on."""
+        """Simulate processes on the GPUs."""
         self._put("processes", lines)
 
     def nvml(self, *faults: str) -> None:
-        """Have NVML suffer these from now on."""
+        """Inject NVML faults."""
         self._put("faults", faults)
 
     def _put(self, name: str, lines: tuple[str, ...]) -> None:
@@ -111,14 +111,14 @@ def node_to_cut(*flags: str) -> Iterator[Cut]:
     flags = ("--dra-mig", *flags)
     with (
         tempfile.TemporaryDirectory(prefix="node-") as directory,
-        tempfile.TemporaryDirectory(prefix="kubelet-") as root,  # paths of sockets may not be long
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,  # socket addresses are limited
         dra_node_of(Cut, directory, root, SCENARIO, devices=EVERYTHING, flags=flags) as place,
     ):
         yield place
 
 
 def tidy(place: Cut) -> None:
-    """Have it be whole again."""
+    """Remove all claims and MIG devices from the node."""
     place.nvml()
     place.used()
     place.tidy(EVERYTHING)
@@ -134,14 +134,14 @@ def kept() -> Iterator[Kept[Cut]]:
 
 @pytest.fixture
 def place(kept: Kept[Cut]) -> Iterator[Cut]:
-    """A node that tests use one after another."""
+    """Return a node that several tests use, one after another."""
     with kept.lent() as place:
         yield place
 
 
 @pytest.fixture
 def fresh() -> Iterator[Cut]:
-    """One that is the test's to change."""
+    """Yield a node that the test may change."""
     with node_to_cut() as place:
         yield place
 
@@ -161,7 +161,7 @@ def test_a_claims_device_is_made_and_undone(place: Cut) -> None:
     for path in caps:
         assert os.path.exists(place.node.dev + path.removeprefix("/dev"))
     assert place.driver.prepare(claim)[claim[1]] == first
-    assert place.there() == [THERE, "3g.40gb"], "it is made once"
+    assert place.there() == [THERE, "3g.40gb"], "it is created once"
 
     place.give_back(claim)
     assert place.is_clean()
@@ -172,7 +172,7 @@ def test_a_claims_device_is_made_and_undone(place: Cut) -> None:
 
 
 def known_of(place: Cut, uuid: str) -> dict[str, Any]:
-    """What the agent has written down of a device; nothing if it knows none."""
+    """Return the agent's record of a device; empty if there is none."""
     with open(f"{place.node.state}/health.json", encoding="utf-8") as file:
         devices: list[dict[str, Any]] = json.load(file)["devices"]
     return next((each for each in devices if each["uuid"] == uuid and not each["gone"]), {})
@@ -183,7 +183,7 @@ def is_gone(place: Cut, uuid: str) -> bool:
 
 
 def made_and_known(place: Cut, claim: Reference) -> str:
-    """Prepare a claim, and wait until the agent has seen its device; returns that one's UUID."""
+    """Prepare a claim, wait until the agent has seen its device, and return the UUID."""
     place.have(claim)
     (note,) = place.noted()
     uuid = str(note["uuid"])
@@ -199,7 +199,7 @@ def test_the_first_device_out_of_service_may_be_a_part(fresh: Cut) -> None:
     assert {each: [taint["key"] for taint in its] for each, its in taints.items()} == {
         name: [f"{DRA_DRIVER}/out-of-service"]
     }
-    fresh.cluster.wipe()  # as a kubelet does when it begins
+    fresh.cluster.wipe()  # as a kubelet does when it starts
     fresh.published(EVERYTHING)
     assert fresh.cluster.taints().keys() == {name}
     nvshim("undrain", "--config", fresh.node.config_path, uuid)
@@ -228,7 +228,7 @@ def test_a_part_that_is_made_again_and_again_is_healthy(place: Cut) -> None:
         assert (known["state"], known["lost"]) == ("healthy", ""), known
         assert not place.cluster.taints()
         place.give_back(claim)
-        eventually(partial(is_gone, place, uuid), "it is seen to be gone")
+        eventually(partial(is_gone, place, uuid), "the agent has seen the removal")
 
 
 def test_what_overlaps_is_refused_and_what_does_not_is_made(place: Cut) -> None:
@@ -280,7 +280,7 @@ def test_a_place_that_somebody_has_taken_is_said(fresh: Cut) -> None:
     claim = fresh.claim("one", fresh.part("2g20gb", 2))
     assert fresh.smi("mig", "-i", "2", "-cgi", "19:3", "-C")
     error = fresh.refusal(claim)
-    # Whether the agent knows that already or not.
+    # Whether or not the agent has noticed that already.
     assert "NVSHIM-E2780" in error or "NVSHIM-E2773" in error
     gone = {"1g10gb-19-3", "1g10gb-me-20-3", "1g20gb-15-2", "2g20gb-14-2", "3g40gb-9-0",
             "4g40gb-5-0", "7g80gb-0-0"}  # fmt: skip
@@ -315,7 +315,7 @@ def test_a_nvidia_smi_that_hangs_is_ended_and_holds_nobody_else_up(place: Cut) -
     errors: list[str] = []
     thread = threading.Thread(target=lambda: errors.append(place.refusal(claim)))
     thread.start()
-    eventually(lambda: hanging(place), "it is begun")
+    eventually(lambda: hanging(place), "it has started")
     place.have(other)
     assert errors == []
     thread.join()
@@ -332,14 +332,14 @@ STEPS: Final = (
 )  # fmt: skip
 
 KILLED: Final = {(STEPS[0], False), (STEPS[1], True), (STEPS[2], True)}
-"""At which steps, and whether its claims are lost, an agent is killed by default."""
+"""The steps at which an agent is killed by default, and whether its claims are lost."""
 
 
 def kill_at(step: str, claim: tuple[str, str, str], place: Cut) -> bool:
-    """Kill the agent while nvidia-smi hangs in a call of NVML, for a claim.
+    """Kill the agent while nvidia-smi hangs in an NVML call for a claim.
 
     Returns:
-        Whether that was to undo the claim's devices, and not to make them.
+        Whether nvidia-smi was removing the claim's devices, and not creating them.
     """
     is_to_go = step.endswith("Destroy")
     if is_to_go:
@@ -356,12 +356,12 @@ def kill_at(step: str, claim: tuple[str, str, str], place: Cut) -> bool:
     eventually(lambda: hanging(place), "nvidia-smi hangs")
     place.agent.kill()
     thread.join()
-    eventually(lambda: not hanging(place), "it ends with the agent")
+    eventually(lambda: not hanging(place), "it exits with the agent")
     place.nvml()
     return is_to_go
 
 
-# Each step is gone through once in make test: here, or where a whole GPU is cut (below).
+# make test covers each step once: here, or where a whole GPU is partitioned (below).
 @pytest.mark.parametrize(
     ("step", "loss"),
     [
@@ -386,7 +386,7 @@ def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: boo
 
 
 def hanging(place: Cut) -> list[str]:
-    """The nvidia-smi that run with the node's driver."""
+    """Return the nvidia-smi processes that run with the node's driver."""
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -402,7 +402,7 @@ def hanging(place: Cut) -> list[str]:
     "lost",
     [
         (),
-        # What either alone is needed for is needed when both are lost, too.
+        # Recovery that needs one of the two also works when both are lost.
         pytest.param(("dra.json",), marks=pytest.mark.thorough),
         pytest.param(("dra-mig.json",), marks=pytest.mark.thorough),
         ("dra.json", "dra-mig.json"),
@@ -432,7 +432,9 @@ def test_an_agent_that_makes_none_any_more_undoes_what_was_made(fresh: Cut) -> N
     fresh.agent.kill()
     fresh.agent = fresh.new_agent()
     with fresh.agent:
-        eventually(lambda: len(fresh.cluster.published()) == 3, "what could be made is not offered")
+        eventually(
+            lambda: len(fresh.cluster.published()) == 3, "possible devices are not published"
+        )
         eventually(lambda: fresh.refusal(claim) == "", "it has it still")
         fresh.give_back(claim)
         assert fresh.is_clean()
@@ -496,7 +498,7 @@ def test_a_gpu_that_is_in_use_is_not_cut_and_that_is_said(place: Cut) -> None:
     place.used()
     eventually(place.is_whole, "no mode is pending")
     place.have(claim)
-    # Nor does anybody keep a claim from ending who has the GPU open.
+    # A process that has the GPU open does not keep a claim from ending either.
     place.used(f"0 {os.getpid()} 1048576 9 0", f"0 {os.getpid()} 1048576")
     place.driver.unprepare(claim)
     place.used(f"0 {os.getpid()} 1048576")
@@ -529,12 +531,12 @@ def test_a_mode_of_which_the_note_is_lost_is_said(fresh: Cut) -> None:
     assert fresh.is_clean()
     assert fresh.mode() == ON, "it may be a person's"
     line = f"GPU 0 ({fresh.node.scenario.gpus[0].uuid}) is in MIG mode, and has no instances"
-    eventually(lambda: line in fresh.agent.faults(), "it is said")
+    eventually(lambda: line in fresh.agent.faults(), "it is reported")
 
 
 def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(fresh: Cut) -> None:
     claim = fresh.claim("one", fresh.part("1g10gb", 2, gpu=0))
-    assert fresh.smi("-i", "0", "-mig", "1")  # before the agent looks at the node again
+    assert fresh.smi("-i", "0", "-mig", "1")  # before the agent scans the node again
     fresh.have(claim)
     fresh.give_back(claim)
     gpu = fresh.node.scenario.gpus[0].uuid.lower()
@@ -546,7 +548,7 @@ def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(fresh: Cut) ->
     "step",
     [
         "nvmlDeviceSetMigMode",
-        # How parts of a GPU that is cut already are left is above.
+        # The test above covers GPUs that are already partitioned.
         *(pytest.param(step, marks=pytest.mark.thorough) for step in STEPS[:-1]),
         STEPS[-1],
     ],

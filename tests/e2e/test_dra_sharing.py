@@ -1,4 +1,4 @@
-"""What claims ask of their devices, by a kubelet's calls on a simulated node: time slices, MPS."""
+"""Sharing settings of claims, with a kubelet's calls on a simulated node: time slices, MPS."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kept() -> Iterator[dict[int, Kept[Sharing]]]:
 
 @pytest.fixture
 def place(kept: dict[int, Kept[Sharing]], request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    """A node that tests use one after another; the parameter is of how many shares a GPU is."""
+    """Return a node that tests use one after another; the parameter is the number of shares."""
     with kept[getattr(request, "param", 0)].lent() as place:
         yield place
 
@@ -57,10 +57,10 @@ def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -
     place.have(claim)
     place.have(claim)
     assert place.called() == [call(place.uuid(one), 3)]
-    # The default is how a GPU is.
+    # The default time slice changes nothing.
     place.have(place.shared("other", other, timeSlice="Default"))
     assert len(place.called()) == 1
-    # An agent that comes after this one knows of it.
+    # The next agent knows the time slice.
     place.agent.kill()
     place.start_again()
     place.have(claim)
@@ -71,7 +71,7 @@ def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -
 def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The agent waits longer for what hangs than anybody does for its end.
+    # The agent's timeout for nvidia-smi is longer than the time it gets to stop.
     monkeypatch.setenv("NVSHIM_PATIENCE", "20")
     with sharing_node(0) as place, ThreadPoolExecutor(1) as executor:
         pid = Path(place.node.state, "smi-pid")
@@ -84,7 +84,7 @@ def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(
         place.agent.process.terminate()
         assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
         assert isinstance(call.exception(), grpc.RpcError)
-        eventually(lambda: not is_alive(hangs), "it has ended, too")
+        eventually(lambda: not is_alive(hangs), "it has exited, too")
 
 
 def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: Sharing) -> None:
@@ -126,7 +126,7 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
     place.have(claim)
     assert place.daemons() == {name: pid}
 
-    # It outlives its agent, though nobody has its pipes yet, and the next one goes on with it.
+    # The daemon outlives its agent, even without clients, and the next agent adopts it.
     place.end_agent()
     assert place.daemons() == {name: pid}
     place.agent.start()
@@ -136,7 +136,7 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
     place.give_back(claim)
     assert place.daemons() == {}
     assert place.modes() == set()
-    assert not list(place.mps.glob("claims/*")), "nothing is left of it, nor its log"
+    assert not list(place.mps.glob("claims/*")), "its directory and its log are removed"
     place.have(place.claim("plain", place.gpus[0]))
 
 
@@ -146,7 +146,7 @@ def test_the_directories_of_a_daemon_stay_as_long_as_its_claim(place: Sharing) -
     (name,) = place.daemons()
     pipe = os.stat(place.mps / name / "pipe").st_ino
     nvshim("drain", "--config", place.node.config_path, "--let-go", place.uuid(place.gpus[1]))
-    eventually(lambda: not (place.mps / name / ".lock").exists(), "the daemon has ended")
+    eventually(lambda: not (place.mps / name / ".lock").exists(), "the daemon has exited")
     place.undrain(place.gpus[1])
     eventually(lambda: name in place.daemons(), "it is started again")
     assert os.stat(place.mps / name / "pipe").st_ino == pipe, "containers have it mounted"
@@ -170,7 +170,7 @@ def test_a_daemon_of_pods_outlives_the_agents_notes_and_an_api_server_that_is_aw
                 awaited = "shares its devices is not known"
                 eventually(
                     lambda: any(awaited in each for each in place.agent.faults()),
-                    "the agent says what it waits for",
+                    "the agent reports what it waits for",
                 )
                 assert place.daemons() == before
                 old = place.kubelet.drivers.get(DRA_DRIVER)
@@ -220,7 +220,7 @@ def test_a_daemon_that_is_slow_holds_up_no_other_claim(place: Sharing) -> None:
     slow, quick = place.shared("slow", place.gpus[0], mps={}), place.claim("quick", place.gpus[1])
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(place.refusal, slow)
-        eventually(lambda: len(place.modes()) == 1, "the daemon of the other is begun")
+        eventually(lambda: len(place.modes()) == 1, "the other daemon is starting")
         place.have(quick)
         place.give_back(quick)
         assert not waiting.done()
@@ -236,7 +236,9 @@ def test_a_daemon_that_dies_is_started_again(place: Sharing) -> None:
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: place.daemons().get(name, pid) != pid, "another one serves")
     eventually(lambda: place.refusal(claim) == "", "the claim is ready again")
-    assert place.log(name).count("set_default_device_pinned_mem_limit 0 1024M") == 2
+    # The daemon answers before it writes its log.
+    command = "set_default_device_pinned_mem_limit 0 1024M"
+    eventually(lambda: place.log(name).count(command) == 2, "both were limited")
 
 
 def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
@@ -290,9 +292,9 @@ def test_claims_have_parts_of_a_gpu_until_it_is_full(place: Sharing) -> None:
             sorted((each["claim"], each["memory"], each["shares"]) for each in place.status())
             == [("default/elsewhere", 0, 0), ("default/one", 10240, 1), ("default/two", 20480, 2)]
         ),
-        "the status file says who has what",
+        "the status file lists the shares",
     )
-    # Whoever begins anew knows it, and gives no more than before.
+    # A new agent reads the shares from the file, and allocates no more than before.
     place.agent.kill()
     place.start_again()
     assert place.driver.prepare(one, two) == answers
@@ -313,7 +315,7 @@ def test_where_the_api_server_knows_no_shares_a_gpu_is_given_once() -> None:
         place.have(one)
         assert "NVSHIM-E2774" in place.refusal(two)
         place.have(place.claim("other", place.gpus[1]))
-        assert len(place.cluster.writes) == writes, "what it does not keep is not sent again"
+        assert len(place.cluster.writes) == writes, "unknown slices are not sent again"
 
 
 @IN_PARTS

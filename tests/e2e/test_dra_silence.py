@@ -1,4 +1,4 @@
-"""A driver whose API server is away for a while, in each way in which networks have it."""
+"""A driver whose API server is unreachable for a while, in each way that networks fail."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["place"]
 
 WAYS: Final = ("hold", "drop", "reset")
-# Threads of a driver that waits for a server: a watch, a write, and those that read claims.
+# Threads of a driver that waits for a server: a watch, a write, and claim readers.
 FEW: Final = 12
 
 
 def one_of_the_ways(way: str) -> list[Any]:
-    """The ways, of which one is gone through in make test: each of them by another test."""
+    """Return the ways to fail; make test tries one, and each test another one."""
     marks = [pytest.mark.thorough]
     return [pytest.param(each, marks=[] if each == way else marks) for each in WAYS]
 
 
 @contextmanager
 def behind_front(place: Place, timeout: float, **more: Any) -> Iterator[Front]:
-    """Have the agent be another, which reaches the API server by a front only."""
+    """Replace the agent by one that reaches the API server only through a proxy."""
     place.agent.stop()
     with Front(place.cluster.port) as front:
         flags = ("--api-port", str(front.port), "--api-timeout", str(timeout))
@@ -51,7 +51,7 @@ def behind_front(place: Place, timeout: float, **more: Any) -> Iterator[Front]:
 
 
 def held(pid: int) -> tuple[int, int]:
-    """How many threads and descriptors a process has."""
+    """Return how many threads and descriptors a process has."""
     return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
 
@@ -64,7 +64,7 @@ def test_what_is_prepared_does_not_wait_for_the_server(place: Place, way: str) -
         front.be(way)
         os.unlink(place.spec(claims[0]))
         for _ in range(3):
-            # Less than the server may be silent once.
+            # Less than the agent's timeout for one call.
             assert driver.prepare(*claims, patience=10) == first
         assert os.path.exists(place.spec(claims[0]))
         assert driver.unprepare(claims[0], patience=10) == {claims[0][1]: ""}
@@ -102,13 +102,13 @@ def test_what_has_changed_meanwhile_is_published_by_one_write(place: Place, way:
         written = len(place.cluster.writes)
         front.be(way)
         place.drain(place.gpus[0])
-        eventually(lambda: any("E2770" in each for each in place.agent.faults()), "it is said")
+        eventually(lambda: any("E2770" in each for each in place.agent.faults()), "it is reported")
         place.undrain(place.gpus[0])
         place.drain(place.gpus[1])
         driver, name = place.driver, place.gpus[1]
         eventually(lambda: driver.health[name].health == 2, "it is known")
         before = front.accepted
-        if way != "drop":  # nothing is accepted there
+        if way != "drop":  # no connection is accepted there
             eventually(lambda: front.accepted >= before + 2, "it is tried again and again")
         assert len(place.cluster.writes) == written
         front.be("passes")
@@ -116,7 +116,7 @@ def test_what_has_changed_meanwhile_is_published_by_one_write(place: Place, way:
         assert len(place.cluster.writes) == written + 1
         eventually(lambda: not place.agent.faults(), "it is over")
         place.cluster.wipe()
-        assert place.published(3), "what becomes of slices is heard again"
+        assert place.published(3), "the watch of slices works again"
         assert len(place.cluster.writes) == written + 2
 
 
@@ -132,7 +132,7 @@ def test_an_agent_ends_in_time_whatever_the_server_does(place: Place) -> None:
 
         call = threading.Thread(target=ask)
         call.start()
-        eventually(lambda: front.accepted > before, "the server is asked")
+        eventually(lambda: front.accepted > before, "the server gets the request")
         assert place.agent.process is not None
         place.agent.process.terminate()
         assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"

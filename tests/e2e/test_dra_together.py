@@ -1,7 +1,7 @@
-"""Claims that have several things at once: shares, MIG devices, a choice, and who looks after them.
+"""Claims that combine features: shares, MIG devices, prioritized lists, and admin access.
 
-What a real scheduler has allocated (tests/recorded/kubernetes-1.36) is put together anew, with the
-devices of a node of which GPUs are shared, are cut already, or can be cut.
+The tests rewrite a real scheduler's allocations (tests/recorded/kubernetes-1.36) for the devices of
+a node whose GPUs are shared, already partitioned, or can be partitioned.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from tests.harness.kubelet_dra import Reference
 
 NVIDIA: Final = "resource.nvidia.com/v1beta1"
-# GPU 0 is shared, of GPU 1 a MIG device is there, GPU 2 is in MIG mode.
+# GPU 0 is shared, GPU 1 has a MIG device, GPU 2 is in MIG mode.
 DEVICES: Final = 1 + 1 + (6 + 6 + 3 + 2 + 1) + 25
 
 
 class Together(Cut):
-    """A node whose agent shares what it does not cut."""
+    """A node whose agent shares the GPUs that it does not partition."""
 
     mps: str
 
     def allocated(self, name: str, devices: dict[str, str], **change: Any) -> list[dict[str, Any]]:
-        """What a real scheduler has allocated to a claim, of our devices.
+        """Return a real scheduler's allocation for a claim, with our devices.
 
         Args:
-            name: of the claim, as it begins.
-            devices: ours, by what the recorded driver's were called.
-            change: of each result.
+            name: prefix of the claim's name.
+            devices: our devices, by the recorded driver's names for them.
+            change: fields to change in each result.
         """
         (found,) = (
             each["allocation"]["devices"]["results"]
@@ -75,7 +75,7 @@ class Together(Cut):
         return said
 
     def variables(self, claim: Reference) -> dict[str, set[str]]:
-        """What the devices of a claim set, by their names in its CDI spec."""
+        """Return the variables that a claim's devices set, by their names in its CDI spec."""
         with open(self.spec(claim), encoding="utf-8") as file:
             devices = json.load(file)["devices"]
         return {each["name"]: set(each["containerEdits"].get("env", ())) for each in devices}
@@ -118,7 +118,7 @@ def kept() -> Iterator[Kept[Together]]:
 
 @pytest.fixture
 def place(kept: Kept[Together]) -> Iterator[Together]:
-    """A node that tests use one after another."""
+    """Return a node that several tests use, one after another."""
     with kept.lent() as place:
         yield place
 
@@ -136,7 +136,7 @@ def test_a_choice_of_shares_is_configured_by_what_was_chosen(place: Together) ->
     assert (list(device.request_names), device.share_id) == (["gpu"], share["shareID"])
     (said,) = place.variables(claim).values()
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M" in said
-    # Another choice, and another share, of the request as a whole.
+    # Another alternative, and another share, of the whole request.
     (other,) = place.allocated("d-consume-b", {"gpu-0": place.whole}, request="gpu/small")
     plain = place.put("two", other)
     assert "NVSHIM-E2789" in place.refusal(plain)
@@ -184,7 +184,7 @@ def test_who_looks_after_devices_keeps_nobody_from_them(place: Together) -> None
     assert [each.device_name for each in answer.devices] == [place.whole, part]
     (own,) = place.answer(owner).devices
     assert {each.device_name for each in answer.devices} >= {own.device_name}
-    # It takes nothing: there are as many shares as before, and the part goes with its owner.
+    # Admin access takes no share, and the MIG device is removed with its owner.
     (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole})
     four = {**share["consumedCapacity"], "gpu.nvidia.com/shares": "4"}
     place.have(place.put("shares", {**share, "consumedCapacity": four}))
@@ -203,7 +203,7 @@ def test_pods_that_share_a_claim_have_the_same_of_it(place: Together) -> None:
     one, other = at_once(place.answer, [claim] * 2)
     assert one == other
     assert [list(each.request_names) for each in one.devices] == [["share"], ["gpu"]]
-    assert place.there() == [THERE, "3g.40gb"], "it is made once"
+    assert place.there() == [THERE, "3g.40gb"], "it is created once"
     place.give_back(claim)
     assert place.is_clean()
     place.give_back(claim)

@@ -1,4 +1,4 @@
-"""Two agents in a rolling update: the newer waits for the older to end, and serves meanwhile."""
+"""Two agents in a rolling update: the newer one serves, and waits for the older one to stop."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ MOVES: Final = "rename,renameat,renameat2"
 
 
 def endpoints(place: Place) -> list[str]:
-    """The sockets of the instances that the kubelet knows, the oldest first."""
+    """Return the sockets of the instances that the kubelet knows, the oldest first."""
     return [os.path.basename(each.info.endpoint) for each in place.kubelet.instances(DRA_DRIVER)]
 
 
 def endpoint(place: Place, pod: str) -> str:
-    """The socket of a pod's instance."""
+    """Return the socket of a pod's instance."""
     return os.path.basename(socket_paths(place.root, DRA_DRIVER, pod).endpoint)
 
 
@@ -52,7 +52,7 @@ def is_known(place: Place, pod: str) -> bool:
 
 @contextmanager
 def updating(place: Place, old: str = OLD, *flags: str) -> Iterator[NodeAgent]:
-    """An update: the agent is one of a pod, and another waits for its end, which is returned."""
+    """Run an update: the agent has a pod, and a second agent, which is yielded, waits for it."""
     place.agent.stop()
     first = place.agent = place.new_agent(*(("--pod-uid", old) if old else ()), *flags)
     place.cluster.close_watches()
@@ -70,14 +70,14 @@ def updating(place: Place, old: str = OLD, *flags: str) -> Iterator[NodeAgent]:
 
 
 def asked(driver: Driver, call: str, *claims: tuple[str, str, str]) -> list[str]:
-    """What is wrong with each claim by the driver's answer."""
+    """Return the error of each claim in the driver's answer."""
     if call == "unprepare":
         return [*driver.unprepare(*claims).values()]
     return [each.error for each in driver.prepare(*claims).values()]
 
 
 def left(place: Place) -> tuple[list[str], list[object]]:
-    """What is there for claims: specs, and what is written down."""
+    """Return what is left of claims: the specs, and the recorded state."""
     with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
         claims = json.load(file)["claims"]
     return [each for each in os.listdir(place.cdi) if DRA_DRIVER in each], claims
@@ -102,14 +102,14 @@ def test_both_instances_serve_and_what_one_prepares_the_other_takes_back(place: 
 
         assert place.agent.stop() == 0
         eventually(lambda: waiter.said("node agent started"), "the second has the node")
-        assert endpoints(place) == [endpoint(place, NEW)], "it is not registered anew"
+        eventually(lambda: endpoints(place) == [endpoint(place, NEW)], "still only one instance")
         assert place.driver is second
-        assert second.is_connected, "its stream has not ended"
-        assert len(place.cluster.writes) == written, "what is published stays as it is"
+        assert second.is_connected, "its stream is still open"
+        assert len(place.cluster.writes) == written, "the published slices stay the same"
         told = second.told
         name = place.gpus[0]
         place.drain(name)
-        eventually(lambda: second.told > told and second.health[name].health == 2, "it tells")
+        eventually(lambda: second.told > told and second.health[name].health == 2, "it reports")
         assert asked(second, "prepare", claims[1]) == [""]
         eventually(place.cluster.taints, "the second publishes")
     assert sum("driver" in line for line in waiter.said("registered")) == 1
@@ -170,7 +170,7 @@ def test_a_call_that_meets_the_change_of_hands_waits_for_it(place: Place, end: s
 @pytest.mark.parametrize(
     "nth",
     [
-        # As in test_dra_killed.py, and as when it is killed at the spec.
+        # As in test_dra_killed.py, and as when it is killed while it writes the spec.
         pytest.param(1, id="state", marks=pytest.mark.thorough),
         pytest.param(2, id="spec"),
     ],
@@ -208,7 +208,7 @@ def test_what_a_killed_instance_has_left_of_sockets_is_removed(place: Place) -> 
 
 
 def test_an_agent_without_a_pod_of_its_own_can_be_the_first(place: Place) -> None:
-    """As one that was started on the host, or by manifests of before."""
+    """An agent that was started on the host, or by older manifests."""
     claim = place.claim("one", place.gpus[0])
     with updating(place, "") as waiter:
         assert endpoints(place) == ["dra.sock", endpoint(place, NEW)]
@@ -219,7 +219,7 @@ def test_an_agent_without_a_pod_of_its_own_can_be_the_first(place: Place) -> Non
         assert left(place) == ([], [])
         config = ("--config", place.node.config_path, "--api-server", "127.0.0.1", "--dra")
         refused = nvshim("node", *config, "--poll", "1000", check=False)
-        assert "NVSHIM-E2701" in refused.stderr, "who has no pod does not wait"
+        assert "NVSHIM-E2701" in refused.stderr, "an agent without a pod does not wait"
 
 
 def test_a_pod_is_ready_once_its_agent_serves(place: Place) -> None:
@@ -245,7 +245,7 @@ def test_streams_that_a_kubelet_opens_again_and_again_leave_nothing(place: Place
 
         def stream() -> None:
             again = Driver(second.info, second.version)
-            eventually(lambda: again.health, "health is told")
+            eventually(lambda: again.health, "health is reported")
             again.close()
 
         def held() -> int:
@@ -256,10 +256,10 @@ def test_streams_that_a_kubelet_opens_again_and_again_leave_nothing(place: Place
         before = held()
         for _ in range(20):
             stream()
-        eventually(lambda: held() <= before + 4, "the connections have ended")
+        eventually(lambda: held() <= before + 4, "the connections are closed")
 
 
-@pytest.mark.serial  # it has a second for that
+@pytest.mark.serial  # the agent has one second for it
 def test_what_was_begun_is_finished_before_an_agent_ends(place: Place) -> None:
     claim = place.claim("slow", place.gpus[0])
     goes_on, reads = threading.Event(), threading.Event()
@@ -276,7 +276,7 @@ def test_what_was_begun_is_finished_before_an_agent_ends(place: Place) -> None:
     assert reads.wait(60)
     assert place.agent.process is not None
     place.agent.process.terminate()
-    eventually(lambda: place.agent.said("node agent stops"), "it is told to end")
+    eventually(lambda: place.agent.said("node agent stops"), "the agent is stopping")
     goes_on.set()
     call.join(60)
     assert answers == [[""]]

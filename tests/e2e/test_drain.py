@@ -1,4 +1,4 @@
-"""GPUs out of service: what a real containerd is answered, who is waited for, and who is ended."""
+"""Devices out of service: containerd's errors, and the containers that drain waits for or stops."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tools.containerd import Completed
 
-# Nobody else's GPUs have these numbers: whoever has a node open holds it.
+# No other node uses these minors: every process with a node open is a holder.
 _MINORS: Final = 28
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
@@ -42,7 +43,7 @@ class Place:
         self.runtime, self.node = runtime, node
         state = os.path.dirname(os.path.dirname(os.path.dirname(runtime.containerd.bundle("x"))))
         self.config = ("--config", node.config_path)
-        # No other's containers: they are of nodes whose GPUs are called like these.
+        # Only this containerd's containers: other nodes' GPUs have the same names.
         self.where = (*self.config, "--containerd-state", state)
 
     def drain(self, *words: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class Place:
         return nvshim("undrain", *words, *self.config)
 
     def spawn_drain(self, *words: str) -> subprocess.Popen[str]:
-        """The command, as a process that goes on."""
+        """Start the command in the background."""
         pipe = subprocess.PIPE
         where = (*self.where, "-o", "json")
         return start_nvshim("drain", *words, *where, stdout=pipe, stderr=pipe, text=True)
@@ -66,7 +67,7 @@ class Place:
         return os.path.exists(f"{self.node.directory}/drained/{uuid}")
 
     def try_one(self, *flags: str, name: str | None = None) -> Completed:
-        """Start a container that goes on, if it may."""
+        """Try to start a container that keeps running."""
         container = self.runtime.expect(name)
         words = ("--detach", *flags)
         words = self.runtime.words("sleep", "1000", image=GLIBC, name=container.name, flags=words)  # type: ignore[assignment]
@@ -98,7 +99,7 @@ def place(ours: Runtime, node: SimulatedNode, configure: Callable[..., None]) ->
     place = Place(ours, node)
     yield place
     ours.close()
-    with suppress(AssertionError):  # where nothing is out of service any more
+    with suppress(AssertionError):  # where nothing is out of service
         place.undrain("all")
     with suppress(AssertionError):
         place.undrain("--driver")
@@ -134,7 +135,7 @@ def test_holders_are_listed_by_name_and_waited_for(place: Place) -> None:
     waiting = place.spawn_drain("1", "--wait")
     both.remove()
     assert waiting.poll() is None, "one still holds it"
-    # It was not told to delete its task: what has ended holds nothing.
+    # Its task still exists, but a stopped container holds nothing.
     one.kill()
     out, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 0
@@ -145,7 +146,7 @@ def test_holders_are_listed_by_name_and_waited_for(place: Place) -> None:
 def test_forced_containers_are_told_to_end_and_killed_after_their_grace(place: Place) -> None:
     polite = place.runtime.start("sh", "-c", POLITE, image=GLIBC, flags=ON_GPU_1)
     eventually(lambda: _catches(polite.pid, signal.SIGTERM), "its trap is set")
-    # The kernel keeps a signal without a handler from the first process of a pid namespace.
+    # The kernel drops signals without a handler for init of a pid namespace.
     stubborn = place.runtime.start_idle(image=GLIBC, flags=ON_GPU_1)
     other = place.runtime.start_idle(image=GLIBC, flags=ON_GPU_0)
     done = nvshim("drain", "1", "--force", "--grace=2s", *place.where)
@@ -166,7 +167,7 @@ def _catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-@pytest.mark.serial  # every NVIDIA node that anybody has open is the driver's
+@pytest.mark.serial  # every process with an NVIDIA node open holds the driver
 def test_the_driver_out_of_service_has_everybody_as_a_holder(place: Place) -> None:
     files = place.runtime.start_idle(image=GLIBC, flags=("--env", "NVIDIA_VISIBLE_DEVICES=none"))
     one = place.runtime.start_idle(image=GLIBC, flags=ON_GPU_1)
@@ -176,14 +177,14 @@ def test_the_driver_out_of_service_has_everybody_as_a_holder(place: Place) -> No
     refused = place.try_one("--env", "NVIDIA_VISIBLE_DEVICES=none")
     assert "NVSHIM-E0231" in refused.stderr
     assert "the driver is out of service since" in refused.stderr
-    assert place.try_one().code == 0, "who asks for nothing gets what it asks for"
+    assert place.try_one().code == 0, "a container without GPUs starts"
     assert place.drain("--driver", "--force", "--grace=1s")["free"]
     place.undrain("--driver")
     assert place.try_one(*ON_ALL).code == 0
 
 
 def test_none_slips_through_between_the_mark_and_the_list(place: Place) -> None:
-    """Of containers that are made while a GPU is drained each is refused, or listed."""
+    """Each container that is created while a GPU is drained is either refused or listed."""
     starting: list[tuple[str, int]] = []
     stop = threading.Event()
 
@@ -196,7 +197,7 @@ def test_none_slips_through_between_the_mark_and_the_list(place: Place) -> None:
     for thread in threads:
         thread.start()
     try:
-        eventually(lambda: len([1 for _, code in starting if code == 0]) >= 3, "some are made")
+        eventually(lambda: len([1 for _, code in starting if code == 0]) >= 3, "some are created")
         document = place.drain("1")
         made = len(starting)
         eventually(lambda: len(starting) >= made + 6, "others are tried")
@@ -206,7 +207,7 @@ def test_none_slips_through_between_the_mark_and_the_list(place: Place) -> None:
             thread.join()
     held = set(place.holders(document))
     assert {name for name, code in starting if code == 0} <= held
-    # One that was refused just then may be listed: its bundle is there until that is answered.
+    # A refused container may be listed: its bundle exists until the refusal is answered.
     assert held <= {name for name, _ in starting}
     assert starting[-1][1] != 0
 
@@ -214,7 +215,7 @@ def test_none_slips_through_between_the_mark_and_the_list(place: Place) -> None:
 def test_two_drains_and_an_undrain(place: Place) -> None:
     first = place.drain("1", "--reason", "one")["devices"][0]
     again = place.drain("1")["devices"][0]
-    assert again == first, "since when and why is kept"
+    assert again == first, "time and reason are kept"
     assert place.drain("1", "--reason", "two")["devices"][0]["why"].endswith(": two")
     others = [place.spawn_drain(str(n % 2), "--reason", f"r{n}") for n in range(6)]
     for other in others:
@@ -261,3 +262,42 @@ def test_what_is_no_device_is_not_taken_out_of_service(place: Place) -> None:
         assert refused.code == 1, name
         assert refused.stderr.startswith("NVSHIM-E2641")
         assert not os.path.exists(f"{place.node.directory}/drained")
+
+
+def test_a_mig_layout_waits_for_containers_of_what_it_changes_alone(
+    place: Place, tmp_path: Path
+) -> None:
+    layouts = tmp_path / "layouts.yaml"
+    layouts.write_text(LAYOUTS)
+
+    def mig(*words: str) -> Answer:
+        return nvshim("mig", "apply", str(layouts), *words, *place.where, check=False)
+
+    other = place.runtime.start_idle(image=GLIBC, flags=ON_GPU_0)
+    whole = place.runtime.start_idle(image=GLIBC, flags=ON_GPU_1)
+    refused = mig("cut")
+    assert refused.code == 1
+    assert "NVSHIM-E2684 layout-held" in refused.stderr
+    assert whole.name in refused.stderr
+    assert not place.is_marked(1)
+
+    done = mig("cut", "--force", "--grace=0s")
+    assert done.code == 0, done.stderr
+    assert whole.status != "RUNNING"
+    stays = place.runtime.start_idle(image=GLIBC, flags=("--env", "NVIDIA_VISIBLE_DEVICES=1:0"))
+    # The larger instance and its container stay; the smaller one is removed.
+    assert mig("other").code == 0
+    caps = stays.exec("sh", "-c", "ls /dev/nvidia-caps").stdout.split()
+    assert len(caps) == 2
+    assert stays.status == "RUNNING"
+    assert mig("off", "--force", "--grace=0s").code == 0
+    assert other.status == "RUNNING"
+
+
+LAYOUTS: Final = """
+version: v1
+mig-configs:
+  cut: [{devices: [1], mig-enabled: true, mig-devices: {3g.40gb: 1, 1g.10gb: 1}}]
+  other: [{devices: [1], mig-enabled: true, mig-devices: {3g.40gb: 1, 2g.20gb: 1}}]
+  "off": [{devices: [1], mig-enabled: false}]
+"""

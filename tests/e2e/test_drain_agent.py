@@ -1,4 +1,4 @@
-"""What a kubelet hears of what is out of service, and a reset, on a node with its agent."""
+"""What the kubelet learns about devices out of service, and resets, on a node with an agent."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _MINORS: Final = 24
 GPU: Final = "nvidia.com/gpu"
 SLICE: Final = "nvidia.com/mig-1g.10gb"
 
-# In the place of the driver's own, which needs the kernel's: what it is told, it notes; then it
-# waits until somebody lets it go on, and ends as that says.
+# Replaces the driver's nvidia-smi, which needs the kernel module. It records its arguments, waits
+# until the test lets it continue, and exits as the test says.
 NVIDIA_SMI: Final = """#!/bin/sh
 echo "$@" >> {state}/reset-calls
 read -r status heals said < {state}/reset-goes-on
@@ -56,7 +56,7 @@ class Place:
         self.node = node
         self.uuids = [gpu.uuid for gpu in node.scenario.gpus]
         self.config = ("--config", node.config_path)
-        # Nobody's containers: others run on this machine.
+        # No containerd: others run on this machine.
         self.where = (*self.config, "--containerd-state", node.dev)
 
     def call(self, *words: str, check: bool = True) -> Answer:
@@ -83,19 +83,19 @@ class Place:
     def put_nvidia_smi(self) -> None:
         state = self.node.state
         program = Path(self.node.driver_root, "usr/bin/nvidia-smi")
-        program.unlink()  # it is a link to what other nodes have as well
+        program.unlink()  # a link to a file that other nodes use as well
         program.write_text(NVIDIA_SMI.format(state=state), encoding="ascii")
         program.chmod(0o755)
         os.mkfifo(f"{state}/reset-goes-on")
 
     def called(self) -> list[str]:
-        """How nvidia-smi was called."""
+        """Return the calls of nvidia-smi."""
         with suppress(FileNotFoundError):
             return Path(self.node.state, "reset-calls").read_text("ascii").splitlines()
         return []
 
     def lets_reset(self, reset: subprocess.Popen[str], times: int = 1) -> str:
-        """Let a reset that comes to its nvidia-smi succeed; what it has printed."""
+        """Let the nvidia-smi of a reset succeed; return the command's output."""
         eventually(lambda: len(self.called()) == times, "nvidia-smi runs")
         self.go_on()
         out, err = reset.communicate(timeout=60)
@@ -110,7 +110,7 @@ class Place:
 @contextmanager
 def place_at(tmp_path: Path) -> Iterator[Place]:
     scenario = Scenario.load("two")
-    # Nobody else's GPUs have these numbers: whoever has a node open holds it.
+    # No other node uses these minors: every process with a node open is a holder.
     gpus = tuple(replace(gpu, minor=_MINORS + gpu.index) for gpu in scenario.gpus)
     with SimulatedNode.create(str(tmp_path / "node"), replace(scenario, gpus=gpus)) as node:
         with open(node.config_path, "a", encoding="utf-8") as file:
@@ -135,10 +135,12 @@ def test_the_node_says_what_no_pod_can_have(place: Place, tmp_path: Path) -> Non
     with ApiServer(str(tmp_path / "token")) as api:
         api.nodes["one"] = [{"type": "Ready", "status": "True"}]
         api.is_forbidden = True
+        labels = tmp_path / "features.d" / "nvshim"
         words = (
             "--api-server", "127.0.0.1", "--api-port", str(api.port), "--node-name", "one",
             "--service-account", api.service_account, "--node-condition",
             "--containerd-state", place.node.dev,
+            "--node-labels", "file", "--node-labels-file", str(labels), "--node-labels-remove",
         )  # fmt: skip
         agent = NodeAgent(place.node, str(tmp_path), "/nowhere", *words)
         with agent:
@@ -152,20 +154,25 @@ def test_the_node_says_what_no_pod_can_have(place: Place, tmp_path: Path) -> Non
             began = api.nodes["one"][1]["lastTransitionTime"]
             place.call("drain", "--driver", "--reason", "update")
             words_of_both = ("the driver is out of service", ": update")
-            eventually(lambda: all(w in condition()[2] for w in words_of_both), "both are told")
+            eventually(lambda: all(w in condition()[2] for w in words_of_both), "both are reported")
             assert api.nodes["one"][1]["lastTransitionTime"] == began
             place.call("undrain", "--driver")
             place.call("undrain", "1")
             eventually(lambda: condition()[0] == "False", "all are in service")
             assert condition() == ("False", "AllInService", "all GPUs are in service")
+            eventually(labels.exists, "the node is labelled")
+            lines = set(labels.read_text(encoding="utf-8").splitlines())
+            assert lines >= {"nvidia.com/gpu.count=2", "nvidia.com/gpu.memory=81559"}
+            assert agent.stop() == 0
+            assert not labels.exists()
         kinds = {kind for kind, _ in api.patches}
         assert kinds == {"application/strategic-merge-patch+json"}
         written = len(api.patches)
         with agent:
             eventually(lambda: agent.said("node inventory"), "it has looked")
             place.call("drain", "1")
-            eventually(lambda: condition()[0] == "True", "it is told anew")
-        # What the Node had already was not written again.
+            eventually(lambda: condition()[0] == "True", "the agent writes the condition again")
+        # The agent did not rewrite unchanged conditions.
         assert len(api.patches) == written + 1
 
 
@@ -176,7 +183,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
         with agent:
             assert kubelet.wait_for(GPU, 2) == set(place.uuids)
             place.call("drain", "1", "--reason", "fan")
-            with pytest.raises(grpc.RpcError) as refused:  # whether it has heard of it or not
+            with pytest.raises(grpc.RpcError) as refused:  # whether or not it knows already
                 kubelet.plugins[GPU].allocate(place.uuids[1])
             assert refused.value.details().startswith("NVSHIM-E2715 device-drained: ")
             assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
@@ -184,7 +191,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
             (served,) = agent.said("serving metrics")
 
             def out_of_service() -> dict[str, float]:
-                with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:
+                with urlopen(f"http://{served['address']}/metrics", timeout=60) as answer:
                     told = read_told(answer.read().decode())
                 series = told["nvshim_device_out_of_service"].series
                 return {dict(labels)["uuid"]: value for (_, labels), value in series.items()}
@@ -202,7 +209,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
             assert health.code == 3
             kubelet.restart()
             assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
-        # What does not outlive a boot is gone; the mark is not below it.
+        # A boot loses these files. The mark is not one of them.
         for path in Path(place.node.state).glob("*.json"):
             path.unlink()
         with agent:
@@ -211,7 +218,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
             assert kubelet.wait_for(GPU, 2) == set(place.uuids)
 
 
-@pytest.mark.serial  # every NVIDIA node that anybody has open is the driver's
+@pytest.mark.serial  # every process with an NVIDIA node open holds the driver
 def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_path: Path) -> None:
     asked = Path(place.node.state, "nvml-inits")
     with (
@@ -222,9 +229,9 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
         eventually(lambda: with_nvml(agent.pid), "it has NVML open")
         place.call("drain", "--driver", "--reason", "570 comes")
         kubelet.wait_for(GPU, 0)
-        eventually(lambda: not with_nvml(agent.pid), "it has let go")
+        eventually(lambda: not with_nvml(agent.pid), "it has closed NVML")
         asked.touch()
-        # The driver's files go, and come back: nobody asks NVML for that, nor makes a node.
+        # The driver's files are removed and restored: the agent does not use NVML or create nodes.
         root, node = Path(place.node.driver_root), Path(place.node.dev, f"nvidia{_MINORS + 1}")
         away = root.rename(root.with_name("away"))
         node.unlink()
@@ -237,8 +244,8 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
         assert not node.exists()
         place.call("undrain", "--driver")
         kubelet.wait_for(GPU, 2)
-        eventually(node.exists, "the node is made again")
-        eventually(asked.read_bytes, "NVML is asked again")
+        eventually(node.exists, "the node is recreated")
+        eventually(asked.read_bytes, "NVML is queried again")
 
 
 def test_a_mig_device_out_of_service_by_itself(tmp_path: Path) -> None:
@@ -278,7 +285,7 @@ def test_a_mig_mode_that_a_person_switches_is_seen(tmp_path: Path, *, agent_runs
             for mode, count in (("1", 1), ("0", 2)):
                 if agent_runs:
                     let_go.touch()
-                    eventually(lambda: not with_nvml(agent.pid), "the agent lets go")
+                    eventually(lambda: not with_nvml(agent.pid), "the agent closes NVML")
                 else:
                     agent.stop()
                 assert "MIG Mode" in nvidia_smi(node, "-i", "0", "-mig", mode)
@@ -303,11 +310,11 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         reset = place.spawn("reset", "1", "--reason", "Xid 79")
         eventually(place.called, "nvidia-smi runs")
         assert place.called() == [f"--gpu-reset -i {place.node.scenario.gpus[1].pci}"]
-        eventually(lambda: not with_nvml(agent.pid), "the agent lets go meanwhile")
+        eventually(lambda: not with_nvml(agent.pid), "the agent closes NVML")
         mark = place.mark(1)
         assert mark is not None
         assert (mark["reset"], mark["reason"]) == ("nvidia-smi resets it", "Xid 79")
-        # While it runs nobody else resets anything, or takes the mark away.
+        # While it runs, no other command can reset a GPU or remove the mark.
         for words in (("reset", "0"), ("undrain", "1")):
             refused = place.call(*words, check=False)
             assert refused.code == 1
@@ -330,7 +337,7 @@ def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path
 
     agent = NodeAgent(place.node, str(tmp_path), "/nowhere", "--containerd-state", place.node.dev)
     with agent:
-        # One that is lost is asked for again whenever something has changed.
+        # The agent queries a lost GPU again whenever something changes.
         place.suffers("gpu1=error:15")
         place.call("list")
         reset = place.spawn("reset", "1")
@@ -343,7 +350,7 @@ def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path
         place.go_on()
         _, err = reset.communicate(timeout=60)
         assert reset.returncode == 0, err
-        eventually(inits.read_bytes, "it is asked again")
+        eventually(inits.read_bytes, "NVML is queried again")
 
 
 def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
@@ -370,7 +377,7 @@ def test_who_comes_between_the_wait_and_the_reset_is_not_waited_for_once_more(pl
             assert lock is not None
             reset = place.spawn("reset", "1", "--wait=3s", patience="20")
             eventually(lambda: place.mark(1), "the reset waits for the lock")
-            time.sleep(3)  # the time that it was given
+            time.sleep(3)  # the time that the option sets
             stack.enter_context(_holding(place))
         since = time.monotonic()
         _, err = reset.communicate(timeout=60)
@@ -400,7 +407,7 @@ def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
 ) -> None:
     place.suffers("gpu1=error:15")
     place.call("list")
-    reset = place.spawn("reset", "1", patience="0.1")  # it is known at once that it does not heal
+    reset = place.spawn("reset", "1", patience="0.1")  # do not wait for the GPU to recover
     eventually(place.called, "nvidia-smi runs")
     place.go_on(status, found, heals=False)
     out, err = reset.communicate(timeout=120)
@@ -414,7 +421,7 @@ def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
     assert found in mark["reset"]
     told = nvshim("doctor", *place.config, "--only", "D017", check=False).stdout
     assert "its reset stopped at" in " ".join(told.split())
-    # A person goes on from there.
+    # The operator can continue from there.
     place.suffers()
     place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
@@ -434,7 +441,7 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
     assert mark["reset"] == "nvidia-smi resets it"
     rows = place.call("list", "-o", "json").items
     assert [bool(row["out_of_service"]) for row in rows] == [False, True]
-    if number == signal.SIGKILL:  # it has left its nvidia-smi behind
+    if number == signal.SIGKILL:  # its nvidia-smi is still running
         place.go_on()
     place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
@@ -442,7 +449,7 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
 
 @contextmanager
 def _holding(place: Place) -> Iterator[Callable[[], None]]:
-    """A process that holds the second GPU until the end, or until what is yielded is called."""
+    """Run a process that holds the second GPU until the yielded function is called."""
     holds = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print(flush=True); sys.stdin.read()"
     argv = [sys.executable, "-c", holds, make_openable(place.node, 1)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -464,7 +471,7 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: 
         assert mark["reset"] == "waits for its holders"
         assert place.called() == []
         waiting = place.spawn("reset", "1", "--wait")
-        assert "lets_go" not in mark  # as long as it waits, the agent watches all GPUs
+        assert "lets_go" not in mark  # while it waits, the agent watches all GPUs
         let_go()
     place.lets_reset(waiting)
     assert place.mark(1) is None

@@ -1,7 +1,8 @@
-"""Containers whose engine has applied a CDI spec of NVIDIA's: its hooks are done and never run.
+"""Containers whose engine has applied NVIDIA's CDI spec: the shim does the hooks' work itself.
 
 containerd 2, CRI-O and Docker do so for ``--device``, for a kubelet's device plugin and for DRA
-drivers; NRI plugins as well. The shim sees nodes, mounts and hooks in the spec, and no request.
+drivers; NRI plugins do so as well. The shim sees nodes, mounts and hooks in the spec, and no
+request.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ground(
     shim_config: str,
     workshop: str,
 ) -> Iterator[Ground]:
-    """Where specs of every kind become containers of one shim, on a node with two GPUs."""
+    """Return a place that runs specs of every kind in one shim, on a node with two GPUs."""
     with open(shim_config, encoding="utf-8") as file:
         before = file.read()
     with open(two_gpus.config_path, encoding="utf-8") as file:
@@ -80,8 +81,8 @@ def every_link(node: SimulatedNode) -> dict[str, str]:
         for text in texts:
             target, _, path = text.rpartition("::")
             found[path] = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    # ldconfig and create-soname-symlinks make those of the sonames; the driver's packages have
-    # the same links, made by the same program.
+    # ldconfig and create-soname-symlinks create the soname links; the driver's packages contain the
+    # same links, created by the same program.
     for _, where in engine_cdi.mounts(node):
         directory, name = os.path.split(where)
         if directory not in FOLDERS or ".so." not in name:
@@ -97,7 +98,7 @@ def every_link(node: SimulatedNode) -> dict[str, str]:
     return {path: end_of(path, found) for path in found}
 
 
-# Those that need nothing else of the image than its libc.
+# Programs that need only the image's libc.
 LOADED: Final = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1")
 
 
@@ -165,11 +166,11 @@ def test_hooks_of_a_spec_that_the_engine_applied_are_done_and_none_runs(
     in_folders = [path for path in links if os.path.dirname(path) in FOLDERS]
     assert {path.rpartition("/")[2] for path in in_folders} <= cached.keys()
     assert "profile" in told
-    # This kernel has no such module: what would cover its file is there, and the shim tried to.
+    # This kernel has no such module: the cover's source exists, and the shim tried.
     (covered,) = done.record["proc_files"]
     assert covered["path"] == PARAMETERS
     assert "ModifyDeviceFiles: 0\n" in "".join(parameters)
-    # Nothing was given twice, and nothing taken away but the hooks.
+    # Nothing was added twice, and only the hooks were removed.
     places = [mount["destination"] for mount in done.spec["mounts"]]
     assert len(places) == len(set(places))
     assert {where for _, where in engine_cdi.mounts(node)} <= set(places)
@@ -208,7 +209,7 @@ def test_hooks_are_done_for_other_kinds_of_containers_too(
     told = seen(done.output)
     assert not done.refused
     assert tuple(name for (name,) in told.get("found", [])) == LOADED, done.output
-    assert ("profile" in told) == (change is not mapped)  # which lists no GPU
+    assert ("profile" in told) == (change is not mapped)  # a user namespace lists no GPU
     assert not log.exists()
 
 
@@ -264,7 +265,7 @@ def test_request_of_containerds_clients_is_done_and_their_hook_does_not_run(
 
     done = ground.run(
         ground.image(), "sh", "-c", "nvidia-smi -L; ls /dev", edit=with_gpus_flag
-    )  # the image asks for all
+    )  # the image requests all
     assert not done.refused
     assert not log.exists()
     assert not outer.exists()
@@ -274,7 +275,7 @@ def test_request_of_containerds_clients_is_done_and_their_hook_does_not_run(
     nodes = done.output.split()
     assert "nvidia1" in nodes
     assert "nvidia0" not in nodes
-    assert "dri" not in nodes  # the image's "all" is not the capabilities that were asked
+    assert "dri" not in nodes  # the image's "all" does not replace the requested capabilities
     assert done.record["request"]["origin"] == "spec"
 
 

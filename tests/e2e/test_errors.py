@@ -1,4 +1,4 @@
-"""Bad input: one line at the client that says what is wrong, and nothing left behind."""
+"""Bad input: the client gets one line that says what is wrong, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.runtime import Runtime, new_name, one_line
 
 
 def _refusal(runtime: Runtime, name: str, **options: Any) -> str:
-    """What the client is told when the task is created."""
+    """Return the client's error when it creates the task."""
     with pytest.raises(api.ApiRefused) as refused:
         api.create_task(runtime.containerd, name, **options)
     message = str(refused.value)
@@ -28,7 +28,7 @@ def _refusal(runtime: Runtime, name: str, **options: Any) -> str:
 
 
 def _is_containerds_own(message: str) -> bool:
-    """Whether it is the word of a containerd that looked into the spec itself."""
+    """Whether a containerd that checks the spec itself wrote the message."""
     return "failed to validate OCI runtime features" in message
 
 
@@ -42,15 +42,15 @@ def _is_containerds_own(message: str) -> bool:
     ],
 )
 def test_malformed_spec_is_refused(runtime: Runtime, content: str) -> None:
-    # containerd reads a spec before it calls a shim; this is what gets through.
+    # containerd reads a spec before it calls a shim; these specs get through.
     container = runtime.expect()
     api.create_container(
         runtime.containerd, container.name, runtime=runtime.name, spec=content.encode()
     )
     message = _refusal(runtime, container.name, mounts=[_tmpfs()])
     if _is_containerds_own(message):
-        # containerd 2.0 to 2.2 starts a shim before it looks, removes the bundle, and forgets
-        # the shim. Its name is told to ctr, by which its socket is known.
+        # containerd 2.0 to 2.2 starts a shim before it checks the spec, removes the bundle, and
+        # forgets the shim. ctr prints the shim's name, from which the test finds its socket.
         container.remove()
         runtime.containerd.sweep()
 
@@ -75,7 +75,7 @@ def test_start_in_a_bundle_with_a_malformed_spec_is_refused(
         "-namespace", containerd.namespace, "-address", containerd.address,
         "-publish-binary", "/usr/bin/containerd", "-id", (name := new_name()), "start",
     ]  # fmt: skip
-    containerd.ctr("containers", "info", name, check=False)  # its socket would be noticed
+    containerd.ctr("containers", "info", name, check=False)  # the leak check would find its socket
     done = subprocess.run(
         argv, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -116,7 +116,7 @@ def test_failing_hook_of_the_spec_leaves_nothing(runtime: Runtime, tmp_path: Pat
 
 
 def test_start_that_fails_after_create_leaves_nothing(runtime: Runtime) -> None:
-    # The program is found when the container is created and cannot be executed when started.
+    # The program exists at create, and cannot be executed at start.
     done = runtime.run("/etc/passwd")
     assert done.code == 1
     # runc: exec /etc/passwd: permission denied; crun: open executable: Permission denied, or

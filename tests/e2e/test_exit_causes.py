@@ -1,4 +1,4 @@
-"""Why a container with GPUs ended: its message, its log, its exit code; and what stays."""
+"""Why a GPU container exited: its message, its log, its exit code, and what is kept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def node_that_fails(workshop: str) -> Iterator[SimulatedNode]:
 def failing(
     ours: Runtime, node_that_fails: SimulatedNode, configure: Callable[..., None]
 ) -> Iterator[FailingNode]:
-    """A node whose GPUs fail; nothing is remembered of it."""
+    """Return a node whose GPUs fail, with no stored exits."""
     configure(node=node_that_fails)
     yield FailingNode(node_that_fails, ours.containerd.namespace)
     remembered = f"{node_that_fails.state}/ended"
@@ -58,7 +58,7 @@ def failing(
 
 @pytest.fixture
 def message(tmp_path: Path) -> MessageFile:
-    """What a kubelet has mounted at /dev/termination-log; there is something in it already."""
+    """Return the file that a kubelet mounts at /dev/termination-log, with old content."""
     return MessageFile(str(tmp_path / "kubelet"), "loss is nan\n")
 
 
@@ -69,7 +69,7 @@ def mounted(message: MessageFile, *options: str) -> tuple[str, ...]:
 
 
 def ended(failing: FailingNode, container: Container) -> dict[str, Any] | None:
-    """What is remembered of it."""
+    """Return the stored exit of a container."""
     path = f"{failing.node.state}/ended/{container.runtime.containerd.namespace}"
     try:
         with open(f"{path}/{container.name}.json", encoding="utf-8") as file:
@@ -80,7 +80,7 @@ def ended(failing: FailingNode, container: Container) -> dict[str, Any] | None:
 
 
 def remembered(failing: FailingNode, container: Container) -> dict[str, Any]:
-    """The same of one that has ended: without a cause, it is written when the exit is published."""
+    """Return the stored exit of a stopped container; it is written with the exit event."""
     found = eventually(lambda: ended(failing, container), "its end is remembered")
     assert found is not None
     return found
@@ -91,7 +91,7 @@ def end(container: Container) -> int:
     return container.exit_code()
 
 
-# -- by what the agent knows -------------------------------------------------------------------
+# -- from the agent's records -------------------------------------------------------------------
 
 
 def test_a_fault_of_the_device_is_told_everywhere(
@@ -191,7 +191,7 @@ def test_a_container_without_gpus_is_told_nothing(
     assert message.text == "loss is nan\n"
 
 
-# -- by the kernel's log -----------------------------------------------------------------------
+# -- from the kernel's log -----------------------------------------------------------------------
 
 
 def test_without_an_agent_the_kernels_log_is_read(
@@ -200,7 +200,7 @@ def test_without_an_agent_the_kernels_log_is_read(
     container = ours.start_idle(flags=(*ON_GPU_0, *AS_85, *mounted(message)))
     lines = [failing.xid(79, index=1), failing.xid(79, "GPU has fallen off the bus.")]
     with failing.kernel_log(*lines):
-        assert end(container) == KILLED, "what the log says is not sure"
+        assert end(container) == KILLED, "the log's evidence is not certain"
     [_, told] = message.text.splitlines()
     assert re.match(r"GPU failure: Xid 79 .*Probably not the application's fault\.", told)
     record = ended(failing, container)
@@ -221,7 +221,7 @@ def test_the_process_that_the_log_names_may_be_its_init(
 def test_a_container_that_writes_to_the_kernels_own_log_does_not_count(
     ours: Runtime, failing: FailingNode, message: MessageFile
 ) -> None:
-    # The real log, in the place where the node has it.
+    # The real log, at the node's usual path.
     node = f"{failing.node.dev}/kmsg"
     try:
         os.close(os.open("/dev/kmsg", os.O_WRONLY))
@@ -251,7 +251,7 @@ def test_a_container_that_writes_to_the_kernels_own_log_does_not_count(
 def test_a_message_file_that_was_replaced_by_a_link_is_not_written_to(
     ours: Runtime, failing: FailingNode, message: MessageFile, tmp_path: Path
 ) -> None:
-    """The container has the directory of its message as a volume, too, and replaces the file."""
+    """The container also mounts the directory of its message as a volume, and replaces the file."""
     victim = tmp_path / "victim"
     victim.write_text("of the host\n")
     volume = f"type=bind,src={message.directory},dst=/v,options=rbind:rw"
@@ -307,7 +307,7 @@ def test_a_state_that_cannot_be_written_changes_nothing_else(
     assert DEVICE.match(message.text.splitlines()[1])
 
 
-# -- who asks for it ---------------------------------------------------------------------------
+# -- the commands ---------------------------------------------------------------------------
 
 
 def ask(failing: FailingNode, *words: str) -> str:
@@ -337,7 +337,7 @@ def test_explain_and_ps_have_the_cause_of_a_stopped_container(
     assert served["cause"] == record["cause"]
     assert record["cause"] in " ".join(ask(failing, "ps", "-o", "wide", *states).split())
     container.remove()
-    # Another container of that name has no part in it.
+    # Another container with that name is unaffected.
     again = ours.start("sleep", "1000", name=name, flags=ON_GPU_0)
     again.kill()
     again.wait_for("STOPPED")

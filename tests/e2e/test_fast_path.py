@@ -1,8 +1,8 @@
-"""What stands in for a call of runc or crun leaves the same as the call.
+"""The fast path leaves the same state as the call of runc or crun that it replaces.
 
-Each test lives the same lives twice: once with every call made, once with stand-ins. What a
-client is told, what is on the machine afterwards and what the runtime itself says on the way must
-not differ. That no call was made is seen from a runtime that is not there any more.
+Each test runs the same containers twice: with every runtime call made, and with the fast path. The
+client's answers, the machine's state afterwards, and the runtime's own answers in between must not
+differ. The test removes the runtime to show that no call was made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = [
 WITHOUT: Final = {"NVSHIM_STAND_INS": "0"}
 
 
-# A life takes minutes where the machine is emulated: there, one of each.
+# On an emulated machine one container takes minutes, so test one of each there.
 _PROGRAMS: Final = (
     ["runc trixie", "crun installed"]
     if "NVSHIM_TEST_VM" in os.environ
@@ -53,14 +53,14 @@ _PROGRAMS: Final = (
 
 @pytest.fixture(params=of_releases(*_PROGRAMS))
 def program(request: pytest.FixtureRequest) -> str:
-    """A runc or a crun, of every version that there is here."""
+    """Return a runc or a crun, in every available version."""
     runtime, release = request.param.split()
     return str(getattr(Parts.named(release), runtime))
 
 
 @dataclass
 class Lives:
-    """One shim, in which containers live with a runtime, and what was seen of them."""
+    """A shim that runs containers with one runtime, and a record of what was seen of them."""
 
     shim: ShimByHand
     program: str
@@ -80,7 +80,7 @@ class Lives:
         self.look(container_id)
 
     async def call(self, method: str, container_id: str, **fields: Any) -> Any:
-        """Call, and note how it ended."""
+        """Call a method, and record the result."""
         try:
             answer = await self.shim.call(method, id=container_id, **fields)
         except RemoteError as error:
@@ -91,7 +91,7 @@ class Lives:
         return answer
 
     def look(self, container_id: str) -> None:
-        """Note what the runtime keeps and says of a container."""
+        """Record the runtime's state files and its own answer about a container."""
         directory = os.path.join(RUNC_ROOT, container_id)
         files = sorted(os.listdir(directory)) if os.path.isdir(directory) else None
         said = self.by_hand("state", container_id)
@@ -99,7 +99,7 @@ class Lives:
         self.seen.append((container_id, files, status))
 
     def by_hand(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Call the runtime as a person would, on the host that the shim sees."""
+        """Call the runtime as an operator would, on the host that the shim sees."""
         argv = ["nsenter", "--mount", f"--target={self.shim.pid}", self.program]
         return subprocess.run(
             [*argv, "--root", RUNC_ROOT, *words],
@@ -111,7 +111,7 @@ class Lives:
         )
 
     async def end(self, *container_ids: str) -> None:
-        """Note the events of containers that are deleted, and what they leave."""
+        """Record the events of deleted containers, and what they leave."""
         await self.shim.events.until("TaskDelete", count=len(container_ids))
         for container_id in container_ids:
             self.look(container_id)
@@ -127,7 +127,7 @@ async def _both_ways(
     live: Callable[[Lives], Awaitable[None]],
     *args: str,
 ) -> list[Any]:
-    """Live twice, and return what was seen, which is the same."""
+    """Run the containers in both ways; return the record, which must be the same."""
     seen = []
     for environment in (WITHOUT, {}):
         for_crun = os.path.basename(program) == "crun"
@@ -143,12 +143,12 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
     start_shim: StartShim, program: str
 ) -> None:
     async def live(lives: Lives) -> None:
-        # A short life.
+        # A container that exits soon.
         await lives.create("c0")
         await lives.call("Start", "c0")
         await lives.call("Wait", "c0")
         await lives.call("Delete", "c0")
-        # One that is looked at by hand, and killed.
+        # A container that is queried with the runtime, and killed.
         await lives.create("c1", "sleep", "1000")
         await lives.call("Start", "c1")
         lives.look("c1")
@@ -161,7 +161,7 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         await lives.call("Wait", "c1")
         await lives.call("Kill", "c1", signal=signal.SIGKILL)
         await lives.call("Delete", "c1")
-        # One that is frozen when it is killed, which is known to the runtime alone.
+        # A container that is frozen when it is killed; only the runtime knows that.
         await lives.create("c6", "sleep", "1000")
         await lives.call("Start", "c6")
         assert lives.by_hand("pause", "c6").returncode == 0
@@ -169,7 +169,7 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         lives.by_hand("resume", "c6")
         await lives.call("Wait", "c6")
         await lives.call("Delete", "c6")
-        # One that is frozen before it is started, which runc refuses and crun does.
+        # A container that is frozen before its start, which runc refuses and crun allows.
         await lives.create("c7", "sleep", "1000")
         assert lives.by_hand("pause", "c7").returncode == 0
         await lives.call("Start", "c7")
@@ -178,16 +178,16 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         await lives.call("Kill", "c7", signal=signal.SIGKILL)
         await lives.call("Wait", "c7")
         await lives.call("Delete", "c7")
-        # One that is never started.
+        # A container that is never started.
         await lives.create("c2", "true")
         await lives.call("Delete", "c2")
-        # One that has died before it is started.
+        # A container whose init dies before its start.
         await lives.create("c3", "true")
         await lives.call("Kill", "c3", signal=signal.SIGKILL)
         await lives.call("Wait", "c3")
         await lives.call("Start", "c3")
         await lives.call("Delete", "c3")
-        # One whose program cannot be executed, and one whose processes outlive init.
+        # A program that cannot be executed, and processes that outlive init.
         await lives.create("c4", "/bin/no-program")
         await lives.call("Start", "c4")
         await lives.call("Wait", "c4")
@@ -214,7 +214,7 @@ async def test_hooks_are_run_as_often_and_in_the_same_order(
 
     async def live(lives: Lives) -> None:
         told.write_text("")
-        # They read the state that they are told: crun is killed by the pipe of one that does not.
+        # The hooks read the state from stdin: otherwise a broken pipe kills crun.
         hooks = {
             kind: [
                 {"path": "/bin/sh", "args": ["sh", "-c", f"cat > /dev/null; echo {kind} >> {told}"]}
@@ -274,7 +274,7 @@ async def test_one_that_a_person_starts_and_one_in_a_busy_cgroup_are_the_runtime
         await lives.call("Kill", "c0", signal=signal.SIGKILL)
         await lives.call("Wait", "c0")
         await lives.call("Delete", "c0")
-        # A cgroup of the container's own making, as nested runtimes leave them.
+        # A cgroup that the container created, as nested runtimes leave them.
         await lives.create("c1", "sleep", "1000")
         await lives.call("Start", "c1")
         for directory in _cgroups_of("c1"):
@@ -305,7 +305,7 @@ async def test_an_init_that_stands_still_is_waited_for_and_let_go_when_killed(
 
 
 def _add_rubbish(directory: str) -> None:
-    """An executable file that the kernel cannot execute."""
+    """Add an executable file that the kernel cannot execute."""
     path = os.path.join(directory, "no-program")
     with open(path, "wb") as file:
         file.write(b"\0" * 64)
@@ -316,5 +316,5 @@ def _cgroups_of(container_id: str) -> list[str]:
     found = glob.glob(f"/sys/fs/cgroup/*{CGROUP}/{container_id}")
     found += glob.glob(f"/sys/fs/cgroup{CGROUP}/{container_id}")
     assert found
-    # Each once: systemd has cpu and cpuacct as links to one hierarchy.
+    # Each only once: with systemd, cpu and cpuacct are links to one hierarchy.
     return sorted(set(map(os.path.realpath, found)))

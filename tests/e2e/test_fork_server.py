@@ -1,4 +1,4 @@
-"""The fork server: what it forks is a shim like any other, and nobody depends on it."""
+"""The fork server forks ordinary shims, and shims also start without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 def _arguments(pid: int) -> str:
-    """Where a process's arguments lie: drawn by lot at exec, and kept by fork."""
+    """Return the address of a process's arguments: random at exec, and inherited by fork."""
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[45]
 
@@ -52,14 +52,14 @@ async def test_the_first_start_leaves_one_behind_and_the_next_ones_come_from_it(
         with open(f"/proc/{server}/status") as file:
             return [line for line in file if "ctxt_switches" in line]
 
-    # While nobody asks it does nothing.
+    # Without requests it does nothing.
     before = switches()
     await anyio.sleep(2)
     assert switches() == before
 
 
 def _observed(pid: int) -> dict[str, Any]:
-    """All that others can see of a process, but for its numbers and its memory."""
+    """Return everything that others can see of a process, without its ids and its memory."""
     status: dict[str, str] = {}
     with open(f"/proc/{pid}/status") as file:
         for line in file:
@@ -88,17 +88,17 @@ def _observed(pid: int) -> dict[str, Any]:
     seen["session"] = os.getsid(pid)
     seen["priority"] = os.getpriority(os.PRIO_PROCESS, pid)
     seen["scheduler"] = os.sched_getscheduler(pid)
-    # sockets and pipes are numbered; what kind each descriptor is counts.
+    # Sockets and pipes have numbers, so compare only the kind of each descriptor.
     seen["descriptors"] = descriptors = {}
     for fd in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed in the meantime
             path = os.readlink(f"/proc/{pid}/fd/{fd}")
             descriptors[fd] = path.split("[")[0].replace(str(pid), "PID")
     return seen
 
 
 async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -> None:
-    # In capitals, which no random name of a directory has.
+    # In capitals, because random directory names have none.
     cold = await node.start("ID-A")
     warm = await node.start("ID-B")
     assert _is_forked_by(warm, node.servers()[0])
@@ -112,7 +112,7 @@ async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -
         }
         return seen
 
-    # The connections that asked for their pids are still being closed.
+    # The connections that queried their pids are still closing.
     settled(lambda: alike(warm, "ID-B") == alike(cold, "ID-A"), expected=True)
     assert alike(warm, "ID-B") == alike(cold, "ID-A")
 
@@ -163,7 +163,7 @@ async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_late
     assert time.monotonic() - began < 3
     assert not _is_forked_by(pid, server)
     os.kill(server, signal.SIGCONT)
-    # When it sleeps again it has seen who is there.
+    # When it sleeps again it has handled the connection.
     node.wait_for_spares()
     assert [p for p in pids() if {"c2", node.address} <= set(words_of(p))] == [pid]
     assert _is_forked_by(await node.start("c3"), server)
@@ -183,10 +183,10 @@ async def test_it_ends_when_its_files_have_changed(tmp_path: Path, file: str) ->
         arguments = _arguments(server)
         os.utime(tmp_path / file)
         assert _arguments(await node.start("c2", wait=False)) != arguments
-        eventually(lambda: not is_alive(server), "the old one ends")
+        eventually(lambda: not is_alive(server), "the old one exits")
 
 
-# Nothing, a byte, a giant, no descriptor, zeros.
+# Nothing, a byte, a huge message, no descriptor, zeros.
 _GARBAGE: Final = (
     b"", b"\x01", b"\xff\xff\xff\xff", b"\x05\x00\x00\x00hello", b"\x00" * 100,
 )  # fmt: skip
@@ -220,7 +220,7 @@ async def test_many_starts_at_once_leave_one_fork_server(node: Node) -> None:
         node.sockets.append(path)
         async with connect(path) as node.shims.client:
             node.pids.append((await node.shims.call("Connect", id=f"c{number}")).shim_pid)
-    eventually(node.no_verb_is_done, "nobody is about to be a fork server")
+    eventually(node.no_verb_is_done, "no process is about to become a fork server")
     assert len(node.servers()) == 1
 
 
@@ -264,6 +264,6 @@ def test_it_stays_if_it_is_told_to_and_ends_on_sigterm(socket_directory: str) ->
 async def test_it_can_be_turned_off(node: Node) -> None:
     node.shims.environment = {"NVSHIM_FORK_SERVER": "0"}
     await node.start("c1", wait=False)
-    eventually(node.no_verb_is_done, "nobody is about to be a fork server")
+    eventually(node.no_verb_is_done, "no process is about to become a fork server")
     assert node.servers() == []
     assert node.server_socket() == ""

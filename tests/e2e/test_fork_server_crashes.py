@@ -1,4 +1,4 @@
-"""The fork server, or what it has forked, is killed at some moment: nobody is the worse for it."""
+"""If the fork server or one of its forks is killed at any time, starts still succeed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def warm(node: Node) -> AsyncIterator[Node]:
-    """A node with a fork server that has its spares, and with nothing of it left at the end."""
+    """Yield a node with a fork server that has its spares; nothing of it is left at the end."""
     await node.start("c1")
     link = node.server_link()
     assert os.path.islink(link)
@@ -38,15 +38,15 @@ def _kill(*pids: int) -> None:
 
 
 async def _start_while(node: Node, *killed: int, name: str = "c2") -> None:
-    """Start a shim while some processes are stopped, which are killed before they can go on."""
+    """Start a shim while some processes are stopped, and kill them before they can continue."""
     for pid in killed:
         os.kill(pid, signal.SIGSTOP)
     script = f"sleep 0.05; kill -9 {' '.join(map(str, killed))}"
     with subprocess.Popen(["sh", "-c", script]):  # noqa: ASYNC220 - as the verb below
         shim = await node.start(name, wait=False)
-    eventually(node.no_verb_is_done, "the verb has ended")
+    eventually(node.no_verb_is_done, "the verb has exited")
     assert _shims_of(node, name) == [shim]
-    # A start that gave the fork server up before it was killed has left no other one behind.
+    # A start that gave up on the fork server did not leave a second one behind.
     await node.start(f"after-{name}")
 
 
@@ -76,7 +76,7 @@ async def test_a_spare_that_was_stopped_does_not_become_a_second_shim(warm: Node
     os.kill(waiting, signal.SIGSTOP)
     pid = await warm.start("c2", wait=False)
     os.kill(waiting, signal.SIGCONT)
-    eventually(lambda: not is_alive(waiting), "it has ended")
+    eventually(lambda: not is_alive(waiting), "it has exited")
     assert _shims_of(warm, "c2") == [pid]
 
 
@@ -99,7 +99,7 @@ async def test_spares_while_nobody_asks(warm: Node) -> None:
 async def test_between_the_fork_and_the_word_to_go(warm: Node) -> None:
     (server,) = warm.servers()
     request = b"\0".join([f"{warm.launcher}.py".encode(), b"2", b"-help", b"start", b""])
-    # Before it connects: soon after, there are the next spares, too.
+    # Before it connects: soon after, the next spares exist, too.
     spares = warm.spares()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20 * PATIENCE)
@@ -108,7 +108,7 @@ async def test_between_the_fork_and_the_word_to_go(warm: Node) -> None:
         assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
         _kill(server)
-        assert all(map(is_alive, spares))  # they do the verb that was asked for
+        assert all(map(is_alive, spares))  # they run the requested verb
         _kill(*spares)
         assert connection.recv(1) == b""
     eventually(lambda: not any(map(is_alive, warm.spares())), "no spare is left")

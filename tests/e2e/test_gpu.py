@@ -30,7 +30,7 @@ ALL_IN_IMAGE: Final = "nvshim.local/asks-for-all:latest"
 
 @pytest.fixture(scope="module", autouse=True)
 def _images(session_containerd: PrivateContainerd, workshop: str) -> Iterator[None]:
-    """The odd images, in containerd for the length of this module."""
+    """Import the odd images into containerd for this module."""
     images = [glibc().named(ALL_IN_IMAGE, environment={DEVICES: "all", CAPABILITIES: "utility"})]
     archive = write_archive(os.path.join(workshop, "odd-images.tar"), images)
     session_containerd.ctr("images", "import", archive)
@@ -59,7 +59,7 @@ def test_container_with_a_gpu_sees_it_and_no_other_and_loads_the_driver(
     )  # fmt: skip
     expected = {"nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
     assert set(seen["nodes"]) == {_as_stat_prints(two_gpus, name) for name in expected}
-    # Nobody is behind a simulated node: ENXIO is the answer of a node that may be opened.
+    # A simulated node has no kernel module: ENXIO means that it may be opened.
     assert seen["opened"] == ["/dev/nvidia1 ENXIO", "/dev/nvidiactl ENXIO"]
     paths = dict(line.split() for line in seen["loaded"])
     assert list(paths) == libraries
@@ -143,7 +143,7 @@ def test_spec_is_untouched_byte_for_byte_if_no_gpu_is_asked_for(
     spec = gpus.spec("sleep", "1000", image=GLIBC)
     spec["process"]["env"] += variable
     spec["unknown to us"] = {"kept": [1, 2.50, None]}
-    # No encoder writes it like this by itself.
+    # No JSON encoder produces this form.
     written = json.dumps(spec, indent=3, separators=(" ,", " : ")).encode() + b"\n \n"
     gpus.containerd.ctr("containers", "rm", container.name)
     name = new_name()
@@ -175,7 +175,7 @@ def test_a_running_container_and_what_it_executes_have_the_gpu_and_the_rest_of_t
     assert _is_within(before, after)
     assert not after.get("hooks")
     assert after["linux"]["maskedPaths"] == before["linux"]["maskedPaths"]
-    if not is_v2():  # which has its device rules in a BPF program: there is no file to read
+    if not is_v2():  # cgroup v2 has device rules in a BPF program, and no file to read
         rules = read_cgroup(container.pid, "devices", v1="devices.list", v2="").splitlines()
         uvm = os.major(os.stat(f"{two_gpus.dev}/nvidia-uvm").st_rdev)
         ours = [rule for rule in rules if rule.split()[1].split(":")[0] in {"195", str(uvm)}]
@@ -320,7 +320,7 @@ def _expect_refusal(done: Completed, code: str, named: str) -> None:
 def _seen(
     runtime: Runtime, *, devices: str, capabilities: str | None = None, **scripts: str
 ) -> dict[str, list[str]]:
-    """What one container answers, as lines; the first script that fails is named."""
+    """Return one container's output as lines; the first script that fails is named."""
     text = "\n".join(
         f"echo '== {name}'; ({script}) || exit {code}"
         for code, (name, script) in enumerate(scripts.items(), start=100)
@@ -337,12 +337,12 @@ def _of_nvidia(names: list[str]) -> set[str]:
 
 
 def _cached(lines: list[str]) -> dict[str, str]:
-    """The lines of ``ldconfig -p``: name and architecture → path."""
+    """Parse the output of ``ldconfig -p``: name and architecture → path."""
     return dict(re.findall(r"^\t(\S+) \(.*?\) => (\S+)$", "\n".join(lines), re.MULTILINE))
 
 
 def _as_stat_prints(node: SimulatedNode, name: str) -> str:
-    """A node of the host, as ``stat -c '%n %F %t:%T %a'`` prints it inside."""
+    """Return a node of the host, as ``stat -c '%n %F %t:%T %a'`` prints it inside."""
     found = os.stat(os.path.join(node.dev, name))
     major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
     mode = stat.S_IMODE(found.st_mode)
@@ -350,7 +350,7 @@ def _as_stat_prints(node: SimulatedNode, name: str) -> str:
 
 
 def _library_directory() -> str:
-    """Where the image of tools.images has its libc."""
+    """Return the directory of libc in the image of tools.images."""
     return next("/" + os.path.dirname(path) for path in glibc().tree if path.endswith("/libc.so.6"))
 
 
@@ -367,7 +367,7 @@ def _is_within(small: Any, large: Any) -> bool:
 
 
 def _top_layer(runtime: Runtime, image: str) -> str:
-    """The snapshot that a container of the image is made from."""
+    """Return the snapshot that a container of the image is made from."""
     name = new_name()
     runtime.create_with_image(name, "true", image=image)
     try:

@@ -1,4 +1,4 @@
-"""The bundle for machines with a GPU, on a simulated one that has Python and nothing else."""
+"""The bundle for GPU machines, on a simulated machine that has Python and nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.harness.runtime import OURS
 from tools.dist.payload import link_or_copy
 from tools.gpu.bundle import build
 
-# It starts some forty containers. What it tells of them other tests tell; that a tree runs on a
-# machine without anything is in test_dist.py; its parts are tried in tests/unit/gpu_bundle.
+# It starts some forty containers. Other tests check what it reports; test_dist.py checks that a
+# tree runs on a bare machine; tests/unit/gpu_bundle tests the parts.
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(
@@ -59,15 +59,15 @@ def test_bundle_proves_what_it_can_on_a_machine_without_anything(
     report: dict[str, Any] = json.loads((tmp_path / "out/report.json").read_text())
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
     assert "failed" not in outcomes.values(), done.stdout
-    listed = "nvidia-smi -L lists all GPUs if all are asked for"
+    listed = "nvidia-smi -L lists all GPUs on request"
     assert outcomes[listed] == "passed"
     gpu = two_gpus.scenario.gpus[1]
-    assert outcomes[f"with GPU {gpu.index} alone, its node opens and no other can be made to"] == (
+    assert outcomes[f"with GPU {gpu.index} alone, its node opens and no other node does"] == (
         "passed"
     )
     assert outcomes["GPUs still work after `runc update`"] == "passed"
-    assert outcomes["a container that was removed leaves nothing"] == "passed"
-    # What wants a kernel module cannot be shown here, and is not claimed.
+    assert outcomes["a removed container leaves nothing"] == "passed"
+    # Checks that need a kernel module are reported as not possible here.
     shown = {name for name, outcome in outcomes.items() if outcome == "passed"}
     assert not [name for name in shown if name.startswith(("CUDA computes", "EGL", "Vulkan"))]
     assert {n for n in shown if "alone: its libraries load" in n} == {
@@ -79,7 +79,7 @@ def test_bundle_proves_what_it_can_on_a_machine_without_anything(
     assert (tmp_path / "out/containerd.log").stat().st_size > 0
     assert report["values"]["info"]["gpus"][1]["uuid"] == gpu.uuid
     assert (tmp_path / "out/doctor.tar.gz").stat().st_size > 0
-    # Processes and mounts of this run have it in their names; another's do not.
+    # Only this run's processes and mounts have the path in their names.
     (work,) = (row[1] for row in report["facts"]["The machine"] if row[0] == "containerd")
     assert _left_of(work) == set()
 
@@ -101,7 +101,7 @@ def test_a_bundle_that_is_not_whole_says_so(bundle: str, tmp_path: Path) -> None
 
 
 def _left_of(work: str) -> set[str]:
-    """The processes and mounts of a run."""
+    """Return the processes and mounts of a run."""
     found = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:

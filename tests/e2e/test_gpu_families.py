@@ -1,4 +1,4 @@
-"""What a GPU container is given beside its GPU: seen from inside, a container per family."""
+"""The devices that a GPU container gets in addition to its GPU, seen from inside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf
 
 @pytest.fixture
 def gpus(ours: Runtime, full_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
-    """The runtime on that node."""
+    """Return the runtime on the node with every optional device."""
     configure(node=full_gpus)
     return ours
 
@@ -57,8 +57,7 @@ def test_drm_nodes_come_with_their_links_and_egl_with_its_mask(
     assert done.lines[:2] == [f"pci-{pci}-card ../card1", f"pci-{pci}-render ../renderD129"]
     assert "writable" not in done.lines
     assert "/dev/dri/card1" in done.lines[-1]
-    if not flags:  # a read-only image has no such directory, and no room for one
-        assert '["EGLVisibleDGPUDevices", 0x2]' in done.stdout
+    assert '["EGLVisibleDGPUDevices", 0x2]' in done.stdout
 
 
 def test_parameters_of_the_module_are_covered_if_procfs_has_them(gpus: Runtime) -> None:
@@ -67,7 +66,7 @@ def test_parameters_of_the_module_are_covered_if_procfs_has_them(gpus: Runtime) 
     assert file["path"] == "/proc/driver/nvidia/params"
     with open(file["source"]) as staged:
         assert "ModifyDeviceFiles: 0\n" in staged.read()
-    # The node is simulated; the procfs is this machine's, which has a driver or has not.
+    # The procfs is this machine's own, which may have a driver.
     shown = container.exec("cat", file["path"])
     if os.path.exists(file["path"]):
         assert file["state"] == "covered"
@@ -97,7 +96,7 @@ def test_storage_network_and_fabric_come_by_their_variables(
         "/dev/gdrdrv", "/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm", "/etc/cufile.json",
         "/run/udev/data",
     } <= set(names)  # fmt: skip
-    # Nobody is behind them: what may not be opened would say so instead.
+    # No kernel module is behind the nodes: ENXIO shows that they may be opened.
     assert {line.split()[1] for line in (first, second, third)} <= {"ENXIO", "ENODEV"}
 
 

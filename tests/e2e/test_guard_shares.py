@@ -1,4 +1,4 @@
-"""The memory guard and shares of resource claims: a container is not believed what it may use."""
+"""The memory guard and shares of claims: a container cannot choose its own memory limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _note(place: Sharing, **pods: Reference) -> None:
-    """Have the kubelet's record say which claim each pod has."""
+    """Write the kubelet's record of each pod's claim."""
     claims = [
         {
             "ClaimUID": uid, "ClaimName": name, "Namespace": "default",
@@ -39,7 +39,7 @@ def _note(place: Sharing, **pods: Reference) -> None:
 
 @pytest.fixture
 def place(runtime: Runtime, configure: Callable[[str], None]) -> Iterator[Sharing]:
-    """A node whose GPUs have four shares each, and whose agent watches over their memory."""
+    """Return a node whose GPUs have four shares each, and whose agent guards their memory."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     state = runtime.containerd.bundle("x").rpartition("/io.containerd.")[0]
@@ -73,7 +73,7 @@ def test_a_share_that_a_container_names_itself_gives_it_no_memory(
         Share(answers[claim[1]].devices[0].share_id, gpu.uuid, gib << 10, gib // 10)
         for claim, gib in ((mine, 10), (other, 20))
     )
-    # Its own share twice, and that of another pod's claim.
+    # Its own share twice, and a share of another pod's claim.
     forged = [variable_of(own), variable_of(own._replace(shares=2)), variable_of(others)]
     flags = [word for each in forged for word in ("--env", each)]
     greedy = on_gpu(runtime, 0, *in_pod("greedy"), *flags)

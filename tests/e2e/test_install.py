@@ -1,4 +1,4 @@
-"""Real trees, installed by their own program, under containers of a real containerd."""
+"""Install real trees with their own program, under containers of a real containerd."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ SHIM: Final = "containerd-shim-nvidia-v1"
 
 @pytest.fixture(scope="module")
 def old(built_tree: Tree) -> Tree:
-    """The tree of this checkout."""
+    """Return the tree of this checkout."""
     return built_tree
 
 
 @pytest.fixture(scope="module")
 def new(workshop: str, built_tree: Tree) -> Tree:
-    """A later version of it."""
+    """Return a later version of it."""
     return other_version(built_tree.path, f"{workshop}/later-tree", "99.0")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A place to install to, and the words for it."""
+    """A prefix to install to, and the arguments for it."""
 
     layout: InstallLayout
 
@@ -66,9 +66,9 @@ class Host:
     def nvshim(
         self, *words: str, program: str = "", code: int = 0, **options: Any
     ) -> dict[str, Any]:
-        """Run ``nvshim``, the installed one if none is named; returns its answer."""
+        """Run ``nvshim``, by default the installed one; return its answer."""
         with self.start(program or f"{self.layout.bindir}/nvshim", *words, **options) as process:
-            said, complained = process.communicate(timeout=50)
+            said, complained = process.communicate(timeout=200)
         assert process.returncode == code, complained or said
         document: dict[str, Any] = json.loads(said or complained)
         return document
@@ -99,14 +99,14 @@ def host(tmp_path: str) -> Iterator[Host]:
         host = Host(InstallLayout(f"{disk}/opt", f"{disk}/bin"))
         yield host
         trees = [host.layout.path(each.name) for each in take_survey(host.layout).installed]
-        for user in users(trees):  # of a test that has failed
+        for user in users(trees):  # left by a test that has failed
             with suppress(ProcessLookupError):
                 os.kill(user.pid, signal.SIGKILL)
     _no_self_test_is_left()
 
 
 def _self_tests() -> list[str]:
-    """What self-tests have left on the machine."""
+    """Return what self-tests have left on the machine."""
     places = [traces.RUNTIME_STATE, "/run", *traces.cgroup_hierarchies()]
     found = [f"{p}/{n}" for p in places for n in os.listdir(p) if n.startswith("nvshim-self-test")]
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -117,14 +117,14 @@ def _self_tests() -> list[str]:
 
 
 def _no_self_test_is_left() -> None:
-    """Fail if a self-test has left something; one that another run is doing goes by itself."""
+    """Fail if a self-test has left something; wait for the self-tests of other runs."""
     seen = set(_self_tests())
-    eventually(lambda: seen.isdisjoint(_self_tests()), f"the end of {seen}", timeout=20)
+    eventually(lambda: seen.isdisjoint(_self_tests()), f"the end of {seen}")
 
 
 @pytest.fixture
 def containerd(host: Host, shim_config: str) -> Iterator[PrivateContainerd]:
-    """A containerd that finds the shim where it is installed."""
+    """Return a containerd that finds the shim where it is installed."""
     with (
         containerd_with_images(
             Parts.installed(),
@@ -179,7 +179,7 @@ def test_running_containers_live_through_upgrade_rollback_and_uninstallation(
     assert _works(first)
     assert _works(second)
 
-    # The program that cleans up after a shim is the one in effect, whoever has started it.
+    # The current version's program cleans up after a shim of any version.
     (killed,) = host.shims_of(old)
     init = first.pid
     os.kill(killed, signal.SIGKILL)
@@ -195,20 +195,20 @@ def test_running_containers_live_through_upgrade_rollback_and_uninstallation(
     assert (answer["complete"], len(answer["shims"])) == (False, 2)
     assert answer["needed_by_containerd"] == [f"{host.layout.bindir}/{SHIM}"]
     assert not os.path.lexists(host.layout.path("previous"))
-    # It would throw the containers' bundles away if it did not find the program.
+    # Without the program, containerd would delete the containers' bundles.
     _restart(containerd)
     for container in (second, third):
         assert _works(container)
         container.kill()
         assert container.exit_code() == 128 + signal.SIGKILL
-    eventually(lambda: not containerd.shim_pids(), "the shims have ended")
+    eventually(lambda: not containerd.shim_pids(), "the shims have exited")
     assert host.nvshim("uninstall", "-o", "json")["complete"] is True
     assert not os.path.exists(host.layout.prefix)
     assert os.listdir(host.layout.bindir) == []
 
 
 def _broken(tree: Tree, path: str) -> Tree:
-    """A version whose shims cannot be started."""
+    """Return a version whose shims cannot start."""
     other_version(tree.path, path, "99.1")
     os.unlink(f"{path}/{MANIFEST}")
     (compiled,) = glob.glob(f"{path}/lib/shim/pod/__pycache__/server.*.pyc")
@@ -237,20 +237,20 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
     waiting = f"{tmp_path}/runc"
     with open(waiting, "w") as file:
         file.write(
-            f'#!/bin/sh\necho $$ >>{tmp_path}/began\nrunc "$@"\nwhile sleep 0.1; do :; done\n'
+            f'#!/bin/sh\necho $$ >>{tmp_path}/started\nrunc "$@"\nwhile sleep 0.1; do :; done\n'
         )
     os.chmod(waiting, 0o755)
     program = f"{new.path}/bin/nvshim"
     with host.start(program, "install", "--runtime", waiting) as process:
-        eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
+        eventually(lambda: os.path.exists(f"{tmp_path}/started"), "the runtime was called")
         process.terminate()
-        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
     _no_self_test_is_left()
     assert sorted(os.listdir(host.layout.prefix)) == [old.name, "current"]
-    os.unlink(f"{tmp_path}/began")
+    os.unlink(f"{tmp_path}/started")
     with host.start(program, "install", "--runtime", waiting) as process:
-        eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
-        # A second installer does not disturb the first.
+        eventually(lambda: os.path.exists(f"{tmp_path}/started"), "the runtime was called")
+        # A second installer does not disturb the first one.
         answer = host.install(new, code=1)
         assert answer["error"]["code"] == "NVSHIM-E2629"
         process.kill()

@@ -1,4 +1,4 @@
-"""Containers of an image that are given the same share a layer with the files for it."""
+"""Containers of one image with the same grant share a layer with the added files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOK: Final = "grep ' / / ' /proc/self/mountinfo; nvidia-smi -L; ldconfig -p | g
 def gpus(
     ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
 ) -> Runtime:
-    """The runtime on a node with two GPUs, and with layers of the test's own."""
+    """Return the runtime on a node with two GPUs, and with the test's own layers."""
     configure(_settings(two_gpus, tmp_path))
     return ours
 
@@ -51,10 +51,10 @@ def test_snapshot_holds_what_the_container_wrote_and_nothing_of_ours(
     eventually(lambda: os.path.exists(f"{upper}/mine"), "the container has written")
     assert sorted(os.listdir(upper)) == ["etc", "mine"]
     assert os.listdir(f"{upper}/etc") == ["ld.so.cache"]  # a whiteout
-    # Another one has what this one has removed.
+    # Another container still has the file that this one removed.
     done = gpus.run("sh", "-c", LOOK, image=GLIBC, flags=GPUS)
     assert "libcuda.so.1 (libc6,x86-64)" in done.stdout
-    # And so has this one when its task is made anew, in the snapshot that has its whiteout.
+    # A new task of this container has it again, although the snapshot has a whiteout.
     container.kill()
     container.exit_code()
     gpus.containerd.ctr("tasks", "start", "--detach", "--null-io", container.name)
@@ -74,7 +74,7 @@ def test_layers_that_cannot_be_are_done_without(gpus: Runtime, tmp_path: Path) -
 
 
 def test_container_that_may_mount_spoils_nothing_for_others(gpus: Runtime, tmp_path: Path) -> None:
-    """With CAP_SYS_ADMIN a container can make what is mounted in it writable, and write there."""
+    """With CAP_SYS_ADMIN a container can make its mounts writable, and write to them."""
     tampering = (
         f"ls {BY_PATH}; mount -o remount,bind,rw none {BY_PATH}; touch {BY_PATH}/evil;"
         f" rm {BY_PATH}/pci-0000:18:00.0-card; echo evil > /usr/bin/nvidia-smi; ls {BY_PATH}"
@@ -83,7 +83,7 @@ def test_container_that_may_mount_spoils_nothing_for_others(gpus: Runtime, tmp_p
     first, second = (
         gpus.run("sh", "-c", tampering, image=BUSYBOX, flags=may_mount) for _ in range(2)
     )
-    # It is able to; what it spoils is its own.
+    # It can write, but changes only its own files.
     assert first.stdout.count("evil") == 1, first.stderr
     assert second.stdout == first.stdout
     (layer,) = (tmp_path / "layers").iterdir()
@@ -91,7 +91,7 @@ def test_container_that_may_mount_spoils_nothing_for_others(gpus: Runtime, tmp_p
 
 
 def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_path: Path) -> None:
-    """It replaces and removes files that only the layer has, and has the cache made anew."""
+    """It replaces and removes files that only the layer has, and rebuilds the cache."""
     script = (
         "set -e; cd /usr/lib/*-linux-gnu;"
         " target=$(readlink libcuda.so.1); rm libcuda.so.1; ldconfig -X;"
@@ -103,7 +103,7 @@ def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_pa
     assert seen[0].code == 0, seen[0].stderr
     assert "libcuda.so.1 (libc6,x86-64)" in seen[0].stdout
     assert seen[0].stdout.count("UUID: GPU-") == 2
-    # The same without layers.
+    # The same without a layer.
     (tmp_path / "layers").rename(tmp_path / "away")
     (tmp_path / "layers").touch()
     seen.append(gpus.run("sh", "-c", script, image=GLIBC, flags=GPUS))
@@ -112,6 +112,7 @@ def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_pa
     assert seen[1].stderr == seen[0].stderr
 
 
+WHEEL: Final = "site-packages/torchcodec-0.17.0.dist-info"
 MOUNTED: Final = "grep . /proc/self/mountinfo"
 
 
@@ -140,8 +141,29 @@ def test_drivers_files_are_in_the_layer_and_not_mounted(
     assert "/usr/bin/nvidia-smi from" in nvshim("explain", "-v", containers[0].name, *where).stdout
 
 
+def test_package_in_the_image_that_needs_more_is_named(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
+    """A user installs it in the running container to try it."""
+    state = f"{gpus.containerd.directory}/state"
+    where = ("--config", two_gpus.config_path, "--containerd-state", state)
+    flags = (*GPUS[:2], "--env", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+    container = gpus.start_idle(image=GLIBC, flags=flags)
+    assert nvshim("explain", container.name, *where, "-o", "json").document["packages"] == []
+    done = container.exec("mkdir", "-p", f"/usr/local/lib/python3.12/{WHEEL}")
+    assert done.code == 0, done.stderr
+    told = nvshim("explain", container.name, *where).stdout
+    advice = "packages torchcodec uses video, which was not granted: request NVIDIA_DRIVER_"
+    assert advice in " ".join(told.split())
+    document = nvshim("explain", container.name, *where, "-o", "json").document
+    assert document["packages"] == [{"name": "torchcodec", "lacks": ["video"]}]
+    everything = gpus.start_idle(image=GLIBC, flags=GPUS)
+    everything.exec("mkdir", "-p", f"/usr/local/lib/python3.12/{WHEEL}")
+    assert nvshim("explain", everything.name, *where, "-o", "json").document["packages"] == []
+
+
 def _mounted(mountinfo: str) -> list[str]:
-    """Where something is mounted."""
+    """Return the mount points."""
     return [line.split(" ")[4] for line in mountinfo.splitlines() if " - " in line]
 
 
@@ -160,11 +182,11 @@ def test_running_container_keeps_the_driver_that_the_host_has_replaced(
         assert "libcuda.so.550.54.14" in updated.stdout
         assert f"libcuda.so.{node.driver_version}" not in updated.stdout
         assert len(os.listdir(tmp_path / "layers")) == 2
-        # The host's space is free when the last container with the old files has gone.
+        # The host's space is freed when the last container with the old files is removed.
         running.remove()
         (layer,) = os.listdir(tmp_path / "layers")
         assert f"/{layer}/" in updated.stdout
-        # A driver that is removed leaves containers alone, too.
+        # Removing the driver does not affect containers either.
         running = ours.start_idle(image=GLIBC, flags=GPUS)
         shutil.rmtree(f"{node.directory}/driver")
         assert "libcuda.so.550.54.14" in running.exec("sh", "-c", look).stdout
@@ -183,7 +205,7 @@ def test_where_files_cannot_be_in_a_layer_they_are_mounted(
     flags = {
         "native": ("--snapshotter", "native"),
         "read-only": ("--read-only", "--mount", "type=tmpfs,src=tmpfs,dst=/run,options=rw"),
-        # The options of a mount have to fit a page, and with this layer they do not.
+        # The mount options must fit one page, and with this layer they do not.
         "long": (),
     }[way]
     if way == "long":
@@ -193,7 +215,7 @@ def test_where_files_cannot_be_in_a_layer_they_are_mounted(
     done = gpus.run("sh", "-c", script, image=GLIBC, flags=(*GPUS, *flags))
     assert done.code == 0, done.stderr
     assert done.stdout.count("UUID: GPU-") == 2
-    # Where the root is only read-only for the container, it has a layer like any other.
+    # If the root is read-only only for the container, it has a layer as usual.
     is_mounted = any("libcuda.so." in path for path in _mounted(done.stdout))
     assert is_mounted == (way != "read-only")
 
@@ -217,7 +239,7 @@ def test_container_that_may_mount_cannot_write_the_drivers_files(
 
 
 def _settings(node: SimulatedNode, tmp_path: Path) -> str:
-    """The node's configuration, with layers of the test's own."""
+    """Return the node's configuration, with the test's own layers."""
     with open(node.config_path) as file:
         lines = [line for line in file if not line.startswith("layers =")]
     at = lines.index("[node]\n") + 1

@@ -1,4 +1,4 @@
-"""Who holds which GPU and what it uses, and who runs without what the kubelet gave."""
+"""Which container holds which GPU and its usage, and which runs without its allocation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTILE: Final = "evil\x1b[2Jname"
 def node(
     runtime: Runtime, tmp_path: Path, configure: Callable[[str], None]
 ) -> Iterator[SimulatedNode]:
-    """A node with two GPUs, for which the shim is configured."""
+    """Return a node with two GPUs; the shim is configured for it."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
@@ -100,13 +100,13 @@ def test_the_ledger_follows_containers_and_outlives_the_agent(
     os.unlink(f"{node.state}/ledger.json")
     with agent(where, tmp_path):
         assert eventually(ledger, "a ledger") == before
-        # It has ended, and its task is still there.
+        # The container has exited, and its task still exists.
         second.kill()
-        eventually(lambda: held() == {first.name: [one]}, "one has ended")
+        eventually(lambda: held() == {first.name: [one]}, "one has exited")
         first.remove()
         eventually(lambda: ledger() == [], "the other was deleted")
         third = on_gpu(runtime, 1)
-        eventually(lambda: held() == {third.name: [two]}, "another has come")
+        eventually(lambda: held() == {third.name: [two]}, "another one is listed")
     listed = nvshim("ledger", "list", *where, "-o", "json").items
     assert [(row["id"], row["devices"], row["stale"], row["orphan"]) for row in listed] == [
         (third.name, [two], None, None)
@@ -118,7 +118,7 @@ def test_what_should_not_be_is_found(
 ) -> None:
     container = on_gpu(runtime, 0)
     assert nvshim("ledger", "check", *where).stdout == ""
-    # A shim that dies while containerd cannot see it.
+    # A shim dies while containerd is down.
     containerd = runtime.containerd.pid
     assert containerd
     (shim,) = runtime.containerd.shim_pids()
@@ -134,7 +134,7 @@ def test_what_should_not_be_is_found(
     bundle = runtime.containerd.bundle(container.name)
     eventually(lambda: not os.path.exists(bundle), "containerd cleans up")
 
-    # A driver that is installed anew, as by its container: the same files are others.
+    # The driver is reinstalled, as by its container: same paths, different files.
     stale = on_gpu(runtime, 1)
     assert nvshim("ps", "--stale", *where, "-o", "json").items == []
     assert _holders(where) == [[], [(stale.name, None)]]
@@ -151,7 +151,7 @@ def test_what_should_not_be_is_found(
 
 
 def _holders(where: tuple[str, ...]) -> list[list[tuple[str, str | None]]]:
-    """By `nvshim list`, of each GPU the containers that have it, and why they are stale."""
+    """Return, from `nvshim list`, each GPU's containers and why they are stale."""
     rows = nvshim("list", *where, "-o", "json").items
     return [[(each["id"], each["stale"]) for each in row["containers"]] for row in rows]
 
@@ -200,25 +200,25 @@ def _is_live(where: tuple[str, ...]) -> None:
         _wait_for(terminal, "more lines")
         terminal.type("q")
         assert terminal.wait() == 0
-        # The screen and the cursor are as they were.
+        # The command has restored the screen and the cursor.
         assert terminal.screen.endswith("\x1b[?25h\x1b[?1049l")
 
 
 def _wait_for(terminal: Terminal, text: str) -> None:
-    """As the terminal does, without its whole screen in the message."""
+    """Wait for text, without printing the whole screen on failure."""
     try:
         terminal.wait_for(text, timeout=30)
     except AssertionError:
         pytest.fail(f"{text!r} is not on the screen; its end: {terminal.screen[-2000:]!r}")
 
 
-# -- a container that runs without the device that the kubelet has given it, and its like -----
+# -- containers that run without the device that the kubelet allocated -------------------
 
 
 RECORDED: Final = os.path.join(REPOSITORY, "tests", "recorded", "kubernetes-1.36", "specs")
 
 
-# enable_cdi was not set: the spec has nothing of the device, and the pod was Running and Ready.
+# Without enable_cdi the spec lacks the device, and the pod was Running and Ready.
 WITHOUT: Final = "containerd-1.7.24/nvidia/gpu-one.main.enable_cdi-unset.json"
 
 
@@ -234,10 +234,10 @@ _CONTAINER: Final = "f" * 64
 @pytest.mark.parametrize(
     ("recorded", "runs", "code", "pid", "late"),
     [
-        (WITHOUT, True, 3, 77, 2.5),  # a kubelet that has much to do
-        (WITHOUT, False, 0, 0, 0),  # its image may not be there yet
+        (WITHOUT, True, 3, 77, 2.5),  # a busy kubelet
+        (WITHOUT, False, 0, 0, 0),  # its image may not be pulled yet
         (WITH, True, 0, None, 0),
-        (PRIVILEGED, True, 0, None, 0),  # it has every node of the host
+        (PRIVILEGED, True, 0, None, 0),  # it has every device node of the host
     ],
 )
 def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(

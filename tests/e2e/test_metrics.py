@@ -1,4 +1,4 @@
-"""What containers have used, and their limits changed: asked of containerd, seen in cgroups."""
+"""Usage of containers, and changed limits: as containerd reports them, and in cgroups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 64 << 20
 
 
 def _metrics(container: Container) -> Any:
-    """The message that containerd has of a container; None if its shim refused."""
+    """Return containerd's metrics of a container; None if its shim refused."""
     answer = api.metrics(container.runtime.containerd, container.name)
     if answer is None:
         return None
@@ -29,17 +29,17 @@ def _metrics(container: Container) -> Any:
     module = cgroups_v2_pb2 if is_v2() else cgroups_v1_pb2
     assert url == module.Metrics.DESCRIPTOR.full_name
     metrics = module.Metrics.FromString(value)
-    # containerd's own shim has the sizes of pages in whatever order a directory lists them.
+    # containerd's own shim lists page sizes in directory order.
     metrics.hugetlb.sort(key=lambda entry: entry.pagesize)
     return metrics
 
 
-# What containerd's own shim leaves out, in this version or in all.
+# Fields that containerd's own shim leaves out, in this version or in all.
 MORE = {"network", "cgroup_stats", "hugetlb", "blkio", "memory", "cpu", "io"}
 
 
 def _differences(container: Container) -> dict[str, Any]:
-    """What its shim and we read differently in one cgroup, by path: theirs, ours, theirs again."""
+    """Return the values that differ for one cgroup, by path: theirs, ours, theirs again."""
     theirs = flat(_metrics(container))
     found = cgroup.of(container.pid)
     ours = flat(stats.read(found, container_id=container.name, pid=container.pid))
@@ -47,7 +47,7 @@ def _differences(container: Container) -> dict[str, Any]:
     assert len(theirs) > 20
     more = {path.split(".")[1].partition("[")[0] for path in ours.keys() - theirs.keys()}
     assert more <= MORE
-    # What moves even in a frozen container is given the bounds within which it moved.
+    # Values that change even in a frozen container are compared with their bounds.
     return {
         path: (theirs[path], ours.get(path), again.get(path))
         for path in theirs
@@ -57,7 +57,7 @@ def _differences(container: Container) -> dict[str, Any]:
 
 @pytest.fixture
 def stock(containerd: PrivateContainerd) -> Iterator[Runtime]:
-    """containerd's own shim, to compare with."""
+    """Return containerd's own shim, for comparison."""
     runtime = Runtime(containerd, STOCK)
     yield runtime
     runtime.close()
@@ -94,7 +94,7 @@ def test_no_field_that_containerds_own_shim_sets_is_missing(
     for container in (ours, theirs):
         container.wait_for_program("sleep")
     wanted, found = flat(_metrics(theirs)), flat(_metrics(ours))
-    # A page more or less is chance.
+    # One page more or less is noise.
     steady = [path for path in wanted if path.endswith(("limit", ".pagesize"))]
     assert len(steady) > 3
     assert {path: found.get(path) for path in steady} == {path: wanted[path] for path in steady}
@@ -103,7 +103,7 @@ def test_no_field_that_containerds_own_shim_sets_is_missing(
 
 def test_ctr_prints_the_memory_and_processes_of_a_container(runtime: Runtime) -> None:
     container = runtime.start_idle(flags=["--memory-limit", str(LIMIT)])
-    # What the runtime has left behind counts until it is reaped.
+    # Processes that the runtime left count until they are reaped.
     eventually(lambda: _metrics(container).pids.current == 1, "its program is alone")
     for form in ("table", "json"):
         text = runtime.containerd.ctr("tasks", "metrics", "--format", form, container.name).stdout
@@ -145,10 +145,10 @@ def test_processor_time_is_counted(runtime: Runtime) -> None:
 
     before = eventually(used, "it has used some time")
     eventually(lambda: used() > before + 50_000_000, "it uses more")
-    runtime.containerd.ctr("tasks", "pause", container.name)  # one value is read after the other
+    runtime.containerd.ctr("tasks", "pause", container.name)  # the reads are not simultaneous
     metrics = _metrics(container)
     if not is_v2():
-        # Ticks of 10 ms, of all the time since: no other unit comes near.
+        # The kernel counts these in ticks of 10 ms; a wrong unit would be far off.
         usage = metrics.cpu.usage
         assert abs(usage.user + usage.kernel - usage.total) < 200_000_000
         assert sum(usage.per_cpu) == pytest.approx(usage.total, abs=100_000_000)
@@ -164,8 +164,8 @@ def test_stopped_container_tells_what_is_left_and_a_deleted_one_nothing(runtime:
     assert _metrics(container) is None
 
 
-# Limits as JSON, the file to look at on each version, and what is in it then. (How shares become
-# a weight is the runtime's choice: runc has changed its mind in 1.3.)
+# Limits as JSON, the file to check on each cgroup version, and its content then. (The runtime
+# decides how shares become a weight: runc changed it in 1.3.)
 LIMITS: dict[str, tuple[dict[str, Any], str, str, str, str, str]] = {
     "memory": ({"memory": {"limit": 32 << 20, "swap": 48 << 20}},
         "memory", "memory.limit_in_bytes", str(32 << 20), "memory.max", str(32 << 20)),

@@ -1,4 +1,4 @@
-"""The native launcher: a verb is done by the fork server, or by an interpreter, and alike."""
+"""The native launcher runs a verb in the fork server or in an interpreter, with equal results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _verb(
 
 
 def _executed(node: Node, verb: str, environment: dict[str, str] | None = None) -> list[str]:
-    """The programs that a verb executes, beginning with the launcher."""
+    """Return the programs that a verb executes, starting with the launcher."""
     trace = os.path.join(node.shims.directory, "trace")
     bundle = os.path.join(node.shims.directory, "c1")
     argv = ["strace", "-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o", trace]
@@ -64,8 +64,8 @@ def _executed(node: Node, verb: str, environment: dict[str, str] | None = None) 
 
 
 def _interpreter(node: Node) -> str:
-    """What the launcher executes without a fork server."""
-    # A self-contained tree has a loader of its own, which a script cannot name.
+    """Return the program that the launcher executes without a fork server."""
+    # A self-contained tree has its own loader, which a script cannot name.
     directory, name = os.path.split(node.launcher)
     loader = os.path.join(os.path.dirname(directory), "runtime", "as", name)
     return loader if os.path.exists(loader) else f"{node.launcher}.py"
@@ -83,7 +83,7 @@ async def test_with_a_fork_server_a_verb_executes_no_interpreter_and_inherits_no
         lines = content_of(f"/proc/{server}/fdinfo/{name}").decode().splitlines()
         flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
         assert int(flags, 8) & os.O_CLOEXEC, os.readlink(f"/proc/{server}/fd/{name}")
-    # The shim dies of memory before the parent of who called for it.
+    # The OOM killer chooses the shim before the caller's parent.
     shim = await node.start("c2")
     score, ours = (int(content_of(f"/proc/{pid}/oom_score_adj")) for pid in (shim, "self"))
     assert score == min(ours + 1, 1000)
@@ -106,10 +106,10 @@ async def test_after_an_end_in_good_order_no_interpreter_is_needed_to_say_so(
     async with connect(node.sockets[0]) as node.shims.client:
         await node.shims.run("c1")
         await node.shims.end("c1")
-        # Its shim lives: there is a socket to look at.
+        # Its shim runs, so there is a socket to check.
         assert len(_executed(node, "delete", _environment(**COLD))) > 1
         await node.shims.call("Shutdown", id="c1")
-    eventually(lambda: not is_alive(shim), "the shim ends")
+    eventually(lambda: not is_alive(shim), "the shim exits")
     assert _executed(node, "delete", _environment(**COLD)) == [node.launcher]
 
 
@@ -127,18 +127,18 @@ async def test_warm_and_cold_verbs_fail_with_the_same_words(node: Node, tmp_path
 
 
 async def _start_elsewhere(node: Node, *before: str) -> int:
-    """Start c2 by a caller in other surroundings; returns the shim's pid."""
+    """Start c2 with a caller in another environment; return the shim's pid."""
     bundle = node.shims.bundle("c2", "sleep", "1000")
     done = _verb([*before, *_argv(node, "start", container_id="c2")], bundle)
     assert (done.returncode, done.stderr) == (0, b"")
     shim = await _shim_at(node, done.stdout.decode().removeprefix("unix://"))
-    # What has forked it, and is to be the fork server of there, looks like it until then.
+    # The process that forked it looks like a shim until it is the fork server there.
     eventually(lambda: _shims_of(node, "c2") == [shim], "there is one shim")
     return shim
 
 
 async def _shim_at(node: Node, path: str) -> int:
-    """The pid of the shim that serves c2 there."""
+    """Return the pid of the shim that serves c2 there."""
     node.sockets.append(path)
     async with connect(path) as node.shims.client:
         node.pids.append((await node.shims.call("Connect", id="c2")).shim_pid)
@@ -151,7 +151,7 @@ def _shims_of(node: Node, container_id: str) -> list[int]:
 
 @pytest.fixture
 def other_cgroup() -> Iterator[str]:
-    """The file by which one gets into a cgroup of a version 1 hierarchy, or of version 2."""
+    """Yield the file that moves a process into a cgroup of version 1 or 2."""
     root = "/sys/fs/cgroup"
     parent = root if os.path.exists(f"{root}/cgroup.controllers") else f"{root}/pids"
     path = f"{parent}/nvshim-elsewhere-{os.getpid()}"
@@ -201,7 +201,7 @@ async def test_a_fork_server_whose_surroundings_were_changed_forks_nothing_more(
 
 @contextmanager
 def _starting(node: Node, container_id: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A caller, and who does its start: that reads its request to the end, which does not come."""
+    """Yield a caller, and the process of its start, which waits for the rest of its request."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         _argv(node, "start", container_id=container_id),
@@ -216,7 +216,7 @@ async def test_a_caller_or_a_start_that_is_killed_takes_the_other_with_it(node: 
     (server,) = node.servers()
     with _starting(node, "c2") as (caller, verb):
         caller.kill()
-        eventually(lambda: not is_alive(verb), "the verb ends")
+        eventually(lambda: not is_alive(verb), "the verb exits")
     assert is_alive(server)
     assert _shims_of(node, "c2") == []
     with _starting(node, "c3") as (caller, verb):
@@ -228,7 +228,7 @@ async def test_a_caller_or_a_start_that_is_killed_takes_the_other_with_it(node: 
 
 
 async def test_word_of_a_request_that_comes_late_does_not_end_its_verb(node: Node) -> None:
-    """The kernel announces what was sent after it can be read: by then it may have been."""
+    """The kernel may send the signal for new data after the process has read the data."""
     await node.start("c1")
     with _starting(node, "c2") as (caller, verb):
         os.kill(verb, signal.SIGIO)
@@ -278,7 +278,7 @@ def _request(node: Node, *words: str, **environment: str) -> bytes:
 
 
 def _go(connection: socket.socket, stdout: int) -> int:
-    """Let a verb begin; returns its status."""
+    """Let a verb start; return its status."""
     with open(os.devnull, "rb") as null:
         here = os.open("/", os.O_PATH)
         socket.send_fds(connection, [b"!"], [here, null.fileno(), stdout, stdout])
@@ -299,7 +299,7 @@ async def test_a_caller_that_is_held_up_and_a_request_in_pieces_are_served_all_t
         connection.sendall(_request(node, "-help", "start"))
         assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
-        # As long as a machine without time for it lets it wait.
+        # As long as on a very busy machine.
         time.sleep(1.5)  # noqa: ASYNC251 - nothing else runs in this loop
         assert _go(connection, out.fileno()) == 0
     assert b"start" in (tmp_path / "out").read_bytes()
@@ -316,7 +316,7 @@ async def test_a_caller_that_is_held_up_and_a_request_in_pieces_are_served_all_t
         assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
         assert _go(connection, out.fileno()) == 0
-    # What does not come whole is not done.
+    # An incomplete request is not run.
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20 * PATIENCE)
         connection.connect(node.server_socket())
@@ -327,7 +327,7 @@ async def test_a_caller_that_is_held_up_and_a_request_in_pieces_are_served_all_t
 
 
 def _unread(connection: socket.socket) -> int:
-    """How many bytes of what was sent the other end has not read."""
+    """Return how many sent bytes the other end has not read."""
     return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
@@ -344,7 +344,7 @@ async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
 
 @pytest.mark.serial
 async def test_a_frozen_fork_server_is_not_waited_for(node: Node) -> None:
-    """As the cgroup freezer does it: no signal, and a state like that of one that waits."""
+    """The cgroup freezer sends no signal, and a frozen process looks like a sleeping one."""
     hierarchy = "/sys/fs/cgroup/freezer"
     if not os.path.isdir(hierarchy):
         pytest.skip("needs a freezer of cgroup version 1")
@@ -412,7 +412,7 @@ def test_a_launcher_that_is_replaced_while_it_starts_finds_its_program(
     for file in (name, f"{name}.py"):
         shutil.copy(os.path.join(shim_directory, file), own / file)
     tree = os.path.dirname(shim_directory)
-    if os.path.exists(f"{tree}/tree.json"):  # then the rest of it is found beside bin
+    if os.path.exists(f"{tree}/tree.json"):  # then bin's sibling directories have the rest
         for beside in {*os.listdir(tree)} - {"bin"}:
             os.symlink(f"{tree}/{beside}", tmp_path / beside)
     launcher = os.open(own / name, os.O_PATH)
@@ -426,7 +426,7 @@ def test_a_launcher_that_is_replaced_while_it_starts_finds_its_program(
 
 
 def _reader_of(pipe: IO[bytes] | None) -> int:
-    """Which process of a fork server's has a pipe for standard input; 0 if none."""
+    """Return the fork server's process whose standard input is a pipe; 0 if none."""
     assert pipe is not None
     inode = os.fstat(pipe.fileno()).st_ino
     for pid in pids():

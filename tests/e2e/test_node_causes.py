@@ -1,6 +1,6 @@
-"""Whose fault a container's end was: the real agent, real containers, a simulated driver.
+"""Whose fault a container's exit was: the real agent, real containers, a simulated driver.
 
-What is read here is what the shim reads: the files in STATE/causes.
+The tests read what the shim reads: the files in STATE/causes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GIB: Final = 1 << 30
 def node(
     runtime: Runtime, tmp_path: Path, configure: Callable[[str], None], request: Any
 ) -> Iterator[SimulatedNode]:
-    """A node with two GPUs, for which the shim is configured."""
+    """Return a node with two GPUs; the shim is configured for it."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
@@ -64,7 +64,7 @@ def on_gpu(runtime: Runtime, number: int, *flags: str) -> Container:
 
 
 def in_pod(name: str) -> tuple[str, ...]:
-    """Annotations as containerd makes them for a container of a pod."""
+    """Return the annotations that containerd sets for a pod's container."""
     said = {"sandbox-name": f"pod-{name}", "sandbox-namespace": "research",
             "sandbox-uid": f"uid-{name}", "container-name": name, "container-type": "container",
             "sandbox-id": name}  # fmt: skip
@@ -84,7 +84,7 @@ def told(it: GpuAgent, container: Container) -> list[tuple[int, str]]:
 
 
 def cause_of(it: GpuAgent, container: Container) -> str:
-    """Why a container ended, by what its shim has kept of that."""
+    """Return why a container exited, from the shim's stored exit."""
     namespace = container.runtime.containerd.namespace
     document = read_ended(it.node.state, namespace, container.name)
     return "" if document is None else str(document["cause"])
@@ -121,22 +121,21 @@ def test_each_container_is_told_of_its_own_and_the_agent_may_die_between(
     with gpu_agent(node, tmp_path, *options) as it:
         eventually(lambda: is_held(it, mine, other, apart), "the next one knows them")
         it.listens()
-        # The exit comes first, and the driver tells of the fault afterwards.
+        # The exit comes first, and the driver reports the fault afterwards.
         pid = mine.pid
         mine.kill()
-        eventually(lambda: not is_alive(pid), "it has ended")
+        mine.wait_for("STOPPED")  # the shim has stored the time
         it.xid(0, 79, "GPU has fallen off the bus.", pid=pid)
         eventually(lambda: (79, Whose.DEVICE) in told(it, mine), "the late fault")
         assert told(it, mine) == [(31, Whose.APPLICATION), (79, Whose.DEVICE)]
         eventually(lambda: told(it, other)[1:] == [(79, Whose.DEVICE)], "both had the GPU")
-        # What the shim has kept of the end has it, too.
+        # The shim's stored exit has it, too.
         eventually(lambda: cause_of(it, mine).startswith("GPU failure: Xid 79"), "the record")
         assert "s after exit, and 1 more." in cause_of(it, mine)
         assert told(it, apart) == []
-        # Nothing was known of this one when it ended.
-        pid = apart.pid
+        # Nothing was known about this container when it exited.
         apart.kill()
-        eventually(lambda: not is_alive(pid), "it has ended")
+        apart.wait_for("STOPPED")
         it.xid(1, 62, "PMU halt")
         eventually(lambda: cause_of(it, apart).startswith("GPU failure: Xid 62"), "the late cause")
         rows = nvshim("ledger", "faults", "--config", node.config_path, "-o", "json").items
@@ -183,7 +182,7 @@ def test_a_storm_by_hostile_names_loses_nothing_and_fills_nothing(
             timeout=30,
         )
         took = time.monotonic() - begun
-        # Nothing of what the names say is believed, and none is lost that came first.
+        # The agent trusts nothing in the names, and keeps all earlier faults.
         assert told(it, mine)[0] == (48, Whose.DEVICE)
         assert {whose for code, whose in told(it, mine) if code != 48} == {Whose.APPLICATION}
         assert {whose for code, whose in told(it, other) if code != 48} == {Whose.NEIGHBOUR}
@@ -207,10 +206,10 @@ def test_what_nvml_says_that_a_gpu_needs_is_obeyed_and_its_silence_is_borne(
         it.xid(0, 109, "CTX SWITCH TIMEOUT", pid=mine.pid)
         eventually(lambda: told(it, mine) == [(109, Whose.DEVICE)], "NVML's word")
         assert faults(it, mine)[0].action == "reboot the node"
-        eventually(lambda: it.states()[0] == "unhealthy", "its health goes by it, too")
+        eventually(lambda: it.states()[0] == "unhealthy", "its health follows, too")
         it.nvml("faults", "any=hang")
         it.xid(0, 62, "PMU halt", pid=mine.pid)
-        eventually(lambda: (62, Whose.DEVICE) in told(it, mine), "NVML hangs, and that is told")
+        eventually(lambda: (62, Whose.DEVICE) in told(it, mine), "a hanging NVML is reported")
 
 
 @pytest.mark.parametrize("node", ['\n[policy]\nmode = "nvidia"\n'], indirect=True, ids=["trusted"])
@@ -268,11 +267,11 @@ def test_who_takes_more_gpu_memory_than_it_may_is_told_and_then_ended(
     with gpu_agent(node, tmp_path, *options) as it:
         eventually(lambda: is_held(it, greedy, modest, alone), "the ledger has them")
         it.nvml("processes", _using((0, greedy, 6), (0, modest, 2), (1, alone, 60)))
-        eventually(lambda: not is_alive(greedy.pid), "it was ended")
+        eventually(lambda: not is_alive(greedy.pid), "it was killed")
         names = [each.name for each in faults(it, greedy) if each.kind == "memory-limit"]
         assert names[0] == "6.0 GiB of GPU memory, over its limit of 4.0 GiB"
         assert names[-1] == f"{names[0]}, killed by the memory guard"
-        eventually(lambda: cause_of(it, greedy), "its shim has told of it")
+        eventually(lambda: cause_of(it, greedy), "its shim has stored the cause")
         assert f"{names[-1]} by this container" in cause_of(it, greedy)
         assert is_alive(modest.pid)
         assert is_alive(alone.pid)
@@ -295,10 +294,14 @@ def test_a_pod_that_limits_itself_is_told_and_goes_on(
     with gpu_agent(node, tmp_path, *options) as it:
         eventually(lambda: is_held(it, mine, later, wrong), "the ledger has them")
         it.nvml("processes", _using((0, mine, 2), (1, wrong, 10)))
-        eventually(lambda: [each.kind for each in faults(it, mine)] == ["memory-limit"], "told")
+        eventually(
+            lambda: [each.kind for each in faults(it, mine)] == ["memory-limit"], "it is reported"
+        )
         it.nvml("processes", _using((0, mine, 2), (1, later, 30), (1, wrong, 10)))
-        # By a later look, at which the first one still has too much.
-        eventually(lambda: [each.kind for each in faults(it, later)] == ["memory-limit"], "told")
+        # A later sample, in which the first container still uses too much.
+        eventually(
+            lambda: [each.kind for each in faults(it, later)] == ["memory-limit"], "it is reported"
+        )
         assert is_alive(mine.pid)
         assert faults(it, wrong) == ()
         (line,) = it.said("ignoring an invalid GPU memory limit")

@@ -1,4 +1,4 @@
-"""An agent that starts where nothing can be written goes on as a running one does, and says so."""
+"""An agent that starts on a full disk works like a running one, and reports the full disk."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _WHY: Final = {"space": FULL, "inodes": FULL, "read-only": "Read-only file syste
 
 
 class Place:
-    """A node whose state directory is a file system of its own, on which there is no room.
+    """A node whose state directory is a separate, full file system.
 
     Args:
-        kind: for what there is none, of :data:`_SIZES`.
+        kind: what has run out, one of :data:`_SIZES`.
     """
 
     def __init__(self, node: SimulatedNode, kind: str) -> None:
@@ -83,7 +83,7 @@ def test_an_agent_starts_on_a_full_directory(place: Place, tmp_path: Path) -> No
     words = ("--metrics", "127.0.0.1:0", "--containerd-state", place.node.dev)
     with KubeletPlugins(str(tmp_path / "kubelet")) as kubelet:
         agent = NodeAgent(place.node, str(tmp_path), kubelet.socket, *words, "--pod-uid", POD)
-        # An agent before it has left its locks.
+        # A previous agent has left its locks.
         for name in ("node.lock", "nvml.lock"):
             Path(state, name).touch(mode=0o600)
         place.fill()
@@ -93,23 +93,23 @@ def test_an_agent_starts_on_a_full_directory(place: Place, tmp_path: Path) -> No
             (served,) = eventually(lambda: agent.said("serving metrics"), "metrics")
 
             def down() -> set[str]:
-                with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:
+                with urlopen(f"http://{served['address']}/metrics", timeout=60) as answer:
                     told = read_told(answer.read().decode())
                 series = told["nvshim_part_up"].series
                 return {dict(labels)["part"] for (_, labels), up in series.items() if not up}
 
-            # An empty file needs an inode alone.
+            # An empty file needs only an inode.
             ours = {"status-file", "health.file", "ledger"}
             ours |= set() if place.kind == "space" else {"pod"}
-            eventually(lambda: down() == ours, "what cannot be written is told")
+            eventually(lambda: down() == ours, "the failed writes are reported")
             assert not place.is_ready()
             lines = [line["event"] for line in agent.said(why)]
-            # Each is said once, however often it is tried.
+            # Each failure is reported once, however often the agent retries.
             assert len([line for line in lines if f"cannot write {state}/node.json" in line]) == 1
             place.make_room()
             agent.process.send_signal(1)  # type: ignore[union-attr]
             eventually(place.is_ready, "it is written")
-            eventually(lambda: down() == set(), "nothing is wrong any more")
+            eventually(lambda: down() == set(), "no fault is left")
             assert kubelet.healthy(GPU)
 
 
@@ -128,7 +128,7 @@ def test_an_agent_without_a_place_for_its_lock_says_so_in_one_line(
 
 
 def test_a_look_that_cannot_be_written_down_is_one_line(place: Place) -> None:
-    """Who looks once has nobody else to be told by."""
+    """A single run reports its failure only on stderr."""
     Path(place.node.state, "node.lock").touch(mode=0o600)
     place.fill()
     words = ("--config", place.node.config_path, "--cdi-spec", "none", "--kubelet-socket", "")

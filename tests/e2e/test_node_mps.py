@@ -1,7 +1,7 @@
-"""MPS on a simulated node: the driver's own control daemon, kept through whatever happens.
+"""MPS on a simulated node: the driver's own control daemon survives agents and failures.
 
-What it does not do without a GPU is to start a server that stays; where clients matter, a program
-stands in that speaks as the control program does (:data:`STAND_IN`).
+Without a GPU the daemon cannot keep a server running. Where clients matter, a program replaces it
+that answers like the control program (:data:`STAND_IN`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def agent(node: SimulatedNode, tmp_path: Path) -> Iterator[Agent]:
 
 @contextmanager
 def another_program(agent: Agent, text: str) -> Iterator[None]:
-    """Another control program than the driver's own."""
+    """Replace the driver's own control program."""
     program = f"{agent.node.driver_root}/{PROGRAM}"
     os.rename(program, f"{program}.own")
     try:
@@ -65,10 +65,10 @@ def another_program(agent: Agent, text: str) -> Iterator[None]:
 
 
 def ask(agent: Agent, command: str) -> str:
-    """What a person would type."""
+    """Return the answer to a control command, as an operator would type it."""
     done = subprocess.run(
         [f"{agent.node.driver_root}/{PROGRAM}"],
-        input=command, capture_output=True, text=True, check=True, timeout=10,
+        input=command, capture_output=True, text=True, check=True, timeout=60,
         env={"CUDA_MPS_PIPE_DIRECTORY": f"{agent.directory}/pipe"},
     )  # fmt: skip
     return done.stdout.strip()
@@ -80,7 +80,7 @@ def mode_of(path: Path) -> str:
 
 @contextmanager
 def in_a_cpuset(agent: Agent) -> Iterator[None]:
-    """Have an agent that was just started in a cpuset of its own, as a pod's is."""
+    """Run an agent in its own cpuset, like a pod's."""
     tops = [top for top, has_cpusets in cgroup_tops().items() if has_cpusets]
     paths = [Path(top, f"mps-test-{os.getpid()}") for top in tops]
     assert agent.process is not None
@@ -119,14 +119,14 @@ def its_first_life(agent: Agent, first: int) -> None:
     uuids = [gpu.uuid for gpu in agent.node.scenario.gpus]
     assert environment["CUDA_VISIBLE_DEVICES"].split(",") == uuids
     assert agent.daemon()["devices"] == uuids
-    # Its shared memory is that of its clients, and not the host's.
+    # It shares its memory with its clients, and not with the host.
     shm = os.stat(agent.root / "shm")
     assert shm.st_dev == os.stat(f"/proc/{first}/root/dev/shm").st_dev != os.stat("/dev/shm").st_dev
     assert mode_of(agent.root / "shm") == "0o1777"
     assert mode_of(agent.directory / "pipe") == "0o755"
     assert mode_of(agent.directory / "log") == "0o700"
 
-    # It is not in the cgroup of the agent, which may be emptied when that ends.
+    # It is not in the agent's cgroup, whose processes may be killed when the agent stops.
     with open(f"/proc/{first}/cgroup", encoding="utf-8") as file:
         groups = [line.strip().split(":") for line in file]
     for _, kind, path in groups:
@@ -138,15 +138,15 @@ def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: A
     with in_a_cpuset(agent):
         first = agent.ready()
         its_first_life(agent, first)
-        # The agent is killed: the daemon is not.
+        # The agent is killed; the daemon keeps running.
         agent.end(signal.SIGKILL)
 
-    # The next agent takes it over, with new limits.
+    # The next agent adopts it, with new limits.
     agent.start(replicas=2)
     assert agent.ready() == first
     assert ask(agent, "get_default_active_thread_percentage") == "50.0"
 
-    # The daemon is killed: it is said, and there is another one.
+    # The daemon is killed: the agent reports it, and starts another one.
     os.kill(first, signal.SIGKILL)
     second = eventually(lambda: agent.ready() != first and agent.ready(), "another daemon")
     assert not is_alive(first)
@@ -156,10 +156,10 @@ def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: A
     assert not agent.fault()
     assert agent.daemon()["restarts"] == 1
 
-    # One that does not answer any more is noticed by the next agent, and replaced.
+    # The next agent detects a daemon that does not answer, and replaces it.
     agent.end(signal.SIGKILL)
     os.kill(second, signal.SIGSTOP)
-    agent.start(replicas=2, timeout=2)  # for the third one, too, on a busy machine
+    agent.start(replicas=2, timeout=2)  # long enough for the third daemon on a busy machine
     third = agent.ready()
     assert third != second
     assert not is_alive(second)
@@ -172,9 +172,9 @@ def test_an_agent_killed_after_any_step_leaves_what_the_next_one_mends(agent: Ag
     for steps in range(1, len(STEPS) + 1):
         agent.start(dies=steps)
         assert agent.process is not None
-        assert agent.process.wait(20) == -signal.SIGKILL, STEPS[steps - 1]
+        assert agent.process.wait(60) == -signal.SIGKILL, STEPS[steps - 1]
         if STEPS[steps - 1][1] == "posix_spawn":
-            # The daemon, which that agent has not seen any more, is the next one's.
+            # The killed agent did not record the daemon; the next agent adopts it.
             (pid,) = eventually(agent.processes, "a daemon")
             agent.start()
             assert agent.ready() == pid
@@ -183,8 +183,8 @@ def test_an_agent_killed_after_any_step_leaves_what_the_next_one_mends(agent: Ag
             assert agent.modes() == ["3", "3"]
             agent.end(signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda: not agent.processes(), "it has ended")
-    # What is not shared any more is taken away by whoever comes next.
+            eventually(lambda: not agent.processes(), "it has exited")
+    # The next agent stops the daemon of a resource that is no longer shared.
     assert agent.modes() == ["3", "3"]
     agent.start(replicas=0)
     eventually(lambda: agent.modes() == ["0", "0"], "compute modes are set back")
@@ -209,7 +209,7 @@ def test_a_driver_root_with_a_loader_is_the_daemons_root(
     pid = agent.ready()
     assert os.readlink(f"/proc/{pid}/root") == root
     assert os.stat(f"/proc/{pid}/root/dev/shm").st_dev == os.stat(agent.root / "shm").st_dev
-    # The mounts in that root are the daemon's own.
+    # Only the daemon sees the mounts in that root.
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         assert root not in file.read()
     assert agent.end() == 0
@@ -217,7 +217,7 @@ def test_a_driver_root_with_a_loader_is_the_daemons_root(
 
 
 def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
-    # A daemon that somebody else has started is left alone.
+    # The agent does not touch a daemon that it has not started.
     pipe = agent.directory / "pipe"
     pipe.mkdir(parents=True)
     argv = [f"{agent.node.driver_root}/{PROGRAM}", "-f"]
@@ -229,41 +229,41 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
         callbacks.callback(stranger.kill)
         control = str(pipe / "control")
         eventually(
-            lambda: control in Procfs().listening(stranger.pid), "a daemon of somebody else's"
+            lambda: control in Procfs().listening(stranger.pid), "the foreign daemon listens"
         )
         agent.start()
-        eventually(lambda: "NVSHIM-E2739" in agent.fault(), "it is said")
+        eventually(lambda: "NVSHIM-E2739" in agent.fault(), "it is reported")
         assert "another program serves" in agent.daemon()["unready"]
         assert agent.processes() == [stranger.pid]
         assert ask(agent, "get_default_active_thread_percentage") == "100.0"
-        # So is it when the agent ends.
+        # The foreign daemon also survives the agent's exit.
         assert agent.end() == 0
         assert ask(agent, "quit") == ""
     shutil.rmtree(agent.root)
-    # One that does not begin is not waited for when the agent ends.
+    # The agent's exit does not wait for a daemon that does not start.
     with another_program(agent, "#!/bin/sh\nexec /bin/sleep 1000\n"):
         agent.start()
-        eventually(agent.processes, "what does not become a daemon")
+        eventually(agent.processes, "a program that does not become a daemon")
         assert agent.end() == 0
     nothing_is_left(agent)
     with open(f"{agent.node.state}/nvml-faults", "w", encoding="utf-8") as file:
         file.write("nvmlDeviceSetComputeMode=error:4\n")
     agent.start()
-    eventually(lambda: "NVSHIM-E2740" in agent.fault(), "it is said")
+    eventually(lambda: "NVSHIM-E2740" in agent.fault(), "it is reported")
     assert agent.processes() == []
     assert "Permission" in agent.daemon()["unready"]
     with another_program(agent, "#!/bin/sh\necho 'the driver is out of sorts'\nexit 3\n"):
-        os.unlink(f"{agent.node.state}/nvml-faults")  # it is tried again all the while
-        eventually(lambda: "NVSHIM-E2738" in agent.fault(), "it is said")
+        os.unlink(f"{agent.node.state}/nvml-faults")  # the agent retries all the time
+        eventually(lambda: "NVSHIM-E2738" in agent.fault(), "it is reported")
         assert "status 3: the driver is out of sorts" in agent.fault()
     agent.ready()
     assert not agent.fault()
 
 
 STAND_IN: Final = r"""#!/usr/bin/python3 -IS
-# Speaks as nvidia-cuda-mps-control does. Its clients are the lines of the file "clients" in the log
-# directory; a server lives as long as the daemon, and longer if that is killed. A daemon that is
-# stopped answers nobody.
+# Answers like nvidia-cuda-mps-control. Its clients are the lines of the file "clients" in the log
+# directory; a server lives as long as the daemon, and longer if that is killed. A stopped daemon
+# does not answer.
 import os, sys, time
 pipe, log = (os.environ[f"CUDA_MPS_{name}_DIRECTORY"] for name in ("PIPE", "LOG"))
 def read(path):
@@ -304,6 +304,10 @@ for line in sys.stdin:
         print(read(f"{pipe}/percentage"))
     elif name == "set_default_active_thread_percentage":
         write("percentage", words[0])
+    elif name == "set_default_device_pinned_mem_limit":
+        write(f"limit-{words[0]}", words[1])
+    elif name == "get_default_device_pinned_mem_limit":
+        print(read(f"{pipe}/limit-{words[0]}"))
     elif name == "get_server_list":
         print(read(f"{pipe}/server"))
     elif name == "get_client_list":
@@ -322,7 +326,7 @@ def stand_in(agent: Agent) -> Iterator[Agent]:
 
 
 def bundle(agent: Agent, **spec: Any) -> Path:
-    """A container that has the daemon's pipes, as containerd keeps it."""
+    """Create a container with the daemon's pipes, as containerd stores it."""
     path = agent.states / "io.containerd.runtime.v2.task/k8s.io/cuda-1"
     path.mkdir(parents=True)
     mounts = [{"destination": "/mps/nvidia.com/gpu/pipe", "source": f"{agent.directory}/pipe"}]
@@ -339,14 +343,14 @@ def test_clients_outlive_agents_and_a_sharing_that_is_no_more(stand_in: Agent) -
     assert agent.end() == 0
     assert is_alive(pid)
     assert agent.modes() == ["3", "3"]
-    # Nothing is shared any more: the daemon waits for its client, and says so.
+    # Sharing is disabled: the daemon waits for its client, and the agent reports it.
     container = bundle(agent)
     agent.start(replicas=0, timeout=0.5)
-    eventually(lambda: "cuda-1" in agent.fault(), "who is waited for")
+    eventually(lambda: "cuda-1" in agent.fault(), "the remaining clients are reported")
     assert is_alive(pid)
     assert agent.daemon()["unready"]
     clients.unlink()
-    eventually(lambda: not is_alive(pid), "it ends with its last client")
+    eventually(lambda: not is_alive(pid), "it exits with its last client")
     shutil.rmtree(container)
     eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
     nothing_is_left(agent)
@@ -360,18 +364,18 @@ def test_a_container_that_may_become_a_client_keeps_the_daemon(stand_in: Agent) 
     container = bundle(agent)
     assert agent.end() == 0
     assert is_alive(pid)
-    # The daemon dies, its server lives on: while a container may use that, there is no other one.
+    # The daemon dies, its server survives: no new daemon while a container may use the server.
     agent.start()
     assert agent.ready() == pid
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: "may have clients in cuda-1" in agent.fault(), "it is said")
+    eventually(lambda: "may have clients in cuda-1" in agent.fault(), "it is reported")
     (server,) = agent.processes()
     assert agent.daemon()["unready"]
     shutil.rmtree(container)
     died, pid = pid, agent.ready()
     assert pid != died
     assert not is_alive(server)
-    # A daemon that hangs is ended when it is not wanted any more, and what it has left is, too.
+    # The agent kills a hanging daemon that is no longer needed, and its server.
     agent.end(signal.SIGKILL)
     os.kill(pid, signal.SIGSTOP)
     agent.start(replicas=0, timeout=0.5)
@@ -381,9 +385,9 @@ def test_a_container_that_may_become_a_client_keeps_the_daemon(stand_in: Agent) 
 
 @contextmanager
 def foreign_container(agent: Agent, place: Path) -> Iterator[int]:
-    """A process that has the daemon's pipes, as Docker or CRI-O would give them; its pid.
+    """Yield the pid of a process with the daemon's pipes, as in a container of Docker or CRI-O.
 
-    Nothing but the kernel tells of it.
+    Only the kernel's mount table shows it.
     """
     place.mkdir()
     script = f"mount --bind {agent.directory}/pipe {place} && exec sleep 1000"
@@ -405,19 +409,22 @@ def test_a_silent_daemon_is_not_ended_under_clients_of_another_engine(
     with foreign_container(agent, tmp_path / "pipe") as client:
         os.kill(pid, signal.SIGSTOP)
         agent.end(signal.SIGKILL)
-        # The next agent wants it still, and it does not answer that one.
+        # The next agent still needs the daemon, which does not answer.
         agent.start(timeout=0.5)
         eventually(lambda: f"may have clients in process {client} (sleep)" in agent.fault(), "why")
         assert is_alive(pid)
         os.kill(pid, signal.SIGCONT)
         assert agent.ready() == pid
-        # Nothing is shared any more, and it is silent again.
+        # Sharing is disabled, and the daemon is silent again.
         agent.end(signal.SIGKILL)
         os.kill(pid, signal.SIGSTOP)
         agent.start(replicas=0, timeout=0.5)
-        eventually(lambda: f"process {client} (sleep)" in agent.fault(), "who is waited for")
+        eventually(
+            lambda: f"process {client} (sleep)" in agent.fault(),
+            "the remaining clients are reported",
+        )
         assert is_alive(pid)
-    eventually(lambda: not is_alive(pid), "it is ended once nobody has its pipes", timeout=40)
+    eventually(lambda: not is_alive(pid), "the unused daemon stops", timeout=40)
     eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
     nothing_is_left(agent)
 
@@ -430,17 +437,17 @@ def test_a_gpu_is_of_one_daemon_at_a_time(stand_in: Agent) -> None:
     clients = agent.directory / "log/clients"
     clients.write_text("4242\n")
     assert agent.end() == 0
-    # Another resource has the GPU now: it has to wait for who is still there.
+    # Another resource has the GPU now: it waits for the remaining clients.
     agent.start(devices=(first,), timeout=0.5)
     agent.resource = f"{RESOURCE}.shared"
     eventually(
-        lambda: f"the daemon of {RESOURCE} still holds its GPUs" in agent.fault(), "it is said"
+        lambda: f"the daemon of {RESOURCE} still holds its GPUs" in agent.fault(), "it is reported"
     )
     clients.unlink()
     pid = agent.ready()
     assert agent.daemon()["devices"] == [first]
     assert agent.modes() == ["3", "0"]
-    # It has another GPU now.
+    # It uses another GPU now.
     agent.end(signal.SIGKILL)
     agent.start(devices=(second,))
     eventually(lambda: agent.daemon().get("devices") == [second], "one with the other GPU")

@@ -83,16 +83,21 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_file(
     (shared,) = holds["sharing"]["timeSlicing"]["resources"]
     assert shared == {"name": "nvidia.com/gpu", "devices": "all", "replicas": 4}
 
-    # What is shown is a configuration itself.
+    # The output is a valid configuration.
     again = tmp_path / "again.yaml"
     again.write_text(done.stdout)
     assert check("--config-file", str(again)).stdout == done.stdout
 
 
-def test_what_means_nothing_without_the_driver_of_claims_is_refused() -> None:
-    for words in (("--dra-mig",), ("--dra-shares", "4")):
+def test_what_means_nothing_without_another_option_is_refused() -> None:
+    for words, needed in (
+        (("--dra-mig",), "--dra"),
+        (("--dra-shares", "4"), "--dra"),
+        (("--dra-metadata",), "--dra"),
+        (("--nvsentinel-acts",), "--nvsentinel"),
+    ):
         done = check(*words)
-        assert (done.returncode, f"{words[0]} needs --dra" in done.stderr) == (2, True)
+        assert (done.returncode, f"{words[0]} needs {needed}." in done.stderr) == (2, True)
 
 
 def test_what_is_wrong_is_one_line_with_the_key(file: str, tmp_path: Path) -> None:

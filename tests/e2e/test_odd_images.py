@@ -1,4 +1,4 @@
-"""Images that are odd, and containers with GPUs of them."""
+"""Containers with GPUs from unusual images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK: Final = "nvidia-smi -L | grep -c UUID; probe dlopen libcuda.so.1 > /dev/nu
 
 
 def large_soname(root: Path) -> None:
-    """A library that the image's author has copied without its link."""
+    """Create a library that the image's author has copied without its link."""
     for name in ("libcuda.so.1", "libcuda.so"):
         (root / LIBRARIES / name).write_bytes(b"an old driver's")
         os.truncate(root / LIBRARIES / name, 70 << 20)
@@ -55,7 +55,7 @@ def drop_in_that_is_a_directory(root: Path) -> None:
 
 
 def odd_configuration(root: Path) -> None:
-    """No drop-in is included in it, and none can be."""
+    """Create a configuration that includes no drop-in, and cannot include one."""
     (root / "etc/ld.so.conf").unlink()
     (root / "etc/ld.so.conf").mkdir()
     (root / "etc/ld.so.conf/x").mkdir()
@@ -84,13 +84,13 @@ async def test_container_of_an_odd_image_has_its_gpus(
         make_odd(root)
         before = _largest(root)
         assert await _run(shim) == ["2", "loaded"]
-        assert _largest(root) == before  # it was neither copied nor replaced
+        assert _largest(root) == before  # it was not copied or replaced
 
 
 async def test_layer_is_made_for_an_odd_image_too(
     start_shim: StartShim, two_gpus: SimulatedNode, tmp_path: Path
 ) -> None:
-    """Two containers share it, so the second finds out whether it has all."""
+    """Two containers share it, so the second one shows whether the layer is complete."""
     config = Path(two_gpus.config_path).read_text(encoding="utf-8").splitlines()
     config = [line for line in config if not line.startswith("layers =")]
     config.insert(config.index("[node]") + 1, f'layers = "{tmp_path}/layers"')
@@ -123,7 +123,7 @@ async def test_layer_is_made_for_an_odd_image_too(
 async def test_programs_are_in_a_container_whose_root_takes_no_writes(
     start_shim: StartShim, two_gpus: SimulatedNode, kind: str
 ) -> None:
-    """As on erofs or squashfs, where no mount point can be made for them."""
+    """As on erofs or squashfs, where no mount point can be created for them."""
     if kind == "ext4" and not os.path.exists("/dev/loop-control"):
         pytest.skip("no loop devices: modprobe loop")
     async with start_shim(
@@ -191,7 +191,7 @@ async def test_refusal_of_an_image_says_in_a_line_what_to_do(
 
 
 async def _run(shim: ShimByHand, name: str = "c1", **fields: object) -> list[str]:
-    """Run a container to its end; returns what it has said."""
+    """Run a container to its end; return its output."""
     out = _output(shim)
     await shim.run(name, stdout=f"file://{out}", stderr=f"file://{out}", **fields)
     await shim.reap(name)
@@ -205,7 +205,7 @@ def _output(shim: ShimByHand) -> Path:
 
 
 def _largest(root: Path) -> dict[str, tuple[int, int]]:
-    """The inode and the room on disk of each file that is large."""
+    """Return the inode and the disk usage of each large file."""
     found = {}
     for path in root.rglob("*"):
         status = path.lstat()

@@ -1,4 +1,4 @@
-"""The runtime's options: another low-level runtime, another place for its state."""
+"""The runtime's options: another low-level runtime, and another directory for its state."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.harness import api
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import Runtime, new_name, one_line
 
-# What each low-level runtime keeps of a container in its state.
+# The state files of each low-level runtime.
 RUNC_STATE, CRUN_STATE = "state.json", "status"
 
 
 @pytest.fixture
 def crun(runtime: Runtime, tmp_path: Path) -> str:
-    """A crun that runs on this host, and takes the specs of this containerd."""
+    """Return a crun that runs on this host and accepts this containerd's specs."""
     program = runtime.containerd.parts.crun
     said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True)
     spec = runtime.spec("true")["ociVersion"]
@@ -66,7 +66,7 @@ def test_missing_program_of_crun_is_a_readable_error(
 def test_container_in_a_user_namespace_of_its_own(runtime: Runtime) -> None:
     if runtime.maps_no_ids:
         pytest.skip("containerd 2 takes any options for runc's where ids are mapped")
-    # With it comes who owns the container's stdio, from containerd 1.x as options of their own.
+    # The options also set the owner of the container's stdio, separately in containerd 1.x.
     mapped = "0:100000:65536"
     container = runtime.start_idle(flags=["--uidmap", mapped, "--gidmap", mapped])
     with open(f"/proc/{container.pid}/uid_map") as file:

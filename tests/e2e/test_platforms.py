@@ -1,4 +1,4 @@
-"""Containers on a Jetson and in WSL2, both simulated: the ways of NVIDIA's other drivers."""
+"""Containers on a Jetson and in WSL2, both simulated, with NVIDIA's drivers for these."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tools.containerd import Completed
 from tools.images import GLIBC
 
 OWN = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"
-# Nobody is behind a simulated node; what must not be opened would be EPERM.
+# A simulated node answers ENXIO; a node that may not be opened answers EPERM.
 NOBODY = {"ENXIO", "ENODEV"}
 
 
 @pytest.fixture(params=["tegra", "wsl"])
 def platform(request: pytest.FixtureRequest, workshop: str, shim_config: str) -> Iterator[str]:
-    """A node of the platform, to which the shim is directed."""
+    """Configure the shim for a node of the platform."""
     name: str = request.param
     before = Path(shim_config).read_text()
     node = SimulatedNode.create(f"{workshop}/{name}", Scenario.parse({"platform": name}))

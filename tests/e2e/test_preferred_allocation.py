@@ -1,4 +1,4 @@
-"""Which devices a kubelet is advised to take, by NVLinks and by what is given already."""
+"""Which devices the plugin prefers, by NVLink and by existing allocations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GPU: Final = "nvidia.com/gpu"
 
-# Pairs of the eight that are no neighbours by number, so that neither order nor NUMA finds them.
+# Pairs without adjacent numbers: sorting by number or NUMA node does not find them.
 PARTNERS: Final = {0: 5, 1: 4, 2: 7, 3: 6}
 
 
@@ -44,7 +44,7 @@ def test_gpus_with_nvlinks_between_them_are_advised(
             kubelet.wait_for(GPU, 8)
             plugin = kubelet.plugins[GPU]
             one, other = ids[2], ids[PARTNERS[2]]
-            # The driver is asked of it beside everything else.
+            # A separate NVML query gets the NVLinks.
             eventually(
                 lambda: plugin.preferred(ids, 2, required=[one]) == [one, other],
                 "the links are known",
@@ -52,14 +52,14 @@ def test_gpus_with_nvlinks_between_them_are_advised(
             chosen = {ids.index(each) for each in plugin.preferred(ids, 4)}
             assert len(chosen) == 4
             assert all(PARTNERS[each] in chosen for each in chosen & PARTNERS.keys())
-            # One alone: not of a pair, where there is one whose partner is given already.
+            # A single GPU comes from a pair that is already split.
             assert plugin.preferred([each for each in ids if each != one], 1) == [other]
             with pytest.raises(grpc.RpcError, match="NVSHIM-E2731"):
                 plugin.preferred(ids[:3], 4)
             with pytest.raises(grpc.RpcError, match="NVSHIM-E2732"):
                 plugin.preferred(ids[:3], 2, required=ids[5:6])
 
-            # As NVIDIA's is told of another configuration; it is heard of anyway.
+            # NVIDIA's plugin needs this signal; ours notices the change anyway.
             assert agent.process is not None
             agent.process.send_signal(signal.SIGHUP)
             share = {"name": GPU, "rename": "nvidia.com/pair", "devices": [2, other], "replicas": 3}

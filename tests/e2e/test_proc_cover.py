@@ -1,6 +1,6 @@
-"""What of a container is covered between create and start: its procfs, and nodes of devices.
+"""Covers that the shim mounts between create and start: procfs files, and device nodes.
 
-/proc/version stands in for a file of the driver: every kernel has it.
+/proc/version replaces a file of the driver, because every kernel has it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The loop that a shim runs, on which files are covered."""
+    """Return the event loop of a shim, which covers files."""
     loop_backend.register()
     return loop_backend.OURS
 
@@ -49,14 +49,14 @@ IDS: Final = [{"containerID": 0, "hostID": 200000, "size": 65536}]
 
 
 class Container:
-    """A container that was created and not started; what it says goes to a file."""
+    """A container that was created and not started; its output goes to a file."""
 
     def __init__(self, runtime: str, directory: str, change: Any = None) -> None:
         self._runtime = runtime
         self._directory = directory
         self.name = new_name()
         rootfs = unpack(busybox().tree, os.path.join(directory, "rootfs"))
-        os.chmod(directory, 0o755)  # for root of a user namespace
+        os.chmod(directory, 0o755)  # so that root of a user namespace may enter
         subprocess.run(["runc", "spec", "--bundle", directory], check=True)
         path = os.path.join(directory, "config.json")
         with open(path, encoding="utf-8") as file:
@@ -75,11 +75,11 @@ class Container:
 
     def _call(self, verb: str, *words: str, said: Any = None) -> None:
         argv = [self._runtime, "--root", f"{self._directory}/state", verb, *words, self.name]
-        # Not /dev/null: crun 1.8 gives it to the user whom the container runs as.
+        # Not /dev/null: crun 1.8 would change its owner to the container's user.
         subprocess.run(argv, input=b"", stdout=said, stderr=said, check=True)
 
     def run(self) -> list[str]:
-        """Let it run to its end; returns the lines that it said."""
+        """Run the container to its end; return its output lines."""
         pidfd = os.pidfd_open(self.pid)
         try:
             self._call("start")
@@ -90,7 +90,7 @@ class Container:
             return file.read().splitlines()
 
     def mount(self, *words: str) -> None:
-        """Mount something in it, as if it were so from the beginning."""
+        """Mount something in the container before its program starts."""
         namespace = f"--mount=/proc/{self.pid}/ns/mnt"
         subprocess.run(["nsenter", namespace, "mount", *words], check=True)
 
@@ -100,13 +100,13 @@ class Container:
 
 @pytest.fixture(params=["runc", "crun"])
 def runtime(request: pytest.FixtureRequest, parts: Parts, tmp_path: Path) -> str:
-    """Each low-level runtime."""
+    """Return each low-level runtime."""
     return crun_for_this_host(str(tmp_path), parts.crun) if request.param == "crun" else parts.runc
 
 
 @contextmanager
 def created(runtime: str, tmp_path: Path, change: Any = None) -> Iterator[Container]:
-    """A container, in whose end nothing of it is left on the host."""
+    """Yield a container; check at the end that it leaves nothing on the host."""
     directory = tmp_path / "bundle"
     directory.mkdir()
     before = mounts_of_host()
@@ -132,14 +132,14 @@ _OTHERS: set[str] = set()
 
 @pytest.fixture(autouse=True)
 def _others() -> None:
-    """Threads that there are already, such as those of other tests' libraries."""
+    """Start threads that exist already, such as those of other tests' libraries."""
     _OTHERS.update(_threads())
 
 
 def left_in_here() -> tuple[int, str, str]:
-    """What entering a container could leave behind in this process."""
-    eventually(lambda: not _threads() - _OTHERS, "it ended")
-    gc.collect()  # what tests before have left open
+    """Return what entering a container could leave behind in this process."""
+    eventually(lambda: not _threads() - _OTHERS, "it exited")
+    gc.collect()  # close what earlier tests have left open
     namespace, root = os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/self/root")
     return len(os.listdir("/proc/self/fd")), namespace, root
 
@@ -164,7 +164,7 @@ def in_user_namespace(spec: dict[str, Any], rootfs: str) -> None:
         for path in (top, *(os.path.join(top, name) for name in names)):
             os.chown(path, 200000, 200000, follow_symlinks=False)
     directory = os.path.dirname(rootfs)
-    while directory != "/":  # runc's init goes there as that user
+    while directory != "/":  # runc's init enters it as that user
         os.chmod(directory, os.stat(directory).st_mode | 0o011)
         directory = os.path.dirname(directory)
 
@@ -270,7 +270,7 @@ async def test_odd_containers_are_left_alone(runtime: str, tmp_path: Path, stage
 
 # -- nodes of devices ------------------------------------------------------------------------
 
-# Every container has it, and whoever may open it can tell it from the one that it covers.
+# Every container has this device, and the owner and mode show which node it is.
 NODE: Final = {
     "path": "/dev/full", "type": "c", "major": 1, "minor": 7,
     "fileMode": 0o640, "uid": 0, "gid": 44,

@@ -1,4 +1,4 @@
-"""A GPU asked for in each form and in each place: the container sees that one and no other."""
+"""A GPU requested in each form and in each place: the container sees that GPU and no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANNOTATION: Final = "cdi.k8s.io/nvidia-device-plugin_1"
 
 @pytest.fixture
 def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
-    """The runtime on that node, where a swarm's variable is configured."""
+    """Return the runtime on that node, with a swarm resource variable configured."""
     configure('[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n', node=two_gpus)
     return ours
 
@@ -40,7 +40,7 @@ def listed(runtime: Runtime, flags: list[str]) -> list[str]:
 
 
 def test_each_form_names_the_same_gpu(gpus: Runtime, two_gpus: SimulatedNode) -> None:
-    """That a text is of such a form, tests/unit/hooks/requests/test_naming.py tells."""
+    """tests/unit/hooks/requests/test_naming.py tests how each form is recognized."""
     gpu = two_gpus.scenario.gpus[1]
     for name in (f"gpu-{gpu.uuid[4:10].upper()}", gpu.pci, "runtime.nvidia.com/gpu=gpu1"):
         assert listed(gpus, env(name)) == [gpu.uuid], name

@@ -1,4 +1,4 @@
-"""When a reset ends, whatever its end, the agent watches the other GPUs again; and meanwhile."""
+"""After a reset, whatever its result, the agent monitors the other GPUs again; and meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# One that never ends by itself, nor lets go of what it has inherited when it is killed.
+# An nvidia-smi that never exits; its child keeps the inherited lock when it is killed.
 HANGS: Final = """#!/bin/sh
 echo "$@" >> {state}/reset-calls
 sleep 1000 &
@@ -51,8 +51,8 @@ def agent(place: Place, kubelet: KubeletPlugins, tmp_path: Path) -> Iterator[Gpu
 
 
 def _watches_again(agent: GpuAgent, place: Place, kubelet: KubeletPlugins) -> None:
-    """The agent watches the other GPU, and the one that was to be reset is out of service."""
-    eventually(lambda: agent.said("NVML is open again"), "it asks again")
+    """Check that the agent monitors the other GPU, and that the reset GPU is out of service."""
+    eventually(lambda: agent.said("NVML is open again"), "NVML is queried again")
     eventually(lambda: with_nvml(agent.process.pid), "it watches again")
     assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
     assert place.mark(1) is not None
@@ -81,7 +81,7 @@ def test_a_reset_that_is_ended_lets_the_agent_watch_again(
     reset.send_signal(number)
     reset.communicate(timeout=60)
     if number == signal.SIGKILL:
-        # Its nvidia-smi goes on, and NVML stays closed until that ends.
+        # Its nvidia-smi keeps running, and NVML stays closed until it exits.
         assert not agent.said("NVML is open again")
         place.go_on()
     _watches_again(agent, place, kubelet)
@@ -93,6 +93,7 @@ def test_a_failure_of_another_gpu_counts_while_one_is_reset(
     reset = place.spawn("reset", "1")
     eventually(place.called, "nvidia-smi runs")
     assert not with_nvml(agent.process.pid)
+    eventually(lambda: agent.states() == ["healthy", "suspect"], "the other one is watched enough")
     agent.xid(0, 79, "GPU has fallen off the bus.")
     kubelet.wait_for(GPU, 0)
     place.lets_reset(reset)
@@ -107,7 +108,7 @@ def test_a_reset_that_was_killed_as_it_had_nvml_closed_is_gone_on_with(
     reset.kill()
     reset.communicate(timeout=60)
     place.go_on()
-    eventually(lambda: not is_exclusive(place.node.state), "its nvidia-smi has ended")
+    eventually(lambda: not is_exclusive(place.node.state), "its nvidia-smi has exited")
     place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
     assert kubelet.wait_for(GPU, 2) == set(place.uuids)
@@ -115,7 +116,7 @@ def test_a_reset_that_was_killed_as_it_had_nvml_closed_is_gone_on_with(
 
 
 def test_a_reset_whose_nvidia_smi_cannot_be_ended_keeps_nvml_from_nobody(place: Place) -> None:
-    """It is killed when its time is up; what has inherited the lock from it lives on."""
+    """nvidia-smi is killed at its timeout; a child that inherited the lock survives."""
     program = f"{place.node.driver_root}/usr/bin/nvidia-smi"
     with open(program, "w", encoding="ascii") as file:
         file.write(HANGS.format(state=place.node.state))

@@ -1,4 +1,4 @@
-"""containerd goes away and comes back; containers do not notice."""
+"""containerd stops and restarts; containers are not affected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.harness.runtime import Container, Runtime, is_alive, remove_fifos
 from tests.harness.waiting import eventually
 
-# Ends with 17 when it is told to, by a file that is made from outside.
+# Exits with 17 when the test creates a file in the container.
 UNTIL_TOLD = ("sh", "-c", "until test -e /tmp/end; do sleep 0.02; done; exit 17")
 
 
@@ -57,14 +57,14 @@ def test_stopped_task_is_still_known_after_a_restart(runtime: Runtime) -> None:
 
 
 def _stays_running(container: Container) -> None:
-    """As long as it takes to write some lines."""
+    """Check that a container keeps writing lines."""
     for _ in range(5):
         assert container.exec("sleep", "0.05").code == 0
     assert container.status == "RUNNING"
 
 
 def _published_exits(runtime: Runtime) -> int:
-    """How many exits containerd has been told of; it logs each, though not whose it is."""
+    """Return how many exits containerd has logged; the log does not name the container."""
     ours = f"ns={runtime.containerd.namespace} topic=/tasks/exit"
     return len(re.findall(re.escape(f'msg="event forwarded" {ours}'), runtime.containerd.log()))
 
@@ -72,13 +72,13 @@ def _published_exits(runtime: Runtime) -> int:
 def test_task_that_ends_while_containerd_is_away_stays_until_it_is_deleted(
     runtime: Runtime,
 ) -> None:
-    # containerd from 1.7 on asks a shim for its processes when it comes back, and deletes one
+    # containerd 1.7 and later queries a shim for its processes when it restarts, and deletes one
     # that has none.
     container = runtime.start(*UNTIL_TOLD)
     init = container.pid
     runtime.containerd.kill()
     _tell(init)
-    eventually(lambda: not is_alive(init), "init has ended")
+    eventually(lambda: not is_alive(init), "init has exited")
     runtime.containerd.start()
     container.wait_for("STOPPED")
     if runtime.is_ours:
@@ -94,17 +94,17 @@ def test_every_exit_arrives_once_whenever_containerd_was_killed(runtime: Runtime
     exited = runtime.start("sh", "-c", "exit 17")
     before = eventually(lambda: max(0, _published_exits(runtime) - none), "it is published") + none
     inits = [container.pid for container in containers]
-    _tell(inits[0])  # while containerd dies, while it is away, when it is back
+    _tell(inits[0])  # while containerd dies, while it is down, when it is back
     runtime.containerd.kill()
     _tell(inits[1])
-    eventually(lambda: not any(map(is_alive, inits[:2])), "two have ended")
+    eventually(lambda: not any(map(is_alive, inits[:2])), "two have exited")
     runtime.containerd.start()
     _tell(inits[2])
     for container in containers:
         container.wait_for("STOPPED")
     eventually(lambda: _published_exits(runtime) >= before + 2, "the exits are published")
     assert [container.exit_code() for container in (*containers, exited)] == [17] * 4
-    # The first one's may have come before containerd was killed; that of none came twice.
+    # The first exit may have arrived before the kill; no exit arrived twice.
     assert _published_exits(runtime) in (before + 2, before + 3)
 
 
@@ -123,7 +123,7 @@ def test_container_whose_start_containerd_does_not_survive_runs_or_leaves_nothin
         )
         for container in containers
     ]
-    eventually(lambda: containers[0].pid, "the first one is there", timeout=20)
+    eventually(lambda: containers[0].pid, "the first one is there")
     runtime.containerd.kill()
     for client in clients:
         client.wait()
@@ -131,10 +131,10 @@ def test_container_whose_start_containerd_does_not_survive_runs_or_leaves_nothin
     for container in containers:
         assert container.status in {"", "UNKNOWN", "CREATED", "RUNNING"}
         container.remove()
-        # ctr makes it before the container, and has not come to remove it.
+        # A client that failed may have left the snapshot, which it creates first.
         runtime.containerd.ctr("snapshots", "rm", container.name, check=False)
     for shim in runtime.containerd.shim_pids():
-        # One that containerd had started and not come to use. It would end by itself in a minute.
-        with suppress(ProcessLookupError):  # as the others do now
+        # A shim that containerd started and did not use. It would exit after a minute.
+        with suppress(ProcessLookupError):  # it may have exited already
             os.kill(shim, signal.SIGTERM)
     remove_fifos(runtime.containerd)

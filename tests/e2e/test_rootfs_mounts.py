@@ -1,4 +1,4 @@
-"""The mounts that containerd's snapshotters ask for besides plain ones."""
+"""The mounts that containerd's snapshotters request in addition to plain ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEEDS_LOOP: Final = pytest.mark.skipif(
 
 
 def in_user_namespace(shim: ShimByHand) -> None:
-    """Have the container's root be another user on the host, as containerd writes it."""
+    """Run the container in a user namespace, as containerd writes it."""
     spec = shim.spec("c1")
     ids = [{"containerID": 0, "hostID": 100_000, "size": 65_536}]
     spec["linux"]["namespaces"].append({"type": "user"})
@@ -47,7 +47,7 @@ def in_user_namespace(shim: ShimByHand) -> None:
 
 
 def snapshot(shim: ShimByHand, *, layers: int, owner: int) -> list[str]:
-    """A snapshot with the bundle's image as its lowest layer; returns an overlay's options."""
+    """Create a snapshot with the bundle's image as lowest layer; return an overlay's options."""
     names = [f"{shim.directory}/snapshots/{number}/fs" for number in range(layers)]
     for number, name in enumerate(names[:-1]):
         os.makedirs(name)
@@ -82,7 +82,7 @@ async def test_layers_of_an_image_have_the_ids_of_the_user_namespace(
         await shim.run("c1", rootfs=[mount], options=shim.options(binary))
         upper = f"{shim.directory}/snapshots/new/fs"
         seen = wait_for_file(f"{upper}/seen").split()
-        # What the container makes is its own on the host, and the image is what it was.
+        # On the host the container owns what it created, and the image is unchanged.
         assert os.stat(f"{upper}/seen").st_uid == 100_000
         assert os.stat(f"{shim.directory}/snapshots/{layers - 1}/fs/bin/sh").st_uid == 0
         assert seen == [str(layers - 1), "0:0", "0:0"]
@@ -93,7 +93,7 @@ async def test_layers_of_an_image_have_the_ids_of_the_user_namespace(
 async def test_bind_mount_has_the_ids_of_the_user_namespace(
     start_shim: StartShim, flag: str
 ) -> None:
-    """Of a snapshot without layers, or of a view of a single one."""
+    """For a snapshot without layers, or a view of a single one."""
     script = "stat -c %u:%g / /bin/sh; touch /new && stat -c %u /new; true"
     async with start_shim("c1", "sh", "-c", script) as shim:
         in_user_namespace(shim)
@@ -154,7 +154,7 @@ async def test_options_that_cannot_be_are_refused_in_a_line_and_leave_nothing(
 async def test_file_with_a_file_system_is_the_root(
     start_shim: StartShim, flags: tuple[str, ...]
 ) -> None:
-    """As the blockfile snapshotter asks for it."""
+    """As the blockfile snapshotter requests it."""
     async with start_shim("c1", "sh", "-c", "stat -c %u / /bin/sh; touch /new; true") as shim:
         if flags == MAPPED:
             in_user_namespace(shim)
@@ -164,7 +164,7 @@ async def test_file_with_a_file_system_is_the_root(
         await shim.run("c1", rootfs=[mount], stdout=f"file://{out}")
         assert await shim.reap("c1") == 0
         assert content_of(out).split() == [b"0", b"0"]
-        # Not before the file system is gone: until then the file need not have all of it.
+        # Only after the unmount does the file have all changes.
         await _no_loop_of(file)
         assert _has_new(file) == (flags != ("ro",))
 
@@ -204,7 +204,7 @@ async def test_loop_device_ends_with_what_is_left_of_a_killed_shim(shim: ShimByH
 
 @pytest.fixture(scope="module")
 def newest(shim_directory: str, shim_config: str) -> Iterator[PrivateContainerd]:
-    """A containerd whose overlayfs snapshotter leaves it to the kernel to map ids."""
+    """Return a containerd whose overlayfs snapshotter leaves id mapping to the kernel."""
     with containerd_with_images(
         Parts.of_release(UNSTABLE),
         [busybox(), glibc()],
@@ -216,7 +216,7 @@ def newest(shim_directory: str, shim_config: str) -> Iterator[PrivateContainerd]
 
 @pytest.fixture
 def mapping(newest: PrivateContainerd) -> Iterator[Runtime]:
-    """The runtime in it."""
+    """Return the runtime in it."""
     with nothing_left(newest):
         runtime = Runtime(newest, OURS)
         yield runtime
@@ -225,7 +225,7 @@ def mapping(newest: PrivateContainerd) -> Iterator[Runtime]:
 
 @pytest.fixture
 def on_gpus(two_gpus: SimulatedNode, configure: Callable[..., None]) -> None:
-    """A node with two GPUs."""
+    """Configure a node with two GPUs."""
     configure(node=two_gpus)
 
 
@@ -293,7 +293,7 @@ def test_container_of_the_blockfile_snapshotter_runs(
 
 
 def _enable_blockfile(path: str) -> None:
-    """Have containerd's blockfile snapshotter in a configuration, with a file to begin with."""
+    """Enable containerd's blockfile snapshotter in a configuration, with a template file."""
     scratch = f"{os.path.dirname(path)}/scratch"
     if not os.path.exists(scratch):
         subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", scratch, "16m"], check=True)
@@ -305,7 +305,7 @@ def _enable_blockfile(path: str) -> None:
     Path(path).write_text(config, encoding="utf-8")
 
 
-# -- looking -------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------------
 
 
 async def _refused(shim: ShimByHand, status: int, **fields: Any) -> str:
@@ -319,7 +319,7 @@ async def _refused(shim: ShimByHand, status: int, **fields: Any) -> str:
 
 
 def ext4_of(shim: ShimByHand) -> str:
-    """A file with the bundle's image as an ext4 file system; returns its path."""
+    """Create an ext4 file system with the bundle's image in a file; return its path."""
     file = f"{shim.directory}/image.ext4"
     root = f"{shim.directory}/c1/rootfs"
     subprocess.run(["mkfs.ext4", "-q", "-d", root, file, "32m"], check=True)
@@ -350,7 +350,7 @@ def _loops_of(file: str) -> list[str]:
 
 
 async def _no_loop_of(file: str) -> None:
-    """Wait until no device has a file: whoever looks at new devices may have it open, too."""
+    """Wait until no device uses a file: udev may have a new device open for a moment."""
     with anyio.fail_after(30 * PATIENCE):
         while _loops_of(file):  # noqa: ASYNC110 - seen from outside
             await anyio.sleep(0.01)

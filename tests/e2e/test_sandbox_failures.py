@@ -1,4 +1,4 @@
-"""Sandboxes that cannot be made, and those of a shim that is killed, called by hand."""
+"""Sandboxes that cannot be created, and sandboxes of a killed shim, called directly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 SLEEP = ("sleep", "1000")
 
 
-# -- what goes wrong ------------------------------------------------------------------------
+# -- failures -------------------------------------------------------------------------------
 
 
 async def test_requests_for_another_sandbox_and_for_a_second_one_are_refused(
@@ -55,7 +55,7 @@ async def test_a_start_before_anything_was_created_is_out_of_order(new_pod: Sand
     refused = await refusal_of(new_pod.call("StartSandbox"))
     assert refused.status == Status.FAILED_PRECONDITION
     assert "NVSHIM-E1603" in str(refused)
-    # And then all is as if nobody had asked.
+    # The failed calls have changed nothing.
     await new_pod.start()
 
 
@@ -86,7 +86,7 @@ UNREADABLE: Final[dict[str, dict[str, Any]]] = {
     "relative": {"netns_path": "relative"},
     "line break": {"dns_config": {"servers": ["1\n2"]}},
 }
-"""What is refused before anything is made, by a word of the refusal."""
+"""Configurations that are refused before anything is created, with a word of the error."""
 UNMAKEABLE: Final[dict[str, dict[str, Any]]] = {
     "no such file": {"netns_path": "/run/no-such"},
     "something else": {"netns_path": "/proc/self/ns/ipc"},
@@ -122,7 +122,7 @@ async def test_a_start_that_cannot_write_leaves_nothing(new_pod: SandboxByHand) 
     assert refused.status == Status.FAILED_PRECONDITION
     assert settled(new_pod.shim.children, []) == []
     os.rmdir(os.path.join(new_pod.bundle, "holder"))
-    # Nothing stands in the way of another attempt.
+    # Another attempt succeeds.
     new_pod.pid = (await new_pod.call("StartSandbox")).pid
 
 
@@ -182,7 +182,7 @@ async def test_killed_at_any_moment_of_a_start_a_shim_leaves_no_holder(
                 tasks.start_soon(_outcome, pod)
                 await anyio.sleep(delay)
                 os.kill(shim.pid, signal.SIGSTOP)
-                eventually(partial(_is_stopped, shim.pid), "it stands still")
+                eventually(partial(_is_stopped, shim.pid), "it is stopped")
                 family = _family_of(shim.pid)
                 os.kill(shim.pid, signal.SIGKILL)
             await shim.until_gone()
@@ -192,7 +192,7 @@ async def test_killed_at_any_moment_of_a_start_a_shim_leaves_no_holder(
 
 
 async def _outcome(pod: SandboxByHand) -> str:
-    """What a start is answered; empty if it succeeds."""
+    """Return the error of a start; empty if it succeeds."""
     try:
         pod.pid = (await pod.call("StartSandbox")).pid
     except (RemoteError, ConnectionClosed) as error:
@@ -210,7 +210,7 @@ def _are_gone(pids: list[int]) -> bool:
 
 
 def _family_of(pid: int) -> list[int]:
-    """A process that is stopped, and all that it has started."""
+    """Return a stopped process, and all its descendants."""
     with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return [pid, *(each for child in file.read().split() for each in _family_of(int(child)))]
     return []

@@ -1,4 +1,4 @@
-"""The shim holds a pod: the Sandbox service, called by hand as containerd 2.x calls it."""
+"""The shim holds a pod: the Sandbox service, called directly as containerd 2.x calls it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SLEEP = ("sleep", "1000")
 
 
 def _until_end(path: str) -> str:
-    """The content of a file that ends with the line "end", once it does."""
+    """Return the content of a file once it ends with the line "end"."""
     seen = wait_for_file(path)
     return seen if seen.endswith("end\n") else ""
 
@@ -84,7 +84,7 @@ async def test_what_a_spec_has_itself_stays(pod: SandboxByHand) -> None:
     pod.shim.write_spec("one", spec)
     pid = await pod.shim.run("one")
     assert content_of(f"/proc/{pid}/root/etc/hosts") == b"of the kubelet\n"
-    # One that joins nothing is left as it is.
+    # A spec that joins no namespace is not changed.
     pod.shim.bundle("two", *SLEEP)
     before = pod.shim.spec("two")
     await pod.shim.run("two")
@@ -105,7 +105,7 @@ async def test_pid_one_of_a_shared_pid_namespace_reaps_and_ignores_its_members(
     two = await pod.run("two", *SLEEP, share=shared)
     assert pod.namespace("pid", one) == pod.namespace("pid", two) == pod.namespace("pid")
     listed = [line.split() for line in wait_for_file(f"/proc/{one}/root/ps").splitlines()]
-    # Whoever is nice has another letter behind the first.
+    # A process with a nice value has a second letter in its state.
     assert ("1", "S", "sandbox") in [(pid, state[0], name) for pid, state, name in listed]
     assert "Z" not in [state[0] for _, state, _ in listed]
     await pod.shim.end("one")
@@ -206,7 +206,7 @@ async def test_a_pod_with_a_user_namespace(start_pod: StartPod) -> None:
         assert content_of(f"/proc/{one}/root/etc/hostname") == b"mapped\n"
 
 
-# -- its life -------------------------------------------------------------------------------
+# -- lifecycle -----------------------------------------------------------------------------
 
 
 async def test_status_wait_and_platform_from_the_beginning_to_the_end(
@@ -322,7 +322,7 @@ async def test_a_holder_that_is_killed_ends_the_sandbox_and_not_its_members(
     assert (await pod.call("WaitSandbox")).exit_status == 128 + 9
     status = await pod.call("SandboxStatus")
     assert (status.state, status.pid) == ("SANDBOX_NOTREADY", pod.pid)
-    # Its pid namespace is gone, hence also who was in it.
+    # Its pid namespace is gone, and with it all processes in it.
     assert (await pod.shim.call("Wait", id="two")).exit_status == 128 + 9
     assert not is_alive(two)
     assert is_alive(one)
@@ -339,7 +339,7 @@ async def test_metrics_are_those_of_the_whole_pod(start_pod: StartPod) -> None:
         await pod.run("one", *SLEEP)
         await pod.run("two", *SLEEP)
         with anyio.fail_after(10 * PATIENCE):
-            # What the runtime has left behind counts until it is reaped.
+            # Processes that the runtime left count until they are reaped.
             while (metrics := await metrics_of(pod)).pids.current > 2:  # noqa: ASYNC110 - it asks
                 await anyio.sleep(0.01)
         assert metrics.pids.current == 2
@@ -377,7 +377,7 @@ async def test_namespaces_are_found_by_paths_and_no_process_holds_them(
         status = await pod.call("SandboxStatus")
         assert (status.pid, status.state) == (0, "SANDBOX_READY")
         assert [interface.name for interface in (await metrics_of(pod)).network] == ["lo"]
-        # The pod outlives its containers, and its namespaces are the same for the next.
+        # The pod outlives its containers, and the next container joins the same namespaces.
         network = pod.namespace("net", one)
         await pod.shim.end("one")
         await pod.shim.end("two")

@@ -1,4 +1,4 @@
-"""How many containers may have a GPU: what a real containerd is answered, and what is left."""
+"""Limits on containers per GPU: what a real containerd gets as an answer, and what is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ON_GPU_1: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=1")
 def limit(
     runtime: Runtime, two_gpus: SimulatedNode, configure: Any, containerd: PrivateContainerd
 ) -> Iterator[Callable[[str], None]]:
-    """Give the node with two GPUs limits."""
+    """Set limits on the node with two GPUs."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
 
@@ -54,7 +54,7 @@ def try_one(runtime: Runtime, name: str, flags: tuple[str, ...] = ON_GPU_0) -> C
 def test_the_second_waits_for_the_first_to_be_deleted_or_cleaned_up(
     runtime: Runtime, two_gpus: SimulatedNode, limit: Callable[[str], None]
 ) -> None:
-    # The one before the limit counts as well; and what has no limit is not asked.
+    # Containers from before the limit count as well; GPUs without a limit are not checked.
     limit('holders = "any"')
     first = runtime.start_idle(image=GLIBC, flags=ON_GPU_0)
     limit('holders-of = ["0=exclusive"]')
@@ -72,7 +72,7 @@ def test_the_second_waits_for_the_first_to_be_deleted_or_cleaned_up(
     assert f"/{second.name} has it" in try_one(runtime, third.name).stderr
     assert len(claims(two_gpus)) == 1
 
-    # A shim that was killed: its container keeps the GPU until it has been ended.
+    # The shim was killed: its container keeps the GPU until it has exited.
     init = second.pid
     shims = runtime.containerd.shim_pids()
     (shim,) = [pid for pid in shims if second.name in words_of(pid)]
@@ -87,7 +87,7 @@ def test_of_many_at_once_as_many_as_may_have_it(
     runtime: Runtime, two_gpus: SimulatedNode, limit: Callable[[str], None]
 ) -> None:
     limit('holders = "exclusive"\nholders-of = ["1=2"]')
-    names = [new_name() for _ in range(6)]  # of each GPU, one more than may have it
+    names = [new_name() for _ in range(6)]  # for each GPU, one more than its limit
     done: dict[str, Completed] = {}
 
     def start(name: str, flags: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""When a shim ends, and when it stays: Shutdown, and containers that are on their way to it."""
+"""When a shim exits, and when it stays: Shutdown, and containers that are about to arrive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_shutdown_may_be_asked_after_every_delete_and_again(start_shim: St
 
 
 async def _shut_down(shim: ShimByHand, container_id: str) -> None:
-    # One that comes when the process goes finds nobody, which containerd takes well.
+    # A late Shutdown finds no shim, which containerd accepts.
     with suppress(ConnectionClosed):
         await shim.call("Shutdown", id=container_id)
 
@@ -124,7 +124,7 @@ async def test_shutdown_while_the_only_create_is_under_way_ends_the_shim_if_that
 async def test_an_address_that_start_gives_away_is_never_that_of_a_shim_that_goes(
     start_shim: StartShim,
 ) -> None:
-    """The next container of a pod comes while the last one's Shutdown is on its way."""
+    """A pod's next container starts while the Shutdown of the last one is in progress."""
     answers: list[str] = []
     shims = set()
     async with start_shim("c0", "true", **POD) as shim:
@@ -143,7 +143,7 @@ async def test_an_address_that_start_gives_away_is_never_that_of_a_shim_that_goe
                 await shim.call("Delete", id=name)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(start)
-                    # A verb takes some 30 ms to come to the socket.
+                    # A verb takes some 30 ms to reach the socket.
                     await anyio.sleep(0.006 * number)
                     await shim.call("Shutdown", id=name)
             address = answers[-1]
@@ -159,7 +159,7 @@ async def test_a_shim_stays_for_a_start_that_is_stopped_while_it_finds_it(
         await shim.run("c1")
         await shim.reap("c1")
         bundle = shim.bundle("c2", "sleep", "1000", **POD)
-        # It has found the shim, and has not said for whom.
+        # It has found the shim, and has not named its container yet.
         words, environment = shim.start_words("c2"), {**os.environ, **shim.environment}
         trace = f"{shim.directory}/trace"
         with stopped_after("connect", words, trace=trace, cwd=bundle, env=environment) as stopped:
@@ -182,10 +182,10 @@ async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept
                 pids[name] = (await call(client, "Connect", timeout=20, id=name)).shim_pid
         os.kill(pids["killed"], signal.SIGKILL)
         for name in paths:
-            # As containerd does where it was not told an address.
+            # As containerd does without an address.
             shutil.rmtree(f"{shim.directory}/{name}")
         foreign = os.path.join(os.path.dirname(shim.socket_path), f"foreign-{os.getpid()}")
-        # Of a start that was killed while it had it; of a pod of which nothing else is left.
+        # From a start that was killed with the lock, and from a pod without other files.
         sockets, name = os.path.split(paths["killed"])
         lock = os.path.join(sockets, f"{name[::-1]}~")
         os.mknod(lock)
@@ -225,7 +225,7 @@ async def test_sigterm_ends_a_shim_although_a_runtime_hangs(start_shim: StartShi
         await to_thread.run_sync(shim.delete_verb, "c1")
 
 
-# The launcher, with minutes made fractions of seconds.
+# The launcher, with timeouts of fractions of seconds instead of minutes.
 _IMPATIENT: Final = f"""\
 #!{INTERPRETER} -IS
 import sys
@@ -249,7 +249,7 @@ async def test_a_shim_without_tasks_ends_though_nobody_takes_its_events_and_says
         await shim.run("c1")
         await shim.events.until("TaskStart")
         shim.events.stop()
-        await anyio.sleep(1.5)  # a task is reason enough to stay
+        await anyio.sleep(1.5)  # the shim stays while it has a task
         assert await shim.end("c1") == 128 + signal.SIGKILL
         log = os.open(f"{shim.directory}/c1/log", os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(log, "rb") as reader:

@@ -1,4 +1,4 @@
-"""Creates that fail, the end of the shim, events that nobody takes, and all of it at once."""
+"""Failed creates, the shim's exit, events that are not delivered, and all of it at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 
 def _die_halfway(runc_root: str, then: str) -> str:
-    """What a runtime does that is killed while it makes c1: its cgroups are there, and a child."""
+    """Return a runtime that is killed while it creates c1, with cgroups and a child left."""
     return f"""
 if [ "$verb" = create ]; then
   mkdir -p {runc_root}/c1
@@ -83,7 +83,7 @@ _FAILURES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-# What is undone by a thread: the loop has one more file from its first thread on.
+# Failures that a thread undoes: the first thread opens one more file for the loop.
 _BY_A_THREAD: Final = [name for name in _FAILURES if "halfway" in name or "deleting" in name]
 
 
@@ -127,7 +127,7 @@ async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
 async def test_what_a_runtime_says_of_its_failure_is_in_the_error_and_in_no_log(
     shim: ShimByHand, kind: str
 ) -> None:
-    """As with containerd's own shim; scripts know a failed create by the first words."""
+    """The same as with containerd's own shim; scripts match the first words of a failed create."""
     spec = shim.spec("c1")
     spec["process"]["args"] = ["/no/such/program"]
     shim.write_spec("c1", spec)
@@ -146,7 +146,7 @@ async def test_what_a_runtime_says_of_its_failure_is_in_the_error_and_in_no_log(
     else:
         assert os.read(reader, 4096) == b"", "the end, and nothing before it"
         os.close(reader)
-    # What the process itself writes arrives.
+    # The container's own output arrives.
     spec["process"]["args"] = ["sh", "-c", "echo from the container >&2"]
     shim.write_spec("c1", spec)
     if path is None:
@@ -190,7 +190,9 @@ async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone
 
 async def test_a_runtime_that_is_killed_at_any_moment_leaves_nothing(shim: ShimByHand) -> None:
     for milliseconds in some(range(2, 60, 3)):
-        killed = f'[ "$verb" = create ] && exec timeout -s KILL 0.{milliseconds:03} runc "$@"'
+        # In the foreground: else timeout ends itself, too, and perhaps before runc.
+        limit = f"timeout --foreground -s KILL 0.{milliseconds:03}"
+        killed = f'[ "$verb" = create ] && exec {limit} runc "$@"'
         options = shim.options(before=killed)
         if await outcome(shim.create("c1", options=options)) == Status.OK:
             await shim.call("Delete", id="c1")
@@ -250,7 +252,7 @@ async def test_a_create_that_outlives_its_shim_makes_nothing_that_stays(
 async def test_a_runtime_and_its_shim_that_are_killed_halfway_leave_nothing(
     shim: ShimByHand, state: str
 ) -> None:
-    # Its shim first, so that nobody but the verb finds what it has left.
+    # The shim dies first, so that only the verb can clean up.
     halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1; kill -9 {shim.pid}")
     with suppress(ConnectionClosed):
         await shim.create("c1", options=shim.options(before=halfway))
@@ -259,7 +261,7 @@ async def test_a_runtime_and_its_shim_that_are_killed_halfway_leave_nothing(
 
 
 def _processes_with(text: str) -> list[str]:
-    """The command lines, of processes other than this one, that contain a text."""
+    """Return the command lines of other processes that contain a text."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
@@ -357,7 +359,7 @@ _REQUESTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 
 
-# What containerd may be told of one container of that id, and of what follows it under the id.
+# The valid event sequences of one container with that id, and of its successor.
 _TOLD: Final = re.compile(
     r"(TaskCreate (TaskStart |TaskExecAdded e1 |TaskExecStarted e1 |TaskExit e1 |TaskPaused |"
     r"TaskResumed )*TaskExit TaskDelete )*"
@@ -368,7 +370,7 @@ _EXEC_TOLD: Final = re.compile(r"((TaskExecAdded e1 )(TaskExecStarted e1 TaskExi
 
 
 async def _end(shim: ShimByHand, container_id: str) -> None:
-    """Delete a container, whatever its state."""
+    """Delete a container in any state."""
     await outcome(shim.call("Resume", id=container_id))
     await outcome(shim.call("Kill", id=container_id, signal=9))
     if await outcome(shim.call("Wait", id=container_id)) == Status.OK:
@@ -377,7 +379,7 @@ async def _end(shim: ShimByHand, container_id: str) -> None:
 
 @pytest.mark.parametrize("seed", seeds(1))
 async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: int) -> None:
-    """Whatever overlaps: every request is answered, events are told once and in order."""
+    """Every overlapping request is answered, and events are sent once and in order."""
     chance = random.Random(seed)
     shared = seed % 2 == 1
     async with start_shim("c0", "sleep", "1000", shared_pids=shared) as shim:
@@ -416,10 +418,10 @@ async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: in
                     tasks.start_soon(request)
                 await anyio.sleep(2)
                 await _end(shim, "c1")
-            await _end(shim, "c1")  # one that was made after that, on a slow machine
+            await _end(shim, "c1")  # on a slow machine, one that was created later
         assert len(answered) == 60
         assert Status.INTERNAL not in answered
-        # The loop has one more from its first thread on: undoing a Create may need one.
+        # The first thread opens one more file for the loop: undoing a Create may need a thread.
         if (after := await shim.files_at_rest(before)) != before:
             assert Counter(after) - Counter(before) <= Counter(["anon_inode:[eventfd]"])
         await shim.call("Delete", id="c0")

@@ -1,8 +1,7 @@
-"""What goes wrong, and what comes at the same moment: the shim under adverse conditions.
+"""Failures and concurrent requests: the shim under adverse conditions.
 
-The shim is called by hand, so that requests can be made to overlap as no client means them to.
-Where a step has to last, or to fail, the low-level runtime is a shell script before the real
-one.
+The tests call the shim directly, so that requests overlap in ways that no client intends. Where a
+step must last long or fail, a shell script wraps the real low-level runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
-    """Make calls that overlap; returns their statuses in the order of the arguments."""
+    """Make overlapping calls; return their statuses in the order of the arguments."""
     outcomes = [-1] * len(calls)
 
     async def make(number: int, call: Awaitable[Any]) -> None:
@@ -51,7 +50,7 @@ async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
 async def test_a_kill_is_answered_before_the_delete_that_its_exit_leads_to(
     shim: ShimByHand,
 ) -> None:
-    # containerd deletes as soon as it is told of the exit, and then closes the connection.
+    # containerd deletes as soon as it gets the exit event, and then closes the connection.
     answered = []
     lingers = '[ "$verb" = kill ] && { $binary "$@"; status=$?; sleep 0.3; exit $status; }'
     await shim.run("c1", options=shim.options(before=lingers))
@@ -164,7 +163,7 @@ async def test_an_exec_started_while_init_dies_ends_with_it(
     start_shim: StartShim, *, shared_pids: bool
 ) -> None:
     async with start_shim("c0", "sh", "-c", "sleep 0.2", shared_pids=shared_pids) as shim:
-        # The runtime has looked at init while it lived, and goes on when it is dead.
+        # The runtime has checked init while it was alive, and continues after its death.
         before = '[ "$verb" = exec ] && sleep 0.0$(($$ % 9))'
         for number in range(6):
             name = f"c{number}"
@@ -220,7 +219,7 @@ async def test_a_create_right_after_shutdown_is_refused_and_leaves_nothing(
 
 
 async def _lost(call: Awaitable[Any]) -> None:
-    """A call that may find the shim gone."""
+    """Make a call that may find the shim gone."""
     try:
         await call
     except ConnectionClosed as error:

@@ -1,4 +1,4 @@
-"""What a shim hands to its children, and what it keeps of them: nothing that is not needed."""
+"""What children inherit from a shim, and what a shim keeps of them: only what is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_container_has_no_descriptor_but_its_own_three(shim: ShimByHand)
     )
     exec_pid = await shim.start_exec("c1", "e1", "sleep", "1000")
     for each in (pid, exec_pid):
-        # runc has returned, and its child may have yet to become the program.
+        # runc has returned, but its child may not have executed the program yet.
         eventually(functools.partial(_has_three, each), f"{each} has its three alone")
     lines = content_of(environment).decode().splitlines()
     names = {line.partition("=")[0] for line in lines if "=" in line}
@@ -62,13 +62,13 @@ async def test_no_zombie_stays_of_what_a_container_leaves_behind(start_shim: Sta
 
 
 async def _tasks(shim: ShimByHand) -> int:
-    """How many tasks the shim says that it has."""
+    """Return how many tasks the shim reports."""
     lines = await shim.log_lines("c0", ask=signal.SIGUSR1)
     return sum("msg=task" in line for line in lines)
 
 
 async def _tasks_at_rest(shim: ShimByHand, most: int = 0) -> int:
-    """How many tasks stay; those that end soon after what they did is told are waited for."""
+    """Return how many tasks stay; wait for tasks that finish soon after their result is visible."""
     count = await _tasks(shim)
     with anyio.move_on_after(5 * PATIENCE):
         while count > most:
@@ -80,7 +80,7 @@ async def _tasks_at_rest(shim: ShimByHand, most: int = 0) -> int:
 
 
 def _memory(shim: ShimByHand) -> int:
-    """The shim's own memory, in KiB."""
+    """Return the shim's own memory, in KiB."""
     with open(f"/proc/{shim.pid}/smaps_rollup", encoding="ascii") as file:
         rows = [line.split() for line in file]
     return sum(int(row[1]) for row in rows if row[0] in ("Private_Dirty:", "Private_Clean:"))
@@ -161,11 +161,11 @@ async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
             await anyio.run_process(argv, check=False)
             lines = content_of(trace).decode().splitlines()
             calls = [line for line in lines if "exited" not in line]
-            # Others on this machine ask each socket whether a shim answers, as an installation
-            # does: then it is no longer idle, and is looked at again.
+            # Other tests on this machine connect to each socket to find shims, as an installation
+            # does. Then the shim is not idle, and the test looks again.
             if not any("accept4(" in line for line in calls):
                 break
-        # The wait that it was found in, and is left in.
+        # The system call that the shim waited in before and after.
         assert len(calls) <= 1, calls
 
 

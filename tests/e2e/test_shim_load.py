@@ -1,7 +1,7 @@
-"""Requests that pile up: ttrpc has no word for giving one up, so those of clients that left stay.
+"""Requests that pile up: ttrpc cannot cancel one, so requests of disconnected clients stay.
 
-containerd speaks with a shim over one connection, whoever its own clients are. Here that
-connection is in bytes, so that thousands of requests cost the test nothing either.
+containerd uses one connection to a shim for all of its own clients. The tests write this
+connection's bytes themselves, so that thousands of requests cost the test nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOUR = 3600 * 10**9
 
 
 class _Daemon:
-    """containerd's one connection with a shim."""
+    """containerd's single connection to a shim."""
 
     def __init__(self, shim: ShimByHand) -> None:
         self.answers: dict[int, ResponseReceived] = {}
@@ -43,7 +43,7 @@ class _Daemon:
         self._socket.close()
 
     def ask(self, method: str, *, timeout_nano: int = 0, **fields: Any) -> int:
-        """Send a request, and go on; returns the number that its answer will have."""
+        """Send a request without waiting; return the stream id of its answer."""
         described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
         request = getattr(task_pb2, described.input_type.name)(**fields)
         number, frame = self._connection.send_request(
@@ -53,7 +53,7 @@ class _Daemon:
         return number
 
     async def answer(self, number: int) -> ResponseReceived:
-        """The answer to one of them."""
+        """Return the answer to one of them."""
         return await anyio.to_thread.run_sync(self._receive, number)
 
     async def call(self, method: str, **fields: Any) -> ResponseReceived:
@@ -68,12 +68,12 @@ class _Daemon:
         return self.answers[number]
 
     async def statuses(self, numbers: Sequence[int]) -> set[int]:
-        """The statuses of the answers to some of them."""
+        """Return the statuses of the answers to some of them."""
         return {int((await self.answer(number)).code) for number in numbers}
 
 
 def _memory_of(pid: int) -> int:
-    """A process's memory, in bytes; what it shares counts, or others' ends would be its growth."""
+    """Return a process's memory in bytes, with shared pages, which exits of others would change."""
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
         return 1024 * int(re.findall(r"^Rss: +(\d+)", file.read(), re.MULTILINE)[0])
 
@@ -98,7 +98,7 @@ async def test_waits_that_were_abandoned_hold_nobody_up(
         assert (method, answer.code, answer.message) == (method, Status.OK, "")
     kill = await daemon.call("Kill", id="c1", exec_id="e1", signal=signal.SIGTERM)
     assert (kill.code, kill.message) == (Status.OK, "")
-    # Each has the answer that it would have had alone.
+    # Each gets the answer that it would get alone.
     assert await daemon.statuses(waits["e1"]) == {Status.OK}
     ended = {daemon.answers[number].payload for number in waits["e1"]}
     assert [task_pb2.WaitResponse.FromString(each).exit_status for each in ended] == [143]
@@ -119,13 +119,13 @@ async def test_a_wait_costs_next_to_nothing(shim: ShimByHand) -> None:
         daemon.ask("Wait", id="c1")
     await daemon.call("State", id="c1")
     assert _memory_of(shim.pid) - before < 2 * _ABANDONED * 400
-    # Nor do they outlive their connection.
+    # The requests end with their connection.
     daemon.close()
     assert await shim.end("c1") == 128 + signal.SIGKILL
 
 
 async def test_kill_state_and_delete_are_never_refused_for_load(shim: ShimByHand) -> None:
-    # Until the test is over.
+    # Until the end of the test.
     hang = f'test "$verb" = update && while test -d {shim.directory}; do sleep 0.1; done'
     await shim.run("c1", options=shim.options(before=hang))
     daemon = _Daemon(shim)

@@ -1,4 +1,4 @@
-"""Loggers of a real shim, called by hand: all that was written is taken, and nothing is left."""
+"""Loggers of a real shim, called directly: they get all output, and nothing is left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_logger_takes_both_outputs_whole_and_ends(
         await shim.call("Wait", id="c1")
         began = time.monotonic()
         await shim.call("Delete", id="c1")
-        # It ended by itself, before anybody told it to.
+        # It exited by itself, before any signal.
         assert time.monotonic() - began < 2
         assert loggers.read("c1.out") == bytes(8 << 20) + b"end\n"
         assert loggers.read("c1.err") == b"oops\n"
@@ -51,7 +51,7 @@ async def test_a_logger_takes_both_outputs_whole_and_ends(
         program = f"{loggers.directory}/logger"
         argv = loggers.read("c1.argv").decode().splitlines()
         assert argv == [program, "out", loggers.directory, "flag", ""]
-        # The shell's own are from 10 on.
+        # The shell's own descriptors start at 10.
         numbers = {int(number) for number in loggers.read("c1.fds").split()}
         assert {number for number in numbers if number < 10} == {0, 1, 2, 3, 4, 5}
         lines = loggers.read("c1.env").decode().splitlines()
@@ -61,7 +61,7 @@ async def test_a_logger_takes_both_outputs_whole_and_ends(
             "COLOUR", "CONTAINER_ID", "CONTAINER_NAMESPACE", "LANG", "PATH",
         }  # fmt: skip
         assert environment["COLOUR"] == "green"
-        # Its exit is nobody's.
+        # The logger's exit is not reported for any task.
         await shim.events.until("TaskDelete")
         assert shim.events.of("c1") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
@@ -194,7 +194,7 @@ async def test_a_container_outlives_its_logger(start_shim: StartShim, loggers: L
     async with start_shim("c1", "sh", "-c", script) as shim:
         uri = loggers.uri(programs.SHORT_LIVED)
         await shim.run("c1", stdout=uri, stderr=uri)
-        # Neither killed by SIGPIPE nor blocked.
+        # SIGPIPE has not killed it, and it is not blocked.
         assert (await shim.call("Wait", id="c1", timeout=10)).exit_status == 5
         began = time.monotonic()
         await shim.call("Delete", id="c1")

@@ -1,4 +1,4 @@
-"""Running out of memory: when it is told, of whom, and in which order with what it leads to."""
+"""Out-of-memory events: when they are sent, for which container, and in which order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 LIMIT = 16 << 20
 
-# tail keeps what it has read until the end, which does not come.
+# tail buffers its endless input.
 GREEDY = ("tail", "/dev/zero")
 
 
@@ -40,7 +40,7 @@ def _write(path: str, content: str) -> None:
 async def test_init_that_is_killed_at_once_is_told_before_its_exit(start_shim: StartShim) -> None:
     async with start_shim("c1", *GREEDY) as shim:
         before: list[str] = []
-        for number in range(2):  # and a container of the same name has its own
+        for number in range(2):  # and a container of the same name gets its own event
             _limit(shim, "c1")
             await shim.create("c1")
             await shim.call("Start", id="c1")
@@ -49,7 +49,7 @@ async def test_init_that_is_killed_at_once_is_told_before_its_exit(start_shim: S
             assert shim.events.names[-5:] == [
                 "TaskCreate", "TaskStart", "TaskOOM", "TaskExit", "TaskDelete",
             ]  # fmt: skip
-            # With the connection to containerd, which the first event has opened.
+            # Includes the connection to containerd, which the first event has opened.
             before = before or shim.open_files()
         assert len(shim.events.names) == 10
         assert await shim.files_at_rest(before) == before
@@ -61,7 +61,7 @@ async def test_what_is_killed_while_the_runtime_starts_is_told_after_the_start(
 ) -> None:
     async with start_shim("c1", "sh", "-c", "tail /dev/zero; sleep 1000") as shim:
         _limit(shim, "c1")
-        # It returns long after the container's program was executed.
+        # The runtime returns long after the container's program was executed.
         slow = 'if [ "$verb" = start ]; then $binary "$@"; sleep 1; exit 0; fi'
         await shim.create("c1", options=shim.options(before=slow))
         await shim.call("Start", id="c1")
@@ -78,7 +78,7 @@ async def test_every_killed_process_is_told_while_the_container_runs_on(
         _limit(shim, "c1")
         await shim.run("c1")
         await shim.events.until("TaskOOM", count=3)
-        await anyio.sleep(0.8)  # nothing is told twice
+        await anyio.sleep(0.8)  # no event is repeated
         assert shim.events.names.count("TaskOOM") == 3
         assert await shim.end("c1") == 128 + signal.SIGKILL
         await shim.events.until("TaskDelete")
@@ -92,14 +92,14 @@ async def test_exec_that_is_killed_is_told_before_its_exit(shim: ShimByHand) -> 
     await shim.run("c1")
     await shim.start_exec("c1", "e1", *GREEDY)
     assert await shim.reap("c1", "e1") == 137
-    # By a signal of someone else, and nothing is told.
+    # A signal from another process causes no event.
     await shim.start_exec("c1", "e2", "sleep", "1000")
     await shim.call("Kill", id="c1", exec_id="e2", signal=signal.SIGKILL)
     await shim.call("Wait", id="c1", exec_id="e2")
     await shim.end("c1")
     await shim.events.until("TaskDelete")
     told = shim.events.of("c1")
-    # It may be killed before its start has been told.
+    # It may be killed before its start event.
     assert told.index("TaskExecStarted e1") < told.index("TaskExit e1")
     assert told.index("TaskOOM") < told.index("TaskExit e1")
     assert told.count("TaskOOM") == 1
@@ -129,9 +129,9 @@ async def test_limit_of_the_pod_is_told_of_the_container_that_was_killed_for_it(
 async def test_process_in_a_cgroup_below_the_containers_is_the_containers(
     start_shim: StartShim,
 ) -> None:
-    async with start_shim("c1", "sh", "-c", "read line < /begin; exec tail /dev/zero") as shim:
+    async with start_shim("c1", "sh", "-c", "read line < /start; exec tail /dev/zero") as shim:
         _limit(shim, "c1")
-        begin = os.path.join(shim.directory, "c1", "rootfs", "begin")
+        begin = os.path.join(shim.directory, "c1", "rootfs", "start")
         os.mkfifo(begin)
         pid = await shim.run("c1")
         below = os.path.join(_memory_directory(pid), "below")
@@ -145,7 +145,7 @@ async def test_process_in_a_cgroup_below_the_containers_is_the_containers(
         assert shim.events.names[2:4] == ["TaskOOM", "TaskExit"]
 
 
-# That runc does is in test_metrics.py.
+# test_metrics.py tests runc.
 async def test_limits_are_changed_by_crun_and_devices_stay(shim: ShimByHand) -> None:
     _limit(shim, "c1")
     pid = await shim.run("c1", options=shim.options("crun"))

@@ -1,4 +1,4 @@
-"""What each of the runtime's options does to a container, seen from outside."""
+"""The effect of each runtime option on a container, seen from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _runc(**options: Any) -> AnyMessage:
 async def test_a_container_has_a_session_keyring_of_its_own_unless_told_otherwise(
     start_shim: StartShim, *, kept: bool
 ) -> None:
-    # runc names the keyring that it makes after the container, and root sees everybody's.
+    # runc names the keyring after the container, and root sees all keyrings.
     name = f"keys-{kept}-{os.getpid()}"
     async with start_shim(name, "sh", "-c", "cat /proc/keys > /keys") as shim:
         spec = shim.spec(name)
@@ -61,7 +61,7 @@ async def test_stdio_belongs_to_whom_the_options_name(shim: ShimByHand) -> None:
     await shim.run("c1", options=_runc(io_uid=1234, io_gid=4321))
     out = shim.fifo("out")
     reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
-    # runc gives them to the user of the process in the end, but leaves the group.
+    # runc later changes the owner to the process's user, but keeps the group.
     await shim.start_exec("c1", "e1", "stat", "-Lc", "%g", "/proc/self/fd/1", stdout=out)
     assert await shim.reap("c1", "e1") == 0
     assert os.read(reader, 100) == b"4321\n"

@@ -1,4 +1,4 @@
-"""Clients that come late, or never, to what a container has written, or do not read it."""
+"""Clients that read a container's output late, or never."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_client_that_opens_its_fifo_late_misses_nothing(
 
 
 def _told_after(shim: ShimByHand) -> float:
-    """How long after the end of init, in seconds, it was told."""
+    """Return the seconds between init's exit and the exit event."""
     (envelope,) = [e for e in shim.events.envelopes if e.topic == "/tasks/exit"]
     (event,) = [e for e in shim.events.events if isinstance(e, events_pb2.TaskExit)]
     return (envelope.timestamp.ToNanoseconds() - event.exited_at.ToNanoseconds()) / 1e9
@@ -53,15 +53,15 @@ async def test_an_exit_is_told_at_once_though_nobody_reads_and_who_comes_then_mi
     command = ("head", "-c", str(size), "/dev/zero")
     await begin(shim, "", *command, stdout=stdout, terminal=terminal)
     await shim.events.until("TaskExit")
-    # Before, it took two seconds; now nothing is between the two but a moment.
+    # It used to take two seconds; now the event follows at once.
     assert _told_after(shim) < 1.8
-    # Nobody has to delete it for the end to come.
+    # The output ends without a Delete.
     with reading(stdout) as copy:
         pass
     assert content_of(copy) == bytes(size)
 
 
-# A client that is there and reads nothing, and one that never comes.
+# A client that is connected and reads nothing, and one that never connects.
 @pytest.mark.serial
 @pytest.mark.parametrize("opens", [False, True], ids=["never comes", "reads nothing"])
 async def test_a_client_holds_up_the_end_no_longer_than_a_moment(
@@ -78,7 +78,7 @@ async def test_a_client_holds_up_the_end_no_longer_than_a_moment(
         os.close(reader)
 
 
-# What an exec writes is passed on through a pipe; it and the fifo have grown to 256 KiB then.
+# The shim copies an exec's output through a pipe; pipe and fifo have grown to 256 KiB.
 @pytest.mark.serial
 @pytest.mark.parametrize(
     ("exec_id", "size", "terminal", "is_read"),
@@ -100,7 +100,7 @@ async def test_more_output_than_a_fifo_holds_holds_no_delete_up_and_is_there_for
     await shim.call("Wait", id="c1", exec_id=exec_id)
     began = time.monotonic()
     await shim.call("Delete", id="c1", exec_id=exec_id)
-    assert time.monotonic() - began < 6  # 10 s before
+    assert time.monotonic() - began < 6  # it was 10 s
     if is_read:
         read = b""
         while chunk := os.read(reader, 1 << 16):
@@ -109,8 +109,8 @@ async def test_more_output_than_a_fifo_holds_holds_no_delete_up_and_is_there_for
         os.close(reader)
 
 
-# As on a machine that has much to do; and as containerd, which writes each chunk to a log of short
-# lines on a slow disk before it reads on.
+# Like a busy machine, and like containerd, which writes each chunk to a log of short lines on a
+# slow disk before it continues to read.
 @pytest.mark.serial
 @pytest.mark.parametrize(("chunk", "pause"), [(8192, 0.03), (16384, 0.4)], ids=["often", "seldom"])
 async def test_the_end_is_told_when_a_client_has_read_what_was_written(
@@ -123,7 +123,7 @@ async def test_the_end_is_told_when_a_client_has_read_what_was_written(
     while read < 60000:
         slowest = max(slowest, time.monotonic() - last)
         last = time.monotonic()
-        # A client that takes nothing for a second is not waited for.
+        # The shim does not wait for a client that reads nothing for a second.
         assert "TaskExit" not in shim.events.names or slowest > 0.8
         await anyio.sleep(pause)
         with suppress(BlockingIOError):
@@ -137,7 +137,7 @@ async def test_what_a_client_has_not_read_when_it_goes_is_there_for_the_next(
     shim: ShimByHand, *, terminal: bool
 ) -> None:
     stdout = shim.fifo("out")
-    # As a containerd that hangs, and is killed and started again.
+    # Like a containerd that hangs, and is killed and restarted.
     first = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
     await begin(shim, "", "echo", "hello", stdout=stdout, terminal=terminal)
     await shim.call("Wait", id="c1")
@@ -145,3 +145,18 @@ async def test_what_a_client_has_not_read_when_it_goes_is_there_for_the_next(
     with reading(stdout) as copy:
         pass
     assert content_of(copy).strip() == b"hello"
+
+
+@pytest.mark.serial
+async def test_a_client_that_has_gone_is_not_waited_for_by_delete(
+    shim: ShimByHand,
+) -> None:
+    """Like a container of `ctr run --detach`: the client that deletes it knows it has no reader."""
+    stdout = shim.fifo("out")
+    client = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
+    await begin(shim, "", "echo", "hello", stdout=stdout)
+    os.close(client)
+    await shim.call("Wait", id="c1")
+    began = time.monotonic()
+    await shim.call("Delete", id="c1")
+    assert time.monotonic() - began < 1.5  # it was 2 s

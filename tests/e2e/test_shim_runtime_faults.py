@@ -1,4 +1,4 @@
-"""The low-level runtime and the kernel do not do as they should: the shim says so, and lives on."""
+"""The low-level runtime or the kernel fails: the shim reports it, and keeps running."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.harness.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 
-# A test makes the runtime fail in a verb by a file that is named after it.
+# A test makes a verb of the runtime fail with a file named after the verb.
 _FAIL_ON_DEMAND: Final = 'f=${0%/*}/fail-$verb; [ -e "$f" ] && . "$f"'
 
 
@@ -39,7 +39,7 @@ def _break(shim: ShimByHand, verb: str, script: str) -> str:
 
 
 async def _error(call: Awaitable[Any]) -> RemoteError:
-    """What a call is refused with: one line with a code."""
+    """Return a call's error: one line with a code."""
     with pytest.raises(RemoteError) as caught:
         await call
     assert "\n" not in str(caught.value)
@@ -61,7 +61,7 @@ async def test_what_hangs_in_its_start_holds_up_nobody_else_and_can_be_killed(
     await shim.call("Start", id="c2")
     await shim.exec("c2", "e1", "true")
     hang: tuple[dict[str, Any], ...] = ({"id": "c1"}, {"id": "c2", "exec_id": "e1"})
-    # containerd gives up and hangs up; the shim goes on waiting.
+    # containerd gives up and disconnects; the shim keeps waiting.
     for fields in hang:
         with pytest.raises(Exception, match="deadline"):
             await shim.call("Start", **fields, timeout=0.3)
@@ -93,15 +93,15 @@ async def test_what_hangs_in_its_start_holds_up_nobody_else_and_can_be_killed(
 
 
 async def _until_it_hangs(shim: ShimByHand) -> int:
-    """Wait for a runtime that :func:`_hang_in` has made; returns its pid."""
+    """Wait for a runtime created by :func:`_hang_in`; return its pid."""
     pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/hangs"))
-    stat = Path(f"/proc/{pid}/stat")  # the shell says it, and then does it
+    stat = Path(f"/proc/{pid}/stat")  # the shell writes the file before it stops
     eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
     return pid
 
 
 def _hang_in(verb: str, *, after: str = "") -> str:
-    """A runtime that stops in a verb, with a child that outlives it unless it is killed, too."""
+    """Return a runtime that stops in a verb, with a child that survives unless it is killed too."""
     return (
         f'[ "$verb" = {verb} ] && {{ {after or ":"}; sleep 1000 & echo $! > ${{0%/*}}/child;'
         " echo $$ > ${0%/*}/tmp; mv ${0%/*}/tmp ${0%/*}/hangs; kill -STOP $$; }"
@@ -113,7 +113,7 @@ def _hang_in(verb: str, *, after: str = "") -> str:
 async def test_a_create_that_hangs_is_ended_and_undone_by_kill_and_delete(
     shim: ShimByHand, method: str, after: str
 ) -> None:
-    """Also one whose container was made, though its runtime does not return."""
+    """Also when the container was created, but its runtime does not return."""
     await shim.run("c1")
     shim.bundle("c2", "sleep", "1000")
     hanging = shim.options(before=_hang_in("create", after=after))
@@ -126,7 +126,7 @@ async def test_a_create_that_hangs_is_ended_and_undone_by_kill_and_delete(
         tasks.start_soon(create)
         runtime = await _until_it_hangs(shim)
         child = int((Path(shim.directory) / "child").read_text())
-        await shim.exec("c1", "e1", "true")  # nobody else is held up
+        await shim.exec("c1", "e1", "true")  # other calls do not wait
         await shim.call("Start", id="c1", exec_id="e1")
         fields = {"signal": signal.SIGKILL} if method == "Kill" else {}
         error = await _error(shim.call(method, id="c2", **fields))
@@ -135,13 +135,13 @@ async def test_a_create_that_hangs_is_ended_and_undone_by_kill_and_delete(
     assert failed[0].status == Status.ABORTED
     assert "NVSHIM-E1310" in str(failed[0])
     assert not is_alive(runtime)
-    eventually(lambda: not is_alive(child), "what the runtime had started has ended")
+    eventually(lambda: not is_alive(child), "the runtime's children have exited")
     kinds = ("mount", "cgroup", "runtime")
     left = [line for line in shim.leftovers() if line.startswith(kinds)]
     assert [line for line in left if "c2" in line.split("/")[-1]] == []
     assert shim.events.of("c2") == []
     assert await shim.status("c1") == "RUNNING"
-    # It may be made again.
+    # The container can be created again.
     await shim.run("c2")
     assert await shim.end("c2") == 128 + signal.SIGKILL
 
@@ -160,7 +160,7 @@ async def test_a_signal_that_does_not_kill_leaves_a_create_alone(shim: ShimByHan
 async def test_an_exec_that_hangs_in_its_start_is_ended_by_its_kill_alone(
     shim: ShimByHand,
 ) -> None:
-    """So is a second start of it that waits for the first: nothing runs that was killed."""
+    """So is a second start that waits for the first: a killed process never runs."""
     await shim.run("c1", options=shim.options(before=_hang_in("exec")))
     await shim.exec("c1", "e1", "true")
     with anyio.fail_after(10 * PATIENCE):
@@ -184,7 +184,7 @@ async def test_an_exec_that_hangs_in_its_start_is_ended_by_its_kill_alone(
 
 
 async def test_starts_that_wait_for_one_that_hangs_end_with_the_container(shim: ShimByHand) -> None:
-    """None of them calls the runtime once init has ended, where it could hang as well."""
+    """None of them calls the runtime after init's exit, because it could hang as well."""
     await shim.create("c1", options=shim.options(before=_hang_in("start")))
     failed: list[RemoteError] = []
 
@@ -235,7 +235,7 @@ async def test_a_runtime_that_fails_at_any_verb_is_quoted_and_may_be_asked_again
 async def test_a_pid_that_is_not_the_containers_is_never_taken_for_it(
     start_shim: StartShim,
 ) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as sentinel:  # noqa: ASYNC220 - not to be waited for
+    with subprocess.Popen(["sleep", "1000"]) as sentinel:  # noqa: ASYNC220 - does not block
         try:
             async with start_shim("c1", "sleep", "1000") as shim:
                 options = shim.options(before=_FAIL_ON_DEMAND)
@@ -323,7 +323,7 @@ def _fill(directory: str) -> None:
             file.write(bytes(4096))
 
 
-@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal that nobody reads"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal without a reader"])
 async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
     shim: ShimByHand, *, terminal: bool
 ) -> None:
@@ -342,7 +342,7 @@ async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
             except RemoteError as error:
                 assert "NVSHIM-E" in str(error)  # noqa: PT017 - it may succeed as well
                 if "oo many open files" in str(error):
-                    assert "ook at the shim's limits" in str(error)  # noqa: PT017 - likewise
+                    assert "ook at the shim's limits" in str(error)  # noqa: PT017 - as above
                 refused += 1
         assert await shim.status("c1") == "RUNNING"
         resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, whole)
@@ -362,7 +362,7 @@ async def test_an_exec_whose_output_nobody_reads_is_deleted_though_no_descriptor
     before = await shim.files_at_rest()
     whole = resource.prlimit(shim.pid, resource.RLIMIT_NOFILE)
     out = shim.fifo("out")
-    for _ in range(2):  # the same id, which is free then
+    for _ in range(2):  # the same id, which is free again
         await shim.start_exec("c1", "e1", "echo", "hello", stdout=out)
         await shim.call("Wait", id="c1", exec_id="e1")
         resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, (0, whole[1]))
@@ -373,7 +373,7 @@ async def test_an_exec_whose_output_nobody_reads_is_deleted_though_no_descriptor
 
 @pytest.fixture
 def no_more_processes() -> Iterator[Path]:
-    """A cgroup that limits processes, in whichever hierarchy does that here."""
+    """Yield a cgroup that limits processes, in the hierarchy that does that here."""
 
     root = Path("/sys/fs/cgroup") if is_v2() else Path("/sys/fs/cgroup/pids")
     directory = root / f"nvshim-pids-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What containerd may rely on of each request, at each moment of a container's life."""
+"""What containerd can rely on for each request, in each state of a container."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 OK, NOT_FOUND, WRONG = Status.OK, Status.NOT_FOUND, Status.FAILED_PRECONDITION
 
-# What is answered in each state of the container; those that change it come last.
+# The answers in each state of the container; requests that change the state come last.
 _ANSWERS: Final[dict[str, dict[str, int]]] = {
     "absent": {
         "State": NOT_FOUND, "Pids": NOT_FOUND, "Wait": NOT_FOUND, "Kill": NOT_FOUND,
@@ -247,7 +247,7 @@ async def test_what_shares_another_containers_pid_namespace_dies_with_its_own_in
         wait_for_file(f"{shim.directory}/c1/rootfs/pid")
         await shim.start_exec("c1", "e1", "sleep", "1000")
         pids = [p.pid for p in (await shim.call("Pids", id="c1")).processes]
-        assert len(pids) >= 4, "init, what it has left in the background, and the exec"
+        assert len(pids) >= 4, "init, its background child, and the exec"
         await shim.call("Kill", id="c1", signal=9)
         assert (await shim.call("Wait", id="c1")).exit_status == 137
         with anyio.fail_after(5):

@@ -1,4 +1,4 @@
-"""Stdio of a real shim, called by hand: what is written arrives, whole, and ends when it should."""
+"""Stdio of a real shim, called directly: all bytes arrive, and streams close at the right time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.parts import Parts
 
 pytestmark = pytest.mark.anyio
 
-# The id of an exec; that of init is empty.
+# The id of an exec; init's is empty.
 EITHER: Final = pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
 TERMINAL: Final = pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
 MEBIBYTES: Final = ("sh", "-c", "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end")
@@ -40,7 +40,7 @@ def _options(**fields: Any) -> AnyMessage:
 async def test_output_written_right_before_the_end_arrives_whole(
     shim: ShimByHand, kind: str, *, terminal: bool
 ) -> None:
-    # Each kind of process goes one way of each; readers that come and go have the others below.
+    # Each kind of process is tested once here; the tests below cover readers that come and go.
     exec_id = "e1" if terminal == (kind == "fifo") else ""
     command = LINES if terminal else MEBIBYTES
     if kind == "fifo":
@@ -191,7 +191,7 @@ async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(shim: ShimB
         await shim.call("Wait", id="c1", exec_id="e1")
         began = time.monotonic()
         await shim.call("Delete", id="c1", exec_id="e1")
-    # The client has seen the end of the output, all of which was there.
+    # The client has received all output, and its end.
     assert time.monotonic() - began < 3
     assert content_of(copy).decode().split() == [str(n) for n in range(1, 100001)]
     assert await shim.files_at_rest(before) == before
@@ -207,7 +207,7 @@ async def test_readers_come_and_go_and_no_byte_is_lost(
     await begin(shim, exec_id, "seq", "100000", "299999", stdout=stdout, terminal=terminal)
     data = b""
     for _ in range(10):
-        # All that fits is written, nobody reads, and the writer waits: it neither fails nor ends.
+        # The fifo is full and has no reader: the writer waits, and does not fail or exit.
         await anyio.sleep(0.05)
         assert await shim.status("c1", exec_id) == "RUNNING"
         reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
@@ -249,7 +249,7 @@ async def test_only_closing_the_input_ends_it_and_what_was_typed_comes_first(
 
 
 def _in_a_user_namespace(shim: ShimByHand) -> None:
-    """Have c1 run in a user namespace, whose root owns its rootfs."""
+    """Run c1 in a user namespace, whose root owns its rootfs."""
     spec = shim.spec("c1")
     mapping = [{"containerID": 0, "hostID": 200_000, "size": 65_536}]
     spec["linux"]["namespaces"].append({"type": "user"})
@@ -266,13 +266,13 @@ def _in_a_user_namespace(shim: ShimByHand) -> None:
 async def test_output_in_a_user_namespace_can_be_opened_again(
     shim: ShimByHand, exec_id: str, kind: str
 ) -> None:
-    """As programs do that log to /dev/stderr."""
+    """Programs that log to /dev/stderr do that."""
     script = "cat /proc/self/uid_map; echo out > /dev/stdout; echo err > /dev/stderr"
     _in_a_user_namespace(shim)
     path = shim.fifo("out") if kind == "fifo" else f"{shim.directory}/log"
     uri = path if kind == "fifo" else f"file://{path}"
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind == "fifo" else -1
-    # What a client says that maps users: whom the pipes belong to.
+    # A client that maps users sets the owner of the pipes.
     owner = _options(io_uid=200_000, io_gid=200_000)
     await begin(shim, exec_id, "sh", "-c", script, options=owner, stdout=uri, stderr=uri)
     assert await shim.reap("c1", exec_id) == 0
@@ -283,7 +283,7 @@ async def test_output_in_a_user_namespace_can_be_opened_again(
 
 
 def _lines(path: str) -> list[bytes]:
-    """The whole lines of a file that is being written; none before it is there."""
+    """Return the complete lines of a growing file; none before it exists."""
     return content_of(path).split(b"\n")[:-1] if os.path.exists(path) else []
 
 
@@ -293,7 +293,7 @@ async def test_the_hosts_null_device_is_nobody_elses_in_a_user_namespace(
     """crun before 1.28 gives its stdin, stdout and stderr to the container's root."""
     host = os.stat(os.devnull)
     crun = crun_for_this_host(str(tmp_path), parts.crun)
-    script = "echo to nobody; cat; stat -L -c %t:%T /proc/self/fd/0 /proc/self/fd/2 > /seen"
+    script = "echo discarded; cat; stat -L -c %t:%T /proc/self/fd/0 /proc/self/fd/2 > /seen"
     _in_a_user_namespace(shim)
     seen = f"{shim.directory}/c1/rootfs/seen"
     try:

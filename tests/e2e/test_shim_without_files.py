@@ -1,4 +1,4 @@
-"""A shim whose installation is gone: it has loaded all that it may be asked for."""
+"""A shim whose installation was removed: it has loaded everything that it may need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GPUS = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """An installation of its own, with all that is not the interpreter's."""
+    """Return a separate installation, with everything except the interpreter's files."""
     path = tmp_path / "tree"
     for room in ("api", "hooks", "shim"):
         shutil.copytree(f"{REPOSITORY}/{room}", path / "lib" / room)
@@ -59,7 +59,7 @@ def well_kept() -> Iterator[Loggers]:
 
 @contextmanager
 def _opens_nothing(pid: int, interpreters: str, trace: Path) -> Iterator[None]:
-    """Fails if a process opens a file of its interpreter meanwhile."""
+    """Fail if a process opens a file of its interpreter meanwhile."""
     with straced(pid, "open,openat", trace):
         yield
     opened = [line for line in trace.read_text().splitlines() if f'"{interpreters}' in line]
@@ -74,7 +74,7 @@ async def _refused(shim: ShimByHand, method: str, **fields: Any) -> str:
 
 
 async def _use_container(shim: ShimByHand, name: str) -> None:
-    """Make every request about a container that there is."""
+    """Make every request about an existing container."""
     out = os.path.join(shim.directory, f"{name}.out")
     await shim.run(name, stdout=f"file://{out}", stderr=f"file://{out}")
     await shim.call("State", id=name)
@@ -85,7 +85,7 @@ async def _use_container(shim: ShimByHand, name: str) -> None:
     await shim.call("Update", id=name, resources=limits)
     await shim.call("Pause", id=name)
     await shim.call("Resume", id=name)
-    # CRIU may be there or not.
+    # CRIU may or may not be installed.
     try:
         await shim.call("Checkpoint", id=name, path=os.path.join(shim.directory, f"{name}.saved"))
     except RemoteError as refused:
@@ -104,7 +104,7 @@ async def _use_container(shim: ShimByHand, name: str) -> None:
 
 
 async def _fail_in_every_way(shim: ShimByHand, name: str) -> None:
-    """Ask for what cannot be, and for what nobody has foreseen."""
+    """Make requests that fail, with expected and unexpected errors."""
     for method in ("State", "Kill", "Delete", "Stats", "Pause"):
         await _refused(shim, method, id="unknown")
     nowhere = os.path.join(shim.directory, "nowhere")
@@ -141,7 +141,7 @@ async def _do_all(shim: ShimByHand, first: str, well_kept: Loggers) -> None:
         shim.bundle(name, *SLEEP, rootfs=rootfs)
     await _fail_in_every_way(shim, "broken")
     await _use_loggers(shim, "logged", well_kept)
-    # An image of its own: what is injected into it is undone with its bundle alone.
+    # A separate image: only deleting the bundle undoes the injection.
     shim.bundle("gpus", *SLEEP, env=GPUS)
     gpus = await shim.run("gpus")
     assert "nvidia0" in os.listdir(f"/proc/{gpus}/root/dev")
@@ -177,4 +177,4 @@ async def test_a_forked_shim_does_all_that_it_is_asked_when_its_tree_was_moved_a
         async with connect(node.sockets[-1]) as node.shims.client:
             with _opens_nothing(node.shims.pid, sysconfig.get_path("stdlib"), tmp_path / "trace"):
                 await _do_all(node.shims, "c2", well_kept)
-        eventually(lambda: not is_alive(server), "the fork server ends, whose files are gone")
+        eventually(lambda: not is_alive(server), "the fork server without files exits")

@@ -1,4 +1,4 @@
-"""A worker that hangs or dies concerns its own container, and leaves nothing."""
+"""A worker that hangs or dies affects only its own container, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASKS: Final = ("NVIDIA_VISIBLE_DEVICES=all",)
 
 @contextmanager
 def hanging_image(path: str) -> Iterator[types_pb2.Mount]:
-    """A file system in user space whose program never answers, to be mounted as a rootfs."""
+    """Yield a FUSE file system whose server never answers, to be mounted as a rootfs."""
     os.mkdir(path)
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -38,7 +38,7 @@ def hanging_image(path: str) -> Iterator[types_pb2.Mount]:
         syscalls.mount("hanging", path, "fuse.hanging", 0, options)
         yield types_pb2.Mount(type="bind", source=path, options=["rbind", "rw"])
     finally:
-        os.close(fd)  # what waits for it ends
+        os.close(fd)  # this ends all waiting requests
         with suppress(OSError):
             syscalls.umount(path, syscalls.MNT_DETACH)
 
@@ -53,7 +53,7 @@ def _mounts(shim: ShimByHand) -> list[str]:
 
 
 async def worker_of(shim: ShimByHand) -> int:
-    """The pid of the shim's worker: a fork of it in a process group of its own."""
+    """Return the pid of the shim's worker: a fork in its own process group."""
     with anyio.fail_after(20):
         while True:
             for child in shim.children():
@@ -65,7 +65,7 @@ async def worker_of(shim: ShimByHand) -> int:
 
 
 class Creation:
-    """A Create that is under way."""
+    """A Create in progress."""
 
     def __init__(self, shim: ShimByHand, container_id: str, rootfs: types_pb2.Mount) -> None:
         self._shim = shim
@@ -85,7 +85,7 @@ class Creation:
 
 @pytest.fixture
 async def pod(start_shim: StartShim, two_gpus: SimulatedNode) -> AsyncIterator[ShimByHand]:
-    """A shim whose c1 runs, and whose c2 is to be created, and asks for GPUs."""
+    """Return a shim whose c1 runs, and whose c2 will be created with GPUs."""
     environment = {"NVSHIM_CONFIG": two_gpus.config_path}
     async with start_shim("c1", "sleep", "1000", environment=environment) as shim:
         await shim.run("c1")
@@ -98,12 +98,12 @@ async def pod(start_shim: StartShim, two_gpus: SimulatedNode) -> AsyncIterator[S
 async def creating(
     shim: ShimByHand, container_id: str, image: types_pb2.Mount
 ) -> AsyncIterator[tuple[Creation, int]]:
-    """Have a container created of an image that hangs; the pid is that of its worker."""
+    """Create a container from an image that hangs; yield the pid of its worker."""
     async with anyio.create_task_group() as tasks:
         create = Creation(shim, container_id, image)
         tasks.start_soon(create)
         worker = await worker_of(shim)
-        await anyio.sleep(0.3)  # so that it hangs
+        await anyio.sleep(0.3)  # until it hangs
         yield create, worker
 
 
@@ -122,7 +122,7 @@ async def test_an_image_that_hangs_holds_no_other_container_up(pod: ShimByHand) 
             assert is_alive(worker)
             os.kill(worker, signal.SIGKILL)
         assert "NVSHIM-E1702" in str(create.error)
-        eventually(lambda: not is_alive(worker), "the worker has ended")
+        eventually(lambda: not is_alive(worker), "the worker has exited")
     after = files_of(pod, "c2")
     assert {name: after[name] for name in before} == before
     assert sorted(after.keys() - before) == ["options.json", "runtime"]
@@ -142,7 +142,7 @@ async def test_a_shim_that_is_killed_takes_its_worker_with_it(
                 os.kill(shim.pid, signal.SIGKILL)
                 await shim.until_gone()
                 assert shim.delete_verb("c1") < 5
-                eventually(lambda: not is_alive(worker), "the worker has ended")
+                eventually(lambda: not is_alive(worker), "the worker has exited")
         assert settled(partial(_mounts, shim), []) == []
         assert not os.path.exists(f"{shim.directory}/c1/nvidia.json")
 
@@ -153,21 +153,21 @@ async def test_a_create_that_hangs_is_ended_by_kill_and_delete(
 ) -> None:
     with hanging_image(f"{pod.directory}/image") as image:
         async with creating(pod, "c2", image) as (create, worker):
-            with pytest.raises(NvshimError):  # there is no such task yet
+            with pytest.raises(NvshimError):  # the task does not exist yet
                 await pod.call(method, id="c2", **({"signal": 9} if method == "Kill" else {}))
             with anyio.fail_after(5):
                 await create.over.wait()
         assert "NVSHIM-E1702" in str(create.error)
         assert "it was cancelled" in str(create.error)
-        # It is killed, and nobody waits for its end.
-        eventually(lambda: not is_alive(worker), "the worker has ended")
+        # It is killed, and no call waits for its exit.
+        eventually(lambda: not is_alive(worker), "the worker has exited")
     assert settled(partial(_mounts, pod), []) == []
 
 
 async def test_a_worker_that_cannot_be_killed_is_not_waited_for_and_leaves_no_mount(
     pod: ShimByHand, tmp_path: Path
 ) -> None:
-    """In mount(2), of a file whose server has taken the request and does not answer."""
+    """In mount(2), on a file whose server has read the request and does not answer."""
     file = str(tmp_path / "ext4")
     await anyio.run_process(["mkfs.ext4", "-q", file, "16m"])
     with fuse(str(tmp_path / "fuse"), file) as server:

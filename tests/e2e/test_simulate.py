@@ -1,4 +1,4 @@
-"""``nvshim simulate run``: a container on a node that is made for it, in one line."""
+"""``nvshim simulate run``: one command runs a container on a temporary simulated node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.launcher import REPOSITORY
 
 @pytest.fixture
 def temporary() -> Iterator[str]:
-    """A directory for temporary files, with a short path: a socket's ends at 107 bytes."""
+    """Yield a directory for temporary files, with a short path: socket addresses have 107 bytes."""
     path = f"/tmp/nvshim-try-{os.getpid()}"
     os.mkdir(path)
     yield path

@@ -1,4 +1,4 @@
-"""Many things at once, and containerd killed in the middle of them."""
+"""Many containers at once, and containerd killed in the middle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_hundred_containers_at_once_are_created_run_and_deleted(runtime: Runti
     ends = [(ctr.communicate(timeout=100)[1].decode(), ctr.returncode) for ctr in running]
     assert [said for said, _ in ends if said] == []
     assert [code for _, code in ends] == list(codes.values())
-    eventually(lambda: runtime.containerd.shim_pids() == [], "every shim has ended")
+    eventually(lambda: runtime.containerd.shim_pids() == [], "every shim has exited")
 
 
 def test_thirty_containers_of_a_pod_at_once_in_one_shim(runtime: Runtime) -> None:
@@ -81,9 +81,9 @@ def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime,
                 )
             )
             time.sleep(dice.uniform(0, 0.1))
-        # However slow the machine is: some have started, others have not.
+        # On any machine: some have started, others have not.
         look = functools.partial(_started, runtime, more_than=started)
-        started = eventually(look, "one more has started", timeout=30)
+        started = eventually(look, "one more has started")
         containerd.kill()
         for ctr in running:
             ctr.wait(30)
@@ -96,7 +96,7 @@ def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime,
             assert is_alive(pid)
             continue
         judged += 1
-        assert container.exit_code(timeout=20) == codes[name]
+        assert container.exit_code() == codes[name]
     assert judged >= 4, "the storm has to leave containers to judge"
     for container in [runtime.expect(name) for name in codes]:
         container.remove()
@@ -104,7 +104,7 @@ def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime,
 
 
 def test_shims_answer_a_containerd_that_comes_back_within_its_budget(runtime: Runtime) -> None:
-    """It asks each for Connect and Pids, all at once, and gives it five seconds for all of it."""
+    """It sends each shim Connect and Pids at the same time, with five seconds for all of them."""
     containerd = runtime.containerd
     flags = ("--detach", "--null-io")
     starting = [
@@ -119,14 +119,14 @@ def test_shims_answer_a_containerd_that_comes_back_within_its_budget(runtime: Ru
     containerd.start()
     assert _tasks(runtime) == tasks
     assert containerd.shim_pids() == shims
-    # Not the clock, which also counts what others do. A hundred shims that share one processor,
-    # so that the last has to wait for all others, are in time with ease.
+    # Use processor time, because the clock also counts other processes. A hundred shims that share
+    # one processor are then in time with ease.
     each = (sum(map(_processor_seconds, shims)) - before) / 20
     assert 0 < each * 100 < 1
 
 
 def _processor_seconds(pid: int) -> float:
-    """What a process has used in all its threads."""
+    """Return the processor time of a process in all its threads."""
     used = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
@@ -153,27 +153,27 @@ def test_containerd_killed_over_and_over_under_a_pod(runtime: Runtime) -> None:
 
 
 def _tasks(runtime: Runtime) -> dict[str, tuple[int, str]]:
-    """What containerd lists: pid and status by name."""
+    """Return containerd's tasks: pid and status by name."""
     tasks = api.tasks(runtime.containerd)
     return {name: (task.pid, Status.Name(task.status)) for name, task in tasks.items()}
 
 
 def _started(runtime: Runtime, *, more_than: int) -> int:
-    """How many tasks have started; 0 if they are no more than so many."""
+    """Return how many tasks have started; 0 if that is at most ``more_than``."""
     started = sum(status != "CREATED" for _, status in _tasks(runtime).values())
     return started if started > more_than else 0
 
 
 def _remove_what_ctr_left(runtime: Runtime, names: dict[str, int]) -> None:
-    """Remove what is not to be blamed on a shim.
+    """Remove leftovers that no shim is responsible for.
 
-    A ``ctr`` that was cut off before it made its container has left the snapshot. A containerd
-    that was, between the start of a shim and its Create, has left a shim without tasks: it ends
-    after a minute, which is tested elsewhere, or when it is told to.
+    A ``ctr`` that was killed before it created its container has left the snapshot. A containerd
+    that was killed between the start of a shim and its Create has left a shim without tasks: it
+    exits after a minute, which another test covers, or when it is told to.
     """
     remove_fifos(runtime.containerd)
     for shim in runtime.containerd.shim_pids():
-        with suppress(ProcessLookupError):  # those of removed tasks end by themselves
+        with suppress(ProcessLookupError):  # shims of removed tasks exit by themselves
             os.kill(shim, signal.SIGTERM)
     eventually(lambda: runtime.containerd.shim_pids() == [], "shims without tasks end")
     for line in runtime.containerd.ctr("snapshots", "ls").lines[1:]:

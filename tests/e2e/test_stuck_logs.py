@@ -1,4 +1,4 @@
-"""A log on a file system whose server does not answer holds up its own container alone."""
+"""A log on a hanging file system blocks only its own container."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.harness.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 _POD: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
-# Seconds in which a request that does not hang is answered, however busy the machine; what hangs
-# is given up after ten.
+# Seconds in which a request that does not hang is answered, even on a busy machine; the shim
+# gives up a hanging one after ten.
 _SOON = 8
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FuseServer]:
-    """A file system of one file, which is a log."""
+    """Yield a file system with one file, which is a log."""
     (tmp_path / "written").touch()
     with fuse(str(tmp_path / "fuse"), str(tmp_path / "written")) as server:
         yield server
@@ -38,7 +38,7 @@ async def _asked(server: FuseServer) -> None:
 
 
 async def _a_life_goes_on(shim: ShimByHand, name: str, exec_id: str) -> None:
-    """A neighbour is asked for what needs the runtime."""
+    """Make requests that need the runtime for another container."""
     with anyio.fail_after(_SOON):
         assert await shim.status(name) == "RUNNING"
         await shim.start_exec(name, exec_id, "true")
@@ -46,7 +46,11 @@ async def _a_life_goes_on(shim: ShimByHand, name: str, exec_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "terminal"), [("file://", False), ("", True)], ids=["file", "terminal to a path"]
+    ("scheme", "terminal"),
+    [
+        pytest.param("file://", False, id="file"),
+        pytest.param("", True, id="terminal to a path", marks=pytest.mark.thorough),
+    ],
 )
 async def test_a_log_that_cannot_be_written_holds_up_no_neighbour_and_its_container_ends(
     start_shim: StartShim, tmp_path: Path, log: FuseServer, scheme: str, terminal: bool
@@ -68,14 +72,17 @@ async def test_a_log_that_cannot_be_written_holds_up_no_neighbour_and_its_contai
             tasks.start_soon(_a_life_goes_on, shim, "c1", "e2")
             await shim.call("Delete", id="c2", timeout=30)
         assert time.monotonic() - began < 20
-        # The shim, too, ends while the log still hangs.
+        # The shim also exits while the log still hangs.
         assert await shim.end("c1") == 137
 
 
 @pytest.mark.parametrize(
     ("role", "scheme"),
-    [("stdout", "file://"), ("stdout", ""), ("stdin", "")],
-    ids=["file", "path", "input from a path"],
+    [
+        pytest.param("stdout", "file://", id="file", marks=pytest.mark.thorough),
+        pytest.param("stdout", "", id="path"),
+        pytest.param("stdin", "", id="input from a path", marks=pytest.mark.thorough),
+    ],
 )
 async def test_a_log_that_cannot_be_opened_is_an_error_in_time(
     start_shim: StartShim, log: FuseServer, role: str, scheme: str

@@ -1,4 +1,4 @@
-"""A rootfs on a file system whose server does not answer holds up its own container alone."""
+"""A rootfs on a hanging file system blocks only its own container."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tools.images import busybox, unpack
 pytestmark = pytest.mark.anyio
 
 _POD: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
-# Seconds in which a request that does not hang is answered, however busy the machine; what hangs
-# is given up after ten.
+# Seconds in which a request that does not hang is answered, even on a busy machine; the shim
+# gives up a hanging one after ten.
 _SOON = 8
 
 
 @asynccontextmanager
 async def _refused_later(call: Any) -> AsyncIterator[list[RemoteError]]:
-    """A call that is under way and fails; what it fails with is there after the block."""
+    """Start a call that fails; after the block, the yielded list has its error."""
     errors: list[RemoteError] = []
 
     async def ask() -> None:
@@ -47,7 +47,7 @@ async def _asked(server: FuseServer) -> None:
 
 
 async def _a_life_goes_on(shim: ShimByHand, name: str) -> None:
-    """A neighbour is asked for all that matters, and ends."""
+    """Make all important requests for another container, until its exit."""
     with anyio.fail_after(_SOON):
         assert await shim.status(name) == "RUNNING"
         await shim.start_exec(name, "e1", "true")
@@ -91,8 +91,8 @@ async def test_a_mount_that_hangs_holds_up_no_neighbour_and_is_given_up_on_reque
         await shim.run("c3")
 
 
-# A mount namespace that anybody else makes meanwhile has this mount, too; umount(2) waits for
-# nothing then. What hangs is waited for again also in tests/unit/mounts/test_stuck.py.
+# Another process's new mount namespace also has this mount, and then umount(2) does not wait.
+# tests/unit/mounts/test_stuck.py also tests a second wait for a hanging unmount.
 @pytest.mark.serial
 @pytest.mark.thorough
 async def test_an_unmount_that_hangs_is_an_error_in_time_and_may_be_asked_for_again(

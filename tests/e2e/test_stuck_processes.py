@@ -1,7 +1,7 @@
-"""Processes whose files are on a file system that does not answer hold up nobody who looks at them.
+"""Processes with files on a hanging file system do not block programs that scan processes.
 
-They do what an unprivileged container can: they call themselves a shim, and work in, execute, have
-open and map what lies on a volume whose server has stopped.
+They do what an unprivileged container can do: they name themselves like a shim; and they execute,
+open, map, and use as working directory files on a volume whose server has stopped.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.harness.waiting import eventually
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 SHIM: Final = (PROGRAM, "-namespace", "k8s.io", "-id", "web", "-address", "/run/c.sock")
 
-# With mounts of its own: the volume, which looks like a bundle, and files of it that look like a
-# GPU's node.
+# Has its own mounts: the volume, which looks like a bundle, and files on it that look like a GPU's
+# node.
 PREPARE: Final = """if True:
     import mmap, os, subprocess, sys
     words, volume, file = sys.argv[1:-2], *sys.argv[-2:]
@@ -49,7 +49,7 @@ PREPARE: Final = """if True:
     other = os.open("/mnt/nvidia1", os.O_RDONLY)
     os.set_inheritable(other, True)
 """
-# It has its working directory, and files that it has open and mapped, on the volume.
+# Its working directory, open files and mapped files are on the volume.
 OPENS: Final = (
     PREPARE
     + """
@@ -78,12 +78,12 @@ CONTAINERS: Final = {
 
 @pytest.fixture
 def volume() -> Iterator[FuseServer]:
-    """A volume that everybody may enter, with a program."""
+    """Yield a volume with a program that every user may enter."""
     directory = tempfile.mkdtemp(prefix="nvshim-volume-")
     os.chmod(directory, 0o755)
     try:
         shutil.copy("/bin/sleep", f"{directory}/sleep")
-        # On the host it is where the container has it, as a volume of the kubelet can be.
+        # On the host it has the same path as in the container, as a kubelet's volume can have.
         os.makedirs(f"{directory}/{TASKS}/k8s.io")
         place = f"{directory}/{TASKS}/k8s.io/web"
         with fuse(place, f"{directory}/sleep", mode=0o755) as server:
@@ -94,11 +94,11 @@ def volume() -> Iterator[FuseServer]:
 
 @contextmanager
 def hostile(volume: FuseServer) -> Iterator[list[int]]:
-    """Such processes, of containers of each kind, once their volume has stopped to answer."""
+    """Yield such processes, in containers of each kind, once their volume has stopped answering."""
     with ExitStack() as processes:
         for within in CONTAINERS.values():
             for script in (OPENS, EXECUTES):
-                # It executes its interpreter as if that were a shim.
+                # It executes its interpreter under the name of a shim.
                 words = [*SHIM, volume.mount_point, FILE]
                 program = 'exec -a "$1" python3 -c "$0" "${@:2}"'
                 argv = [*within, "bash", "-c", program, script, *words]
@@ -117,13 +117,13 @@ def hostile(volume: FuseServer) -> Iterator[list[int]]:
         try:
             yield pids
             ours = [line for line in volume.askers if os.getpid() in line]
-            assert not ours, "we have asked for what is on the volume"
+            assert not ours, "this process has opened a file on the volume"
         finally:
             volume.go_on()
 
 
 def _at_work(volume: FuseServer) -> Iterator[int]:
-    """The processes whose working directory is on the volume."""
+    """Return the processes whose working directory is on the volume."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{name}/cwd") == volume.mount_point:
@@ -137,9 +137,9 @@ _AT_REST: Final = sorted([(FILE, _SLEEP), ("", _READ)] * len(CONTAINERS))
 
 
 def _waits_in(pid: int) -> tuple[str, str]:
-    """Whether a process executes what is on the volume, and its system call.
+    """Return whether a process executes a file on the volume, and its system call.
 
-    One that waits needs nothing of its program any more.
+    A waiting process no longer needs its program.
     """
     program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     call, *_ = Path(f"/proc/{pid}/syscall").read_text("ascii").split()
@@ -162,7 +162,7 @@ def test_whoever_looks_at_processes_is_answered(
     where = (*config, "--containerd-state", str(tmp_path / "state"))
     installed = ("--prefix", prefix, "--no-links")
     with hostile(volume) as pids:
-        # It looks for the state directories of shims, since nobody names one.
+        # No state directory is configured, so it searches for those of shims.
         assert not {row["pid"] for row in nvshim("ps", *config, "-o", "json").items} & set(pids)
         for words in (
             ("ps", *where),
@@ -190,7 +190,7 @@ def test_whoever_looks_at_processes_is_answered(
 def test_an_agent_keeps_its_ledger_and_can_be_killed_and_started_again(
     node: SimulatedNode, volume: FuseServer, tmp_path: Path
 ) -> None:
-    # Nobody names containerd's state: the agent looks for shims itself.
+    # containerd's state is not configured, so the agent searches for shims itself.
     words = ("node", "--config", node.config_path, "--cdi-spec", "none", "--device-plugin", "no")
     ledger = Path(node.state, "ledger.json")
     with hostile(volume):

@@ -1,4 +1,4 @@
-"""A fork server that is started with the node: the first shim is forked from it."""
+"""A fork server that starts with the node: the first shim is forked from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNIT = os.path.join(REPOSITORY, "integration", "systemd", "containerd-shim-nvidi
 
 @pytest.fixture
 async def containerd(node: Node) -> AsyncIterator[Node]:
-    """A node at whose address somebody listens: this process."""
+    """Return a node where this process listens at containerd's address."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(node.address)
         listener.listen()
@@ -109,7 +109,7 @@ async def test_it_takes_over_from_one_that_was_left_behind(containerd: Node) -> 
         lock = f"{containerd.server_socket()}.lock"
         eventually(lambda: _has_open(server.pid, lock), "it waits for the lock")
         os.kill(left, signal.SIGTERM)
-        eventually(lambda: not is_alive(left), "the other one ends")
+        eventually(lambda: not is_alive(left), "the other one exits")
         eventually(containerd.server_listens, "it listens")
         assert containerd.servers() == [server.pid]
         await containerd.start("c2")

@@ -1,4 +1,4 @@
-"""The Task service, asked directly: what it answers, and in which order it tells its events."""
+"""The Task service, called directly: its answers, and the order of its events."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_what_shares_the_pid_namespace_of_the_host_dies_with_init(
 async def test_exec_while_the_runtime_still_starts_init_comes_after_it(
     shim: ShimByHand,
 ) -> None:
-    # The program has begun and said so, and somebody has read it; the runtime goes on a little.
+    # The runtime has started the program, and does not return until the test lets it.
     slow = """[ "$verb" = start ] && {
         "$binary" "$@"; echo yes >"${0%/*}/runs"
         until [ -e "${0%/*}/on" ]; do sleep 0.02; done; exit
@@ -122,7 +122,7 @@ async def test_exec_while_the_runtime_still_starts_init_comes_after_it(
         await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/runs")
         tasks.start_soon(shim.exec, "c1", "e1", "true")
         await anyio.sleep(0.1)
-        assert await shim.status("c1") == "CREATED"  # answered when the exec was asked for
+        assert await shim.status("c1") == "CREATED"  # answered when the exec was requested
         os.mknod(f"{shim.directory}/on")
     await shim.call("Start", id="c1", exec_id="e1")
     await shim.events.until("TaskExecAdded")
@@ -141,7 +141,7 @@ async def test_pids_name_the_exec_that_a_process_is(shim: ShimByHand) -> None:
     assert by_pid[init].type_url == ""
     await shim.call("Kill", id="c1", signal=9)
     await shim.call("Wait", id="c1")
-    # An empty list would make containerd, when it comes back, delete the task.
+    # With an empty list, a restarted containerd would delete the task.
     assert [p.pid for p in (await shim.call("Pids", id="c1")).processes] == [init]
 
 

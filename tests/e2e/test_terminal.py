@@ -8,7 +8,7 @@ from tests.harness.runtime import Container, Runtime
 from tests.harness.terminal import Terminal
 from tools.images import GLIBC
 
-# Does what it is told until the terminal is closed, and says how each command ended.
+# Runs commands until the terminal is closed, and prints each exit code.
 SHELL = ("sh", "-c", "trap : INT; while read -r line; do $line; echo code $?; done")
 
 
@@ -27,10 +27,9 @@ def _exec(container: Container, *command: str, rows: int = 24, columns: int = 80
 
 
 def _resize(tty: Terminal, rows: int, columns: int) -> None:
-    """Resize until it is seen inside.
+    """Resize until the container sees it.
 
-    ctr tells the size first and listens for changes of it then; what changes in between, nobody
-    is told.
+    ctr sets the size first and listens for changes afterwards; a change in between is lost.
     """
     for _ in range(10):
         tty.resize(rows, columns + 1)
@@ -42,7 +41,7 @@ def _resize(tty: Terminal, rows: int, columns: int) -> None:
 
 
 def _leave(tty: Terminal) -> None:
-    """Interrupt the program that runs in :data:`SHELL`, and end the shell."""
+    """Interrupt the program that runs in :data:`SHELL`, and close the shell."""
     tty.type("\x03")
     tty.wait_for("code 130\r\n")
     tty.type("\x04")
@@ -74,7 +73,7 @@ def test_control_c_interrupts_the_program_and_not_the_shell(runtime: Runtime) ->
     with terminal as tty:
         tty.type("sleep 1000\n")
         tty.wait_for("sleep 1000\r\n")
-        # Nothing tells when sleep has begun; a Ctrl-C that comes before it changes nothing.
+        # No event shows that sleep has started; an earlier Ctrl-C has no effect.
         container.wait_for_program("sleep")
         tty.type("\x03")
         tty.wait_for("code 130\r\n")

@@ -1,8 +1,8 @@
-"""containerd is exchanged for another release's in the same directories, under running containers.
+"""Replace containerd by another release in the same directories, under running containers.
 
-A shim that the old one has started is adopted by the new one, whose dialect it has never heard.
-The way back is taken too: containerd's own shim cannot, since one that 2.x has started speaks
-version 3 alone, and nor does it keep a task that has ended.
+The new containerd adopts a shim that the old one has started, whose protocol version may differ.
+The downgrade is tested too. containerd's own shim does not support it: a shim that 2.x has started
+speaks only version 3, and it does not keep an exited task either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.parts import INSTALLED, Parts
 
 GROUP: Final = "io.containerd.runc.v2.group"
 
-# From which release to which, and how the first one ends. Debian 12 has containerd 1.6, 13 has
+# The old and the new release, and how the old one stops. Debian 12 has containerd 1.6, 13 has
 # 1.7, sid has 2.x.
 EXCHANGES: Final = (
     ("installed", "trixie", "kill"),
@@ -37,7 +37,7 @@ EXCHANGES: Final = (
     ("sid", "trixie", "stop"),
 )
 
-# Ends with 17 when it is told to, by a file that is made from outside.
+# Exits with 17 when the test creates a file in the container.
 UNTIL_TOLD: Final = ("sh", "-c", "until test -e /tmp/end; do sleep 0.02; done; exit 17")
 
 
@@ -48,18 +48,18 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What becomes of the containerd."""
+    """How containerd is replaced."""
 
     before: Parts  # the first one
     after: Parts  # the second one
-    way: str  # how the first one ends: "stop" or "kill"
+    way: str  # how the first one stops: "stop" or "kill"
 
     def __call__(self, containerd: PrivateContainerd, *, meanwhile: Callable[[], object]) -> None:
-        """Exchange it.
+        """Replace it.
 
         Args:
-            containerd: it runs, and will.
-            meanwhile: what happens while none runs.
+            containerd: a running one; the new one runs afterwards.
+            meanwhile: called while none runs.
         """
         getattr(containerd, self.way)()
         meanwhile()
@@ -79,7 +79,7 @@ def exchange(request: pytest.FixtureRequest) -> Exchange:
 def containerd(
     exchange: Exchange, shim_directory: str, shim_config: str
 ) -> Iterator[PrivateContainerd]:
-    """A containerd of the release before."""
+    """Return a containerd of the old release."""
     with (
         containerd_with_images(
             exchange.before, [busybox()], shim_directory=shim_directory, shim_config=shim_config
@@ -91,7 +91,7 @@ def containerd(
 
 @pytest.fixture
 def runtime(containerd: PrivateContainerd) -> Iterator[Runtime]:
-    """The runtime under test."""
+    """Return the runtime under test."""
     runtime = Runtime(containerd, RUNTIME)
     yield runtime
     if not containerd.pid:
@@ -117,7 +117,7 @@ def test_containers_outlive_the_exchange_of_their_containerd(
 
     def end_one() -> None:
         _tell(inits[ending.name])
-        eventually(lambda: not is_alive(inits[ending.name]), "one has ended meanwhile")
+        eventually(lambda: not is_alive(inits[ending.name]), "one has exited meanwhile")
 
     exchange(containerd, meanwhile=end_one)
     if runtime.is_ours:
@@ -139,7 +139,7 @@ def test_containers_outlive_the_exchange_of_their_containerd(
             assert container.exit_code() == 17
             assert _told_of_its_end(recorder, container)
         assert paused.exit_code() == 128 + 9
-    eventually(lambda: not any(map(is_alive, shims)), "the shims have ended")
+    eventually(lambda: not any(map(is_alive, shims)), "the shims have exited")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def _wait_until_cleaned(container: Container, init: int) -> None:
 
 
 def _joins(runtime: Runtime, member: Container, pod: tuple[str, str]) -> None:
-    """A container that is started now comes into the pod's shim."""
+    """Check that a new container joins the pod's shim."""
     shims = runtime.containerd.shim_pids()
     late = runtime.start_idle(flags=pod)
     assert runtime.containerd.shim_pids() == shims
@@ -197,7 +197,7 @@ def _joins(runtime: Runtime, member: Container, pod: tuple[str, str]) -> None:
 
 
 def _told_of_its_end(recorder: Recorder, container: Container) -> bool:
-    """Whether its exit came once, and then its deletion."""
+    """Whether its exit arrived once, followed by its deletion."""
     names = recorder.wait_for(container.name, lambda names: "delete" in names)
     return [name for name in names if name in {"exit", "delete"}] == ["exit", "delete"]
 

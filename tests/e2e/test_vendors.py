@@ -1,4 +1,4 @@
-"""Containers with GPUs of AMD and Intel, alone and beside NVIDIA's, on simulated nodes."""
+"""Containers with AMD and Intel GPUs, alone and together with NVIDIA's, on simulated nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.images import GLIBC
 
 @pytest.fixture(scope="module")
 def others(workshop: str) -> Iterator[SimulatedNode]:
-    """A node without NVIDIA's driver: an AMD GPU, one in partitions, and an Intel GPU."""
+    """Return a node without NVIDIA's driver: an AMD GPU, a partitioned one, and an Intel GPU."""
     table = {"nvidia": False, "amd": ["mi210", "mi300x/2"], "intel": ["flex170"]}
     with SimulatedNode.create(f"{workshop}/others", Scenario.parse(table)) as node:
         yield node
@@ -26,7 +26,7 @@ def others(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="module")
 def mixed(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with two GPUs of NVIDIA and one of AMD."""
+    """Return a node with two NVIDIA GPUs and one AMD GPU."""
     table = {"gpus": 2, "amd": ["rx7900"]}
     with SimulatedNode.create(f"{workshop}/mixed", Scenario.parse(table)) as node:
         yield node
@@ -34,7 +34,7 @@ def mixed(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture
 def on(runtime: Runtime, shim_config: str) -> Iterator[Any]:
-    """Gives the runtime another node; the shim reads its configuration for each container."""
+    """Return a function that selects a node; the shim reads its configuration per container."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     before = Path(shim_config).read_text()
@@ -63,7 +63,7 @@ def test_amd_gpu_is_there_without_nvidias_driver(on: Any, others: SimulatedNode)
     opened = run(
         on(others), "probe", "open", "/dev/kfd", "/dev/dri/renderD128", AMD_VISIBLE_DEVICES="0"
     )
-    # Nobody is behind a simulated node: ENXIO is the answer of a node that may be opened.
+    # A simulated node has no kernel module: ENXIO means that it may be opened.
     assert [line.split()[1] for line in opened.lines] == ["ENXIO", "ENXIO"]
 
 

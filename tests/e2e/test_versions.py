@@ -1,6 +1,6 @@
-"""The core of it on the other containerds and low-level runtimes than the installed ones.
+"""The core features on other containerds and low-level runtimes than the installed ones.
 
-A few tests that each show much; ``make test-matrix`` runs all of them on all of these.
+A few tests that each cover much; ``make test-matrix`` runs all tests on all versions.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ pytestmark = pytest.mark.skipif(
 def session_containerd(
     request: pytest.FixtureRequest, shim_directory: str, shim_config: str
 ) -> Iterator[PrivateContainerd]:
-    """One containerd of each release, in the place of the session's.
+    """Return a containerd of each release instead of the session's.
 
-    Debian 13 has containerd 1.7, unstable has 2.x; crun of both is newer than the installed one.
+    Debian 13 has containerd 1.7, unstable has 2.x; both have a newer crun than the installed one.
     """
     with containerd_with_images(
         Parts.of_release(request.param),
@@ -62,7 +62,7 @@ def session_containerd(
 def either(
     request: pytest.FixtureRequest, containerd: PrivateContainerd, workshop: str
 ) -> Iterator[Runtime]:
-    """The runtime under test, with each low-level runtime of the release."""
+    """Return the runtime under test, with each low-level runtime of the release."""
     crun = containerd.parts.crun
     low_level = crun_for_this_host(workshop, crun) if request.param == "crun" else None
     runtime = Runtime(containerd, RUNTIME, low_level)
@@ -95,7 +95,7 @@ def test_container_is_watched_stopped_and_told_of(either: Runtime) -> None:
         containerd.ctr("tasks", "resume", container.name)
         container.kill("KILL")
         assert container.exit_code() == 128 + 9
-        # containerd's own shim of 2.x sometimes ends before it has told of the deletion.
+        # containerd 2.x's own shim sometimes exits before it has sent the delete event.
         last = "delete" if either.is_ours else "exit"
         names = recorder.wait_for(container.name, lambda names: last in names)
     told = [name for name in names if name in {"create", "start", "paused", "exit", last}]
@@ -110,7 +110,7 @@ def test_container_and_its_exec_have_terminals(either: Runtime) -> None:
     )  # fmt: skip
     with Terminal(either.containerd.ctr_argv(*words)) as tty:
         tty.wait_for("inside 0\r\n")
-        # Each waits to be told: ctr is annoyed if a process ends while it asks for its size.
+        # Each waits for input: ctr fails if a process exits while ctr sets its size.
         words = container.exec_words(
             "sh", "-c", "test -t 0; echo exec $?; read -r line", flags=["--tty"]
         )
@@ -133,7 +133,7 @@ def test_granted_gpu_is_in_the_container_and_the_other_is_not(
     smi = container.exec("nvidia-smi", "-L")
     container.remove()
     assert listed.stdout == "/dev/nvidia1\n"
-    # Nothing is behind the node; what matters is that the cgroup lets it be opened.
+    # The node has no kernel module; the test checks that the cgroup allows opening it.
     assert "not permitted" not in listed.stderr
     assert smi.stdout.startswith("GPU 0: ")
     assert len(smi.lines) == 1
@@ -148,9 +148,9 @@ def test_pod_shares_a_shim_and_outlives_its_containerd(runtime: Runtime) -> None
     containerd.restart()
     assert [first.pid, second.pid] == inits
     containerd.kill()
-    if runtime.is_ours:  # containerd's own shim loses a task that ends meanwhile
+    if runtime.is_ours:  # containerd's own shim loses a task that exits meanwhile
         os.kill(inits[1], signal.SIGKILL)
-        eventually(lambda: not is_alive(inits[1]), "the second has ended")
+        eventually(lambda: not is_alive(inits[1]), "the second has exited")
     containerd.start()
     assert containerd.shim_pids() == [shim]
     assert first.status == "RUNNING"
@@ -161,14 +161,14 @@ def test_pod_shares_a_shim_and_outlives_its_containerd(runtime: Runtime) -> None
     assert containerd.shim_pids() == [shim]
     for container in (first, second, third):
         container.remove()
-    eventually(lambda: not is_alive(shim), "the shim ends")
+    eventually(lambda: not is_alive(shim), "the shim exits")
     if not runtime.is_ours:  # of 2.x, it sometimes leaves its socket
         containerd.sweep()
 
 
 def test_later_container_of_a_sandbox_for_which_start_is_not_called(runtime: Runtime) -> None:
-    # containerd 1.7 connects it to the shim of the task that is named like the sandbox. (2.x asks
-    # its store of sandboxes; the tests of sandboxes do that.)
+    # containerd 1.7 connects it to the shim of the task with the sandbox's name. (2.x queries its
+    # sandbox store, which the sandbox tests cover.)
     containerd = runtime.containerd
     if containerd.parts.version != (1, 7):
         pytest.skip("another version")
@@ -193,7 +193,7 @@ def test_later_container_of_a_sandbox_for_which_start_is_not_called(runtime: Run
         containerd.ctr("containers", "rm", name)
     assert sandbox.exec("echo", "here").stdout == "here\n"
     sandbox.remove()
-    eventually(lambda: not is_alive(shim), "the shim ends")
+    eventually(lambda: not is_alive(shim), "the shim exits")
 
 
 def test_killed_shim_leaves_nothing_of_its_container(either: Runtime) -> None:

@@ -1,4 +1,4 @@
-"""Paths with a zero byte in them, where the kernel would take them to end."""
+"""Paths that contain a zero byte, where the kernel would end the path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.harness.shim import NAMESPACE, ShimByHand, StartShim
 pytestmark = pytest.mark.anyio
 
 PATH: Final = "/nowhere/a\0b"
-# Of what is not there: who takes the zero byte for the end must not mount something.
+# A missing path: code that stops at the zero byte must not mount anything.
 BIND: Final = {"type": "bind", "source": "/nowhere", "options": ["rbind"]}
 
 CREATES: Final[dict[str, dict[str, Any]]] = {
@@ -105,7 +105,7 @@ ADDRESS: Final = {"version": 2, "address": f"unix://{PATH}", "protocol": "ttrpc"
 async def test_delete_cleans_up_whatever_a_file_of_the_bundle_says(
     shim: ShimByHand, name: str, content: str
 ) -> None:
-    """As of a machine that lost its power, whose files are full of zeros."""
+    """As on a machine that lost power, whose files are full of zeros."""
     init = await shim.run("c1")
     os.kill(shim.pid, signal.SIGKILL)
     await shim.until_gone()
@@ -115,12 +115,12 @@ async def test_delete_cleans_up_whatever_a_file_of_the_bundle_says(
     (bundle / name).write_text(content)
     shim.delete_verb("c1")
     assert not is_alive(init)
-    # Where its socket is, nobody knows any more.
+    # The path of its socket is lost.
     assert [left for left in shim.leftovers() if not left.startswith("socket ")] == []
 
 
 def _end_shims() -> None:
-    """End what has been started all the same."""
+    """Stop shims that were started anyway."""
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         if NAMESPACE in words_of(pid):
             os.kill(pid, signal.SIGTERM)

@@ -1,12 +1,12 @@
-"""``python -m tests.fuzz``: every target for its share of some minutes, guided by coverage.
+"""``python -m tests.fuzz``: fuzz each target for its share of some minutes, guided by coverage.
 
-Each target runs in a process of its own, for libFuzzer ends its process when it is done, or has
-found something. What it learns stays in ``.cache/fuzz/NAME``, so that the next run goes on where
-this one ended; an input that is a defect is written there, and named. Those that were one belong
-into ``corpus/NAME``.
+Each target runs in its own process, because libFuzzer ends its process when it is done or has
+found a defect. The inputs that it learned are kept in ``.cache/fuzz/NAME``, so that the next run
+continues from there. An input that shows a defect is written there too, and its name is printed;
+once the defect is fixed, the input belongs in ``corpus/NAME``.
 
-Without atheris (it is built for some versions of CPython only) the mutations are blind; that is
-said.
+Without atheris (it is built for some versions of CPython only) the mutations are blind, and the
+program says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY: Final = 1024  # MiB that one process may take, the interpreter's own in
 
 
 def main() -> int:
-    """Fuzz; the exit status is 1 if a defect was found."""
+    """Fuzz; return 1 if a defect was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], metavar="TARGET")
     parser.add_argument("--minutes", type=float, default=5, help="for all of them together")
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _fuzz(name: str, seconds: float, *, guided: bool) -> bool:
-    """Let a process fuzz one target; whether it found nothing."""
+    """Fuzz one target in a process; return whether it found nothing."""
     directory = _directory(name)
     kind = "guided" if guided else "blind"
     argv = [sys.executable, "-m", "tests.fuzz", "--child", kind, name]
@@ -94,7 +94,7 @@ def _directory(name: str) -> str:
 
 
 def _guided(name: str, seconds: float) -> int:
-    import atheris  # noqa: PLC0415 - not to be had everywhere
+    import atheris  # noqa: PLC0415 - not available on all platforms
 
     directory = _directory(name)
     words = os.path.join(directory, "words")
@@ -120,7 +120,7 @@ def _guided(name: str, seconds: float) -> int:
 
 
 def _ours() -> Iterator[FunctionType]:
-    """Every function of the project that is loaded, for its coverage to be seen."""
+    """Return all loaded functions of the project, to instrument them for coverage."""
     for module, found in list(sys.modules.items()):
         if module.partition(".")[0] not in {"api", "hooks", "integration", "shim"}:
             continue

@@ -1,7 +1,7 @@
-"""Blind mutations of inputs, the same for the same seed.
+"""Blind, seeded mutations of inputs.
 
-What libFuzzer does better, guided by coverage, this does everywhere and in no time: it is what the
-tests run, and what ``make fuzz`` falls back on where atheris cannot be had.
+libFuzzer is better because coverage guides it, but this is fast and runs everywhere. The tests use
+it, and ``make fuzz`` falls back to it where atheris cannot be installed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _INTERESTING: Final = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFF
 
 
 def mutants(seeds: Sequence[bytes], words: Sequence[bytes], seed: int) -> Iterator[bytes]:
-    """Inputs without end.
+    """Yield inputs without end.
 
     Args:
-        seeds: what they are made of; at least one.
-        words: what is put into them here and there.
+        seeds: the inputs to mutate; at least one.
+        words: tokens of the format, inserted at random places.
     """
     dice = random.Random(seed)
     while True:

@@ -1,12 +1,12 @@
-"""What is fuzzed: every parser of what an image, or another party, has a say in.
+"""The fuzz targets: every parser of data that an image or another party controls.
 
-A target takes any bytes. It may return, or raise one of our typed errors; anything else is a
-defect, and so is one that takes longer, or more memory, than its file's size explains
-(:data:`LONGEST_INPUT`, :data:`SECONDS`).
+A target takes any bytes. It may return, or raise one of our typed errors. Any other exception is
+a defect, and so is more time or memory than the input's size explains (:data:`LONGEST_INPUT`,
+:data:`SECONDS`).
 
-Each has a corpus: ``corpus/NAME`` holds small inputs that are valid, or were a defect once. They
-are tried by every run of the tests, with blind mutations of them; ``make fuzz`` mutates them for
-minutes, guided by the coverage of the code.
+Each target has a corpus: ``corpus/NAME`` holds small inputs that are valid, or that showed a defect
+once. Every test run tries them and blind mutations of them; ``make fuzz`` mutates them for minutes,
+guided by the coverage of the code.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from hooks.requests.prefilter import Settings, find_work
 from hooks.requests.request import parse_capabilities, read_request
 from hooks.vendors.names import parse as parse_vendor
 from hooks.words import Arch, items_of
+from integration.node.faults.sxids import parse_switch_error
 from integration.node.settings.source import read_settings
 from shim import files
 from shim.causes.kernel_log import parse_record
@@ -55,7 +56,7 @@ from tests.unit.hooks.image.images import debian
 CORPUS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
 LONGEST_INPUT: Final = 1 << 16
 SECONDS: Final = 2.0
-"""How long one input of the longest kind may take, on a machine that has other work."""
+"""How long an input of maximum length may take, on a busy machine."""
 
 _LIBRARY: Final = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"
 _PLAN: Final = Plan(
@@ -70,18 +71,18 @@ _PLAN: Final = Plan(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parser to be fuzzed."""
+    """A parser to fuzz."""
 
-    # tries one input; what it raises beside typed errors is a defect
+    # tries one input; any exception other than a typed error is a defect
     run: Callable[[bytes], object]
-    words: tuple[bytes, ...] = ()  # what the format is made of, for the mutations
+    words: tuple[bytes, ...] = ()  # tokens of the format, for the mutations
 
 
 def attempt(target: Target, data: bytes) -> NvshimError | None:
-    """Tries one input.
+    """Try one input.
 
     Returns:
-        How it was refused; None if it was taken.
+        The typed error that rejected it; None if it was accepted.
 
     Raises:
         Exception: a defect.
@@ -91,7 +92,7 @@ def attempt(target: Target, data: bytes) -> NvshimError | None:
     except NvshimError as error:
         text = str(error)
         assert text.isprintable(), "an error of more than one line"
-        assert len(text) < 5000, "an error that nobody reads"
+        assert len(text) < 5000, "the error is too long to read"
         return error
     return None
 
@@ -153,7 +154,7 @@ def in_memory() -> str | None:
 
 @functools.cache
 def _image_directory() -> str:
-    """An image in memory, which lasts as long as the process."""
+    """Make a directory for an image in memory, which is removed when the process exits."""
     directory = tempfile.TemporaryDirectory(prefix="nvshim-fuzz-", dir=in_memory())
     _kept.append(directory)
     root = debian(f"{directory.name}/image")
@@ -191,7 +192,7 @@ def _kubelet_record(data: bytes) -> None:
     file = RecordFile("f", data)
     for checkpoint, claims in ((file, None), (RecordFile("c", b"{}"), file)):
         record = record_of(checkpoint, claims, "1-2", "main", Config())
-        assert len(record.found) < 5000, "words that nobody reads"
+        assert len(record.found) < 5000, "the finding is too long to read"
         verdict = judge(read_request(_WISH), read_container(_WISH), Config(), record)
         json.loads(json.dumps(make_denial(verdict)))
 
@@ -268,6 +269,7 @@ def _plugin_settings(data: bytes) -> None:
 def _kernel_log(data: bytes) -> None:
     for line in data.decode(errors="replace").split("\n"):
         parse_record(line)
+        parse_switch_error(line)
 
 
 def _checkpoint(data: bytes) -> None:
@@ -379,7 +381,17 @@ TARGETS: Final[dict[str, Target]] = {
         ),
     ),
     "kernel-log": Target(
-        _kernel_log, (b"NVRM: Xid (PCI:", b"): ", b"pid='<unknown>'", b", name=", b" GPU-I:", b";")
+        _kernel_log,
+        (
+            b"NVRM: Xid (PCI:",
+            b"): ",
+            b"pid='<unknown>'",
+            b", name=",
+            b" GPU-I:",
+            b";",
+            b"nvidia-nvswitch0: SXid (PCI:",
+            b", Fatal, Link ",
+        ),
     ),
     "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
     "cdi": Target(_cdi, (*_JSON, *_OF_CDI, b"---\n", b"- ", b": ", b"&a ", b"*a", b"<<: ", b"!!")),

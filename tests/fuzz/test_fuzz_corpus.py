@@ -1,4 +1,4 @@
-"""Each fuzz target on its corpus, and on some thousand blind mutations of it: in seconds."""
+"""Run each fuzz target on its corpus and on some thousand blind mutations, in seconds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_mutations_of_the_corpus_are_taken_or_refused(name: str, seed: int) -> N
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_repeats_itself_costs_no_more_than_its_length(name: str) -> None:
-    """The longest input there is, of each seed and each word over and over."""
+    """Try inputs of the maximum length that repeat one seed or one token."""
     inputs = [data for data in corpus(name) if data][:6]
     for piece in (*inputs, *TARGETS[name].words):
         data = (piece * (LONGEST_INPUT // len(piece) + 1))[:LONGEST_INPUT]

@@ -1,4 +1,4 @@
-"""What a ValidatingAdmissionPolicy says to a request, by CEL's own evaluator (cel-cpp).
+"""Evaluate a ValidatingAdmissionPolicy for a request, by CEL's own evaluator (cel-cpp).
 
 Rules
 - A policy that does not match the request, or whose conditions do not, allows it.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cel_expr_python import cel  # type: ignore[import-untyped] # it ships no marker for its types
-from cel_expr_python.ext import ext_optional  # type: ignore[import-untyped] # likewise
+from cel_expr_python.ext import ext_optional  # type: ignore[import-untyped] # as above
 
 _NAMES: Final = ("request", "object", "oldObject", "variables")
 _ENV: Final = cel.NewEnv(
@@ -29,13 +29,13 @@ def denials(
     new: dict[str, Any] | None,
     old: dict[str, Any] | None,
 ) -> list[str]:
-    """The messages of the validations that deny the request; none if it is allowed.
+    """Return the messages of the validations that deny the request; none if it is allowed.
 
     Args:
         request: an AdmissionRequest with ``operation``, ``resource``, ``subResource`` and
             ``userInfo``.
-        new: the object as it is to be; None for DELETE.
-        old: the object as it is; None for CREATE.
+        new: the object after the request; None for DELETE.
+        old: the object before the request; None for CREATE.
     """
     spec = policy["spec"]
     if not any(_covers(rule, request) for rule in spec["matchConstraints"]["resourceRules"]):
@@ -65,6 +65,6 @@ def _covers(rule: dict[str, Any], request: dict[str, Any]) -> bool:
 
 
 def _value(expression: str, known: dict[str, Any]) -> Any:
-    """What it is; an error of its evaluation is a value that is not True."""
+    """Evaluate an expression. An error of the evaluation becomes a value that is not True."""
     found = _ENV.compile(expression).eval(data=known)
     return None if found.type() == cel.Type.ERROR else found.plain_value()

@@ -1,9 +1,8 @@
-"""Calls to containerd that ``ctr`` does not make, or at ten times the cost.
+"""Calls to containerd that ``ctr`` does not offer, or that are ten times slower with it.
 
-``ctr`` reads a spec before it hands it on, and offers options for containerd's own shim only.
-CRI and Docker are not so careful, so what a shim does with garbage is tested through
-containerd's API itself: any spec, any options, any rootfs. The few messages that this needs are
-written field by field.
+``ctr`` parses a spec before it passes it on, and has options for containerd's own shim only.
+CRI and Docker are less strict, so tests send invalid data to the shim through containerd's API:
+any spec, any options, any rootfs. The few messages are encoded field by field.
 
 Source: containerd api/services/containers/v1/containers.proto, api/services/tasks/v1/tasks.proto,
 api/services/snapshots/v1/snapshots.proto, api/types/mount.proto; protobuf's encoding.
@@ -36,14 +35,14 @@ class ApiRefused(Exception):
 def create_container(
     containerd: PrivateContainerd, name: str, *, runtime: str, spec: bytes, sandbox: str = ""
 ) -> None:
-    """Tell containerd of a container.
+    """Create a container without a task.
 
     Args:
-        containerd: whom to tell.
+        containerd: the containerd to call.
         name: the container's id.
         runtime: the runtime's name.
-        spec: what is written to config.json, as it is.
-        sandbox: the sandbox that it is a member of; none if empty.
+        spec: the exact content of config.json.
+        sandbox: the sandbox that the container belongs to; none if empty.
     """
     container = b"".join(
         (
@@ -57,7 +56,7 @@ def create_container(
 
 
 def containers(containerd: PrivateContainerd, namespace: str) -> list[str]:
-    """The ids of all containers of a namespace.
+    """Return the ids of all containers of a namespace.
 
     Raises:
         ApiRefused: containerd does not answer.
@@ -67,7 +66,7 @@ def containers(containerd: PrivateContainerd, namespace: str) -> list[str]:
 
 
 def tasks(containerd: PrivateContainerd) -> dict[str, Process]:
-    """The tasks of its namespace, by the ids of their containers.
+    """Return the tasks of the namespace, by the ids of their containers.
 
     Raises:
         ApiRefused: containerd does not answer.
@@ -78,7 +77,7 @@ def tasks(containerd: PrivateContainerd) -> dict[str, Process]:
 
 
 def snapshots(containerd: PrivateContainerd, namespace: str) -> list[str]:
-    """The names of all snapshots of a namespace.
+    """Return the names of all snapshots of a namespace.
 
     Raises:
         ApiRefused: containerd does not answer.
@@ -105,13 +104,13 @@ def create_task(
     """Let containerd start a shim and call its Create.
 
     Args:
-        containerd: whom to ask.
+        containerd: the containerd to call.
         name: the container's id.
-        mounts: each the type, the source and the options of a mount that makes the rootfs.
+        mounts: the mounts of the rootfs, each as its type, source and options.
         options: the runtime's options, as :func:`any_message` makes them.
-        stdin: where its input is; nowhere by default.
-        stdout: where its output goes; nowhere by default.
-        stderr: where its errors go; nowhere by default.
+        stdin: the path of its stdin; none by default.
+        stdout: the path or URI of its stdout; none by default.
+        stderr: the path or URI of its stderr; none by default.
 
     Raises:
         ApiRefused: containerd or the shim refused.
@@ -141,18 +140,18 @@ def start_task(containerd: PrivateContainerd, name: str) -> None:
 
 
 def wait_for_task(containerd: PrivateContainerd, name: str) -> None:
-    """Wait until the process of a task has ended."""
+    """Wait until the process of a task has exited."""
     _call(containerd, "tasks.v1.Tasks/Wait", _field(1, name.encode()))
 
 
 def delete_task(containerd: PrivateContainerd, name: str) -> int:
-    """Delete a task whose process has ended, and the fifos of its client, as ctr does.
+    """Delete a task whose process has exited, and the fifos of its client, as ctr does.
 
     Returns:
         Its exit code.
 
     Raises:
-        ApiRefused: it has not ended, or there is none.
+        ApiRefused: the task still runs, or does not exist.
     """
     task = _task(containerd, name)
     answer = _call(containerd, "tasks.v1.Tasks/Delete", _field(1, name.encode()))
@@ -168,7 +167,7 @@ def remove_task(containerd: PrivateContainerd, name: str) -> None:
     """Kill a task, and delete it.
 
     Raises:
-        ApiRefused: it does not end, or there is none.
+        ApiRefused: the task does not exit, or does not exist.
     """
     every = _varint(3 << 3) + _varint(SIGKILL) + _varint(4 << 3) + _varint(1)
     with suppress(ApiRefused):  # it has ended
@@ -178,9 +177,9 @@ def remove_task(containerd: PrivateContainerd, name: str) -> None:
 
 
 def remove_container(containerd: PrivateContainerd, name: str) -> None:
-    """Kill a container's task, and have containerd forget both, and its snapshot.
+    """Kill a container's task, and delete the task, the container and its snapshot.
 
-    What is not there is no error, nor is it one that something cannot be removed: it stays.
+    What does not exist is skipped, and what cannot be removed stays; neither is an error.
     """
     only = _field(1, name.encode())
     with suppress(ApiRefused):
@@ -189,22 +188,22 @@ def remove_container(containerd: PrivateContainerd, name: str) -> None:
         (container,) = (each for _, each in _fields(_call(containerd, _GET_CONTAINER, only)))
         told = dict(_fields(container))
         if key := told.get(7):
-            with suppress(ApiRefused):  # somebody has removed it
+            with suppress(ApiRefused):  # it was already removed
                 snapshot = _field(1, told[6]) + _field(2, key)
                 _call(containerd, "snapshots.v1.Snapshots/Remove", snapshot)
         delete_container(containerd, name)
 
 
 def delete_container(containerd: PrivateContainerd, name: str) -> None:
-    """Let containerd forget a container without a task."""
+    """Delete a container that has no task."""
     _call(containerd, "containers.v1.Containers/Delete", _field(1, name.encode()))
 
 
 def metrics(containerd: PrivateContainerd, name: str) -> tuple[str, bytes] | None:
-    """What containerd tells of a container's use of resources.
+    """Return containerd's metrics of a container.
 
     Returns:
-        The type's URL and the message; None if it has none, because the shim refused.
+        The type's URL and the message; None if there are none because the shim refused.
 
     Raises:
         ApiRefused: containerd refused.
@@ -226,10 +225,10 @@ def update_task(
     """Change a container's limits.
 
     Args:
-        containerd: whom to ask.
+        containerd: the containerd to call.
         name: the container's id.
-        resources: the limits, as JSON or what is to be taken for it.
-        annotations: what goes with them.
+        resources: the limits as JSON, or other bytes to send in their place.
+        annotations: the annotations of the request.
 
     Raises:
         ApiRefused: containerd or the shim refused.
@@ -241,12 +240,12 @@ def update_task(
 
 
 def any_message(type_url: str, value: bytes) -> bytes:
-    """A ``google.protobuf.Any``, with the type's URL as it is."""
+    """Encode a ``google.protobuf.Any`` with this type URL."""
     return _field(1, type_url.encode()) + _field(2, value)
 
 
 def runc_options(*, binary: str = "", root: str = "") -> bytes:
-    """The options as Docker sends them, to whichever runtime."""
+    """Encode the options that Docker sends to every runtime."""
     value = _field(6, binary.encode()) + _field(7, root.encode())
     return any_message("containerd.runc.v1.Options", value)
 
@@ -275,14 +274,14 @@ def _in(namespace: str) -> tuple[tuple[str, str], ...]:
 
 
 def _first(message: bytes) -> str:
-    """The first field of a message: of a container and of a snapshot its name."""
+    """Return the first field of a message, which is the name of a container or snapshot."""
     number, value = next(_fields(message))
     assert number == 1
     return value.decode()
 
 
 def _field(number: int, value: bytes) -> bytes:
-    """A length-delimited field; protobuf leaves out what is empty."""
+    """Encode a length-delimited field; protobuf omits an empty one."""
     return _varint(number << 3 | 2) + _varint(len(value)) + value if value else b""
 
 
@@ -296,7 +295,7 @@ def _varint(value: int) -> bytes:
 
 
 def _number(message: bytes, wanted: int) -> int:
-    """A field that is a number; one that is left out is 0."""
+    """Return a numeric field; a missing one is 0."""
     rest = message
     while rest:
         tag, rest = _read_varint(rest)
@@ -309,7 +308,7 @@ def _number(message: bytes, wanted: int) -> int:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The length-delimited fields of a message, in which there are no others."""
+    """Yield the fields of a message that has only length-delimited ones."""
     rest = message
     while rest:
         tag, rest = _read_varint(rest)

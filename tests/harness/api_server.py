@@ -1,11 +1,13 @@
-"""A cluster's API server, as far as somebody with a token makes events there and changes Nodes.
+"""A stand-in for a cluster's API server: it creates Events and patches Nodes for a token.
 
     with ApiServer(directory) as api:
-        ...  # a client that is told api.port, and api.service_account
+        ...  # a client that uses api.port and api.service_account
         api.events
 
-It speaks TLS with a certificate of its own for 127.0.0.1, ::1 and "api-server", which holds until
-2120; its key is no secret. Source: Kubernetes API, core/v1 Event and Node; strategic merge patch.
+It speaks TLS with its own certificate for 127.0.0.1, ::1 and "api-server", which is valid until
+2120; its key is not a secret.
+
+Source: Kubernetes API, core/v1 Event and Node; strategic merge patch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from typing import Any, Final, Self
 
 from tests.harness.http_server import Request, served
 
-__all__ = ["ApiServer", "denied", "denied_by_webhook", "invalid", "refusal", "webhook_failed"]
+__all__ = [
+    "CERTIFICATE",
+    "KEY",
+    "ApiServer",
+    "denied",
+    "denied_by_webhook",
+    "invalid",
+    "refusal",
+    "webhook_failed",
+]
 
 _CERTIFICATE: Final = (
     "MIIBfDCCASKgAwIBAgIBAjAKBggqhkjOPQQDAjAVMRMwEQYDVQQDDAphcGktc2VydmVyMCAXDTIwMDEwMTAwMDAwMFoY"
@@ -35,16 +46,20 @@ _KEY: Final = (
     "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgp5S13i2/mv1uSYYiHtkVp/2za4uX6OzmjGTBuuf+AXih"
     "RANCAARVjo5VTOZDrI5dGIZfWW4FOaH7nlIP/Cr+oEa1pTA9LcmgvGUtgTIhyo+CUZ8u2COFrySyXgNPlYUk0Bm9YR3j"
 )
+CERTIFICATE: Final = ssl.DER_cert_to_PEM_cert(base64.b64decode(_CERTIFICATE))
+"""A self-signed certificate for 127.0.0.1 in PEM, which can be its own CA."""
+_KIND: Final = "PRIVATE KEY"
+KEY: Final = f"-----BEGIN {_KIND}-----\n{_KEY}\n-----END {_KIND}-----\n"
 
 
 def refusal(
     code: int, message: str = "", *, retry_after: int = 0, causes: Sequence[dict[str, str]] = ()
 ) -> tuple[int, dict[str, Any]]:
-    """How a server says no.
+    """Build a failure response.
 
     Args:
-        retry_after: seconds, which it has in a header as well; 0 not to say.
-        causes: what it finds wrong, each with a ``field`` if that is of the object.
+        retry_after: seconds, which the server also sends as a header; 0 sends none.
+        causes: the problems, each with a ``field`` if it concerns a field of the object.
     """
     details = {
         **({"retryAfterSeconds": retry_after} if retry_after else {}),
@@ -60,10 +75,10 @@ def refusal(
 
 
 def invalid(*wrong: tuple[str, str]) -> tuple[int, dict[str, Any]]:
-    """How a server says that an object is wrong, as recorded (dra/api-answers.json).
+    """Build the answer to an invalid object, as recorded (dra/api-answers.json).
 
     Args:
-        wrong: fields, each with what is wrong.
+        wrong: the invalid fields, each with its problem.
     """
     told = ", ".join(f"{field}: {what}" for field, what in wrong)
     causes = [
@@ -73,7 +88,7 @@ def invalid(*wrong: tuple[str, str]) -> tuple[int, dict[str, Any]]:
 
 
 def denied(code: int = 422, policy: str = "no-slices") -> tuple[int, dict[str, Any]]:
-    """How a ValidatingAdmissionPolicy says no, as recorded (dra-2/admission-policy-answers.txt)."""
+    """Build a policy's denial, as recorded (dra-2/admission-policy-answers.txt)."""
     why = (
         f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
         "the agent writes ResourceSlices of its own node only"
@@ -83,12 +98,12 @@ def denied(code: int = 422, policy: str = "no-slices") -> tuple[int, dict[str, A
 
 
 def denied_by_webhook(code: int = 400, name: str = "slices.example.com") -> tuple[int, Any]:
-    """How a server says no for a webhook, which chooses the status."""
+    """Build the denial of a webhook, which chooses the status."""
     return refusal(code, f'admission webhook "{name}" denied the request: not here')
 
 
 def webhook_failed(name: str = "slices.example.com") -> tuple[int, Any]:
-    """How a server says that a webhook did not answer in time."""
+    """Build the answer to a request whose webhook timed out."""
     return refusal(
         500,
         f'Internal error occurred: failed calling webhook "{name}": failed to call webhook: Post '
@@ -97,24 +112,24 @@ def webhook_failed(name: str = "slices.example.com") -> tuple[int, Any]:
 
 
 class ApiServer:
-    """An API server. As a context it runs, on 127.0.0.1.
+    """An API server. It runs on 127.0.0.1 while the context is open.
 
     Args:
         directory: where the client finds its token.
         host: the address on which it listens.
-        by_certificate: whether who asks has a certificate, and no token: the server's own does.
+        by_certificate: whether clients authenticate with a certificate, the server's own, and not
+            with a token.
 
     Attributes:
-        service_account: that directory.
+        service_account: ``directory``.
         connections: how many have been made to it.
         certificate: a file with the certificate and its key.
-        events: what was made, each with its namespace in the path that was asked for; as it is
-            now, if it was changed.
+        events: the Events in their current state, each with the namespace of the request's path.
         nodes: the conditions of each Node, by its name.
-        patches: the bodies of what was changed, with their Content-Type.
-        token: with which one may make events.
-        is_forbidden: whether nobody may.
-        port: on which it listens.
+        patches: the bodies of the PATCH requests, with their Content-Type.
+        token: the token that may create Events.
+        is_forbidden: whether every request is denied.
+        port: the port on which it listens.
     """
 
     def __init__(
@@ -135,7 +150,7 @@ class ApiServer:
         self._running = ExitStack()
 
     def rotate(self, token: str) -> None:
-        """Give the client another token; the one before does not count any more."""
+        """Give the client another token; the old one is no longer accepted."""
         self.token = token
         new = os.path.join(self.service_account, "..new")
         with open(new, "w", encoding="ascii") as file:
@@ -155,12 +170,12 @@ class ApiServer:
         self._newest = connection
 
     def drop_connection(self) -> None:
-        """End the newest connection, as a server does that waits no longer for a request."""
+        """Close the newest connection, as a server does after its idle timeout."""
         assert self._newest is not None
         self._newest.shutdown(socket.SHUT_RDWR)
 
     def answer(self, request: Request) -> tuple[int, Any]:
-        """What somebody who may ask is answered: an event is made, or a Node is read or changed."""
+        """Handle an authorized request: create or patch an Event, or read or patch a Node."""
         _, _, node = request.path.partition("/api/v1/nodes/")
         if node:
             return self._of_node(request, node.removesuffix("/status"))
@@ -191,13 +206,11 @@ class ApiServer:
 
     def __enter__(self) -> Self:
         os.makedirs(self.service_account)
-        certificate = ssl.DER_cert_to_PEM_cert(base64.b64decode(_CERTIFICATE))
         own = os.path.join(self.service_account, "ca.crt")
         with open(own, "w", encoding="ascii") as file:
-            file.write(certificate)
-        kind = "PRIVATE KEY"
+            file.write(CERTIFICATE)
         with open(self.certificate, "w", encoding="ascii") as file:
-            file.write(f"-----BEGIN {kind}-----\n{_KEY}\n-----END {kind}-----\n{certificate}")
+            file.write(KEY + CERTIFICATE)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate)
         if self._by_certificate:

@@ -1,7 +1,7 @@
-"""``python -m tests.harness.bare``: a program on a machine that has nothing.
+"""``python -m tests.harness.bare``: run a program on a machine that has nothing else.
 
-The program gets a mount and a network namespace of its own, and a root in which there is nothing
-but the kernel's file systems and what the arguments name. No shell, no libc, no containerd.
+The program gets its own mount and network namespaces, and a root with only the kernel's file
+systems and the files in the arguments. There is no shell, no libc and no containerd.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shim import syscalls
 
 
 def main() -> None:
-    """Make the root, go there, and become the program. Does not return."""
+    """Make the root, enter it, and exec the program. Does not return."""
     parser = argparse.ArgumentParser()
     parser.add_argument("root", help="an empty directory")
     parser.add_argument("--bind", action="append", default=[], metavar="SOURCE:TARGET")

@@ -1,7 +1,7 @@
-"""The root of a machine that has busybox, and neither Python nor glibc.
+"""The root of a machine that has busybox, but no Python or glibc.
 
-It is a file system in memory, in a mount namespace of its own, with the /proc and /dev of this
-machine in it. All of it ends with the process that holds the namespace.
+It is a tmpfs in its own mount namespace, with this machine's /proc and /dev mounted in it. It
+disappears with the process that holds the namespace.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class BareRoot:
     """Such a root.
 
     Attributes:
-        inside: where it is in its mount namespace.
-        path: where it is for everybody else.
+        inside: its path in its mount namespace.
+        path: its path outside of that.
     """
 
     def __init__(self, inside: str, holder: int) -> None:
@@ -39,10 +39,10 @@ class BareRoot:
         self._enter = ("nsenter", f"--mount=/proc/{holder}/ns/mnt", "--")
 
     def run(self, *argv: str, host: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run a program in it to its end.
+        """Run a program in it until it exits.
 
         Args:
-            host: whether the program is one of this machine, which works on :attr:`inside`.
+            host: whether to run a program of this machine, which works on :attr:`inside`.
         """
         return subprocess.run(
             self._words(argv, host=host), env=_ENVIRONMENT, stdin=subprocess.DEVNULL,
@@ -51,7 +51,7 @@ class BareRoot:
 
     @contextmanager
     def spawn(self, *argv: str) -> Iterator[subprocess.Popen[str]]:
-        """A program that runs in it meanwhile."""
+        """Start a program in it, which runs while the context is open."""
         with subprocess.Popen(
             self._words(argv), env=_ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True,
@@ -67,7 +67,7 @@ class BareRoot:
 
 @contextmanager
 def bare_root(directory: str) -> Iterator[BareRoot]:
-    """Make one, at an empty directory; needs root."""
+    """Make a bare root at an empty directory; needs root."""
     options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     argv = ["unshare", "--mount", "sh", "-c", _HOLD, directory]
     with subprocess.Popen(argv, **options) as holder:

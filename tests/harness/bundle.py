@@ -1,4 +1,4 @@
-"""What a bundle is made of, as containerd makes it: an unpacked image, and a spec."""
+"""The parts of a bundle as containerd makes it: an unpacked image and a spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.images import Link, Node, unpack
 
 
 def lay_out(tree: Mapping[str, Node], rootfs: str) -> None:
-    """Unpack an image. Programs that are links to busybox become its names, which cost a tenth."""
+    """Unpack an image. Links to busybox become hard links, which is ten times faster."""
     applets = {path for path, node in tree.items() if node == Link("busybox")}
     unpack({path: node for path, node in tree.items() if path not in applets}, rootfs)
     for path in applets:
@@ -22,7 +22,7 @@ def lay_out(tree: Mapping[str, Node], rootfs: str) -> None:
 
 @cache
 def plain_spec() -> bytes:
-    """The spec that runc writes."""
+    """Return the default spec of runc."""
     with tempfile.TemporaryDirectory() as directory:
         subprocess.run(["runc", "spec", "--bundle", directory], check=True)
         with open(f"{directory}/config.json", "rb") as file:

@@ -12,7 +12,7 @@ _ROOT: Final = "/sys/fs/cgroup"
 
 
 def is_v2() -> bool:
-    """Whether version 2 has the controllers, and not only (as in a hybrid) the processes."""
+    """Return whether cgroup v2 has the controllers; on a hybrid host it has only the processes."""
     return os.path.exists(os.path.join(_ROOT, "cgroup.controllers"))
 
 
@@ -20,8 +20,8 @@ def read_cgroup(pid: int, controller: str, *, v1: str, v2: str) -> str:
     """Read a file of a process's cgroup.
 
     Args:
-        controller: whose file it is, in version 1.
-        v2: the file's name in version 2.
+        controller: the v1 controller that has the file.
+        v2: the file's name in v2.
     """
     paths = {}
     with open(f"/proc/{pid}/cgroup") as file:

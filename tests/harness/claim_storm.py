@@ -1,4 +1,4 @@
-"""Pods that come and go, many at a time, each with a claim."""
+"""Many pods with claims that start and end in parallel."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Storm"]
 
 
 class Storm:
-    """Pods that come and go in several threads, with a kubelet's patience.
+    """Pods that come and go in several threads, with the timeouts of a kubelet.
 
     Attributes:
-        held: who has which device.
-        twice: what was given while somebody had it.
-        prepared: how many claims were.
-        unanswered: how many calls had no answer.
+        held: the pod that has each device.
+        twice: devices that were allocated while another pod had them.
+        prepared: how many claims were prepared.
+        unanswered: how many calls got no answer.
     """
 
     def __init__(self, place: Place, devices: list[str]) -> None:
@@ -35,7 +35,7 @@ class Storm:
         self._lock = threading.Lock()
 
     def patiently(self, method: str, reference: Reference) -> str:
-        """Call until the agent answers; what it refuses is the answer."""
+        """Retry a call until the agent answers; a refusal is an answer."""
         while True:
             try:
                 driver = self._place.driver
@@ -44,12 +44,12 @@ class Storm:
                 error = driver.unprepare(reference)[reference[1]]
             except (grpc.RpcError, ValueError):
                 self.unanswered += 1
-                continue  # it is away, or its channel closed, and is asked again
+                continue  # the agent is down, or the channel closed: try again
             if not error:
                 return ""
 
     def pods(self, number: int, count: int) -> None:
-        """Have so many pods come and go, each until the next one of them is there."""
+        """Run this many pods, each until the next one runs."""
         chance = random.Random(number)
         before: Reference | None = None
         try:
@@ -68,15 +68,15 @@ class Storm:
                 before = reference
             if before is not None:
                 self._end(before)
-        except BaseException as error:  # noqa: BLE001 - it is of the test
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             self.failed.append(error)
 
     def is_past(self, count: int) -> bool:
-        """Whether so many claims were prepared, or something is wrong."""
+        """Return whether this many claims were prepared, or the storm failed."""
         return self.prepared >= count or bool(self.failed)
 
     def _end(self, reference: Reference) -> None:
-        """A pod is deleted; what was refused to it is taken back as well."""
+        """Delete a pod and unprepare its claim, also one that was refused."""
         with self._lock:
             for device in [each for each, name in self.held.items() if name == reference[2]]:
                 del self.held[device]

@@ -6,8 +6,8 @@
         cluster.wipe()
 
 It has a Node, ResourceClaims and ResourceSlices: GET, LIST, WATCH, POST, PUT and DELETE, with
-resource versions, preconditions, selectors and refusals as a real server answered them
-(tests/recorded/kubernetes-1.36/dra). It is no scheduler: a test says what is allocated.
+resource versions, preconditions, selectors and refusals as recorded from a real server
+(tests/recorded/kubernetes-1.36/dra). It has no scheduler: a test allocates claims.
 
 Source: Kubernetes API concepts; the recordings.
 """
@@ -54,11 +54,11 @@ class Cluster(ApiServer):
         node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation that it has.
         asked: method and path of each call, without its query.
-        refuse: what is asked first for the answer by which a call is refused, or its status; None
-            for none.
-        retry_after: seconds after which a client that is refused may ask again; 0 not to say.
-        drops: what it does not keep of a device, or of its attributes.
-        faults: what it takes for wrong of a slice's spec.
+        refuse: called first for each request; returns an answer or a status to refuse it with, or
+            None.
+        retry_after: seconds of the Retry-After header of refusals; 0 for none.
+        drops: the fields of a device, or of its attributes, that it does not store.
+        faults: validates a slice's spec; returns what is wrong.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Cluster(ApiServer):
 
     @property
     def watches(self) -> int:
-        """How many watches are open."""
+        """Return how many watches are open."""
         return self._watches
 
     @property
     def writes(self) -> list[tuple[str, str]]:
-        """The calls that change slices; of pods that tests beside have, it may be told, too."""
+        """Return the calls that change slices. Pods of tests that run in parallel may add some."""
         asked = list(self.asked)
         return [(how, path) for how, path in asked if how != "GET" and "/resourceslices" in path]
 
     def slices(self) -> list[dict[str, Any]]:
-        """The slices as they are now."""
+        """Return the current slices."""
         with self._changed:
             return copy.deepcopy(list(self._slices.values()))
 
     def devices(self) -> dict[str, dict[str, Any]]:
-        """What is published of each device, by its name."""
+        """Return the published devices by name."""
         return {
             device["name"]: device
             for each in self.slices()
@@ -111,7 +111,7 @@ class Cluster(ApiServer):
         }
 
     def published(self) -> set[str]:
-        """The names of the devices of the newest generation."""
+        """Return the names of the devices of the newest generation."""
         specs = [each["spec"] for each in self.slices()]
         newest = max((spec["pool"]["generation"] for spec in specs), default=0)
         return {
@@ -122,7 +122,7 @@ class Cluster(ApiServer):
         }
 
     def taints(self) -> dict[str, list[dict[str, str]]]:
-        """The taints of each device that has some, by its name."""
+        """Return the taints of each tainted device, by its name."""
         return {
             name: taints
             for name, device in self.devices().items()
@@ -130,7 +130,7 @@ class Cluster(ApiServer):
         }
 
     def ever_published(self) -> set[str]:
-        """The names of all devices that have ever been in a slice."""
+        """Return the names of all devices that have ever been in a slice."""
         return {
             device["name"]
             for _, _, each in list(self._history)
@@ -138,30 +138,30 @@ class Cluster(ApiServer):
         }
 
     def history(self) -> list[tuple[str, dict[str, Any]]]:
-        """What has become of slices: the kind of each change, and the slice."""
+        """Return all changes of slices: the kind of each change, and the slice."""
         with self._changed:
             return [(kind, copy.deepcopy(each)) for _, kind, each in self._history]
 
     def put(self, like: dict[str, Any]) -> None:
-        """Have a slice of somebody else's."""
+        """Create a slice as another client would."""
         with self._changed:
             code, _ = self._made({**like, "metadata": {"name": f"slice-{uuid.uuid4()}"}})
             assert code < 300, code
 
     def wipe(self) -> None:
-        """Delete every slice, as a kubelet does when it begins."""
+        """Delete every slice, as a kubelet does when it starts."""
         with self._changed:
             for name in list(self._slices):
                 self._delete(name)
 
     def forget(self) -> None:
-        """Know no version but the newest any more, and end all watches."""
+        """Forget all resource versions but the newest, and end all watches."""
         with self._changed:
             self._oldest = self._last
         self.close_watches()
 
     def tell(self, kind: str, spec: dict[str, Any]) -> None:
-        """Tell who watches of something of this spec, as it may be."""
+        """Send an event with this spec to all watches, valid or not."""
         with self._changed:
             self._note(kind, {"metadata": {}, "spec": spec})
 
@@ -182,12 +182,12 @@ class Cluster(ApiServer):
         classes: Sequence[str] = (),
         annotations: dict[str, str] | None = None,
     ) -> str:
-        """Have a claim be allocated; its UID.
+        """Allocate a claim and return its UID.
 
         Args:
-            results: what it is given; None for a claim without an allocation.
+            results: the allocated devices; None for a claim without an allocation.
             classes: the DeviceClasses of its requests.
-            annotations: that it has.
+            annotations: the claim's annotations.
         """
         uid = uid or str(uuid.uuid4())
         devices = {"results": list(results or ()), "config": list(config)}
@@ -211,16 +211,16 @@ class Cluster(ApiServer):
         return uid
 
     def device_class(self, name: str, **spec: Any) -> None:
-        """Have a DeviceClass."""
+        """Create a DeviceClass."""
         self._classes[name] = {"metadata": {"name": name}, "spec": spec}
 
     def claims(self) -> list[tuple[str, str, str]]:
-        """The claims that there are, each by its namespace, its UID and its name."""
+        """Return all claims, each as its namespace, UID and name."""
         found = list(self._claims.items())
         return [(namespace, body["metadata"]["uid"], name) for (namespace, name), body in found]
 
     def remove_claim(self, name: str, namespace: str = "default") -> None:
-        """The claim is no more."""
+        """Delete the claim."""
         del self._claims[namespace, name]
 
     # What a client asks

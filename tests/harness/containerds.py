@@ -1,4 +1,4 @@
-"""A private containerd as tests use it: with the images in it, and watched for what stays."""
+"""A private containerd for tests: it has the images, and is checked for leftovers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tools.images import Image, write_archive
 from tools.parts import Parts
 
 ENVIRONMENT: Final = {"GOGC": "400"}
-"""Of containerd, and so of runc: they live for a short time, and may need more memory meanwhile."""
+"""Variables of containerd, and so of runc: short-lived processes, which may use more memory."""
 
 
 @contextmanager
 def containerd_with_images(
     parts: Parts, images: Iterable[Image] | str, *, shim_directory: str, shim_config: str
 ) -> Iterator[PrivateContainerd]:
-    """A running containerd with images in it, removed at the end.
+    """Run a containerd with images in it, and remove it at the end.
 
     Args:
-        images: what to import, or the archive in which somebody has written it.
+        images: the images to import, or the path of an archive with them.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     with PrivateContainerd(
@@ -45,7 +45,7 @@ def containerd_with_images(
 
 @contextmanager
 def nothing_left(containerd: PrivateContainerd) -> Iterator[None]:
-    """Fail the test if anything of its containers is left. What is left is removed."""
+    """Fail the test if anything of its containers is left, and remove that."""
     if not containerd.pid:
         containerd.start()
     census = Census(containerd)

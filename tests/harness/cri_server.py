@@ -1,4 +1,4 @@
-"""An engine's side of the CRI, as far as it says which engine it is and what it was started with.
+"""The part of an engine's CRI that reports its version and its configuration.
 
     with CriServer(path, "1.7.24", cdi=False) as engine:
         ...
@@ -20,11 +20,14 @@ __all__ = ["CriServer"]
 
 
 class CriServer:
-    """An engine. As a context it runs.
+    """An engine. It runs while the context is open.
 
     Args:
-        cdi: what it says of ``enable_cdi``; None for nothing, as containerd 1.6.
-        annotations: that the handler ``nvidia`` gets.
+        cdi: the value of ``enable_cdi``; None to report none, as containerd 1.6.
+        annotations: the annotations that the handler ``nvidia`` accepts.
+
+    Attributes:
+        pods: the labels of its pods, by their UIDs.
     """
 
     def __init__(
@@ -32,12 +35,13 @@ class CriServer:
     ) -> None:
         self.path = path
         self.asked = 0
+        self.pods: dict[str, dict[str, str]] = {}
         self._annotations = annotations
         self._version, self._cdi = version, cdi
         self._server: Any = None
 
     def restart(self, version: str, *, cdi: bool | None) -> None:
-        """Be another one, on the same socket, which is made anew."""
+        """Restart as another version, with a new socket at the same path."""
         self.__exit__(None, None, None)
         self._version, self._cdi = version, cdi
         self.__enter__()
@@ -56,10 +60,20 @@ class CriServer:
             config["enableCDI"] = self._cdi
         return pb.StatusResponse(info={"config": json.dumps(config)})
 
+    def _list(self, *_: object) -> pb.ListPodSandboxResponse:
+        self.asked += 1
+        return pb.ListPodSandboxResponse(
+            items=[
+                pb.PodSandbox(metadata=pb.PodSandboxMetadata(uid=uid), labels=labels)
+                for uid, labels in self.pods.items()
+            ]
+        )
+
     def __enter__(self) -> Self:
         methods = {
             "Version": (self._say_version, pb.VersionRequest),
             "Status": (self._say_status, pb.StatusRequest),
+            "ListPodSandbox": (self._list, pb.ListPodSandboxRequest),
         }
         if os.path.lexists(self.path):
             os.unlink(self.path)
@@ -67,4 +81,4 @@ class CriServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.stop(None).wait()
+        self._server.stop()

@@ -1,4 +1,4 @@
-"""The self-contained tree of this checkout, built once for all tests, and kept for later runs.
+"""Build the self-contained tree of this checkout once for all tests, and cache it for later runs.
 
 ``python -m tests.harness.dist`` builds it before a test's time is measured.
 """
@@ -23,20 +23,20 @@ from tools.dist.payload import link_or_copy
 CACHE: Final = os.path.join(REPOSITORY, ".cache", "dist")
 _TREES: Final = os.path.join(CACHE, "trees")
 
-# Seconds after which a tree that no test run has asked for is removed.
+# Seconds after which a tree that no test run has used is removed.
 _KEPT: Final = 6 * 3600
 
 
 def inputs() -> Inputs:
-    """What the tree of tests is made of: it depends on the sources, and on no commit."""
+    """Return the inputs of the tree of tests, which depend on the sources and on no commit."""
     return replace(Inputs.of(), revision="tested", epoch=1_700_000_000, released=False)
 
 
 def built() -> Tree:
-    """The tree, which is nobody's to change.
+    """Build the tree, or return the cached one. Tests share it and must not change it.
 
     Raises:
-        NvshimError: it could not be built.
+        NvshimError: the tree could not be built.
     """
     made_of = inputs()
     name = made_of.fingerprint(Packages.have().roots)[:16]
@@ -57,11 +57,11 @@ def built() -> Tree:
 
 
 def copied(tree: Tree, path: str, *, revision: str = "") -> Tree:
-    """Have a tree at another place; its files are the same where the file system can do that.
+    """Copy a tree to another place, with hard links where the file system allows them.
 
     Args:
-        path: where the other is to lie.
-        revision: make it one of another revision, so that it has another digest.
+        path: where the copy is created.
+        revision: the copy's revision, if it needs another digest.
     """
     shutil.copytree(tree.path, path, symlinks=True, copy_function=link_or_copy)
     if not revision:
@@ -79,7 +79,7 @@ def copied(tree: Tree, path: str, *, revision: str = "") -> Tree:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file anew: what was there may be another tree's as well."""
+    """Replace a file. The old one may be a hard link that another tree uses, too."""
     os.unlink(path)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)

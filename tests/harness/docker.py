@@ -1,15 +1,15 @@
-"""The real dockerd, beside a private containerd.
+"""A real dockerd that uses a private containerd.
 
-dockerd is that of a release of Debian, unmodified, without a bridge and without rules of a packet
-filter; its containers have no network. All its files are below containerd's directory, its
-containers are in containerd's own namespace and cgroup, so that what is left of them is found
-and removed as that of any other container (:mod:`integration.containers.traces`)::
+dockerd is the unmodified one of a Debian release. It has no bridge and no packet filter rules, so
+its containers have no network. All its files are below containerd's directory, and its containers
+are in containerd's own namespace and cgroup, so that leftovers are found and removed as those of
+any other container (:mod:`integration.containers.traces`)::
 
     with PrivateDocker(containerd, DockerParts.of_release("sid")) as docker:
         docker.import_image("glibc", glibc())
         docker("run", "--rm", "--network=none", "--gpus=all", "glibc", "nvidia-smi", "-L")
 
-``python -m tests.harness.docker RELEASE…`` has the programs ready.
+``python -m tests.harness.docker RELEASE…`` downloads the programs.
 
 Source: dockerd(8); daemon/nvidia_linux.go of Docker: ``--gpus`` is known to a daemon that finds
 nvidia-container-runtime-hook on its PATH when it starts.
@@ -37,12 +37,12 @@ from tools.parts import programs_of_release
 
 HOOK: Final = "nvidia-container-runtime-hook"
 
-# In sid the client is in a package of its own.
+# In sid the client is in its own package.
 _PACKAGES: Final = {"bookworm": ["docker.io"]}
 _PACKAGES_SINCE: Final = ["docker.io", "docker-cli"]
-# Before 23, the daemon makes itself a key, in /etc/docker unless told otherwise.
+# Before 23, the daemon creates a key, by default in /etc/docker.
 _KEYED: Final = frozenset({"bookworm"})
-# Every daemon makes this, wherever its other files are.
+# Every daemon creates this, wherever its other files are.
 _FIXED: Final = ("/run/docker/plugins", "/run/docker")
 _START_TIMEOUT: Final = 30
 _STOP_TIMEOUT: Final = 15
@@ -50,15 +50,15 @@ _STOP_TIMEOUT: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class DockerParts:
-    """The programs of a Docker, as absolute paths."""
+    """The programs of a Docker version, as absolute paths."""
 
-    release: str  # of Debian, whose they are
+    release: str  # the Debian release that they come from
     dockerd: str  # the daemon
     docker: str  # its client
 
     @classmethod
     def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:
-        """What a release of Debian has."""
+        """Return the programs of a Debian release."""
         packages = _PACKAGES.get(release, _PACKAGES_SINCE)
         programs = {"dockerd": ("dockerd",), "docker": ("docker",)}
         where = programs_of_release(programs, packages, release, say=say)
@@ -66,18 +66,18 @@ class DockerParts:
 
 
 class PrivateDocker:
-    """A dockerd of our own. As a context it runs, and is ended at the end.
+    """A private dockerd. It runs while the context is open.
 
     Args:
-        containerd: whose containers are Docker's; it runs. What is left is its owner's to sweep.
-        amend: called before the start, to change daemon.json at :attr:`settings_path` and to leave
-            what ``--gpus`` needs in :attr:`bin_directory`; without it, a hook that tells when it
-            is run is left there.
+        containerd: a running containerd for Docker's containers. Its owner removes leftovers.
+        amend: called before the start, to change daemon.json at :attr:`settings_path` and to
+            install the hook for ``--gpus`` in :attr:`bin_directory`. By default that is a hook that
+            records that it ran.
 
     Attributes:
-        hook_log: where NVIDIA's hook would write if anything ran it.
+        hook_log: the file that exists if NVIDIA's hook has run.
         address: the path of the socket.
-        bin_directory: what comes first on the daemon's PATH.
+        bin_directory: the first directory of the daemon's PATH.
         settings_path: daemon.json.
     """
 
@@ -116,11 +116,11 @@ class PrivateDocker:
         self._stop()
 
     def __call__(self, *arguments: str, check: bool = False, stdin: str = "") -> Completed:
-        """Run the client to its end.
+        """Run the client until it exits.
 
         Args:
-            arguments: what follows ``docker``.
-            check: whether another exit code than 0 fails the test.
+            arguments: the arguments of ``docker``.
+            check: whether a non-zero exit code fails the test.
         """
         argv = [self._parts.docker, "--host", self._address, *arguments]
         done = subprocess.run(
@@ -136,32 +136,32 @@ class PrivateDocker:
         return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
 
     def run(self, *words: str, image: str = "glibc") -> Completed:
-        """``docker run --rm`` of a command; flags are the words before ``--``."""
+        """Run ``docker run --rm`` with a command; the flags are the words before ``--``."""
         at = words.index("--")
         flags = ["--rm", "--network=none", f"--cidfile={self._cidfile()}", *words[:at]]
         return self("run", *flags, image, *words[at + 1 :])
 
     def start_idle(self, *flags: str, name: str, image: str = "glibc") -> None:
-        """A container that waits to be ended."""
+        """Start a container that does nothing until it is stopped."""
         self("run", "--detach", "--network=none", f"--cidfile={self._cidfile()}",
              f"--name={name}", *flags, image, "sleep", "1000", check=True)  # fmt: skip
 
     def import_image(self, name: str, image: Image) -> None:
-        """Make an image of one of tools.images."""
+        """Import an image of tools.images."""
         layer = write_layer(os.path.join(self._directory, "layer.tar"), image)
         changes = [f"--change=ENV {key}={value}" for key, value in image.environment.items()]
         self("import", *changes, layer, name, check=True)
         os.unlink(layer)
 
     def remove_containers(self) -> None:
-        """Remove every container, and remember how its traces are named."""
+        """Remove every container, and record the names of its traces."""
         self._learn_ids()
         ids = self("ps", "--all", "--quiet", "--no-trunc").lines
         if ids:
             self("rm", "--force", *ids)
 
     def log(self) -> str:
-        """What the daemon has logged."""
+        """Return the daemon's log."""
         with open(os.path.join(self._directory, "dockerd.log"), errors="replace") as file:
             return file.read()
 

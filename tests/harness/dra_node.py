@@ -1,10 +1,10 @@
-"""A node whose agent is a driver of dynamic resource allocation, with a kubelet and an API server.
+"""A node whose agent is a DRA driver, with a kubelet and an API server.
 
     with dra_node(directory, root, {"gpus": 3}, devices=3) as place:
         claim = place.claim("one", place.gpus[0])
         place.driver.prepare(claim)
 
-All but the driver of the GPUs, the kubelet and the API server is real: the agent is a process.
+Only the GPU driver, the kubelet and the API server are simulated. The agent is a real process.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NODE: Final = "node-1"
 
 
 class Place:
-    """A node with a kubelet and an API server, and an agent that is a driver.
+    """A node with a kubelet, an API server and an agent that is a DRA driver.
 
     Attributes:
         gpus: the names of the whole GPUs.
-        parts: those of the MIG devices.
+        parts: the names of the MIG devices.
     """
 
     def __init__(self, directory: str, root: str, node: SimulatedNode, cluster: Cluster) -> None:
@@ -68,8 +68,8 @@ class Place:
         return self.kubelet.wait_for(DRA_DRIVER)
 
     def start_again(self) -> None:
-        """Start the agent after it was killed, and wait until the kubelet knows it."""
-        before = self.kubelet.drivers.get(DRA_DRIVER)  # none, if it was killed before it was seen
+        """Start the agent after it was killed, and wait until it is registered."""
+        before = self.kubelet.drivers.get(DRA_DRIVER)  # none if it was killed before it registered
         self.agent.start()
         eventually(
             lambda: self.kubelet.drivers.get(DRA_DRIVER) not in {None, before},
@@ -77,12 +77,12 @@ class Place:
         )
 
     def published(self, count: int) -> set[str]:
-        """Wait until so many devices are published; their names."""
+        """Wait until this many devices are published; return their names."""
         eventually(lambda: len(self.cluster.published()) == count, f"{count} devices are published")
         return self.cluster.published()
 
     def claim(self, name: str, *devices: str, **more: Any) -> Reference:
-        """Have a claim be allocated."""
+        """Allocate a claim."""
         results = [{"request": "gpu", **self.result(each)} for each in devices]
         return "default", self.cluster.claim(name, results, **more), name
 
@@ -90,20 +90,20 @@ class Place:
         return {"driver": DRA_DRIVER, "pool": NODE, "device": device, **more}
 
     def refusal(self, reference: Reference) -> str:
-        """Why a claim cannot be prepared; empty if it is."""
+        """Prepare a claim; return the error, empty if it is prepared."""
         return self.driver.prepare(reference)[reference[1]].error
 
     def have(self, *claims: Reference) -> None:
-        """Have claims be prepared."""
+        """Prepare claims."""
         for claim in claims:
             assert self.refusal(claim) == "", claim[2]
 
     def give_back(self, *claims: Reference) -> None:
-        """Have claims be taken back."""
+        """Unprepare claims."""
         assert self.driver.unprepare(*claims) == dict.fromkeys((uid for _, uid, _ in claims), "")
 
     def uuid(self, name: str) -> str:
-        """The UUID of a device."""
+        """Return the UUID of a device."""
         kind, _, rest = name.partition("-")
         return f"{kind.upper()}-{rest}"
 
@@ -113,12 +113,12 @@ class Place:
             nvshim("drain", "--config", self.node.config_path, self.uuid(name))
 
     def undrain(self, *names: str) -> None:
-        """Have GPUs be in service again."""
+        """Return GPUs to service."""
         for name in names:
             nvshim("undrain", "--config", self.node.config_path, self.uuid(name))
 
     def note(self, claim: Reference, name: str, *, times: int = 1) -> None:
-        """Have the kubelet have noted a claim that a pod has, and its device."""
+        """Write the kubelet's checkpoint of a pod's claim and its device."""
         told = {
             "PoolName": NODE, "DeviceName": name, "ShareID": None, "RequestNames": ["gpu"],
             "CDIDeviceIDs": [f"k8s.{DRA_DRIVER}/claim={claim[1]}-{name}"],
@@ -132,7 +132,7 @@ class Place:
             json.dump({"Data": json.dumps(data), "Checksum": 1}, file)
 
     def tidy(self, devices: int) -> None:
-        """Take everything back, so that another test finds it as it was."""
+        """Undo all changes, so that the next test finds the initial state."""
         self.cluster.refuse = lambda *_: None
         self.give_back(*self.cluster.claims())
         for _, _, name in self.cluster.claims():
@@ -143,7 +143,7 @@ class Place:
         self.agent.forget()
 
     def spec(self, reference: Reference) -> str:
-        """The path of a claim's CDI spec."""
+        """Return the path of a claim's CDI spec."""
         return f"{self.cdi}/k8s.{DRA_DRIVER}-claim_{reference[1]}.json"
 
 
@@ -155,7 +155,7 @@ def dra_node(
     devices: int,
     flags: tuple[str, ...] = (),
 ) -> AbstractContextManager[Place]:
-    """A node with its agent, once that has published; arguments as :func:`dra_node_of` has them."""
+    """Run a node with its agent, once that has published; for arguments see :func:`dra_node_of`."""
     return dra_node_of(Place, directory, root, scenario, devices=devices, flags=flags)
 
 
@@ -172,15 +172,15 @@ def dra_node_of(
     devices: int,
     flags: tuple[str, ...] = (),
 ) -> Iterator[_P]:
-    """A node with its agent, once that has published.
+    """Run a node with its agent, once that has published.
 
     Args:
-        kind: of which it is.
+        kind: the class of the node.
         directory: for its files.
-        root: the kubelet's directory. It is short: the path of a socket may not be long.
-        scenario: what the node has.
-        devices: how many of them are published.
-        flags: further ones for the agent.
+        root: the kubelet's directory. It is short, as the paths of sockets are limited.
+        scenario: the node's hardware.
+        devices: how many devices the agent publishes.
+        flags: further flags of the agent.
     """
     with SimulatedNode.create(f"{directory}/node", Scenario.parse(scenario)) as node:
         os.mkdir(f"{directory}/cdi")

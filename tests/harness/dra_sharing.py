@@ -1,4 +1,4 @@
-"""A node whose agent shares GPUs as claims ask: by time slices, MPS and shares."""
+"""A node whose agent shares GPUs as claims request: by time slices, MPS and shares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sharing", "sharing_node", "tidy"]
 
-# Notes how it is called, and does not know GPUs that a file names.
+# Logs its arguments, and rejects the GPUs that a file names.
 NVIDIA_SMI: Final = """#!/bin/sh
 echo "$@" >> {state}/smi-calls
 if grep -q "$3" {state}/smi-refuses 2>/dev/null; then echo "Not Supported"; exit 3; fi
@@ -33,7 +33,7 @@ if grep -q "$3" {state}/smi-refuses 2>/dev/null; then echo "Not Supported"; exit
 
 
 class ShareCluster(Cluster):
-    """An API server, whose gate of consumable capacity may be off: it drops what it says."""
+    """An API server that drops the fields of consumable capacity while its feature gate is off."""
 
     gate = True
 
@@ -47,13 +47,13 @@ class ShareCluster(Cluster):
 
 
 class Sharing(Place):
-    """A node whose agent shares GPUs as claims ask."""
+    """A node whose agent shares GPUs as claims request."""
 
     cluster: ShareCluster
     mps: Path
 
     def part(self, name: str, device: str, memory: str, shares: int = 1, **more: Any) -> Reference:
-        """A claim with a share of a GPU."""
+        """Allocate a claim with a share of a GPU."""
         capacity = {"gpu.nvidia.com/memory": memory, "gpu.nvidia.com/shares": str(shares)}
         share = {"shareID": str(uuid4()), "consumedCapacity": capacity}
         result = {"request": "gpu", **self.result(device, **share)}
@@ -64,32 +64,32 @@ class Sharing(Place):
         return "default", self.cluster.claim(name, [result], config=config), name
 
     def status(self) -> list[dict[str, Any]]:
-        """What the agent's status file says that claims have."""
+        """Return the claims in the agent's status file."""
         with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
             found: list[dict[str, Any]] = json.load(file)["claims"]
         return found
 
     def end_agent(self) -> None:
-        """Tell the agent to end, as an update of it does."""
+        """Stop the agent, as its update does."""
         assert self.agent.process is not None
         self.agent.process.terminate()
         self.agent.process.wait()
 
     def called(self) -> list[str]:
-        """How nvidia-smi was called."""
+        """Return the arguments of the calls of nvidia-smi."""
         with suppress(FileNotFoundError):
             return Path(self.node.state, "smi-calls").read_text("ascii").splitlines()
         return []
 
     def shared(self, name: str, *devices: str, **parameters: Any) -> Reference:
-        """A claim with a configuration."""
+        """Allocate a claim with a configuration."""
         parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **parameters}
         opaque = {"driver": DRA_DRIVER, "parameters": parameters}
         config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
         return self.claim(name, *devices, config=config)
 
     def modes(self) -> set[str]:
-        """The GPUs that one process alone may open."""
+        """Return the GPUs in exclusive compute mode."""
         found = set()
         for gpu in self.node.scenario.gpus:
             with suppress(FileNotFoundError):
@@ -99,11 +99,11 @@ class Sharing(Place):
         return found
 
     def daemons(self) -> dict[str, int]:
-        """The control daemons of claims, by what they are called; each with its pid."""
+        """Return the pids of the claims' control daemons, by name."""
         found = {}
         for lock in self.mps.glob("*/*/.lock"):
             told = {"pid": 0}
-            with suppress(ValueError, FileNotFoundError):  # it is just being written, or removed
+            with suppress(ValueError, FileNotFoundError):  # it is being written or removed
                 told = json.loads(lock.read_text("ascii"))
             if told["pid"] in processes(self.mps):
                 found[str(lock.parent.relative_to(self.mps))] = int(told["pid"])
@@ -113,7 +113,7 @@ class Sharing(Place):
         return (self.mps / name / "log/control.log").read_text("utf-8")
 
     def environment(self, claim: Reference) -> set[str]:
-        """All variables that the devices of a claim set."""
+        """Return all variables that the devices of a claim set."""
         with open(self.spec(claim), encoding="utf-8") as file:
             devices = json.load(file)["devices"]
         return {word for each in devices for word in each["containerEdits"].get("env", ())}
@@ -121,7 +121,7 @@ class Sharing(Place):
 
 @contextmanager
 def sharing_node(shares: int) -> Iterator[Sharing]:
-    """A node; of so many shares is a GPU."""
+    """Run a node whose GPUs have this many shares."""
     cut = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
     scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [cut]})
     with (
@@ -137,7 +137,7 @@ def sharing_node(shares: int) -> Iterator[Sharing]:
             file.write(text.replace("[node]\n", f'[node]\nkubelet-root = "{root}"\n', 1))
             file.write(f'\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
         smi = Path(node.driver_root, "usr/bin/nvidia-smi")
-        smi.unlink()  # it is a link to what other nodes have as well
+        smi.unlink()  # a link to a file that other nodes share
         smi.write_text(NVIDIA_SMI.format(state=node.state), encoding="ascii")
         smi.chmod(0o755)
         with ShareCluster(f"{directory}/account", node=NODE) as cluster:
@@ -156,7 +156,7 @@ def sharing_node(shares: int) -> Iterator[Sharing]:
 
 
 def tidy(place: Sharing) -> None:
-    """Have it be as it was, for another test."""
+    """Restore the initial state for the next test."""
     program = Path(place.node.driver_root, PROGRAM)
     if (own := Path(f"{program}.own")).exists():
         own.rename(program)

@@ -1,7 +1,7 @@
-"""A CDI spec as ``nvidia-ctk cdi generate`` writes it, and an engine that applies it by itself.
+"""A CDI spec as ``nvidia-ctk cdi generate`` writes it, and the way an engine applies it.
 
 containerd, CRI-O and Docker apply CDI specs with the CDI project's library before a shim sees the
-OCI spec. What that does is done here, so that any containerd can be tried.
+OCI spec. This module does the same, so that tests can use any containerd.
 
 Source: NVIDIA Container Toolkit 1.17 to 1.20, pkg/nvcdi and internal/discover; CDI,
 pkg/cdi/container-edits.go.
@@ -28,7 +28,7 @@ _COMMON: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset
 
 
 def trap(directory: Path, name: str = "nvidia-cdi-hook") -> tuple[str, Path]:
-    """A program that writes down that it was run; its path, and where it writes."""
+    """Install a program that logs its arguments; return its path and the log's path."""
     program, log = directory / name, directory / f"{name}.log"
     program.write_text(f'#!/bin/sh\necho "$@" >>{log}\n')
     program.chmod(0o755)
@@ -54,7 +54,7 @@ def links(node: SimulatedNode) -> dict[str, list[str]]:
 
 
 def mounts(node: SimulatedNode) -> Iterator[tuple[str, str]]:
-    """The driver's files that a spec mounts: where they are, and where containers have them."""
+    """Return the driver's files that a spec mounts: their host paths and container paths."""
     for place in _PLACES:
         for top, _, names in os.walk(f"{node.driver_root}/{place}"):
             for name in sorted(names):
@@ -67,7 +67,7 @@ def mounts(node: SimulatedNode) -> Iterator[tuple[str, str]]:
 
 
 def hooks(node: SimulatedNode, program: str) -> list[dict[str, Any]]:
-    """The hooks of a spec, by a program at a path."""
+    """Return the hooks of a spec, which call the program at a path."""
     linked = links(node)
     folders = [word for folder in FOLDERS for word in ("--folder", folder)]
     ldconfig = ("--ldconfig-path", "/sbin/ldconfig")
@@ -90,7 +90,7 @@ def hooks(node: SimulatedNode, program: str) -> list[dict[str, Any]]:
 def apply(
     spec: dict[str, Any], node: SimulatedNode, program: str, *, stage: str = "createContainer"
 ) -> None:
-    """Give the node's GPUs to a container's OCI spec, as an engine does by a CDI spec."""
+    """Add the node's GPUs to a container's OCI spec, as an engine does with a CDI spec."""
     nodes = [*(f"nvidia{gpu.minor}" for gpu in node.scenario.gpus), *_COMMON]
     for number in range(len(node.scenario.gpus)):
         nodes += [f"dri/card{number}", f"dri/renderD{128 + number}"]

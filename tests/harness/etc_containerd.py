@@ -1,4 +1,4 @@
-"""Directories as /etc/containerd of many nodes, and what is in them."""
+"""Directories like /etc/containerd on various nodes, and their files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from api.errors import NvshimError
 from integration.engines import ContainerdOptions, plan
+from integration.engines.programs import version_of
 from tests.harness.raising import Kind, raises
 from tests.harness.releases import UNSTABLE
 
@@ -18,7 +19,7 @@ RELEASES: Final = ("installed", "trixie", UNSTABLE)
 
 CRI: Final = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
-# Of Debian's package.
+# From Debian's package.
 DEBIAN: Final = """\
 version = 2
 
@@ -32,7 +33,7 @@ version = 2
 """
 
 GKE: Final = """\
-# Imports what machines add.
+# Imports the files that a machine adds.
 version = 2
 required_plugins = ["io.containerd.grpc.v1.cri"]
 oom_score = -999
@@ -94,7 +95,7 @@ version = {version}
 
 
 class Etc:
-    """A directory as /etc/containerd of a node."""
+    """A directory like /etc/containerd of a node."""
 
     def __init__(self, directory: str, program: str) -> None:
         self.directory = f"{directory}/etc"
@@ -102,6 +103,11 @@ class Etc:
         self.program = program
         os.makedirs(self.directory, exist_ok=True)
         self.config = f"{self.directory}/config.toml"
+
+    @property
+    def is_1_6(self) -> bool:
+        """Return whether it is containerd 1.6, as in Debian 12."""
+        return version_of(self.program).startswith("1.6.")
 
     def options(self, **more: Any) -> ContainerdOptions:
         more = {"config": self.config, "program": self.program, **more}
@@ -121,7 +127,7 @@ class Etc:
             return file.read()
 
     def dump(self) -> dict[str, Any]:
-        """What containerd itself reads now, of the files as they are."""
+        """Return the effective configuration, as containerd itself reads the files."""
         done = subprocess.run(
             [self.program, "--config", self.config, "config", "dump"],
             capture_output=True, text=True, check=True, cwd="/",
@@ -129,7 +135,7 @@ class Etc:
         return tomllib.loads(done.stdout)
 
     def files(self) -> dict[str, str | None]:
-        """Everything in the directory; None for a directory."""
+        """Return the content of everything in the directory; None for a directory."""
         found: dict[str, str | None] = {}
         for top, directories, names in os.walk(self.directory):
             for name in directories:
@@ -141,11 +147,11 @@ class Etc:
 
 
 MakeEtc = Callable[..., Etc]
-"""What the fixture ``make`` is: such a directory for a release, with a root file."""
+"""The type of the fixture ``make``, which makes such a directory for a release."""
 
 
 def default_of(program: str) -> str:
-    """What ``containerd config default`` writes, as kubeadm's manual has it edited."""
+    """Return ``containerd config default`` with the edits that kubeadm's manual asks for."""
     done = subprocess.run(
         [program, "config", "default"], capture_output=True, text=True, check=True
     )
@@ -155,7 +161,7 @@ def default_of(program: str) -> str:
 
 
 def refused(node: Etc, kind: Kind[NvshimError], pattern: str, **options: Any) -> None:
-    """A plan is refused with one line, and nothing has changed."""
+    """Check that a plan is refused with one line, and that nothing has changed."""
     files = node.files()
     with raises(kind, match=pattern):
         plan(node.options(**options))

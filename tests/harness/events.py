@@ -33,10 +33,10 @@ class Event:
 
 
 class Recorder:
-    """Records from the moment it is entered.
+    """Records events from the moment it is entered.
 
     Args:
-        containerd: whose events; it may be restarted meanwhile, if :meth:`listen` is called then.
+        containerd: publishes the events. After a restart of it, call :meth:`listen`.
     """
 
     def __init__(self, containerd: PrivateContainerd) -> None:
@@ -55,13 +55,13 @@ class Recorder:
         os.unlink(self._path)
 
     def listen(self) -> None:
-        """Subscribe, anew after a restart of containerd, and wait until the first event came."""
+        """Subscribe, again after a restart of containerd, and wait for the first event."""
         self._end()
         with open(self._path, "ab") as file:
             self._process = self._containerd.spawn_ctr(
                 "events", stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL
             )
-        # Nothing tells when the subscription stands, but an event that comes.
+        # Only an event that arrives proves that the subscription is active.
         before = len(self._lines())
 
         def heard() -> bool:
@@ -73,7 +73,7 @@ class Recorder:
         eventually(heard, "an event is heard")
 
     def of(self, container: str) -> list[Event]:
-        """The task events of one container so far, in the order in which they came."""
+        """Return the task events of one container so far, in the order of arrival."""
         return [
             event
             for event in map(_parse, self._lines())
@@ -85,7 +85,7 @@ class Recorder:
     def wait_for(
         self, container: str, done: Callable[[list[str]], bool], *, timeout: float = 60
     ) -> list[str]:
-        """Wait until the container's events are as wanted, and return their short names."""
+        """Wait until the container's events are as expected, and return their short names."""
 
         def look() -> list[str]:
             names = [event.short for event in self.of(container)]
@@ -110,7 +110,7 @@ class Recorder:
 
 
 def _parse(line: str) -> Event | None:
-    """A line is "DATE TIME ZONE ZONE NAMESPACE TOPIC JSON"."""
+    """Parse a line: "DATE TIME ZONE ZONE NAMESPACE TOPIC JSON"."""
     with contextlib.suppress(ValueError):
         _, _, _, _, _, topic, text = line.split(" ", 6)
         return Event(topic, json.loads(text))

@@ -1,11 +1,11 @@
-"""How many examples tests try, and whether they are the same ones in each run.
+"""How many examples tests try, and whether they are the same in each run.
 
-``make test`` tries a few, and always the same: what fails once fails again, and a change is judged
-by nothing but itself. ``NVSHIM_TEST_EXAMPLES=thorough`` tries many, also always the same;
-``random`` (``make test-examples``) tries others in each run, of hypothesis and of the tests that
-have a seed. What that finds becomes an explicit example.
+``make test`` tries a few fixed ones: failures repeat, and a new failure is the fault of the change.
+``NVSHIM_TEST_EXAMPLES=thorough`` tries many fixed ones. ``random`` (``make test-examples``) tries
+new ones in each run, from hypothesis and in the tests that have a seed. A failure that it finds
+becomes an explicit example.
 
-``NVSHIM_TEST_SEED`` has such tests try one seed again, which a random run names where it fails.
+``NVSHIM_TEST_SEED`` repeats one seed in such tests; a random run prints it when it fails.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHOICE: Final = os.environ.get("NVSHIM_TEST_EXAMPLES", FIXED)
 
 _FEW: Final = 40
 _MANY: Final = 1000
-_EACH: Final = 3  # of so many, one is tried by default
+_EACH: Final = 3  # by default, one of this many is tried
 _BITS: Final = 32
 _SEED: Final = os.environ.get("NVSHIM_TEST_SEED", "")
-# Workers that run side by side have to have the same tests.
+# Parallel workers need to have the same tests.
 _RUN: Final = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 _CHANCE: Final = random.Random(_RUN).getrandbits(_BITS) if _RUN else secrets.randbits(_BITS)
 
-# How long an example takes says something about the machine's other work, and not about ours.
+# The time of an example depends on the machine's load more than on our code.
 for _name, _count in ((FIXED, _FEW), (THOROUGH, _MANY)):
     settings.register_profile(
         _name,
@@ -57,15 +57,15 @@ T = TypeVar("T")
 
 
 def load_profile() -> None:
-    """Have hypothesis do what was chosen, in all tests that are imported from now on."""
+    """Set hypothesis to the chosen profile for all tests that are imported from now on."""
     settings.load_profile(CHOICE)
 
 
 def seeds(count: int) -> list[int]:
-    """The seeds that a test is to be tried with, as values of its parameter ``seed``.
+    """Return the seeds for a test's parameter ``seed``.
 
     Args:
-        count: how many, unless one was named; many more when tests are thorough.
+        count: how many, unless the environment names one seed; thorough runs use many more.
     """
     if _SEED:
         return [int(_SEED)]
@@ -79,9 +79,9 @@ def seeds(count: int) -> list[int]:
 
 
 def some(cases: Sequence[T]) -> Sequence[T]:
-    """A few of many cases that are alike, from the first on; all of them when tests are thorough.
+    """Return a few of many similar cases, the first included; all of them in thorough runs.
 
     Args:
-        cases: say, the moments at which something is killed.
+        cases: for example, the moments at which something is killed.
     """
     return cases[::_EACH] if CHOICE == FIXED else cases

@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus, as the parsers of Prometheus' own client library read it."""
+"""The agent's metrics, as the parsers of Prometheus' own client library read them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Told(NamedTuple):
-    """A family as it was read."""
+    """A metric family."""
 
-    name: str  # without the ending of its kind
+    name: str  # without the suffix of its type
     kind: str  # "gauge", "counter"
-    # names of series and their labels, with the value of each
+    # the value of each series, by its name and labels
     series: dict[tuple[str, Labels], float]
 
 
 def read_told(text: str) -> dict[str, Told]:
-    """Read a whole answer of either form; a series that is there twice fails the test."""
+    """Parse an answer in either format; a duplicate series fails the test."""
     module: Any = openmetrics_parser if text.endswith("# EOF\n") else parser
     found: dict[str, Told] = {}
     for family in module.text_string_to_metric_families(text):
         told = found.setdefault(family.name, Told(family.name, family.type, {}))
         for sample in family.samples:
             series = (sample.name, tuple(sorted(sample.labels.items())))
-            assert series not in told.series, f"{series} is told twice"
+            assert series not in told.series, f"{series} appears twice"
             told.series[series] = sample.value
     return found

@@ -1,7 +1,7 @@
-"""A simulated node whose GPUs fail, as the agent and the kernel tell, and a kubelet's message file.
+"""A simulated node whose GPUs fail, with faults from the agent and the kernel, and a message file.
 
-The kernel's log is a FIFO in the node's directory of devices, of which a reader that comes gets
-what it has. The agent is a process that holds its lock, or none.
+The kernel's log is a FIFO in the node's device directory; a reader gets its content. A held lock
+stands in for the agent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["FailingNode", "MessageFile"]
 
 
 class FailingNode:
-    """A simulated node of the test's own.
+    """A simulated node that a test may change.
 
     Args:
-        node: on which no agent runs.
+        node: a node without an agent.
     """
 
     def __init__(self, node: SimulatedNode, namespace: str) -> None:
@@ -36,11 +36,11 @@ class FailingNode:
         return self.node.scenario.gpus[index].uuid
 
     def bus_id(self, index: int = 0) -> str:
-        """As the kernel's log has it, without a function."""
+        """Return the bus id as the kernel logs it, without a function."""
         return self.node.scenario.gpus[index].pci.rpartition(".")[0]
 
     def fault(self, number: int, **more: Any) -> Fault:
-        """An Xid of now, of the first GPU, as an agent tells of it."""
+        """Build a current Xid of the first GPU, as the agent reports it."""
         about_it = about(number)
         values: dict[str, Any] = {
             "at": time.time(), "kind": "xid", "code": number, "name": about_it.meaning,
@@ -50,20 +50,20 @@ class FailingNode:
         return Fault(**(values | more))
 
     def tell(self, container: str, *xids: int, **more: Any) -> None:
-        """Write what an agent knows of a container."""
+        """Write the faults that an agent knows for a container."""
         faults = [self.fault(number, **more) for number in xids]
         write_causes(self.node.state, self._namespace, container, faults)
 
     @contextlib.contextmanager
     def agent(self) -> Iterator[None]:
-        """An agent has the node."""
+        """Hold the lock of the node's agent."""
         with open(os.path.join(self.node.state, LOCK), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     @contextlib.contextmanager
     def kernel_log(self, *lines: str, facility: int = 0) -> Iterator[None]:
-        """The kernel's log has these lines, of now."""
+        """Put these lines into the kernel's log, with the current time."""
         path = os.path.join(self.node.dev, "kmsg")
         os.mkfifo(path)
         fd = os.open(path, os.O_RDWR)
@@ -78,16 +78,16 @@ class FailingNode:
             os.unlink(path)
 
     def xid(self, number: int, text: str = "x", *, index: int = 0, pid: int = 0) -> str:
-        """A line of the driver's."""
+        """Return the driver's log line for an Xid."""
         process = f"pid={pid}, name=python3, " if pid else ""
         return f"NVRM: Xid (PCI:{self.bus_id(index)}): {number}, {process}{text}"
 
 
 class MessageFile:
-    """A termination message's file, as a kubelet makes it.
+    """A termination message file, as a kubelet creates it.
 
     Args:
-        text: what is in it already.
+        text: its initial content.
     """
 
     def __init__(self, directory: str, text: str = "") -> None:
@@ -100,6 +100,6 @@ class MessageFile:
 
     @property
     def text(self) -> str:
-        """What a kubelet would tell of it."""
+        """Return the termination message that a kubelet would show."""
         with open(self.path, "rb") as file:
             return file.read()[-4096:].decode()

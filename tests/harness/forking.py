@@ -1,7 +1,7 @@
-"""Let a test fork although gRPC was used before it in the same process.
+"""Let a test fork although gRPC was used before in the same process.
 
-gRPC's own threads are not in a child. What it calls there after a fork to have them again aborts
-the child when their descriptors were closed. Children of tests use no gRPC.
+A forked child lacks gRPC's threads. gRPC's fork handler recreates them, and aborts the child if
+their descriptors were closed. Children of tests do not use gRPC, so the handler is disabled.
 
 Source: gRPC, doc/environment_variables.md, ``GRPC_ENABLE_FORK_SUPPORT``.
 """

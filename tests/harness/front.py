@@ -1,14 +1,14 @@
-"""What is in front of a server, and can keep its clients from it as networks do.
+"""A TCP proxy in front of a server that can fail as networks do.
 
     with Front(server.port) as front:
-        ...  # a client that is told front.port
+        ...  # a client that connects to front.port
         front.be("hold")
 
 ======= =========================================================================
-passes  connections lead to the server
-hold    connections are accepted, and nothing more is heard on them, old or new
+passes  connections are forwarded to the server
+hold    connections are accepted, but carry no data, old or new
 reset   connections end with a RST, old and new
-drop    SYNs are dropped: the queue of the listener is full; old connections hold
+drop    SYNs are dropped because the listen queue is full; old connections hold
 ======= =========================================================================
 
 Source: tcp(7), listen(2); SO_LINGER in socket(7).
@@ -33,10 +33,10 @@ _CHUNK: Final = 1 << 16
 
 
 class Front:
-    """A front. As a context it runs.
+    """A proxy. It runs while the context is open.
 
     Attributes:
-        port: its own.
+        port: the port on which it listens.
         accepted: how many connections it has accepted.
     """
 
@@ -53,7 +53,7 @@ class Front:
         self._thread = threading.Thread(target=self._run)
 
     def be(self, mode: str) -> None:
-        """Be of another mode from now on."""
+        """Switch to another mode."""
         with self._changing:
             self._mode = mode
             for each in self._held:
@@ -124,7 +124,7 @@ class Front:
 
 
 def _begun(port: int) -> socket.socket:
-    """A connection that was begun, and may never be there."""
+    """Return a socket that is connecting, and may never be connected."""
     begun = socket.socket()
     begun.setblocking(False)
     with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""A program that no signal reaches once it has begun, as one that a driver holds in the kernel."""
+"""A program that no signal ends once it runs, like one that is blocked in a driver."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FREEZER: Final = Path("/sys/fs/cgroup/freezer")
 
 @contextmanager
 def frozen_program(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Its path, and what lets signals reach it again; it has ended at the end.
+    """Yield the program's path, and a function that thaws it; it is killed at the end.
 
     Args:
-        directory: where it is made.
+        directory: where it is created.
     """
     if not (_FREEZER / "tasks").exists():
         pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")

@@ -1,7 +1,7 @@
-"""A FUSE file system of one file, whose server can stop to answer.
+"""A FUSE file system with one file, whose server can stop answering.
 
-It speaks the kernel's protocol through /dev/fuse, without a library. What is asked of it while it
-does not answer hangs, as with a lazy snapshotter or a network file system that is stuck.
+It speaks the kernel's protocol through /dev/fuse, without a library. While it does not answer,
+accesses hang, as with a stuck lazy snapshotter or network file system.
 
 Source: kernel include/uapi/linux/fuse.h.
 """
@@ -9,6 +9,7 @@ Source: kernel include/uapi/linux/fuse.h.
 from __future__ import annotations
 
 import os
+import select
 import stat
 import struct
 import threading
@@ -29,16 +30,16 @@ _FILE: Final = 2
 _ENOENT: Final = 2
 _ENOSYS: Final = 38
 
-_LONGEST: Final = 40.0  # seconds that nothing is answered
+_LONGEST: Final = 40.0  # seconds until a forgotten hang ends by itself
 
 
 class FuseServer:
-    """Serves one file, and stops to answer when it is told.
+    """A FUSE file system with one file, which can stop answering.
 
     Attributes:
         mount_point: where it is mounted.
-        asked: set when something has been asked for that is not answered.
-        askers: the processes that have asked meanwhile, each with those that it descends from.
+        asked: set when a request waits for an answer.
+        askers: the processes with waiting requests, each with its ancestors.
     """
 
     def __init__(self, mount_point: str, backing: str, mode: int) -> None:
@@ -46,7 +47,8 @@ class FuseServer:
         self._mode = stat.S_IFREG | mode
         self.asked = threading.Event()
         self.askers: list[list[int]] = []
-        self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._end = os.eventfd(0)
         self._file = os.open(backing, os.O_RDWR | os.O_CLOEXEC)
         self._answers = threading.Event()
         self._answers.set()
@@ -58,36 +60,37 @@ class FuseServer:
         assert self._greeted.wait(_LONGEST), "the kernel opens the connection"
 
     def hang(self) -> None:
-        """Answer nothing from now on."""
+        """Stop answering."""
         self.asked.clear()
         self.askers.clear()
         self._answers.clear()
 
     def go_on(self) -> None:
-        """Answer again, also what was asked meanwhile."""
+        """Answer again, waiting requests included."""
         self._answers.set()
 
     def close(self) -> None:
-        """End it; what hangs fails."""
+        """Stop the server; hanging accesses fail."""
         syscalls.umount(self.mount_point, syscalls.MNT_DETACH)
+        # Another mount namespace, as a container's, may have a copy of the mount: it does not end
+        # with this one, and neither would a read.
+        os.eventfd_write(self._end, 1)
         self.go_on()
-        with open("/dev/null", "rb") as null:
-            # Its device ends with the last reference, and the thread may just be reading.
-            os.dup2(null.fileno(), self._fd, inheritable=False)
-        self._thread.join(10)
-        os.close(self._fd)
-        os.close(self._file)
+        self._thread.join()
+        for fd in (self._fd, self._end, self._file):
+            os.close(fd)
 
     def _serve(self) -> None:
-        while True:
+        poll = select.poll()
+        for fd in (self._fd, self._end):
+            poll.register(fd, select.POLLIN)
+        while self._end not in dict(poll.poll()):
             try:
                 request = os.read(self._fd, _MOST + 4096)
-            except InterruptedError:
+            except (BlockingIOError, FileNotFoundError):  # the process that asked has gone
                 continue
             except OSError:
-                return
-            if not request:
-                return
+                return  # it is unmounted
             _, opcode, unique, node, _, _, pid, _ = _HEADER.unpack_from(request)
             if not self._answers.is_set() and opcode not in _FORGETS:
                 self.askers.append(_line_of(pid))
@@ -102,7 +105,7 @@ class FuseServer:
             try:
                 os.write(self._fd, _REPLY.pack(_REPLY.size + len(data), error, unique) + data)
             except OSError:
-                pass  # who has asked does not want it any more
+                pass  # the process that asked has gone
             self._greeted.set()  # by INIT, the first request
 
     def _answer(self, opcode: int, node: int, body: bytes) -> bytes | int:
@@ -145,12 +148,12 @@ def _line_of(pid: int) -> list[int]:
 
 @contextmanager
 def fuse(directory: str, content: str = "/dev/null", *, mode: int = 0o600) -> Iterator[FuseServer]:
-    """Mount one.
+    """Mount the file system.
 
     Args:
-        directory: where; made.
-        content: the file whose content its file has.
-        mode: of its file.
+        directory: the mount point; created.
+        content: the file with the content to serve.
+        mode: the mode of the served file.
     """
     os.mkdir(directory)
     server = FuseServer(directory, content, mode)

@@ -1,4 +1,4 @@
-"""The node agent as a process, beside GPUs whose driver and kernel log a test speaks for."""
+"""The node agent as a process, with GPUs whose driver and kernel log a test controls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["GpuAgent", "gpu_agent"]
 
 @dataclass
 class GpuAgent:
-    """The agent, and what of the node a test moves."""
+    """The agent, and the parts of the node that a test changes."""
 
     process: subprocess.Popen[bytes]
     node: SimulatedNode
@@ -33,21 +33,21 @@ class GpuAgent:
 
     def lines(self) -> list[dict[str, Any]]:
         with open(self.log, encoding="utf-8") as file:
-            # The last one may just be written.
+            # The last line may be incomplete.
             return [json.loads(line) for line in file if line[:1] + line[-1:] == "{\n"]
 
     def said(self, event: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["event"].startswith(event)]
 
     def xid(self, index: int, number: int, text: str, *, pid: int = 0) -> None:
-        """The kernel's log names an error."""
+        """Write an Xid to the kernel's log."""
         bus = self.node.scenario.gpus[index].pci.rpartition(".")[0]
         process = f"pid={pid}, name=sleep, " if pid else ""
         line = f"4,1,2,-;NVRM: Xid (PCI:{bus}): {number}, {process}{text}\n"
         os.write(self.kernel, line.encode())
 
     def listens(self) -> None:
-        """Wait until it hears the kernel's log."""
+        """Wait until the agent reads the kernel's log."""
 
         def is_heard() -> bool:
             self.xid(0, 14, "a test")
@@ -56,24 +56,24 @@ class GpuAgent:
         eventually(is_heard, "it hears the kernel's log")
 
     def nvml(self, name: str, text: str) -> None:
-        """What NVML says from now on."""
+        """Set NVML's faults."""
         with open(f"{self.node.state}/nvml-{name}", "w", encoding="utf-8") as file:
             file.write(text)
 
     def nvshim(self, *words: str) -> tuple[int, Any]:
-        """The exit status and the answer of a command."""
+        """Run a command; return its exit status and output."""
         where = ("-o", "json", "--config", self.node.config_path)
         done = nvshim(*words, *where, check=False, stderr=None)
         return done.code, done.items if done.stdout else None
 
     def listed(self) -> list[str]:
-        """The states of the GPUs, by `nvshim list`."""
-        # What the containers of this machine hold, of its other engines, is not asked.
+        """Return the states of the GPUs, from `nvshim list`."""
+        # Ignores the containers of this machine's other engines.
         words = ("list", "--containerd-state", self.node.state)
         return [row["health"] for row in self.nvshim(*words)[1]]
 
     def states(self) -> list[str]:
-        """The same by the agent's file: to be looked at often."""
+        """Return the same from the agent's file, which is cheaper to poll."""
         try:
             with open(f"{self.node.state}/health.json", encoding="utf-8") as file:
                 return [device["state"] for device in json.load(file)["devices"]]
@@ -95,7 +95,7 @@ def gpu_agent(node: SimulatedNode, directory: Path, *more: str) -> Iterator[GpuA
         yield GpuAgent(process, node, log, kernel)
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         os.close(kernel)
         with open(log, encoding="utf-8") as said:
             sys.stderr.write(said.read())  # shown if the test fails

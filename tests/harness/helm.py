@@ -1,9 +1,9 @@
-"""What Helm makes of a chart, without Helm: Go's own template engine, which kubectl has.
+"""Render a Helm chart without Helm, by Go's template engine in kubectl.
 
-``kubectl label --local -o go-template-file`` runs a template over an object that it is given, and
-asks no server. The object has what Helm gives to templates (``.Values``, ``.Release``, ``.Chart``).
-Of Helm's own functions the chart uses ``toYaml … | nindent``, alone and always of a value, and
-``.Files.Get … | nindent``: those are put in before.
+``kubectl label --local -o go-template-file`` runs a template on an object and calls no server. The
+object has the built-in objects of Helm (``.Values``, ``.Release``, ``.Chart``). The chart uses two
+expressions of Helm's own, each alone and on a value: ``toYaml … | nindent`` and
+``.Files.Get … | nindent``. They are expanded beforehand.
 
 Source: kubectl label --help; helm.sh, built-in objects; Go, text/template.
 """
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 with open(f"{MANIFESTS}/components/device-plugin-config/config.yaml", encoding="utf-8") as _file:
     _DEVICE_PLUGIN: Final = yaml.safe_load(_file)
+with open(f"{MANIFESTS}/components/mig-config/config.yaml", encoding="utf-8") as _file:
+    _MIG_CONFIG: Final = yaml.safe_load(_file)
 
 _LITERAL: Final = re.compile(
     r"[ ]*\{\{- (?:toYaml \.Values\.([\w.]+)|\.Files\.Get \"(\S+)\") \| nindent (\d+) \}\}"
@@ -49,26 +51,35 @@ OPTIONS: Final[Mapping[str, dict[str, Any]]] = {
     "dra": {"dra": {"enabled": True}},
     "dra-mig": {"dra": {"mig": True}},
     "dra-shares": {"dra": {"shares": 4}},
+    "dra-metadata": {"dra": {"metadata": True}},
     "dra-evict": {"dra": {"unhealthy": "evict"}},
     "dra-extended-resource": {"dra": {"extendedResource": True}},
     "dra-as-nvidia": {"dra": {"driverName": "gpu.nvidia.com"}},
+    "nri": {"nri": True},
     "node-condition": {"nodeCondition": True},
+    "node-labels": {"nodeLabels": "node"},
+    "node-labels-nfd": {"nodeLabels": "node-feature"},
+    "node-labels-file": {"nodeLabels": "file"},
+    "mig-config": {"migConfig": _MIG_CONFIG},
+    "nvsentinel": {"nvsentinel": True},
     "metrics": {"metrics": {"enabled": True}},
     "prometheus-operator": {"metrics": {"prometheusOperator": True}},
+    "metrics-dcgm": {"metrics": {"names": ["own", "dcgm"]}},
+    "metrics-web-config": {"metrics": {"webConfigSecret": "metrics-web-config"}},
 }  # fmt: skip
-"""The components of a kustomization, and the values that mean the same."""
+"""The components of a kustomization, and the equivalent values of the chart."""
 
 
 def render_chart(
     kubectl: Kubectl, chart: Mapping[str, str], values: dict[str, Any], *, namespace: str
 ) -> list[dict[str, Any]]:
-    """The objects that ``helm template`` would print.
+    """Return the objects that ``helm template`` would print.
 
     Args:
-        values: beside the chart's own.
+        values: override those of the chart.
 
     Raises:
-        jsonschema.ValidationError: the values are not what the chart's schema allows.
+        jsonschema.ValidationError: the chart's schema does not allow the values.
     """
     templates = [
         text
@@ -80,7 +91,7 @@ def render_chart(
 
 
 def notes(kubectl: Kubectl, chart: Mapping[str, str], values: dict[str, Any]) -> str:
-    """What Helm prints after an installation."""
+    """Return the notes that Helm prints after an installation."""
     return _execute(kubectl, chart, values, "there", [chart["templates/NOTES.txt"]])
 
 
@@ -130,7 +141,7 @@ def _yaml(values: Any, path: str) -> str:
 
 
 def merged(one: Any, other: Any) -> Any:
-    """Values as Helm puts them together: objects are merged, everything else is replaced."""
+    """Merge values as Helm does: objects are merged, everything else is replaced."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {**one, **{k: merged(one.get(k), v) for k, v in other.items()}}
     return other

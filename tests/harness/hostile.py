@@ -1,12 +1,12 @@
-"""Hostile images in real containers, and what is to be seen of them from outside.
+"""Run hostile images in real containers, and observe their effects from outside.
 
-A :class:`Canary` is what an image's links aim at. A :class:`Ground` is a containerd with our shim
-and a simulated node: an image is a directory there, laid over a harmless one with overlayfs, as a
+A :class:`Canary` is the target of an image's links. A :class:`Ground` is a containerd with our shim
+and a simulated node. An image is a directory there, stacked on a harmless one with overlayfs as a
 snapshotter would do it, so it may hold anything that a file system can: FIFOs, devices, sockets.
-:meth:`Ground.run` makes a GPU container of it and tells what came of that.
+:meth:`Ground.run` runs a GPU container of the image and returns what happened.
 
-All of a ground's containers are in one shim, that of an idle container: it is looked at as long
-as it lives, and nothing of one image may be left in it when the next comes.
+One shim, that of an idle container, runs all containers of a ground. It is observed as long as it
+runs, and it may keep nothing of one image when the next container starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MULTIARCH: Final = "/usr/lib/x86_64-linux-gnu"
 
 ALL_OF_IT: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 
-# Where a link leads that wants out. {path} is where it lies, {up} leads from there to the root.
+# Targets of links that try to escape. {path} is the link's path; {up} leads from there to the root.
 WAYS_OUT: Final = {
     "absolute": "{canary}{path}",
     "absolute, to nothing yet": "{canary}/new",
@@ -62,10 +62,10 @@ WAYS_OUT: Final = {
 
 
 class Canary:
-    """A tree of the host that nothing may touch; its every byte and time is remembered.
+    """A tree of the host that nothing may touch. It records every byte and time of its files.
 
     Args:
-        like: paths that it has too, so that a link to it, or to a part of it, fits.
+        like: paths that also exist in it, so that a link into it finds a file.
     """
 
     def __init__(self, path: str, like: Sequence[str] = ()) -> None:
@@ -78,17 +78,17 @@ class Canary:
         self._before = self.fingerprint()
 
     def fingerprint(self) -> object:
-        """Everything about it that writing to it changes."""
+        """Return everything about it that a write would change."""
         times = {name: os.lstat(self.path + name).st_ctime_ns for name in ("", *tree(self.path))}
         return tree(self.path), times
 
     @property
     def is_dead(self) -> bool:
-        """Whether anything about it has changed."""
+        """Return whether anything in it has changed."""
         return self.fingerprint() != self._before
 
     def target(self, way: str, path: str) -> str:
-        """What a link at ``path`` of an image says, to lead here by one of the ways out."""
+        """Return the target of a link at ``path`` of an image that leads here by one way out."""
         up = "../" * path.count("/")
         return WAYS_OUT[way].format(canary=self.path, path=path, up=up)
 
@@ -100,28 +100,28 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a container."""
+    """The result of running a container."""
 
     refused: str = ""  # why it was not created or not started; "" if it was
-    output: str = ""  # what it wrote
+    output: str = ""  # what the container wrote
     # config.json as the low-level runtime had it; empty if it was not created
     spec: dict[str, Any] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)  # nvidia.json; likewise
-    mounts: str = ""  # mountinfo of the container's own mount namespace; likewise
+    record: dict[str, Any] = field(default_factory=dict)  # nvidia.json, or empty
+    mounts: str = ""  # mountinfo of the container's own mount namespace, or empty
 
 
 class Ground:
-    """Where hostile images become containers.
+    """Runs hostile images as containers.
 
     Args:
-        containerd: it runs.
-        node: whose GPUs they ask for; the shim's configuration says so.
-        directory: where images are made; on a file system that overlayfs takes.
+        containerd: a running containerd.
+        node: has the GPUs that containers request; the shim's configuration names it.
+        directory: where images are created, on a file system that overlayfs supports.
 
     Attributes:
         base: the harmless image.
-        shim: the pid of the shim that has all of the containers.
-        runtime_states: where runc and crun keep what they know of the containers.
+        shim: the pid of the shim that serves all of the containers.
+        runtime_states: the state directories of runc and crun.
     """
 
     def __init__(self, containerd: PrivateContainerd, node: SimulatedNode, directory: str) -> None:
@@ -154,7 +154,7 @@ class Ground:
         self._remove(self._idle)
 
     def image(self) -> str:
-        """A new image, empty: what is put into this directory lies over the harmless one."""
+        """Create an empty image: the files in this directory are stacked on the harmless image."""
         self._images += 1
         upper = f"{self._directory}/image-{self._images}/upper"
         os.makedirs(upper)
@@ -162,7 +162,7 @@ class Ground:
         return upper
 
     def spec(self, *command: str, env: Sequence[str] = ALL_OF_IT) -> dict[str, Any]:
-        """A new spec, as containerd makes it, for a container of the ground's pod."""
+        """Create a spec, as containerd makes it, for a container of the ground's pod."""
         spec: dict[str, Any] = json.loads(json.dumps(self._spec))
         spec["process"]["args"] = list(command)
         spec["process"]["env"] += env
@@ -180,12 +180,12 @@ class Ground:
         rootfs: str = "",
         while_created: Callable[[int], object] | None = None,
     ) -> Seen:
-        """Make a container of an image, run it to its end and remove it.
+        """Create a container of an image, run it until it exits, and remove it.
 
         Args:
             command: what it runs.
             low_level: path of the low-level runtime; the shim's default if empty.
-            edit: changes the spec before containerd is given it.
+            edit: changes the spec before containerd gets it.
             mount_options: further options of the rootfs's mount.
             rootfs: a whole root file system in place of the image, mounted as it is.
             while_created: called with init's pid before it is started.
@@ -275,12 +275,12 @@ class Ground:
 
 
 def put_link(image: str, path: str, target: str) -> None:
-    """A link at ``path`` of an image that is laid over another."""
+    """Put a link at ``path`` of an image that is stacked on another."""
     os.makedirs(os.path.dirname(image + path), exist_ok=True)
     os.symlink(target, image + path)
 
 
-# Where others on this machine mount things, and we never do.
+# Where other software mounts, and the shim never does.
 _OF_OTHERS: Final = (
     "/tmp/",
     "/dev/shm/",
@@ -293,10 +293,10 @@ _OF_OTHERS: Final = (
 
 
 def host_mounts(*ours: str) -> list[str]:
-    """The mount points of the host, as this process sees them.
+    """Return the mount points of the host, as this process sees them.
 
     Args:
-        ours: directories that are looked at although they are where others have theirs.
+        ours: directories to include although other software mounts there.
     """
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         points = [f"{line.split()[4]}/" for line in file]
@@ -308,10 +308,9 @@ def host_mounts(*ours: str) -> list[str]:
 
 
 def foreign_mounts(seen: Seen, *, allowed: Sequence[str]) -> list[str]:
-    """The files and directories of the host in a container that are not below ``allowed``.
+    """Return the host's files and directories in a container that are not below ``allowed``.
 
-    Told from the container's mountinfo: what is mounted of the disk that the host is on, by
-    its place on that disk.
+    They come from the container's mountinfo: mounts of the host's disk, by the path on that disk.
     """
     disk = os.stat(allowed[0]).st_dev
     number = f"{os.major(disk)}:{os.minor(disk)}"
@@ -328,10 +327,10 @@ def foreign_mounts(seen: Seen, *, allowed: Sequence[str]) -> list[str]:
 
 
 def _place_on_disk(path: str) -> str:
-    """Where a path is on the file system that it is on, which may be mounted anywhere."""
+    """Return a path relative to the root of its file system, which may be mounted anywhere."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         mounts = [line.split()[3:5] for line in file]
-    # Of several at one point, the last is on top.
+    # The last mount at a point is on top.
     root, point = max(
         (
             (root.rstrip("/"), point.rstrip("/"))
@@ -346,11 +345,11 @@ def _place_on_disk(path: str) -> str:
 def foreign_sources(
     seen: Seen, before: Mapping[str, Any], *, driver_root: str, allowed: Sequence[str]
 ) -> list[str]:
-    """Sources of added mounts that are not what they should be.
+    """Return the sources of added mounts that are not as they should be.
 
     Args:
-        before: a spec without what was added.
-        driver_root: below it, a source is a file by its path and by its inode.
+        before: the spec before the injection.
+        driver_root: a source below it has to be one of its files, by path and by inode.
     """
     driver = _inodes(driver_root)
     there = [mount["destination"] for mount in before["mounts"]]
@@ -370,7 +369,7 @@ def foreign_sources(
 
 @functools.cache
 def _inodes(top: str) -> frozenset[tuple[int, int]]:
-    """Every file and directory below ``top``, by device and inode."""
+    """Return every file and directory below ``top``, by device and inode."""
     found = (
         os.lstat(f"{directory}/{name}")
         for directory, names, files in os.walk(top)
@@ -386,12 +385,12 @@ _CALL: Final = re.compile(r'^(\w+)\((?:(AT_FDCWD|\d+)<([^>]*)>, )?(?:"((?:[^"\\]
 
 @contextmanager
 def traced(pid: int, log: str) -> Iterator[None]:
-    """Write down which files a process and its forks name to the kernel; no other program does."""
-    # Appended: a test has more processes than there are pids, and each has a file by its pid.
+    """Log the file system calls of a process and its forks, but not those of programs they exec."""
+    # Appended: a test starts so many processes that pids recur, and each pid has one file.
     argv = ["strace", "-ff", "-A", "-b", "execve", "-y", "-s", "4096", "-e", "trace=%file"]
     argv += ["-o", log, "-p", str(pid)]
-    # strace has a line to say about each process. Nobody reads a pipe meanwhile: it would be full
-    # after a thousand, and then strace waits, and with it all that it traces.
+    # strace prints a line for each process. A pipe, which is not read meanwhile, would be full
+    # after a thousand; then strace would block, and with it everything that it traces.
     messages = f"{log}-messages"
     with (
         open(messages, "w", encoding="utf-8") as file,
@@ -405,16 +404,16 @@ def traced(pid: int, log: str) -> Iterator[None]:
 
 
 def calls_below(log: str, rootfs: str) -> tuple[list[str], int]:
-    """The calls that name something below a rootfs in another way than is allowed.
+    """Find the calls that access something below a rootfs in a way that is not allowed.
 
-    Allowed is openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS on the root itself, and
-    single names, not followed, in a directory that was found so.
+    Allowed are openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS on the root itself, and
+    single names, without following links, in a directory that was opened like that.
 
     Args:
         rootfs: a pattern of the roots' paths.
 
     Returns:
-        The lines that are not allowed, and how many there are that are.
+        The lines that are not allowed, and the number of allowed ones.
     """
     root = re.compile(f"({rootfs})(/.*)?")
     bad, good = [], 0
@@ -442,7 +441,7 @@ def calls_below(log: str, rootfs: str) -> tuple[list[str], int]:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What a process has open, in order."""
+    """Return the open files of a process, in order."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""An HTTP server in this process, for what a client under test asks of one."""
+"""An HTTP server in this process, for clients under test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):
-    """What was asked."""
+    """A request."""
 
     method: str
     path: str
@@ -29,16 +29,15 @@ def served(
     host: str = "127.0.0.1",
     connected: Callable[[socket.socket], None] | None = None,
 ) -> Iterator[int]:
-    """A server; gives its port.
+    """Run a server; yield its port.
 
     Args:
-        answer: called for each request, whatever its method; returns the status and the JSON
-            document of the answer, or an iterator of documents that are sent as they come, a line
-            each; it ends with the answer.
-        tls: how it encrypts; None for not at all.
+        answer: called for each request of any method. It returns the status and the JSON document
+            of the answer, or an iterator of documents that are streamed, one per line.
+        tls: the TLS context; None for plain HTTP.
         host: the address on which it listens.
-        connected: called with each connection. Where it is given, connections are kept for further
-            requests, as HTTP/1.1 has it.
+        connected: called with each connection. If it is set, connections are kept alive, as
+            HTTP/1.1 does.
     """
     opened: list[socket.socket] = []
 
@@ -75,7 +74,7 @@ def served(
             self.send_header("Content-Type", "application/json")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            with suppress(OSError):  # nobody listens any more
+            with suppress(OSError):  # the client has disconnected
                 for document in documents:
                     line = f"{json.dumps(document)}\n".encode()
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
@@ -105,12 +104,12 @@ def served(
 
 def _end(connections: list[socket.socket]) -> None:
     for each in connections:
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # it has closed already
             each.shutdown(socket.SHUT_RDWR)
 
 
 def _headers_of(document: Any) -> Iterator[tuple[str, str]]:
-    """What a refusal of Kubernetes says in a header as well."""
+    """Return the headers that repeat a field of a Kubernetes failure."""
     details = document.get("details") if isinstance(document, dict) else None
     if details and "retryAfterSeconds" in details:
         yield "Retry-After", str(details["retryAfterSeconds"])

@@ -1,4 +1,4 @@
-"""What is dear to make, and lent to one test after another while each leaves it as it was."""
+"""Expensive fixtures that tests share as long as each test restores them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Something that several tests use.
+    """A value that several tests share.
 
     Args:
-        make: makes it, and removes it at the end.
-        tidy: takes back what a test has done to it; if that fails, the next one gets another.
+        make: creates it, and removes it at the end.
+        tidy: undoes a test's changes; if that fails, the next test gets a new value.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Kept(Generic[T]):
 
     @contextmanager
     def lent(self) -> Iterator[T]:
-        """Lend it to a test; it is made for the first one."""
+        """Lend it to a test, and create it for the first one."""
         if not self._made:
             with outliving(serves=True):
                 self._made.append(self._stack.enter_context(self._make()))

@@ -1,4 +1,4 @@
-"""A program that is traced: what it calls, or that it is killed at a call, which is not made."""
+"""Trace a program with strace: log its system calls, or kill it before one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["killed_at", "straced"]
 
 @contextmanager
 def killed_at(pid: int, calls: str, *, nth: int = 1) -> Iterator[None]:
-    """Have a program be killed at a system call that it makes while this lasts.
+    """Kill a program at a system call that it makes inside the block.
 
     Args:
-        pid: the program's.
-        calls: names of system calls, with commas.
-        nth: which of these calls it is, from 1.
+        pid: the program's pid.
+        calls: names of system calls, separated by commas.
+        nth: at which of these calls to kill it, counted from 1.
     """
     inject = f"inject={calls}:signal=KILL:when={nth}"
     argv = ["strace", "-f", "-qqq", "-o", "/dev/null", "-e", "trace=" + calls, "-e", inject]
@@ -30,18 +30,18 @@ def killed_at(pid: int, calls: str, *, nth: int = 1) -> Iterator[None]:
             eventually(lambda: _is_traced(pid), "strace has it")
             yield
         finally:
-            strace.kill()  # it may wait for threads of a program that is dead
+            strace.kill()  # it may wait for threads of a dead program
 
 
 @contextmanager
 def straced(pid: int, calls: str, log: Path, *, follows: bool = True) -> Iterator[None]:
-    """Have strace write the system calls that a program makes while this lasts into a file.
+    """Let strace log the system calls that a program makes inside the block.
 
     Args:
-        pid: the program's.
-        calls: names of system calls, with commas.
-        log: the file; each line of it begins with a pid if others are followed.
-        follows: whether its other threads and its children are traced, too.
+        pid: the program's pid.
+        calls: names of system calls, separated by commas.
+        log: the log file. With ``follows``, each of its lines starts with a pid.
+        follows: whether to trace its other threads and its children, too.
     """
     argv = ["strace", *(["-f"] if follows else []), "-qq", "-o", str(log)]
     argv += ["-e", f"trace={calls}", "-e", "signal=none", "-p", str(pid)]
@@ -51,11 +51,11 @@ def straced(pid: int, calls: str, log: Path, *, follows: bool = True) -> Iterato
             eventually(lambda: f"TracerPid:\t{strace.pid}\n" in status.read_text(), "strace has it")
             yield
         finally:
-            strace.send_signal(signal.SIGINT)  # which lets go of the program
+            strace.send_signal(signal.SIGINT)  # detaches from the program
 
 
 def _is_traced(pid: int) -> bool:
-    """Whether each of its threads is traced by somebody, or it is dead already."""
+    """Return whether all of its threads are traced, or it is already dead."""
     tasks = f"/proc/{pid}/task"
     for task in os.listdir(tasks):
         ended = suppress(FileNotFoundError, ProcessLookupError)

@@ -1,11 +1,10 @@
-"""The real kubectl, of a release of Debian, and a server that knows no more than which kinds exist.
+"""The real kubectl of a Debian release, and an API server that only lists which kinds exist.
 
-``kubectl apply --dry-run=client`` changes nothing, and still asks a server which resources there
-are, and whether an object is there already. This one answers the first from a table and the second
-with "not found"; it keeps nothing, and any request that would change something is refused and
-remembered.
+``kubectl apply --dry-run=client`` changes nothing, but asks the server which resources exist and
+whether an object does. This server answers the first from a table and the second with "not found".
+It stores nothing; it refuses and records any request that would change something.
 
-``python -m tests.harness.kubectl RELEASE…`` has the programs ready.
+``python -m tests.harness.kubectl RELEASE…`` downloads the programs.
 
 Source: Kubernetes API, discovery (APIGroupList, APIResourceList), metav1.Status.
 """
@@ -35,7 +34,7 @@ _PACKAGE: Final = "kubernetes-client"
 # There the program is static, and needs no libraries.
 _STATIC: Final = frozenset({"bookworm"})
 
-# Group version → plural, kind, whether it is in a namespace.
+# Group version → plural, kind, whether it is namespaced.
 _RESOURCES: Final = {
     "v1": [
         ("namespaces", "Namespace", False),
@@ -60,12 +59,12 @@ _RESOURCES: Final = {
 class Kubectl:
     """A kubectl."""
 
-    release: str  # of Debian, whose it is
+    release: str  # the Debian release that it comes from
     program: str  # its path
 
     @classmethod
     def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:
-        """What a release of Debian has."""
+        """Return the kubectl of a Debian release."""
         if release in _STATIC:
             into = os.path.join(default_cache(), f"{release}-{_PACKAGE}")
             directory = os.path.join(into, "unpacked")
@@ -75,7 +74,7 @@ class Kubectl:
         return cls(release, f"{where}/kubectl/kubectl")
 
     def __call__(self, *words: str, server: str = "", stdin: str = "") -> str:
-        """Run it; returns what it says, and fails the test if it complains."""
+        """Run it and return its output; an error fails the test."""
         with tempfile.TemporaryDirectory() as home:
             options = ["--server", server] if server else []
             done = subprocess.run(
@@ -89,8 +88,8 @@ class Kubectl:
 
 
 def render(kubectl: Kubectl, overlay: str, *components: str) -> list[dict[str, Any]]:
-    """The objects of an overlay with more components, as a cluster's own overlay has them."""
-    # Beside ours: a kustomization may only name what is on the way from the repository.
+    """Return the objects of an overlay with more components, as a cluster's own overlay adds."""
+    # Next to our overlays: kustomizations refer to each other by relative paths.
     directory = tempfile.mkdtemp(prefix=".test-", dir=os.path.join(MANIFESTS, "overlays"))
     path = os.path.join(directory, "kustomization.yaml")
     try:
@@ -105,7 +104,7 @@ def render(kubectl: Kubectl, overlay: str, *components: str) -> list[dict[str, A
 
 @dataclass
 class Discovery:
-    """A server of the API that knows which kinds there are. As a context it runs."""
+    """An API server that only serves discovery. It runs while the context is open."""
 
     # the requests that would have changed something
     changes: list[str] = field(default_factory=list)

@@ -1,10 +1,10 @@
-"""What a kubelet makes of a DaemonSet: its pod, as calls of the CRI, on a machine under a cover.
+"""Run the pod of a DaemonSet by CRI calls, as a kubelet does, in a :mod:`.world`.
 
-The manifest is taken as ``kubectl kustomize`` has rendered it. Everything that decides what the
-container may do is handed on: its user, capabilities, seccomp profile, privileges, mounts with
-their propagation, variables, limits; and its probes are run as they are written. Two things are
-not a kubelet's: the pod is in the network of the node, since there is no other here, and nobody's
-score for the kernel's killer is lowered, for which the machine may lack the capability.
+The manifest is the output of ``kubectl kustomize``. Everything that decides what the container may
+do is passed on: its user, capabilities, seccomp profile, privileges, mounts with their propagation,
+environment and limits. Its probes run as they are written. Two things differ from a kubelet: the
+pod is in the node's network, since there is no other here, and no oom_score_adj is lowered, since
+the machine may lack the capability for it.
 
 Source: CRI v1; kubelet pkg/kubelet/kuberuntime (security_context.go, kuberuntime_container.go),
 pkg/volume/util/atomic_writer.go.
@@ -43,7 +43,7 @@ _SECCOMP: Final = {
     None: pb.SecurityProfile.Unconfined,
     "RuntimeDefault": pb.SecurityProfile.RuntimeDefault,
 }
-# What a kubelet hides from containers that are not privileged.
+# The paths that a kubelet masks in unprivileged containers.
 _MASKED: Final = (
     "/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
     "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
@@ -56,7 +56,7 @@ _UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program in a container ended."""
+    """The result of a program in a container."""
 
     code: int
     output: str
@@ -77,7 +77,7 @@ class Container:
         return self._kubelet.cri.container_status(request).status
 
     def exit_code(self, *, timeout: float = 60) -> int:
-        """Wait for its end."""
+        """Wait until it exits; return its exit code."""
         eventually(lambda: self.status.state == pb.CONTAINER_EXITED, "its end", timeout=timeout)
         return self.status.exit_code
 
@@ -95,16 +95,16 @@ class Container:
         self._kubelet.cri.stop_container(request, timeout=grace + 10)
 
     def log(self) -> str:
-        """What it wrote, without the CRI's own columns."""
+        """Return its output, without the columns of the CRI log format."""
         text = self._kubelet.read(self._log)
         return "\n".join(line.split(" ", 3)[3] for line in text.splitlines())
 
 
 class Kubelet:
-    """A kubelet for one machine. As a context, all its pods are gone at the end.
+    """A kubelet for one machine. Leaving the context removes all its pods.
 
     Args:
-        world: the machine; its containerd runs.
+        world: the machine, with a running containerd.
     """
 
     def __init__(self, world: World) -> None:
@@ -112,7 +112,7 @@ class Kubelet:
         self.cri = Cri(world.path(SOCKET))
         self.cgroup = new_name("kubelet")
         self.config_maps: dict[str, dict[str, str]] = {}
-        """What is in ConfigMaps, by their names."""
+        """The content of ConfigMaps, by name."""
         self._mounted: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -125,12 +125,12 @@ class Kubelet:
         self.cri.close()
 
     def read(self, path: str) -> str:
-        """A file of the machine."""
+        """Read a file of the machine."""
         with open(self.world.path(path), encoding="utf-8") as file:
             return file.read()
 
     def reconnect(self) -> None:
-        """After a restart of the engine, which listens before it can answer."""
+        """Reconnect after a restart of the engine, which listens before it can answer."""
         self.cri.close()
         self.cri = Cri(self.world.path(SOCKET))
         eventually(self._answers, "the engine answers")
@@ -143,7 +143,7 @@ class Kubelet:
         return True
 
     def remove_cgroups(self) -> None:
-        """Remove what the pods were in, once the machine is gone."""
+        """Remove the cgroups of the pods, once the machine is gone."""
         for hierarchy in traces.cgroup_hierarchies():
             for directory, _, _ in os.walk(os.path.join(hierarchy, self.cgroup), topdown=False):
                 with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ class Kubelet:
     def run_pod(
         self, name: str, *, handler: str = "", host_pid: bool = False, privileged: bool = False
     ) -> tuple[str, pb.PodSandboxConfig]:
-        """Run a pod without containers yet; returns its id and how it was asked for."""
+        """Run a pod sandbox; return its id and its configuration."""
         namespaces = _namespaces(host_pid=host_pid)
         uid = new_name(name)
         config = pb.PodSandboxConfig(
@@ -179,14 +179,14 @@ class Kubelet:
         container: str,
         answer: deviceplugin_pb2.ContainerAllocateResponse,
     ) -> None:
-        """Write down what a device plugin has answered for a container of a pod."""
+        """Record a device plugin's answer for a container of a pod."""
         root = KubeletRoot(self.world.path("/var/lib/kubelet"))
         root.record(pod[1].metadata.uid, container, answer)
 
     def start(
         self, pod: tuple[str, pb.PodSandboxConfig], config: pb.ContainerConfig, spec: dict[str, Any]
     ) -> Container:
-        """Create a container in a pod, and start it."""
+        """Create and start a container in a pod."""
         sandbox, pod_config = pod
         config.linux.security_context.namespace_options.CopyFrom(
             pod_config.linux.security_context.namespace_options
@@ -207,14 +207,14 @@ class Kubelet:
         image: str,
         answer: deviceplugin_pb2.ContainerAllocateResponse | None = None,
     ) -> tuple[str, Container]:
-        """Run the pod that a DaemonSet has on this node, or a Job.
+        """Run the pod of a DaemonSet or a Job on this node.
 
         Args:
-            image: what the engine calls its image.
-            answer: what a device plugin has answered for its container.
+            image: the engine's name of its image.
+            answer: the device plugin's answer for its container.
 
         Returns:
-            The pod's id, and its one container.
+            The pod's id, and its only container.
         """
         spec = daemon_set["spec"]["template"]["spec"]
         (container,) = spec["containers"]
@@ -254,7 +254,7 @@ class Kubelet:
         return pod[0], self.start(pod, config, container)
 
     def _volume(self, volume: dict[str, Any], uid: str) -> str:
-        """Where a volume is on the machine; it is made as its kind says."""
+        """Create a volume according to its kind; return its path on the machine."""
         if "emptyDir" in volume:
             path = os.path.join("/var/lib/kubelet-volumes", uid, volume["name"])
             os.makedirs(self.world.path(path))
@@ -277,13 +277,13 @@ class Kubelet:
         return str(path)
 
     def change_config_map(self, name: str, data: dict[str, str]) -> None:
-        """Somebody has changed a ConfigMap, and it has come to where it is mounted."""
+        """Change a ConfigMap, and update the volumes that mount it."""
         self.config_maps[name] = data
         for path in self._mounted.get(name, ()):
             self._write(name, path)
 
     def _write(self, name: str, path: str) -> None:
-        """Write a ConfigMap as a kubelet does: all of it changes at once, by the name of a link."""
+        """Write a ConfigMap as a kubelet does: replacing a link changes all files at once."""
         here = self.world.path(path)
         os.makedirs(here, exist_ok=True)
         link, new = os.path.join(here, "..data"), new_name("..")
@@ -301,7 +301,7 @@ class Kubelet:
 
 
 def _value_of(variable: dict[str, Any]) -> str:
-    """The value of a variable, or of the field of the pod that it has."""
+    """Return the value of a variable, or of the pod field that it refers to."""
     if "value" in variable:
         return str(variable["value"])
     fields = {"spec.nodeName": os.uname().nodename}

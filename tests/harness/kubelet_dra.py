@@ -1,14 +1,13 @@
-"""A kubelet's DRA manager, as a driver meets it: the real gRPC over unix sockets.
+"""A kubelet's DRA manager as a driver sees it, with real gRPC over unix sockets.
 
     with KubeletDra(root) as kubelet:
         driver = kubelet.wait_for("gpu.example.com")
         answer = driver.prepare(("default", uid, "claim"))
 
-It watches its directory of registrations, asks a socket that appears for what it is, takes the
-first version that it knows in the plugin's order, tells it that it is registered, opens the health
-stream, and has the time limits that a real one has. Of several instances of a driver it calls the
-newest that it is connected to. It keeps no record of claims but what a test
-asks it to write (:mod:`.kubelet_root`).
+It watches the registration directory, calls GetInfo on a new socket, takes the first version in the
+plugin's order that it supports, confirms the registration, opens the health stream, and has the
+timeouts of a real kubelet. If a driver has several instances, it calls the newest connected one. It
+keeps no record of claims, except what a test asks it to write (:mod:`.kubelet_root`).
 
 Source: tests/recorded/kubernetes-1.36/dra; kubelet pkg/kubelet/pluginmanager, cm/dra/plugin.
 """
@@ -42,21 +41,21 @@ Reference = tuple[str, str, str]
 
 
 class Driver:
-    """A driver that has registered: the kubelet's client of it.
+    """The kubelet's client of a registered driver.
 
     Args:
-        version: of :data:`_KNOWN`, in which it is called.
+        version: the API version to use, one of :data:`_KNOWN`.
     """
 
     def __init__(self, info: registration.PluginInfo, version: str) -> None:
         self.info = info
         self.version = version
         self.health: dict[str, health.DeviceHealth] = {}
-        """What it has told last of each device, by its name."""
+        """The last health report of each device, by name."""
         self.told = 0
-        """How often it has told that."""
+        """The number of health reports."""
         self.is_connected = True
-        """Whether the stream of that has not ended, as it does with the connection."""
+        """Whether the health stream is open; it ends with the connection."""
         self._channel = grpc.insecure_channel(f"unix:{info.endpoint}")
         watch = self._channel.unary_stream(
             "/v1alpha1.DRAResourceHealth/NodeWatchResources",
@@ -84,7 +83,7 @@ class Driver:
     def prepare(
         self, *claims: Reference, patience: float = _CALL
     ) -> dict[str, pb.NodePrepareResourceResponse]:
-        """Have claims be prepared; the answer for each, by its UID. It is for all of them."""
+        """Prepare claims; return the answers by UID. Every claim has one."""
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         kind = pb.NodePrepareResourcesResponse
         answer = self._call("NodePrepareResources", request, kind, patience)
@@ -92,7 +91,7 @@ class Driver:
         return dict(answer.claims)
 
     def unprepare(self, *claims: Reference, patience: float = _CALL) -> dict[str, str]:
-        """Have claims be taken back; the error of each, by its UID."""
+        """Unprepare claims; return the errors by UID. Every claim has one, which may be empty."""
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
         kind = pb.NodeUnprepareResourcesResponse
         answer = self._call("NodeUnprepareResources", request, kind, patience)
@@ -105,10 +104,10 @@ class Driver:
 
 
 class KubeletDra:
-    """A kubelet. As a context it runs.
+    """A kubelet. It runs while the context is open.
 
     Args:
-        known: the versions of drivers that it knows.
+        known: the API versions that it supports.
     """
 
     def __init__(self, root: str, known: tuple[str, ...] = tuple(_KNOWN)) -> None:
@@ -137,13 +136,13 @@ class KubeletDra:
         self._sockets.clear()
 
     def restart(self) -> None:
-        """Begin anew: it looks through its directory, and calls nobody but to register."""
+        """Restart: scan the plugin directory, and call plugins only to register them."""
         self.__exit__()
         self.__enter__()
 
     @property
     def drivers(self) -> dict[str, Driver]:
-        """The drivers, by name: of each the newest instance that it is connected to."""
+        """Return the newest connected instance of each driver, by the driver's name."""
         found: dict[str, Driver] = {}
         for driver in list(self._instances):
             before = found.get(driver.info.name)
@@ -152,7 +151,7 @@ class KubeletDra:
         return found
 
     def instances(self, name: str) -> list[Driver]:
-        """All instances of a driver, the oldest first."""
+        """Return all instances of a driver, the oldest first."""
         return [each for each in list(self._instances) if each.info.name == name]
 
     def wait_for(self, name: str) -> Driver:
@@ -180,7 +179,7 @@ class KubeletDra:
                         driver.close()
             for path, identity in there.items():
                 if path not in self._sockets:
-                    with suppress(grpc.RpcError):  # it is tried again
+                    with suppress(grpc.RpcError):  # it is retried
                         self._sockets[path] = (identity, self._register(path))
 
     def _register(self, path: str) -> Driver | None:

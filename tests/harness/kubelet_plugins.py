@@ -1,13 +1,13 @@
-"""A kubelet's device manager, as a device plugin meets it: the real gRPC API over unix sockets.
+"""A kubelet's device manager as a device plugin sees it, with real gRPC over unix sockets.
 
     with KubeletPlugins(directory) as kubelet:
         kubelet.wait_for("nvidia.com/gpu", 8)
         answer = kubelet.allocate("nvidia.com/gpu", 2, pod="web-1")
 
-It does as a kubelet does, also where that is hard on plugins: at its start it removes every socket
-of its directory, it calls a plugin back before it answers Register, it takes the devices of a
-plugin whose ListAndWatch has ended for unhealthy, it hands no device out twice, and it remembers
-what it has given over a restart. What it has given it tells by the pod-resources API too.
+It behaves like a kubelet, also where that is hard on plugins: at its start it removes every socket
+of its directory, it calls a plugin before it answers Register, it marks the devices of a plugin
+whose ListAndWatch has ended as unhealthy, it allocates no device twice, and it remembers its
+allocations across restarts. It serves the allocations by the PodResources API, too.
 
 Source: kubelet pkg/kubelet/cm/devicemanager (manager.go, plugin/v1beta1), apis/podresources.
 """
@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 from api.proto import cri_pb2 as cri
 from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
-from tests.harness.grpc_server import Methods, serve
+from tests.harness.grpc_server import GrpcServer, Methods, serve
 from tests.harness.waiting import eventually
 
 __all__ = ["Assignment", "KubeletPlugins", "NotEnough", "Plugin", "container_fields"]
@@ -38,49 +38,56 @@ __all__ = ["Assignment", "KubeletPlugins", "NotEnough", "Plugin", "container_fie
 VERSION: Final = "v1beta1"
 _SERVICE: Final = "v1beta1.DevicePlugin"
 _DIAL: Final = 10.0
+_ENDED: Final = "the kubelet has ended"
 _ANSWER: Final = 20.0
 
 
 class NotEnough(Exception):
-    """Fewer devices can be had than a pod asks for."""
+    """A pod requests more devices than are available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a container has been given."""
+    """The devices of a container."""
 
     pod: str  # its name
     namespace: str  # of the pod
     container: str  # its name in the pod
-    resource: str  # of which the devices are
-    ids: tuple[str, ...]  # what the plugin calls them
+    resource: str  # the resource of the devices
+    ids: tuple[str, ...]  # the plugin's ids of them
     answer: pb.ContainerAllocateResponse  # what the plugin answered
 
 
 class Plugin:
-    """A plugin that has registered: the kubelet's client of it."""
+    """The kubelet's client of a registered plugin."""
 
     def __init__(self, request: pb.RegisterRequest, path: str) -> None:
         self.request = request
         self.devices: dict[str, pb.Device] = {}
         self.lists: list[dict[str, pb.Device]] = []
-        """Everything that ListAndWatch has told, in order."""
+        """All lists from ListAndWatch, in order."""
         self.ended = ""
-        """Why ListAndWatch ended; "" as long as it goes on."""
-        # As a kubelet dials: no limit of its own on what it receives, which leaves gRPC's 4 MiB.
+        """Why ListAndWatch ended; "" while it is open."""
+        # As a kubelet dials: gRPC's default limit of 4 MiB applies to messages that it receives.
         self._channel = grpc.insecure_channel(
             f"unix:{path}", options=[("grpc.default_authority", "localhost")]
         )
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout=_DIAL)
-        except grpc.FutureTimeoutError:
-            self._channel.close()
-            raise
         self._stream: Any = None
         self._thread = threading.Thread(target=self._watch, name=path, daemon=True)
 
+    def connect(self) -> None:
+        """Wait until the plugin answers.
+
+        Without a future of gRPC's for that: its thread fails if the channel is closed meanwhile.
+
+        Raises:
+            grpc.RpcError: it does not answer, or was closed meanwhile.
+            ValueError: it was closed before.
+        """
+        self.options(timeout=_DIAL, wait_for_ready=True)
+
     def watch(self) -> None:
-        """Begin to listen to its list."""
+        """Start to follow the plugin's device list."""
         empty = pb.Empty()
         method = self._channel.unary_stream(
             f"/{_SERVICE}/ListAndWatch",
@@ -90,8 +97,19 @@ class Plugin:
         self._stream = method(empty)
         self._thread.start()
 
-    def call(self, name: str, request: Message, answer: type[Any]) -> Any:
-        """Call a method of the plugin's.
+    def call(
+        self,
+        name: str,
+        request: Message,
+        answer: type[Any],
+        *,
+        timeout: float = _ANSWER,
+        wait_for_ready: bool = False,
+    ) -> Any:
+        """Call a method of the plugin.
+
+        Args:
+            wait_for_ready: whether to connect again and again until the time is up.
 
         Raises:
             grpc.RpcError: it refused, or did not answer.
@@ -101,16 +119,16 @@ class Plugin:
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        return method(request, timeout=_ANSWER)
+        return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
 
-    def options(self) -> pb.DevicePluginOptions:
+    def options(self, **how: Any) -> pb.DevicePluginOptions:
         answer: pb.DevicePluginOptions = self.call(
-            "GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions
+            "GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions, **how
         )
         return answer
 
     def allocate(self, *ids: str) -> pb.ContainerAllocateResponse:
-        """Ask for devices for one container, whatever is known of them."""
+        """Allocate devices for one container, without checks of their state."""
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
         answers: pb.AllocateResponse = self.call("Allocate", request, pb.AllocateResponse)
@@ -147,15 +165,15 @@ class Plugin:
 
 
 class KubeletPlugins:
-    """A kubelet, as far as device plugins see it. As a context it runs.
+    """A kubelet as device plugins see it. It runs while the context is open.
 
     Args:
-        directory: of its sockets and the plugins'; made if missing.
-        pod_resources: the socket on which it tells what it has given; None for none.
+        directory: holds its socket and those of the plugins; created if missing.
+        pod_resources: the socket of its PodResources API; None for none.
 
     Attributes:
-        versions: of the API that it knows.
-        late: seconds that it takes to tell what it has given.
+        versions: the versions of the API that it supports.
+        late: seconds by which PodResources answers are delayed.
     """
 
     def __init__(self, directory: str, *, pod_resources: str | None = None) -> None:
@@ -165,16 +183,18 @@ class KubeletPlugins:
         self.versions: tuple[str, ...] = (VERSION,)
         self.late = 0.0
         self.registrations: list[pb.RegisterRequest] = []
-        """Everything that has called Register, also what was refused."""
+        """All Register requests, refused ones included."""
         self.plugins: dict[str, Plugin] = {}
         self.assignments: list[Assignment] = []
-        """What has been given and not been taken back: its checkpoint, which outlives it."""
+        """The current allocations, as in a kubelet's checkpoint: they survive a restart."""
         self.claimed: dict[tuple[str, str], list[podresources.DynamicResource]] = {}
-        """What pods have by claims, by the pod's name and namespace."""
-        self._servers: list[Any] = []
+        """The claimed devices of pods, by the pod's name and namespace."""
+        self._servers: list[GrpcServer] = []
         self._lock = threading.Lock()
         self._registering = threading.Lock()
+        self._arriving: set[Plugin] = set()
         self._life = 0
+        self._runs = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -183,17 +203,18 @@ class KubeletPlugins:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # Its life
+    # Start and stop
 
     def start(self) -> None:
-        """Begin as a kubelet does: all sockets of the directory go, then its own is made."""
+        """Start as a kubelet does: remove all sockets of the directory, then create its own."""
         os.makedirs(self.directory, mode=0o750, exist_ok=True)
         with os.scandir(self.directory) as entries:
             for entry in entries:
-                # A plugin makes and removes its own meanwhile.
+                # Plugins create and remove their sockets meanwhile.
                 with suppress(FileNotFoundError):
                     if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                         os.unlink(entry.path)
+        self._runs = True
         registration = {"Register": (self._register, pb.RegisterRequest)}
         self._servers.append(serve(self.socket, "v1beta1.Registration", registration))
         if self.pod_resources is not None:
@@ -208,19 +229,20 @@ class KubeletPlugins:
             self._servers.append(serve(self.pod_resources, "v1.PodResourcesLister", lister))
 
     def stop(self) -> None:
-        """End; what it has given it knows again when it is started."""
+        """Stop; its allocations survive until it is started again."""
         for server in self._servers:
-            server.stop(None).wait()
+            server.stop()
         self._servers.clear()
         with self._registering:
-            self._life += 1  # whoever is registered this moment comes too late
-            plugins = list(self.plugins.values())
+            self._runs = False
+            self._life += 1  # a registration that is in progress must not succeed
+            plugins = [*self.plugins.values(), *self._arriving]
             self.plugins.clear()
         for plugin in plugins:
             plugin.close()
 
     def die(self) -> None:
-        """End as by a signal: its socket stays, and nobody listens there."""
+        """Stop as if killed: its socket file stays, but nothing listens on it."""
         self.stop()
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(self.socket)
@@ -229,22 +251,22 @@ class KubeletPlugins:
         self.stop()
         self.start()
 
-    # What plugins have told
+    # Devices of plugins
 
     def devices(self, resource: str) -> Mapping[str, pb.Device]:
-        """The devices of a resource as they were told last; none if nobody has registered it."""
+        """Return the devices that the plugin sent last; none if the resource is not registered."""
         plugin = self.plugins.get(resource)
         return plugin.devices if plugin is not None else {}
 
     def healthy(self, resource: str) -> set[str]:
-        """Those that a pod could get now, if nobody else had them."""
+        """Return the healthy devices, allocated or not."""
         plugin = self.plugins.get(resource)
         if plugin is None or plugin.ended:
             return set()
         return {name for name, device in plugin.devices.items() if device.health == "Healthy"}
 
-    def wait_for(self, resource: str, count: int, *, timeout: float = 20) -> set[str]:
-        """Wait until a resource has so many healthy devices."""
+    def wait_for(self, resource: str, count: int, *, timeout: float = 60) -> set[str]:
+        """Wait until a resource has this many healthy devices."""
         what = f"{count} healthy devices of {resource}"
 
         def has_so_many() -> bool:
@@ -253,7 +275,7 @@ class KubeletPlugins:
         eventually(has_so_many, what, timeout=timeout)
         return self.healthy(resource)
 
-    # What pods get
+    # Allocations of pods
 
     def allocate(
         self,
@@ -264,17 +286,17 @@ class KubeletPlugins:
         container: str = "main",
         namespace: str = "tests",
     ) -> pb.ContainerAllocateResponse:
-        """Give devices to a container, as they are chosen at a pod's admission.
+        """Allocate devices to a container, as a pod's admission does.
 
         Raises:
-            NotEnough: so many cannot be had.
+            NotEnough: fewer devices are available.
             grpc.RpcError: the plugin refused.
         """
         with self._lock:
             plugin = self.plugins.get(resource)
             free = self.healthy(resource) - self.given(resource)
             if plugin is None or len(free) < count:
-                raise NotEnough(f"{count} of {resource}: {len(free)} can be had")
+                raise NotEnough(f"{count} of {resource}: {len(free)} are available")
             ids = self._chosen(plugin, sorted(free), count)
             answer = plugin.allocate(*ids)
             given = Assignment(pod, namespace, container, resource, tuple(ids), answer)
@@ -282,11 +304,11 @@ class KubeletPlugins:
         return answer
 
     def given(self, resource: str) -> set[str]:
-        """The devices that pods have."""
+        """Return the devices that pods have."""
         return {i for each in self.assignments if each.resource == resource for i in each.ids}
 
     def release(self, pod: str) -> None:
-        """A pod has ended: what it had can be given again."""
+        """End a pod: its devices are free again."""
         with self._lock:
             self.assignments = [each for each in self.assignments if each.pod != pod]
 
@@ -314,22 +336,31 @@ class KubeletPlugins:
                 grpc.StatusCode.UNKNOWN, f"the ResourceName {request.resource_name!r} is invalid"
             )
         path = os.path.join(self.directory, request.endpoint)
-        life = self._life
-        try:
+        with self._registering:
+            life = self._life
+            if not self._runs:
+                context.abort(grpc.StatusCode.UNAVAILABLE, _ENDED)
             plugin = Plugin(request, path)
-        except grpc.FutureTimeoutError:
-            context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {path}")
+            self._arriving.add(plugin)
         try:
-            plugin.options()
-        except grpc.RpcError as error:  # it has ended meanwhile
+            plugin.connect()
+        except ValueError:  # closed
+            context.abort(grpc.StatusCode.UNAVAILABLE, _ENDED)
+        except grpc.RpcError as error:
             plugin.close()
-            context.abort(
-                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {error.details()}"
-            )
+            why = f"failed to get device plugin options: {error.details()}"
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                why = f"failed to dial device plugin at {path}"
+            if life == self._life:
+                context.abort(grpc.StatusCode.UNKNOWN, why)
+            context.abort(grpc.StatusCode.UNAVAILABLE, _ENDED)
+        finally:
+            with self._registering:
+                self._arriving.discard(plugin)
         with self._registering:
             if life != self._life:
                 plugin.close()
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the kubelet has ended")
+                context.abort(grpc.StatusCode.UNAVAILABLE, _ENDED)
             before = self.plugins.get(request.resource_name)
             self.plugins[request.resource_name] = plugin
             plugin.watch()
@@ -395,7 +426,7 @@ class KubeletPlugins:
 
 
 def container_fields(answer: pb.ContainerAllocateResponse) -> dict[str, Any]:
-    """What a kubelet makes of an answer in its call of the CRI: for ``Pod.create``."""
+    """Translate an answer to the fields of a CRI call, for ``Pod.create``."""
     return {
         "env": dict(answer.envs),
         "mounts": [

@@ -1,9 +1,10 @@
-"""The directory of a kubelet, as far as a shim reads it: what was given to whom.
+"""The files in a kubelet's directory that a shim reads: which pod has which devices.
 
     root = KubeletRoot(directory)
     root.record(pod_uid, "main", answer)
 
-The files are written as a kubelet does: beside the old one, then renamed over it.
+The files are written as a kubelet writes them: to a temporary file in the same directory, which
+then replaces the old one.
 
 Source: tests/recorded/kubernetes-1.36/kubelet.
 """
@@ -28,7 +29,7 @@ class KubeletRoot:
     """A kubelet's directory.
 
     Args:
-        directory: made if missing.
+        directory: created if missing.
     """
 
     def __init__(self, directory: str) -> None:
@@ -38,7 +39,7 @@ class KubeletRoot:
         os.makedirs(os.path.join(directory, os.path.dirname(CHECKPOINT)), mode=0o750, exist_ok=True)
 
     def set_in(self, config: str) -> None:
-        """Have shims with this configuration file go by it, in place of another."""
+        """Set this directory as ``kubelet-root`` in a shim's configuration file."""
         line = f'kubelet-root = "{self.directory}"\n'
         with open(config, encoding="utf-8") as file:
             before = file.read()
@@ -54,7 +55,7 @@ class KubeletRoot:
         answer: pb.ContainerAllocateResponse,
         resource: str = "nvidia.com/gpu",
     ) -> None:
-        """Write down what a device plugin has answered for a container."""
+        """Record a device plugin's answer for a container."""
         self._entries.append(
             {
                 "PodUID": pod,
@@ -68,7 +69,7 @@ class KubeletRoot:
         self._write(CHECKPOINT, {"Data": data, "Checksum": 1})
 
     def claim(self, pod: str, *names: str) -> None:
-        """Write down a claim of a pod, by the CDI names of its devices."""
+        """Record a claim of a pod, by the CDI names of its devices."""
         device = {"PoolName": "p", "DeviceName": "d", "ShareID": None, "CDIDeviceIDs": list(names)}
         state = {"gpu.example.com": {"Devices": [device]}}
         self._claims.append({"ClaimUID": "1", "PodUIDs": {pod: {}}, "DriverState": state})

@@ -1,4 +1,4 @@
-"""The launcher of this checkout, made as ``make`` makes it."""
+"""Build the launcher of this checkout, as ``make`` does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# As on a node: the system's interpreter, and nothing of the tools of development beside it.
+# As on a node: the system's interpreter, without any development tools.
 INTERPRETER: Final = "/usr/bin/python3"
 SITE: Final = os.path.join(REPOSITORY, ".cache", "site")
 
@@ -17,10 +17,10 @@ def make_launcher(directory: str) -> str:
     """Write the launcher into a directory, and return its path.
 
     Args:
-        directory: made if missing.
+        directory: created if missing.
 
     Raises:
-        FileNotFoundError: what the shim imports was not set up.
+        FileNotFoundError: the modules that the shim imports are not set up.
     """
     if not os.path.isdir(SITE):
         raise FileNotFoundError(f"{SITE} is missing: run `make setup`")

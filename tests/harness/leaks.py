@@ -1,10 +1,10 @@
-"""What a test left on the machine, judged from outside.
+"""Find what a test left on the machine.
 
-A census is taken before and after: of the traces of the test's containerd (processes, mounts,
-cgroups, sockets, fifos, bundles, states of the low-level runtime; see
-integration.containers.traces), of what containerd itself still lists, and of the shim's own
-directory. Cleaning up is partly asynchronous, so the second census is repeated until nothing is
-left or time is up.
+A census runs before and after a test. It covers the traces of the test's containerd (processes,
+mounts, cgroups, sockets, fifos, bundles, states of the low-level runtime; see
+integration.containers.traces), the objects that containerd still lists, and the shim's own
+directory. Cleanup is partly asynchronous, so the second census is repeated until nothing is left,
+or until a timeout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.containerd import PrivateContainerd
 from tools.cri.plugin import NAMESPACE as PODS
 from tools.cri.plugin import CriContainerd
 
-# What the shim makes on a machine outside of bundles, when its configuration names no other.
+# What the shim creates outside of bundles, with the default configuration.
 STATE: Final = "/run/containerd-shim-nvidia"
 
 _POLL: Final = 0.02
@@ -32,18 +32,18 @@ class Census:
     """The state of the machine before a test, to compare with.
 
     Args:
-        containerd: the one that the test uses.
+        containerd: the containerd that the test uses.
     """
 
     def __init__(self, containerd: PrivateContainerd) -> None:
         self._containerd = containerd
         self._before = self._take()
 
-    def leftovers(self, *, timeout: float = 20.0) -> list[Trace]:
-        """What is there now and was not before.
+    def leftovers(self, *, timeout: float = 60.0) -> list[Trace]:
+        """Return what exists now and did not before.
 
         Args:
-            timeout: seconds that asynchronous cleaning up may take.
+            timeout: seconds that asynchronous cleanup may take.
         """
         deadline = time.monotonic() + timeout * PATIENCE
         while True:
@@ -74,7 +74,7 @@ class Census:
         return {*traces.find(self._containerd.marks), *self._listed(), *_own_state()}
 
     def _listed(self) -> set[Trace]:
-        """What containerd itself says is there."""
+        """Return the objects that containerd lists."""
         containerd = self._containerd
         pods = [PODS] if isinstance(containerd, CriContainerd) else []
         namespaces = [containerd.namespace, *pods]
@@ -89,7 +89,7 @@ class Census:
 
 
 def describe(left: list[Trace], log: str) -> str:
-    """A failure's message: what was left, and the end of containerd's log."""
+    """Return a failure message: what was left, and the end of containerd's log."""
     lines = [f"left behind: {len(left)}", *(f"  {trace}" for trace in left)]
     return "\n".join([*lines, "the last lines of containerd's log:", *log.splitlines()[-15:]])
 

@@ -1,4 +1,4 @@
-"""Libraries that look like the libcuda of a forward compatibility package, note included."""
+"""Libraries that look like libcuda of a forward compatibility package, with its ELF note."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ text_end:
 
 
 def note(cuda: str = "13.1", *, branches: Any = None, brands: Any = None) -> bytes:
-    """What the note of a library says, in NVIDIA's form."""
+    """Return the content of a library's note, in NVIDIA's format."""
     said: dict[str, Any] = {"Format": 1, "CUDA Version": cuda}
     said |= {} if branches is None else {"Driver": branches}
     said |= {} if brands is None else {"Device": brands}
@@ -48,8 +48,8 @@ def build_libcuda(
 
     Args:
         says: the content of its note; None for a library without one.
-        loaded: whether the note is in a segment, or in a section alone.
-        align: to how many bytes the parts of the note are padded.
+        loaded: whether the note is in a segment, or only in a section.
+        align: the alignment in bytes of the note's parts.
 
     Returns:
         ``path``.

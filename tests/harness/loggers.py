@@ -1,6 +1,6 @@
-"""Programs that take a container's output, as an operator would install them.
+"""Logger programs for containers' output, installed as an operator would install them.
 
-Where they lie is root's alone, all the way from /: pytest's directories are not.
+Only root may write to any directory on their path. That is not true of pytest's directories.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ echo ended >> "$directory/$id.end"
 READY: Final = "exec 5>&-\n"
 READY_WITH_A_BYTE: Final = "printf r >&5; exec 5>&-\n"
 
-# Reads to the end and ends by itself.
+# Reads to the end, then exits.
 GOOD: Final = _BEGIN + _READ + READY + _WAIT
 SPEAKING: Final = _BEGIN + _READ + READY_WITH_A_BYTE + _WAIT
-# Waits to be told.
+# Waits for SIGTERM.
 WAITING: Final = (
     _BEGIN
     + _READ
@@ -46,7 +46,7 @@ WAITING: Final = (
     + READY
     + "wait $out; wait $err; while :; do sleep 0.05; done\n"
 )
-# Reads a little at a time.
+# Reads slowly.
 SLOW: Final = (
     _BEGIN
     + READY
@@ -61,7 +61,7 @@ echo ended >> "$directory/$id.end"
 )
 DYING: Final = _BEGIN + "exit 3\n"
 SILENT: Final = _BEGIN + "exec sleep 1000\n"
-# Says that it is ready, and dies when it has read a line.
+# Reports that it is ready, and dies after it has read a line.
 SHORT_LIVED: Final = _BEGIN + READY + 'read line <&3; echo "$line" > "$directory/$id.out"\n'
 
 
@@ -69,14 +69,14 @@ class Loggers:
     """A directory of loggers.
 
     Args:
-        directory: where they and what they write are.
+        directory: for the loggers and their output.
     """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def make(self, script: str, name: str = "logger") -> str:
-        """Install a logger; returns its path."""
+        """Install a logger; return its path."""
         path = os.path.join(self.directory, name)
         with open(path, "w", encoding="utf-8") as file:
             file.write(script)
@@ -84,12 +84,12 @@ class Loggers:
         return path
 
     def uri(self, script: str, scheme: str = "binary", name: str = "logger") -> str:
-        """Install a logger; returns the URI by which it writes to this directory."""
+        """Install a logger; return a URI with which it writes to this directory."""
         path = quote(self.make(script, name))
         return f"{scheme}://{path}?{urlencode({'out': self.directory})}"
 
     def read(self, name: str) -> bytes:
-        """What a logger has written to a file; nothing if it has not."""
+        """Return what a logger has written to a file; empty if the file is missing."""
         try:
             with open(os.path.join(self.directory, name), "rb") as file:
                 return file.read()
@@ -97,13 +97,13 @@ class Loggers:
             return b""
 
     def pid(self, process_id: str) -> int:
-        """The pid of the logger of a process; 0 if there was none."""
+        """Return the pid of the logger of a process; 0 if there was none."""
         return int(self.read(f"{process_id}.pid") or 0)
 
 
 @contextmanager
 def loggers_directory() -> Iterator[Loggers]:
-    """A directory for loggers; removed at the end."""
+    """Make a directory for loggers, and remove it at the end."""
     path = tempfile.mkdtemp(prefix="nvshim-loggers-", dir="/run")
     os.chmod(path, 0o755)
     try:

@@ -1,8 +1,8 @@
-"""The shim's own loop as a backend of anyio, so that tests written for anyio run on it too.
+"""The shim's own loop as a backend of anyio, so that tests written for anyio run on it, too.
 
-``anyio_backend`` is then ``OURS``. Only what tests use of anyio is there; what is not there fails.
-A test and its fixtures run in one task, as they do on asyncio: a fixture may hold a task group
-open around the test.
+``anyio_backend`` is then ``OURS``. It implements only the part of anyio that tests use; the rest
+fails. A test and its fixtures run in one task, as on asyncio: a fixture may hold a task group open
+around the test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OURS: Final = "ours"
 
 
 class Stream(anyio.abc.UNIXSocketStream):
-    """A unix socket, waited for by the loop."""
+    """A stream over a unix socket on the loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -81,7 +81,7 @@ class Stream(anyio.abc.UNIXSocketStream):
 
 
 class Runner(anyio.abc.TestRunner):
-    """Runs a test and its fixtures in one loop, and in one task of it."""
+    """Runs a test and its fixtures in one task of one loop."""
 
     def __init__(self) -> None:
         self._loop = core.Loop()
@@ -163,7 +163,7 @@ class Runner(anyio.abc.TestRunner):
 
 
 class _Status:
-    """How a task says that it has started."""
+    """Lets a task report that it has started."""
 
     def __init__(self) -> None:
         self.event = loop.Event()
@@ -175,8 +175,9 @@ class _Status:
 
 
 class TaskGroup(loop.TaskGroup):
-    """With anyio's ``start``, for fixtures. A task that fails before it has started is its group's
-    failure.
+    """A task group with anyio's ``start``, for fixtures.
+
+    The failure of a task that has not started yet is the failure of its group.
     """
 
     async def start(self, function: Any, *arguments: Any, name: str | None = None) -> Any:
@@ -187,7 +188,7 @@ class TaskGroup(loop.TaskGroup):
 
 
 class Backend(anyio.abc.AsyncBackend):
-    """What anyio calls. Its classes are never made instances of."""
+    """The functions that anyio calls. anyio does not instantiate backends."""
 
     @classmethod
     def run(cls, func: Any, args: Any, kwargs: Any, options: Any) -> Any:
@@ -241,7 +242,7 @@ class Backend(anyio.abc.AsyncBackend):
             return await loop.run_in_thread(partial(func, *args))
 
     @classmethod
-    async def connect_unix(cls, path: Any, kind: Any) -> Any:
+    async def connect_unix(cls, path: Any, kind: Any = socket.SOCK_STREAM) -> Any:
         await loop.checkpoint()
         sock = socket.socket(socket.AF_UNIX, kind)
         try:
@@ -249,7 +250,7 @@ class Backend(anyio.abc.AsyncBackend):
             while True:
                 try:
                     sock.connect(path)
-                except BlockingIOError:  # no room in the listener's queue
+                except BlockingIOError:  # the listen queue is full
                     await loop.sleep(0.001)
                 else:
                     return Stream(sock)
@@ -279,7 +280,7 @@ class Backend(anyio.abc.AsyncBackend):
 
     @classmethod
     async def wait_all_tasks_blocked(cls) -> None:
-        await loop.checkpoint()  # a turn that has looked at the descriptors
+        await loop.checkpoint()  # one turn, which has polled the descriptors
         while core.current()._ready:
             await loop.checkpoint()
 
@@ -295,7 +296,7 @@ def _library(others: Callable[[], str | None]) -> Callable[[], str | None]:
 
 
 def register() -> None:
-    """Let ``anyio_backend`` be ``OURS``."""
+    """Register the backend, so that ``anyio_backend`` can be ``OURS``."""
     if OURS not in _eventloop.loaded_backends:
         _eventloop.loaded_backends[OURS] = Backend  # type: ignore[type-abstract] # not all of it
         _eventloop.current_async_library = _library(_eventloop.current_async_library)

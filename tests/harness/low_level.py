@@ -1,4 +1,4 @@
-"""The low-level runtime that tests run containers with, and how crun is shown a host it knows."""
+"""The low-level runtime of tests, and a wrapper that lets crun run on a hybrid cgroup host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.harness.cgroup import is_v2
 
 _UNIFIED: Final = "/sys/fs/cgroup/unified"
 
-# crun refuses a host where version 2 of cgroups is mounted beside version 1. It runs if it does
-# not see that mount; a mount namespace of its own is enough, as mounts still reach it.
+# crun refuses a host where cgroup v2 is mounted in addition to v1. It runs if it does not see that
+# mount. A mount namespace of its own hides it, and mounts of the host still propagate to it.
 _WITHOUT_UNIFIED: Final = f"""\
 #!/bin/sh
 exec unshare --mount --propagation slave sh -c \\
@@ -19,27 +19,27 @@ exec unshare --mount --propagation slave sh -c \\
 
 
 def crun_for_this_host(directory: str, crun: str) -> str:
-    """A program that is crun, and runs on this host.
+    """Return a crun that runs on this host.
 
     Args:
-        directory: where it is written, if it has to be.
-        crun: crun's own path.
+        directory: where a wrapper is written, if one is needed.
+        crun: the path of the real crun.
 
     Returns:
-        Its path; its name is "crun".
+        A path whose last part is "crun".
     """
     return without_second_cgroups(directory, crun)
 
 
 def without_second_cgroups(directory: str, program: str) -> str:
-    """A program that does not see version 2 of cgroups beside version 1, nor do its children.
+    """Return a program that hides cgroup v2 from itself and its children on a host with both.
 
     Args:
-        directory: where it is written, if it has to be.
-        program: the program's own path.
+        directory: where a wrapper is written, if one is needed.
+        program: the path of the real program.
 
     Returns:
-        Its path, of the same name; the program's own if there is nothing to hide.
+        The path of a wrapper of the same name; ``program`` if there is nothing to hide.
     """
     if is_v2() or not os.path.ismount(_UNIFIED):
         return program

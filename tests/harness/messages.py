@@ -1,4 +1,4 @@
-"""Messages, flat, to compare them field by field."""
+"""Flatten messages, to compare them field by field."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from google.protobuf.message import Message
 
 
 def flat(message: Message) -> dict[str, Any]:
-    """All that is set in a message, by its path: ".memory.usage.limit", ".cpu.usage.per_cpu[1]".
+    """Return all fields that are set in a message, by path: ".memory.usage.limit".
 
-    A message in it that is there is "present", also if nothing is set in it. A number that is
-    zero is not set: on the wire it is nothing.
+    A nested message that is set is "present", even if it is empty. A number that is zero is not
+    set, since it is not sent.
     """
     return dict(_walk(message, ""))
 

@@ -1,13 +1,13 @@
-"""The agent's MPS service as a process, with a state in which the node has its GPUs shared by MPS.
+"""The agent's MPS service as a process, with a state in which the node's GPUs are shared by MPS.
 
     python -m tests.harness.mps_agent JSON
 
 JSON: ``config``, ``root`` (mpsRoot), ``states``, ``replicas`` (0: nothing is shared),
 ``devices`` (UUIDs of the GPUs that are; none: all of them),
-``timeout`` (seconds that a daemon has to answer), and ``dies``: after so many of its steps
-(:data:`STEPS`) it kills itself, as if by SIGKILL. What is in the state is written to stdout, a line
-each time. It ends on SIGTERM. What fails it tries again sooner than the real agent, and it is more
-patient with a daemon that begins.
+``timeout`` (seconds that a daemon has to answer), and ``dies``: after this many steps
+(:data:`STEPS`) the process ends as if by SIGKILL. Each change of the state is written to stdout as
+one line. The process stops on SIGTERM. It retries failures sooner than the real agent, and it waits
+longer for a daemon that starts.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ STEPS: Final = (
     (daemon.Daemon, "answers"),
     (daemon.Daemon, "configure"),
 )
-"""What starting a daemon does, one after the other."""
+"""The steps of starting a daemon, in order."""
 
 
 class Agent:
-    """One that runs: what it is asked, and what its state says."""
+    """A running agent process, its input and its reported state."""
 
     def __init__(self, node: SimulatedNode, work: Path, root: Path) -> None:
         self.node = node
-        self.root = root  # a short one, for addresses of sockets are
+        self.root = root  # short, because the paths of sockets are limited
         self.resource = RESOURCE
         self.out = work / "state"
         self.states = work / "states"
@@ -75,7 +75,7 @@ class Agent:
 
     @property
     def directory(self) -> Path:
-        """What belongs to the resource."""
+        """Return the directory of the resource."""
         return self.root / self.resource
 
     def start(
@@ -86,7 +86,7 @@ class Agent:
         dies: int = 0,
         timeout: float = daemon.TIMEOUT,
     ) -> None:
-        """Start it; the one before has ended."""
+        """Start the agent; an earlier one has to be stopped."""
         wish = {
             "config": self.node.config_path, "root": str(self.root), "replicas": replicas,
             "states": [str(self.states)], "devices": devices, "dies": dies, "timeout": timeout,
@@ -95,29 +95,29 @@ class Agent:
             self.process = Warm("tests.harness.mps_agent", json.dumps(wish), stdout=out)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """End it; its status."""
+        """Stop the agent; return its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def said(self) -> list[dict[str, Any]]:
-        """All that was in its state."""
+        """Return all states that it has reported."""
         lines = self.out.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def daemon(self) -> dict[str, Any]:
-        """What its state says of the daemon; empty if nothing."""
+        """Return the latest state of the daemon; empty if there is none."""
         for line in reversed(self.said()):
             return dict(line["mps"].get(self.resource, {}))
         return {}
 
     def fault(self) -> str:
-        """What its state says is wrong."""
+        """Return the fault in its state."""
         said = self.said()
         return str(said[-1]["faults"].get("mps", "")) if said else ""
 
     def ready(self) -> int:
-        """Wait until the daemon serves; its pid."""
+        """Wait until the daemon is ready; return its pid."""
         return int(
             eventually(
                 lambda: not self.daemon().get("unready", "no") and self.daemon()["pid"],
@@ -126,7 +126,7 @@ class Agent:
         )
 
     def modes(self) -> list[str]:
-        """The compute modes of the node's GPUs: "3" is EXCLUSIVE_PROCESS."""
+        """Return the compute modes of the node's GPUs: "3" is EXCLUSIVE_PROCESS."""
         found = []
         for gpu in self.node.scenario.gpus:
             try:
@@ -138,13 +138,13 @@ class Agent:
         return found
 
     def processes(self) -> list[int]:
-        """The daemons and servers that there are, whoever is their parent."""
-        # Who only asks a daemon, as an agent does that tries again, runs it without an argument.
+        """Return the pids of the running daemons and servers, with any parent."""
+        # A client of a daemon, such as an agent that retries, runs the program without an argument.
         found = ((pid, Procfs().words(pid)) for pid in processes(self.root))
         return [pid for pid, words in found if words and not words[-1].endswith(f"/{PROGRAM}")]
 
     def close(self) -> None:
-        """Leave nothing, whatever has happened."""
+        """Remove everything, whatever has happened."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -152,7 +152,7 @@ class Agent:
 
 
 def processes(root: Path) -> list[int]:
-    """The daemons and servers of the resources below a root."""
+    """Return the daemons and servers of the resources below a root."""
     variable = f"\0CUDA_MPS_PIPE_DIRECTORY={root}/".encode()
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -166,7 +166,7 @@ def processes(root: Path) -> list[int]:
 
 
 def end_daemons(root: Path, node: SimulatedNode) -> None:
-    """Leave nothing of them, and of what was done to a node for them."""
+    """Stop all daemons, and undo their changes of a node."""
     for pid in processes(root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -179,10 +179,10 @@ def end_daemons(root: Path, node: SimulatedNode) -> None:
 
 @contextmanager
 def agent_of(node: SimulatedNode, work: Path) -> Iterator[Agent]:
-    """An agent that is not started yet, in whose end nothing is left.
+    """Create an agent, not started yet, and remove everything at the end.
 
     Args:
-        work: a directory of the test's own.
+        work: a directory of the test.
     """
     top = tempfile.mkdtemp(prefix="mps-")
     agent = Agent(node, work, Path(top, "mps"))

@@ -1,4 +1,4 @@
-"""A place where shims are started for one containerd after the other, and its fork server."""
+"""An environment in which shims of several containerds start in turn, with its fork server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand
 from tests.harness.waiting import eventually, settled
 
-# Of /proc/net/unix: __SO_ACCEPTCON.
+# In /proc/net/unix: __SO_ACCEPTCON.
 _LISTENS: Final = "00010000"
 
 
 class Node:
-    """A containerd's place on a machine: shims are started for it one after the other."""
+    """The directory and address of a containerd for which shims start one after the other."""
 
     def __init__(self, launcher: str) -> None:
         self.launcher = launcher
@@ -34,7 +34,7 @@ class Node:
         self.pids: list[int] = []
 
     async def start(self, name: str, *, wait: bool = True) -> int:
-        """Start a shim; returns its pid. Waits for the fork server, if one is left behind."""
+        """Start a shim and return its pid. Wait for the fork server that it leaves, if any."""
         self.shims.bundle(name, "sleep", "1000")
         path = self.shims.start_verb(name).removeprefix("unix://")
         self.sockets.append(path)
@@ -46,7 +46,7 @@ class Node:
         return int(pid)
 
     def wait_for_spares(self) -> list[int]:
-        """Wait until the only fork server sleeps, with its spares made; returns their pids."""
+        """Wait until the only fork server is idle and has forked its spares; return their pids."""
 
         def look() -> list[int]:
             servers, spares = self.servers(), self.spares()
@@ -56,9 +56,9 @@ class Node:
         return eventually(look, "a fork server with its spares waits")
 
     def servers(self) -> list[int]:
-        """The pids of the fork servers of this node."""
-        # A process that one has forked has its command line at first, but does not lead a group
-        # before it has closed the lock.
+        """Return the pids of the fork servers of this node."""
+        # A forked child has the server's command line at first, but becomes a group leader only
+        # after it has closed the lock.
         return [
             pid
             for pid in self._family()
@@ -69,8 +69,8 @@ class Node:
         ]
 
     def spares(self) -> list[int]:
-        """The pids of what the fork servers have forked, and waits for a verb or to be a shim."""
-        # One that does a verb has its caller's standard input, and in the end none.
+        """Return the pids of the spares: forked processes that wait for a verb or shim to run."""
+        # A process that runs a verb has its caller's standard input, and closes it at the end.
         return [
             pid
             for pid in self._family()
@@ -78,27 +78,27 @@ class Node:
         ]
 
     def server_socket(self) -> str:
-        """Where a fork server of this node listens; empty if nowhere."""
+        """Return the socket of this node's fork server; empty if none listens."""
         found = next(filter(None, map(socket_of_server, self.servers())), "")
         self.server_sockets.update({found} - {""})
         return found
 
     def server_link(self) -> str:
-        """By what the launcher finds where the fork server listens; empty if that is nowhere."""
+        """Return the link by which the launcher finds the fork server's socket; empty if none."""
         path = self.server_socket()
         link = link_name(self.address, f"{self.launcher}.py")
         return path and os.path.join(os.path.dirname(path), link)
 
     def server_listens(self) -> bool:
-        """Whether the launcher would find a fork server. It is not asked: that takes a spare."""
+        """Return whether the launcher would find a fork server; does not use up a spare."""
         return os.path.exists(self.server_link())
 
     def no_verb_is_done(self) -> bool:
-        """Whether each verb has ended, and what it has forked is what it was to become."""
+        """Return whether every verb has exited, and its children have their final command lines."""
         return not any(words_of(pid)[-1:] in (["start"], ["delete"]) for pid in self._family())
 
     def _family(self) -> list[int]:
-        """All processes that have this node's address for an argument."""
+        """Return all processes that have this node's address as an argument."""
         return [pid for pid in pids() if self.address in words_of(pid)]
 
     def close(self) -> None:
@@ -106,9 +106,8 @@ class Node:
         seen = [True, True]
 
         def ended() -> bool:
-            # Looked for again each time: a spare, or a fork server, may just be on its way into
-            # the world. Twice, since one that forks and ends while it is looked for is seen by
-            # neither of its names.
+            # Each pass searches again: a spare or a fork server may be starting. Two passes have to
+            # find none, because one misses a process that forks and exits meanwhile.
             living = {pid for pid in (*self._family(), *self.pids) if is_alive(pid)}
             for pid in living - told:
                 with suppress(ProcessLookupError):
@@ -127,19 +126,19 @@ class Node:
 
 
 def socket_of_server(pid: int) -> str:
-    """Where a fork server listens; empty if nowhere, or not yet."""
+    """Return the socket of a fork server; empty if it does not listen, or not yet."""
     with open("/proc/net/unix") as file:
         lines = [words for line in file if len(words := line.split()) == 8]
     paths = {words[6]: words[7] for words in lines if words[3] == _LISTENS}
     for inode in sockets_of(pid):
-        # Before it listens it rehearses, on a socket that has its pid in its name.
+        # Before it listens it warms up on a socket that has its pid in its name.
         if inode in paths and not paths[inode].rpartition(".")[2].isdigit():
             return paths[inode]
     return ""
 
 
 def pids() -> list[int]:
-    """Those of all processes of the machine."""
+    """Return the pids of all processes of the machine."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
@@ -171,7 +170,7 @@ def words_of(pid: int) -> list[str]:
 
 @asynccontextmanager
 async def node_of(launcher: str) -> AsyncIterator[Node]:
-    """A node; all of it is removed at the end, and nothing may be left of its fork servers."""
+    """Make a node and remove it at the end; fail if anything of its fork servers is left."""
     node = Node(launcher)
     try:
         yield node

@@ -1,4 +1,4 @@
-"""The node agent as a process, on a simulated node, beside a kubelet of :mod:`.kubelet_plugins`."""
+"""The node agent as a process on a simulated node, with a kubelet of :mod:`.kubelet_plugins`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["NodeAgent", "agent_process"]
 
 @contextmanager
 def agent_process(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """``nvshim node`` with these words; what it has said is shown if the test fails."""
+    """Start ``nvshim node`` with these arguments; pytest shows its output if the test fails."""
     process = start_nvshim("node", *words, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -33,15 +33,15 @@ def agent_process(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class NodeAgent:
-    """``nvshim node``. As a context it runs; what it has said is shown if the test fails.
+    """``nvshim node``. It runs while the context is open; pytest shows its log if the test fails.
 
     Args:
-        node: which it keeps.
+        node: the node that it manages.
         directory: for its log, and its configuration as a device plugin.
-        kubelet: the socket of the kubelet's that it registers with.
-        engine: the socket on which an engine serves the kubelet; by default none, whatever runs.
+        kubelet: the socket of the kubelet with which it registers.
+        engine: the CRI socket of an engine; by default none, even if an engine runs here.
         more: further arguments.
-        log: the name of the file in which it says what it does.
+        log: the name of its log file.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class NodeAgent:
     ) -> None:
         self.node = node
         self.config_file = os.path.join(directory, "plugin.yaml")
-        # Not beside the configuration: that directory is watched.
+        # Not in the directory of the configuration: the agent watches that.
         os.makedirs(os.path.join(directory, "log"), exist_ok=True)
         self._log = os.path.join(directory, "log", log)
-        # A poll that does not come: what follows is heard.
+        # No poll during a test: changes have to arrive as events.
         self._words = [
             *("node", "--config", node.config_path),
             *("--cdi-spec", "none", "--poll", "1000", "--kernel-log", "none", "--log-format"),
@@ -68,7 +68,7 @@ class NodeAgent:
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, **tables: Any) -> None:
-        """Give the device plugin another configuration, as an editor does: in one step."""
+        """Replace the device plugin's configuration in one step, as an editor does."""
         aside = f"{self.config_file}.new"
         with open(aside, "w", encoding="utf-8") as file:
             yaml.safe_dump({"version": "v1", **tables}, file)
@@ -81,9 +81,9 @@ class NodeAgent:
             self.process = start_nvshim(*self._words, stderr=log)
 
     def change_node(self, scenario: Scenario) -> None:
-        """Make the node another one below it; a real one is not taken apart for that.
+        """Change the simulated hardware under the running agent.
 
-        Its children ask NVML, which must not see a node that is half there either.
+        The agent and its children are stopped meanwhile, so that they never see an incomplete node.
         """
         stopped: list[int] = []
         while more := [pid for pid in family(self.pid) if pid not in stopped]:
@@ -104,34 +104,34 @@ class NodeAgent:
         return self.process.pid
 
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it is still running."""
         return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
-        """Kill it, so that it can do nothing more about anything."""
+        """Kill it, so that it cannot clean up."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """End it as an init system does; its exit status."""
+        """Stop it as an init system does; return its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
 
     def said(self, event: str = "") -> list[dict[str, Any]]:
-        """The lines of its log, of one event if that is given."""
+        """Return the lines of its log, or only those of one event."""
         with open(self._log, encoding="utf-8") as file:
-            # The last one may just be written.
+            # The last line may be incomplete.
             lines = [json.loads(line) for line in file if line[:1] + line[-1:] == "{\n"]
         return [line for line in lines if event in line["event"]]
 
     def forget(self) -> None:
-        """Begin its log anew."""
+        """Empty its log."""
         os.truncate(self._log, 0)
 
     def faults(self) -> list[str]:
-        """What is wrong, by its status file."""
+        """Return the faults in its status file."""
         try:
             with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
                 faults: list[str] = json.load(file)["faults"]

@@ -1,4 +1,4 @@
-"""``nvshim`` as a process, as a person or a script calls it."""
+"""``nvshim`` as a process, as a user or a script calls it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.harness.warm import PROGRAM, Warm
 __all__ = ["NVSHIM", "Answer", "nvshim", "start_nvshim"]
 
 NVSHIM = (*PROGRAM, "integration.cli")
-"""The command line of a program that is started cold, which :func:`nvshim` spares."""
+"""The command line of a cold start, which :func:`nvshim` avoids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How it ended."""
+    """The result of a command."""
 
     code: int
     stdout: str
@@ -31,7 +31,7 @@ class Answer:
 
     @property
     def items(self) -> list[Any]:
-        """What a document of many things lists."""
+        """Return the items of a document that is a list."""
         listed: list[Any] = self.document["items"]
         return listed
 
@@ -42,18 +42,18 @@ def nvshim(
     env: Mapping[str, str] | None = None,
     stderr: int | None = subprocess.PIPE,
 ) -> Answer:
-    """Run a command line to its end.
+    """Run a command line until it exits.
 
     Args:
-        arguments: what follows ``nvshim``.
-        check: whether another status than 0 fails the test.
+        arguments: the arguments of ``nvshim``.
+        check: whether a non-zero status fails the test.
         env: its environment; the test's by default.
-        stderr: where its errors go, as ``subprocess`` has it.
+        stderr: the destination of its errors, as for ``subprocess``.
     """
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     with start_nvshim(*arguments, env=env, **options) as process:
         try:
-            stdout, errors = process.communicate(timeout=60 * PATIENCE)
+            stdout, errors = process.communicate(timeout=200 * PATIENCE)
         finally:
             process.kill()
     assert not check or process.returncode == 0, stdout + (errors or "")
@@ -64,6 +64,6 @@ def start_nvshim(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
     """Start a command line.
 
     Args:
-        arguments: what follows ``nvshim``.
+        arguments: the arguments of ``nvshim``.
     """
     return Warm("integration.cli", *arguments, **options)

@@ -1,4 +1,4 @@
-"""A node of a simulated GPU that a test can open: nobody answers behind the others."""
+"""A device node of a simulated GPU that a test can open. The others have no driver."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def make_openable(node: SimulatedNode, gpu: int) -> str:
-    """Let a GPU's render node be the kernel's ``/dev/full``, which nothing else has open.
+    """Make a GPU's render node the kernel's ``/dev/full``, which nothing else has open.
 
     Args:
         gpu: its index.
 
     Returns:
-        The path. Who has it open holds the GPU.
+        The path. A process that has it open holds the GPU.
     """
     path = f"{node.dev}/dri/renderD{128 + gpu}"
     os.unlink(path)

@@ -1,4 +1,4 @@
-"""Files of tests in another order, to see that none depends on what ran before it."""
+"""Run test files in a random order, to show that none depends on an earlier one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def files_in_order(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    """The tests, file after file in an order that the seed deals; those of a file as they were."""
+    """Shuffle the test files by a seed; tests within a file keep their order."""
     paths = sorted({str(item.path) for item in items})
     random.Random(seed).shuffle(paths)
     rank = {path: number for number, path in enumerate(paths)}

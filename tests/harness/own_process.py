@@ -1,16 +1,16 @@
-"""What a test changes of its own process, which it shares with other tests.
+"""Detect what a test changes in its own process, which it shares with other tests.
 
 :class:`Guard` looks at the process before the first fixture of a test is made and after the last
 one is removed. If anything differs, that test fails, with a line for each difference. The guard
 puts it back where it can, so that no other test fails for it. It waits a moment for threads,
-children and descriptors that go by themselves.
+children and descriptors that are about to end.
 
 A test that has to change its process does it in a child, with ``monkeypatch`` or within
 :func:`restored`. Fixtures of modules and sessions are made before the first look and removed after
 the last. What outlives a test for another reason is made within :func:`outliving`.
 
-A server that a module's tests share answers other processes whenever these like, in threads and by
-descriptors that come and go. While one runs, threads, descriptors and children are not compared.
+A server that a module's tests share may answer other processes at any time, and opens threads and
+descriptors for them. While one runs, threads, descriptors and children are not compared.
 
 Source: proc_pid_status(5), prctl(2).
 """
@@ -39,7 +39,7 @@ from integration.timeouts import PATIENCE
 from shim import syscalls
 from shim.handlers import restore_handlers
 
-# Seconds for what ends by itself.
+# Seconds to wait for parts that end by themselves.
 _TO_END: Final = 5.0
 _POLL: Final = 0.01
 
@@ -53,13 +53,13 @@ _LIMITS: Final = {
     for name in dir(resource)
     if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # the same as RLIMIT_NOFILE
 }
-# Without an enumeration of each handler.
+# Without an enum lookup for each handler.
 _getsignal: Final = _signal.getsignal
 _TIMERS: Final = {"real": 0, "virtual": 1, "profiling": 2}
 _SOCKET: Final = "a socket"
 _KERNEL_OBJECT: Final = "an object of the kernel without a file, as epoll and eventfd"
 _NAMESPACES: Final = ("mnt", "net", "uts")
-# Of pytest itself: it changes in each phase of a test.
+# pytest sets it in each phase of a test.
 _OF_PYTEST: Final = b"PYTEST_CURRENT_TEST"
 
 _STATUS: Final = re.compile(
@@ -74,7 +74,7 @@ State = dict[str, Values]
 
 
 def _nothing(_: Values) -> None:
-    """It cannot be put back."""
+    """Do nothing: this aspect cannot be restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class Aspect:
     """A part of a process that a test leaves as it was.
 
     Attributes:
-        look: returns it, by the names of its parts.
-        put_back: is called with the parts that were otherwise before; None for what was not there.
-        waits: whether it may become what it was by itself.
-        may_go: whether a part with this value may be gone.
-        may_be_another: whether one with the same value may be in its place, as a daemon of the
-            session that a test has started again.
-        is_cheap: whether it is looked at before each test, and not only after it. pytest and its
+        look: returns the current values of its parts, by name.
+        put_back: restores parts; called with the old values of changed parts, None for new parts.
+        waits: whether to wait for it to return to its old state by itself.
+        may_go: whether a part with this value may disappear.
+        may_be_another: whether another part with the same value may replace one, such as a daemon
+            of the session that a test has restarted.
+        is_cheap: whether to look before each test, too, and not only after it. pytest and its
             plugins change some of these between tests.
     """
 
@@ -131,7 +131,7 @@ def _files() -> Values:
         try:
             status = os.fstat(int(name))
         except OSError:
-            continue  # the descriptor that listed them
+            continue  # the descriptor of the listing itself
         if stat.S_ISSOCK(status.st_mode):
             found[int(name)] = _SOCKET
         elif not stat.S_IFMT(status.st_mode):
@@ -145,7 +145,7 @@ _names: dict[int, str] = {}
 
 
 def children() -> Values:
-    """The names of this process' children by their pids, of those too that nobody has reaped."""
+    """Return the names of this process' children by their pids, zombies included."""
     words: list[bytes] = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -158,7 +158,7 @@ def children() -> Values:
             try:
                 _names[pid] = _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
             except OSError:
-                continue  # somebody has reaped it
+                continue  # it has been reaped
         found[pid] = _names[pid]
     _names.clear()  # a pid may be another's later
     _names.update(found)
@@ -214,7 +214,7 @@ def _set_status(before: Values) -> None:
     if b"Umask" in before:
         os.umask(int(before[b"Umask"], 8))
     if b"SigBlk" in before:
-        # What is pending would end this process, or go to a handler of another test's.
+        # A pending signal would end this process, or reach a handler of another test.
         while signal.sigtimedwait(signal.sigpending(), 0):
             pass
         mask = int(before[b"SigBlk"], 16)
@@ -227,7 +227,7 @@ def _handlers() -> Values:
 
 
 def _timers() -> Values:
-    """Whether they run; how far they have run is the test's time."""
+    """Return which timers run; the time that they have left depends on the test's duration."""
     return {name: any(_signal.getitimer(timer)) for name, timer in _TIMERS.items()}
 
 
@@ -251,7 +251,7 @@ def _set_limits(before: Values) -> None:
 
 
 _ASPECTS: Final = (
-    # The first one: to look at others takes descriptors.
+    # First, because looking at the other aspects opens descriptors.
     Aspect("limit", lambda: {n: resource.getrlimit(r) for n, r in _LIMITS.items()}, _set_limits),
     Aspect("handler of signal", _handlers, restore_handlers, is_cheap=True),
     Aspect("status", lambda: dict(_STATUS.findall(_read("/proc/self/status"))), _set_status),
@@ -262,8 +262,8 @@ _ASPECTS: Final = (
     Aspect("interpreter", _interpreter, is_cheap=True),
     Aspect("child", children, waits=True, may_go=lambda _: True, may_be_another=True),
     Aspect("thread", _threads, waits=True, may_go=lambda _: True, is_cheap=True),
-    # A library that has a connection for the session, as gRPC, closes and opens it by itself. Its
-    # epoll and eventfd are closed in a thread, some time after the last user has gone.
+    # A library with a connection for the session, such as gRPC, reopens it by itself. A thread
+    # closes its epoll and eventfd some time after the last user has gone.
     Aspect(
         "descriptor",
         _files,
@@ -279,17 +279,17 @@ _OF_SERVERS: Final = frozenset({"child", "thread", "descriptor"})
 # The threads of servers that several tests share.
 _servers: Final[set[threading.Thread]] = set()
 
-# What the last test has left, unless somebody else may have changed it since.
+# What the last test has left, unless other code may have changed it since.
 _known: State = {}
 
 
 def look_again() -> None:
-    """Look at everything before the next test: something that is no test changes this process."""
+    """Look at everything again before the next test: code outside of tests changes the process."""
     _known.clear()
 
 
 class Guard:
-    """Holds a test to leave its process as it was."""
+    """Checks that a test leaves its process unchanged."""
 
     def __init__(self) -> None:
         self._before = {
@@ -300,7 +300,7 @@ class Guard:
         }
 
     def accept(self, before: State, after: State) -> None:
-        """What differs between two looks is no fault of the test's."""
+        """Accept changes inside the block, which are not the test's fault."""
         for name in self._before:
             self._before[name] = own = dict(self._before[name])
             for key in _changed(before[name], after[name]):
@@ -309,7 +309,7 @@ class Guard:
                     own[key] = after[name][key]
 
     def differences(self) -> list[str]:
-        """What differs now, a line each. It is put back where that is possible."""
+        """Return a line for each difference, and restore the old values where possible."""
         lines = []
         left_out = _OF_SERVERS if any(each.is_alive() for each in _servers) else frozenset[str]()
         for aspect in _ASPECTS:
@@ -330,7 +330,7 @@ def _check(aspect: Aspect, before: Values, after: Values) -> list[str]:
         deadline = time.monotonic() + _TO_END * PATIENCE
         time.sleep(_POLL)
         if faults := _faults(aspect, before, after := aspect.look()):
-            gc.collect()  # it takes long, and an error of what it finds belongs to this test
+            gc.collect()  # it is slow, and errors in finalizers belong to this test
         while (faults := _faults(aspect, before, after := aspect.look())) and (
             time.monotonic() < deadline
         ):
@@ -353,7 +353,7 @@ def _changed(before: Values, after: Values) -> list[Any]:
 
 
 def _faults(aspect: Aspect, before: Values, after: Values) -> list[Any]:
-    """The keys of what a test is not to leave so."""
+    """Return the keys of the changes that are a test's fault."""
     changed = _changed(before, after)
     if not aspect.waits:
         return changed
@@ -374,7 +374,7 @@ def _text(key: Any) -> str:
 
 
 def _show(aspect: Aspect, key: Any, values: Values, *, is_now: bool = False) -> str:
-    """A value, as a person wants to see it."""
+    """Format a value for a message."""
     if key not in values:
         return "none"
     match aspect.name:
@@ -394,10 +394,10 @@ def _show(aspect: Aspect, key: Any, values: Values, *, is_now: bool = False) -> 
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Put back what is changed meanwhile of this process. For its main thread.
+    """Restore this process at the end of the block. For its main thread.
 
-    That is limits, signal handlers, the mask of signals, umask, environment, working directory,
-    subreaper, OOM score and wakeup descriptor; no children, threads or descriptors.
+    This covers limits, signal handlers, the signal mask, umask, environment, working directory,
+    subreaper, OOM score and wakeup descriptor; not children, threads or descriptors.
     """
     aspects = [aspect for aspect in _ASPECTS if aspect.put_back is not _nothing]
     before = {aspect.name: aspect.look() for aspect in aspects}
@@ -415,7 +415,7 @@ _guard: Guard | None = None
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Guard this process for a test."""
+    """Guard this process during a test."""
     global _guard  # noqa: PLW0603 - a process has one test at a time
     _guard = Guard()
     try:
@@ -426,10 +426,10 @@ def guarded() -> Iterator[Guard]:
 
 @contextmanager
 def outliving(*, serves: bool = False) -> Iterator[None]:
-    """Make what outlives the test that needs it first.
+    """Allow the block to create things that outlive the test.
 
     Args:
-        serves: whether the threads that it starts are a server's, for other processes.
+        serves: whether the threads that it starts are those of a server for other processes.
     """
     guard, threads = _guard, set(threading.enumerate()) if serves else set()
     before = {} if guard is None else {aspect.name: aspect.look() for aspect in _ASPECTS}

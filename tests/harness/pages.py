@@ -1,10 +1,10 @@
-"""The pages of the documentation, as tests look at them: headings, links, and commands.
+"""The headings, links and commands of the documentation's pages, for tests.
 
 A block of commands is fenced as ``sh``, without prompts, so that it can be copied. A line that ends
-with a backslash goes on in the next one. A block ``output`` right after it is what its last command
-prints: the lines have to be there, in this order, with anything for ``…``.
+with a backslash continues in the next one. A block ``output`` right after it is what its last
+command prints: the test expects these lines in this order, and ``…`` matches anything.
 
-A block that cannot be run in a test has a comment before it that says why, and is listed::
+A block that cannot be run in a test has a comment before it with the reason, and is listed::
 
     <!-- not run: there is no systemd here -->
 
@@ -31,8 +31,8 @@ __all__ = ["Block", "Command", "anchors", "blocks", "links", "pages", "read_page
 class Command:
     """A command of a page."""
 
-    text: str  # what is typed, on one or several lines
-    output: tuple[str, ...]  # the lines that it is shown to print, with ``…`` for anything
+    text: str  # the command, on one or several lines
+    output: tuple[str, ...]  # the lines of its output on the page, with ``…`` for anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Block:
     """A block of commands."""
 
     page: str  # its file, relative to the repository
-    line: int  # where it begins
-    commands: tuple[Command, ...]  # of it
-    status: int  # with which the last one ends
-    reason: str  # why it is not run; "" if it is
+    line: int  # its first line
+    commands: tuple[Command, ...]
+    status: int  # the expected status of the last command
+    reason: str  # why it is not run; "" if it is run
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
 
 def pages() -> list[str]:
-    """Every page that people read, relative to the repository."""
+    """Return every page for users, relative to the repository."""
     found = ["README.md"]
     for directory, _, names in os.walk(os.path.join(REPOSITORY, "docs")):
         found += [
@@ -62,7 +62,7 @@ def pages() -> list[str]:
 
 
 def read_page(name: str) -> str:
-    """A page's text.
+    """Return a page's text.
 
     Args:
         name: relative to the repository.
@@ -77,14 +77,14 @@ _STATUS: Final = re.compile(r"ends with (\d+)")
 
 
 def blocks(name: str, text: str | None = None) -> list[Block]:
-    """The blocks of commands of a page.
+    """Return the blocks of commands of a page.
 
     Args:
-        text: its text; read if not given.
+        text: its text; by default it is read.
 
     Raises:
-        ValueError: a comment before a block is not understood, a block has no command, or a block
-            of output follows no commands.
+        ValueError: a comment before a block is malformed, a block has no command, or a block of
+            output does not follow commands.
     """
     text = read_page(name) if text is None else text
     found: list[Block] = []
@@ -135,7 +135,7 @@ _LINK: Final = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
 def links(text: str) -> list[str]:
-    """What a page links to and shows, without what stands in code."""
+    """Return the targets of a page's links and images, except those in code."""
     return _LINK.findall(re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text)))
 
 
@@ -144,7 +144,7 @@ _IDENTIFIER: Final = re.compile(r'\bid="([^"]+)"')
 
 
 def anchors(text: str) -> set[str]:
-    """What of a page can be linked to."""
+    """Return the anchors of a page."""
     plain = _FENCE.sub("", text)
     found: set[str] = set(_IDENTIFIER.findall(plain))
     for heading in _HEADING.findall(plain):

@@ -1,4 +1,4 @@
-"""A process with a pid of one's choice: what the kernel does by chance, when its numbers recur."""
+"""A process with a chosen pid, as when the kernel reuses a number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
-# clone3(2) with set_tid, and no signal at the child's end but SIGCHLD.
+# clone3(2) with set_tid, and SIGCHLD as the child's exit signal.
 _MAKE: Final = """
 import ctypes, os, signal, sys
 pid = ctypes.c_int(int(sys.argv[1]))
@@ -31,12 +31,12 @@ os.waitpid(made, 0)
 
 @contextmanager
 def process_with(pid: int) -> Iterator[None]:
-    """A process of that pid, which nobody has now, until the block ends."""
+    """Run a process with that pid, which must be free, until the block ends."""
     with subprocess.Popen([sys.executable, "-ISc", _MAKE, str(pid)]) as maker:
         try:
             eventually(lambda: is_alive(pid), f"process {pid} is another one")
             yield
         finally:
-            # Its maker has not waited for it, so it is still the one.
+            # Its parent has not waited for it, so the pid is still its own.
             if maker.poll() is None:
                 os.kill(pid, signal.SIGKILL)

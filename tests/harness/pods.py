@@ -1,7 +1,7 @@
-"""Pods of the CRI, and what tests do with them: what a kubelet would, in fewer words.
+"""Pods by CRI calls, as a kubelet makes them, for tests.
 
-Each pod gets a cgroup, a log directory and metadata of its own, as from a kubelet. They are
-removed at the end of the test, in whatever state they are.
+Each pod gets its own cgroup, log directory and metadata, as from a kubelet. They are removed at the
+end of the test, in any state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of a container's log, as the CRI has it: when, from where, is it whole, what."""
+    """A line of a CRI container log: its time, stream, completeness and text."""
 
     time: str
     stream: str
@@ -50,7 +50,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How an exec ended."""
+    """The result of an exec."""
 
     code: int
     stdout: str
@@ -80,7 +80,7 @@ class PodContainer:
 
     @property
     def pid(self) -> int:
-        """Its init process, on the host."""
+        """Return the host pid of its init process."""
         path = os.path.join(self.bundle, "init.pid")
         with open(path) as file:
             return int(file.read())
@@ -100,13 +100,13 @@ class PodContainer:
         self._cri.remove_container(pb.RemoveContainerRequest(container_id=self.id))
 
     def exec(self, *command: str, timeout: int = 20) -> Ran:
-        """Run a command in it; another code than 0 is no error."""
+        """Run a command in it; a non-zero exit code is not an error."""
         request = pb.ExecSyncRequest(container_id=self.id, cmd=command, timeout=timeout)
         done = self._cri.exec_sync(request)
         return Ran(done.exit_code, done.stdout.decode(), done.stderr.decode())
 
     def exec_url(self, *command: str, tty: bool = False, stdin: bool = True) -> str:
-        """Where a command in it can be streamed from."""
+        """Return the streaming URL of a command in it."""
         return self._cri.exec(
             pb.ExecRequest(
                 container_id=self.id, cmd=command, tty=tty, stdin=stdin, stdout=True, stderr=not tty
@@ -114,34 +114,34 @@ class PodContainer:
         ).url
 
     def attach_url(self, *, tty: bool = False, stdin: bool = True) -> str:
-        """Where its own stdio can be streamed from."""
+        """Return the streaming URL of its own stdio."""
         return self._cri.attach(
             pb.AttachRequest(
                 container_id=self.id, tty=tty, stdin=stdin, stdout=True, stderr=not tty
             )
         ).url
 
-    def exit_code(self, *, timeout: float = 15) -> int:
-        """Wait for its end, and return its exit code."""
+    def exit_code(self, *, timeout: float = 60) -> int:
+        """Wait until it exits, and return its exit code."""
         eventually(lambda: self.state == "EXITED", f"{self.id} has exited", timeout=timeout)
         return self.status.exit_code
 
     def log_lines(self) -> list[LogLine]:
-        """Its log so far."""
+        """Return its log so far."""
         with open(self.log_path, encoding="utf-8") as file:
             return [LogLine(*line.rstrip("\n").split(" ", 3)) for line in file]
 
     def log_is_open(self) -> bool:
-        """Whether containerd still has its log open."""
+        """Return whether containerd still has its log open."""
         folder = f"/proc/{self.pod.pods.containerd.pid}/fd"
         for fd in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):  # it was closed since
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
                 if os.readlink(f"{folder}/{fd}") == self.log_path:
                     return True
         return False
 
     def output(self, stream: str = "stdout") -> str:
-        """What it wrote to a stream so far."""
+        """Return its output on a stream so far."""
         return "".join(
             line.text + ("\n" if line.tag == "F" else "")
             for line in self.log_lines()
@@ -150,7 +150,7 @@ class PodContainer:
 
 
 class Pod:
-    """A pod that runs."""
+    """A running pod."""
 
     def __init__(self, pods: Pods, config: pb.PodSandboxConfig, id: str) -> None:  # noqa: A002
         self.pods = pods
@@ -172,7 +172,7 @@ class Pod:
 
     @property
     def shims(self) -> list[int]:
-        """The processes of shims that serve it."""
+        """Return the pids of the shims that serve it."""
         marks = self.pods.containerd.marks
         path = traces.socket_path(marks, self.id, namespace="k8s.io")
         return self.pods.containerd.pids_listening_on(path)
@@ -192,11 +192,11 @@ class Pod:
         """Create a container in it.
 
         Args:
-            command: what it runs.
-            mounts: directories of the host that it gets.
-            security: its security context; that of the pod's namespaces if None.
-            granted: what a device plugin has answered for it, or the variables of that: it is in
-                the kubelet's record, and what the kubelet makes of it comes before the rest.
+            command: the command.
+            mounts: directories of the host to mount.
+            security: its security context; None for one with the pod's namespaces.
+            granted: a device plugin's answer for it, or the variables of one. It is written to
+                the kubelet's checkpoint, and the fields that the kubelet derives come first.
         """
         name = name or new_name()
         if granted is not None:
@@ -233,14 +233,14 @@ class Pod:
         return PodContainer(self, created.container_id, log)
 
     def start(self, *command: str, **fields: Any) -> PodContainer:
-        """Create a container in it, and start it."""
+        """Create and start a container in it."""
         return self.create(*command, **fields).start()
 
     def run(self, *command: str, **fields: Any) -> PodContainer:
-        """Create a container in it, start it, and wait for its end."""
+        """Create and start a container in it, and wait until it exits."""
         container = self.start(*command, **fields)
         container.exit_code()
-        # What it wrote last, containerd may write into the log after it has told the end.
+        # containerd may report the exit before it has logged the last output.
         eventually(lambda: not container.log_is_open(), "its log is whole")
         return container
 
@@ -249,24 +249,24 @@ class Pod:
         self.pods.cri.stop_pod_sandbox(request, timeout=timeout)
 
     def remove(self) -> None:
-        """Stop it and remove it with all its containers, and its cgroup as a kubelet does."""
+        """Stop and remove it, its containers and its cgroup, as a kubelet does."""
         cri = self.pods.cri
         cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=self.id))
         cri.remove_pod_sandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=self.id))
         self.forget()
 
     def forget(self) -> None:
-        """Remove what a kubelet made for it."""
+        """Remove the parts that a kubelet creates for it."""
         remove_cgroup(self.config.linux.cgroup_parent)
         shutil.rmtree(self.config.log_directory, ignore_errors=True)
 
 
 class Pods:
-    """What a test has in hand.
+    """The pods of a test.
 
     Args:
-        containerd: it runs for the length of the test, and serves the CRI.
-        handler: the runtime handler that pods get.
+        containerd: serves the CRI; it runs during the test.
+        handler: the pods' runtime handler.
     """
 
     def __init__(self, containerd: CriContainerd, handler: str) -> None:
@@ -278,13 +278,13 @@ class Pods:
 
     @property
     def kubelet(self) -> KubeletRoot:
-        """What the kubelet has recorded, which the shim is told to go by."""
+        """The kubelet's records, which the shim is configured to read."""
         self._kubelet.set_in(self.containerd.shim_config)
         return self._kubelet
 
     @property
     def is_ours(self) -> bool:
-        """Whether pods get the shim of this project, and not one to compare with."""
+        """Return whether pods use our shim, and not containerd's own for comparison."""
         return self.handler != "runc"
 
     def config(
@@ -296,12 +296,12 @@ class Pods:
         annotations: Mapping[str, str] | None = None,
         hostname: str | None = None,
     ) -> pb.PodSandboxConfig:
-        """A pod's configuration, as a kubelet makes it.
+        """Return a pod's configuration, as a kubelet makes it.
 
         Args:
-            namespaces: which are shared; the network and IPC of the pod if None.
-            sysctls: settings of the kernel in its namespaces.
-            hostname: its name in the network; none in the host's.
+            namespaces: the namespace modes; None for a pod's own network and IPC.
+            sysctls: the sysctls of its namespaces.
+            hostname: its host name; none with the host's network.
         """
         name = new_name("pod")
         if namespaces is None:
@@ -338,11 +338,11 @@ class Pods:
         return Pod(self, config, self.cri.run_pod_sandbox(request).pod_sandbox_id)
 
     def ids(self) -> list[str]:
-        """The pods that the CRI knows."""
+        """Return the ids of all pods in the CRI."""
         return [pod.id for pod in self.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items]
 
     def close(self) -> None:
-        """Remove every pod that is there, and what a kubelet made for those that were asked for."""
+        """Remove every pod, and the parts that a kubelet creates for the requested ones."""
         with self.cri:
             for pod in self.ids():
                 with contextlib.suppress(CriError):
@@ -353,16 +353,16 @@ class Pods:
 
 
 def host_directory(host: str, container: str, *, readonly: bool = False) -> pb.Mount:
-    """A directory of the host at a place in a container."""
+    """Return a mount of a host directory at a path in a container."""
     return pb.Mount(host_path=host, container_path=container, readonly=readonly)
 
 
 @contextlib.contextmanager
 def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainerd]:
-    """A running containerd that serves a kubelet, with images in it, removed at the end.
+    """Run a containerd that serves the CRI, with images in it, and remove it at the end.
 
     Args:
-        options: of :class:`CriContainerd`, ``cri`` among them.
+        options: those of :class:`CriContainerd`, such as ``cri``.
     """
     options = {"environment": ENVIRONMENT, **options}
     with CriContainerd(**options) as containerd, Cri(containerd.address) as cri:
@@ -376,7 +376,7 @@ def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainer
 def pods_of(
     plugin: CriPlugin, *images: Image, shim_directory: str, shim_config: str, parts: Parts
 ) -> Iterator[Pods]:
-    """Pods of a containerd of their own, of the default handler; nothing may be left of them."""
+    """Yield pods with the default handler on their own containerd; fail if anything is left."""
     with (
         containerd_for_pods(
             *images, shim_directory=shim_directory, shim_config=shim_config, parts=parts, cri=plugin
@@ -389,7 +389,7 @@ def pods_of(
 
 
 def import_image(cri: Cri, containerd: CriContainerd, archive: str, *names: str) -> None:
-    """Give the CRI the images of an archive, which it learns of a moment later."""
+    """Import the images of an archive, and wait until the CRI has them."""
     containerd.ctr("images", "import", archive, namespace="k8s.io")
     for name in names:
         request = pb.ImageStatusRequest(image=pb.ImageSpec(image=name))
@@ -401,7 +401,7 @@ def _is_known(cri: Cri, request: pb.ImageStatusRequest) -> bool:
 
 
 def remove_cgroup(path: str) -> None:
-    """Remove a pod's cgroup from every hierarchy, once nothing is in it any more."""
+    """Remove a pod's cgroup from every hierarchy once it is empty."""
 
     def remove() -> bool:
         left = [h + path for h in traces.cgroup_hierarchies() if os.path.exists(h + path)]

@@ -1,4 +1,4 @@
-"""A plugin of pytest: a test that changes its own process fails (:mod:`.own_process`)."""
+"""A pytest plugin: a test that changes its own process fails (:mod:`.own_process`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.harness.own_process import guarded, look_again, outliving
 def own_process_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that changes its own process.
 
-    It is made before every other fixture of a test: those of modules and sessions come first, then
-    those that nobody has to ask for, from this directory downwards.
+    It is set up before every other function fixture: pytest first sets up those of sessions and
+    modules, then the autouse ones, starting with those of this directory.
     """
     with guarded() as guard:
         yield
@@ -27,7 +27,7 @@ def own_process_stays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
-    """A fixture of a session, module or class that a test asks for as it runs outlives it."""
+    """Accept the changes of fixtures of sessions, modules and classes, which outlive the test."""
     if fixturedef.scope == "function":
         return (yield)
     look_again()
@@ -36,13 +36,13 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
 
 
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """So does its end."""
+    """Accept the changes of their teardown, too."""
     if fixturedef.scope != "function":
         look_again()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_exception_interact() -> Iterator[None]:
-    """pytest-timeout stops its timer when a test fails."""
+    """Accept that pytest-timeout stops its timer when a test fails."""
     with outliving():
         return (yield)

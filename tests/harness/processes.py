@@ -1,4 +1,4 @@
-"""Processes of the machine: a family, what one takes, open sockets, and a daemon's end."""
+"""Processes of the machine: descendants, memory, CPU time, open sockets, and stopping a daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONNECTED: Final = "03"
 
 
 def family(pid: int) -> list[int]:
-    """A process, its children, and theirs."""
+    """Return a process and all its descendants."""
     found = [pid]
     for each in found:
         with suppress(OSError):
@@ -25,7 +25,7 @@ def family(pid: int) -> list[int]:
 
 
 def with_nvml(pid: int) -> list[int]:
-    """Of a family, those that have NVML's library loaded."""
+    """Return those of a process and its descendants that have NVML's library loaded."""
     found = []
     for each in family(pid):
         with suppress(OSError), open(f"/proc/{each}/maps", encoding="utf-8") as file:
@@ -35,39 +35,39 @@ def with_nvml(pid: int) -> list[int]:
 
 
 def sockets_of(pid: int) -> list[str]:
-    """The inodes of the sockets that a process has open; none once it has ended."""
+    """Return the inodes of a process's open sockets; none once it has exited."""
     found = []
     with suppress(FileNotFoundError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError):  # it was closed meanwhile
                 target = os.readlink(f"/proc/{pid}/fd/{fd}")
                 found.append(target.removeprefix("socket:[")[:-1])
     return found
 
 
 def connections_to(path: str) -> set[str]:
-    """The connections to a socket, by the numbers that the kernel gives their ends there."""
+    """Return the inodes of a listening socket's connections, at the server's end."""
     with open("/proc/net/unix", encoding="ascii") as file:
         words = [line.split() for line in file if line.endswith(f" {path}\n")]
     return {number for *_, state, number, _ in words if state == _CONNECTED}
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """Return the CPU time of a process in seconds."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         words = file.read().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / _TICK
 
 
 def rss_and_pss(pid: int) -> tuple[int, int]:
-    """The memory of a process, with all of what it shares and with its part of that, in KiB."""
+    """Return the RSS and the PSS of a process in KiB."""
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
         table = dict(line.split()[:2] for line in file.readlines()[1:])
     return int(table["Rss:"]), int(table["Pss:"])
 
 
 def end(process: Popen[Any], *, timeout: float = 10) -> None:
-    """End a daemon as a service manager does: SIGTERM, and SIGKILL if that is not enough."""
+    """Stop a daemon as a service manager does: SIGTERM, then SIGKILL after a timeout."""
     process.terminate()
     try:
         process.wait(timeout * PATIENCE)

@@ -1,6 +1,6 @@
-"""The real Prometheus, of Debian, unmodified and not installed: the server, and promtool.
+"""Debian's real Prometheus server and promtool, unmodified and not installed.
 
-``python -m tests.harness.prometheus`` has the programs ready.
+``python -m tests.harness.prometheus`` downloads the programs.
 
 Source: prometheus(1), promtool(1); Prometheus' HTTP API.
 """
@@ -27,7 +27,7 @@ from tools.packages import fetch
 
 __all__ = ["Programs", "Prometheus", "Promtool"]
 
-# Its programs need no library but libc, of any release since.
+# Its programs need only libc, of this or any later release.
 _RELEASE: Final = "bookworm"
 _PACKAGE: Final = "prometheus"
 _NAMES: Final = ("prometheus", "promtool")
@@ -35,14 +35,14 @@ _NAMES: Final = ("prometheus", "promtool")
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where they are."""
+    """The paths of the programs."""
 
     prometheus: str  # the server
-    promtool: str  # what checks files for it
+    promtool: str  # checks metrics and rules
 
     @classmethod
     def of_debian(cls, *, say: Callable[[str], None] | None = None) -> Self:
-        """Those of Debian."""
+        """Return the programs of Debian's package."""
         into = os.path.join(default_cache(), f"{_RELEASE}-{_PACKAGE}")
         directory = os.path.join(into, "unpacked")
         debs = fetch([_PACKAGE], into, release=_RELEASE, say=say)
@@ -51,7 +51,7 @@ class Programs:
 
 
 def _keep_programs(new: str) -> None:
-    """Throw away its pages and pictures, which are many."""
+    """Delete the many web pages and images of the package."""
     for name in _NAMES:
         os.rename(os.path.join(new, "usr", "bin", name), os.path.join(new, name))
     for name in os.listdir(new):
@@ -60,13 +60,13 @@ def _keep_programs(new: str) -> None:
 
 
 class Promtool:
-    """What checks metrics and rules."""
+    """Runs promtool."""
 
     def __init__(self, programs: Programs) -> None:
         self._program = programs.promtool
 
     def __call__(self, *words: str, stdin: str = "") -> tuple[bool, str]:
-        """Run it; returns whether it found nothing wrong, and what it said."""
+        """Run it; return whether it found no error, and its output."""
         done = subprocess.run(
             [self._program, *words],
             input=stdin, capture_output=True, text=True, timeout=50 * PATIENCE, check=False,
@@ -76,7 +76,7 @@ class Promtool:
 
 
 class Prometheus:
-    """A Prometheus of our own. As a context it runs."""
+    """A private Prometheus server. It runs while the context is open."""
 
     def __init__(self, programs: Programs, directory: str, config: dict[str, Any]) -> None:
         self._programs = programs
@@ -101,9 +101,9 @@ class Prometheus:
                 env={"PATH": "/usr/bin:/bin", "GOMAXPROCS": "2", "TZ": "UTC"},
             )  # fmt: skip
         try:
-            port = eventually(self._port, "a port of Prometheus", timeout=20)
+            port = eventually(self._port, "a port of Prometheus")
             self._url = f"http://127.0.0.1:{port}"
-            eventually(self._is_ready, "Prometheus is ready", timeout=20)
+            eventually(self._is_ready, "Prometheus is ready")
         except BaseException:
             self._stop()
             raise
@@ -113,16 +113,16 @@ class Prometheus:
         self._stop()
 
     def get(self, path: str, **parameters: str) -> Any:
-        """What the API answers."""
+        """Return the API's answer."""
         with urlopen(
-            f"{self._url}/api/v1/{path}?{urlencode(parameters)}", timeout=20 * PATIENCE
+            f"{self._url}/api/v1/{path}?{urlencode(parameters)}", timeout=60 * PATIENCE
         ) as answer:
             document = json.load(answer)
         assert document["status"] == "success", document
         return document["data"]
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """The series that an expression has now, with their values."""
+        """Evaluate an expression; return its series and their values."""
         data = self.get("query", query=expression)
         if data["resultType"] == "scalar":
             return [({}, float(data["result"][1]))]
@@ -130,13 +130,13 @@ class Prometheus:
 
     def _is_ready(self) -> bool:
         try:
-            with urlopen(f"{self._url}/-/ready", timeout=20 * PATIENCE) as answer:
+            with urlopen(f"{self._url}/-/ready", timeout=60 * PATIENCE) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def _port(self) -> int:
-        """The port that it listens on; it was asked to choose."""
+        """Return the port that the server chose."""
         assert self._process is not None
         assert self._process.poll() is None, self._said()
         pid = self._process.pid

@@ -1,7 +1,7 @@
-"""Expressions of PromQL: which metrics one names, and those of the dashboard.
+"""The metrics in PromQL expressions, and the expressions of the dashboard.
 
-Prometheus' own parser says whether an expression is one; it has no way to say what is in it. So
-this takes an expression that it accepts, and leaves out all that is no name of a metric.
+Prometheus' own parser only tells whether an expression is valid, and not which metrics it uses. So
+this module takes a valid expression, and removes everything that is not the name of a metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS: Final = frozenset({
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The names that are in an expression which Prometheus accepts."""
+    """Return the names of the metrics in a valid expression."""
     text = expression
     for pattern in (_STRING, _COMMENT, _LABELS, _RANGE, _LISTS):
         text = pattern.sub(" ", text)
@@ -37,14 +37,14 @@ def metrics_in(expression: str) -> set[str]:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard, as Grafana imports it."""
+    """Load the dashboard, as Grafana imports it."""
     with open(os.path.join(MONITORING, "dashboard.json"), encoding="utf-8") as file:
         document: dict[str, Any] = json.load(file)
     return document
 
 
 def queries() -> list[str]:
-    """Every query of the dashboard."""
+    """Return every query of the dashboard."""
     return [
         target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())
     ]

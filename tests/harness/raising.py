@@ -1,4 +1,4 @@
-"""Expect an error of ours: one of a class, or of a row of the table of errors."""
+"""Expect one of our errors, by class or by row of the error table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind: TypeAlias = type[E] | ErrorRow[E]
 def raises(
     kind: Kind[E], *others: Kind[E], match: str | Pattern[str] | None = None
 ) -> pytest.RaisesExc[E]:
-    """pytest.raises, which knows no rows: another error of a row's branch fails the test."""
+    """Like pytest.raises, but with rows, too: another error of the row's branch fails the test."""
     kinds = (kind, *others)
     branches = tuple(each.branch if isinstance(each, ErrorRow) else each for each in kinds)
     return pytest.raises(
@@ -26,7 +26,7 @@ def raises(
 
 
 def is_error(error: object, kind: Kind[NvshimError]) -> bool:
-    """Whether an error is of a class, or was made by this very row."""
+    """Return whether an error is an instance of a class, or was made from this row."""
     if not isinstance(kind, ErrorRow):
         return isinstance(error, kind)
     return type(error) is kind.branch and (error.code, error.slug) == (kind.code, kind.slug)

@@ -1,4 +1,4 @@
-"""What was recorded of a real Kubernetes, in tests/recorded."""
+"""Recordings of a real Kubernetes, in tests/recorded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RECORDED: Final = f"{REPOSITORY}/tests/recorded/kubernetes-1.36"
 
 
 def recorded_lines(name: str) -> list[Any]:
-    """The values of a file of one JSON value a line.
+    """Return the values of a file with one JSON value per line.
 
     Args:
-        name: below the recordings of Kubernetes 1.36.
+        name: a path below the recordings of Kubernetes 1.36.
     """
     with open(f"{RECORDED}/{name}", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

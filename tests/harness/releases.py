@@ -1,8 +1,8 @@
-"""Releases of Debian whose programs tests run, and which tests `make test` leaves out.
+"""The Debian releases whose programs tests run, and the tests that `make test` skips.
 
-`make test` needs nothing but what bookworm (the machine's own) and trixie have: what is in them
-stays as it is. Debian unstable has containerd 2.x, and changes from day to day; what is tested with
-it is marked ``newest``, and ``make test-matrix`` runs it.
+`make test` needs only programs of bookworm (the machine's own) and trixie, which do not change.
+Debian unstable has newer versions and changes daily: tests with its programs are marked ``newest``,
+and ``make test-matrix`` runs them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from _pytest.mark import ParameterSet
 __all__ = ["UNSTABLE", "of_releases"]
 
 UNSTABLE: Final = "sid"
-"""Its code name: what is tested with it is marked ``newest``."""
+"""The code name of Debian unstable, whose tests are marked ``newest``."""
 
 
 def of_releases(*rows: Any) -> list[ParameterSet]:
-    """Values for ``parametrize`` or a fixture's ``params``; those that name unstable are marked.
+    """Return values for ``parametrize`` or ``params``, with a mark on those that name unstable.
 
     Args:
-        rows: a release each, a phrase that names one ("runc sid"), or several values.
+        rows: each a release, a phrase that names one ("runc sid"), or several values.
     """
     return [
         pytest.param(row, marks=[pytest.mark.newest] if _names_unstable(row) else [])

@@ -1,7 +1,7 @@
-"""A runtime of a containerd, and what tests do with its containers.
+"""A runtime of a containerd, and its containers, for tests.
 
-Tests are written against a runtime's name, so that they can be validated against containerd's
-own shim: a test that fails there asks for something that no shim has to do.
+Tests are written for any runtime, so that they can be validated with containerd's own shim: a test
+that fails there expects something that a shim need not do.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from tools.images import BUSYBOX
 STOCK: Final = "io.containerd.runc.v2"
 OURS: Final = "io.containerd.nvidia.v1"
 
-# What runc and crun say of "no-such-program".
+# The errors of runc and crun for "no-such-program".
 NO_SUCH_PROGRAM: Final = re.compile(
     r"""exec: "no-such-program": executable file not found in \$PATH"""
     r"""|executable file `no-such-program` not found in \$PATH"""
 )
 
-# Not used twice in a test run, so that a trace names its test's container and no other.
+# Unique in a test run, so that a trace identifies the container of one test.
 _numbers = itertools.count(1)
 
-# The flags of ``ctr`` that choose a low-level runtime, or its place.
+# The flags of ``ctr`` that choose a low-level runtime, or its root.
 _CHOOSE_LOW_LEVEL: Final = frozenset({"--runtime-config-path", "--runc-binary", "--runc-root"})
 
 
 def new_name(kind: str = "c") -> str:
-    """A name that no container, exec or pod has had in this run."""
+    """Return a name that no container, exec or pod has had in this run."""
     return f"{kind}{next(_numbers)}-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that runs detached."""
+    """A detached container."""
 
-    runtime: Runtime  # whose it is
+    runtime: Runtime
     name: str  # its id
 
     @property
     def pid(self) -> int:
-        """Its init process, as containerd knows it; 0 if there is no task."""
+        """Return the pid of its init process from containerd; 0 if there is no task."""
         return self._task()[0]
 
     @property
     def status(self) -> str:
-        """What containerd says: RUNNING, STOPPED, CREATED …, or "" if there is no task."""
+        """Return containerd's status: RUNNING, STOPPED, CREATED …, or "" if there is no task."""
         return self._task()[1]
 
     def exec(
         self, *command: str, flags: Iterable[str] = (), stdin: str = "", timeout: float = 60
     ) -> Completed:
-        """Run a command in it to its end; another code than 0 is no error."""
+        """Run a command in it until it exits; a non-zero code is not an error."""
         return self.runtime.containerd.ctr(
             *self.exec_words(*command, flags=flags), stdin=stdin, timeout=timeout, check=False
         )
@@ -72,8 +72,8 @@ class Container:
     def exec_words(
         self, *command: str, flags: Iterable[str] = (), exec_id: str | None = None
     ) -> list[str]:
-        """The words for ``ctr`` that run a command in it."""
-        # A log takes the place of fifos, and ctr refuses both.
+        """Return the arguments of ``ctr`` that run a command in it."""
+        # A log replaces the fifos; ctr refuses both together.
         flags = tuple(flags)
         if "--log-uri" not in flags:
             flags = ("--fifo-dir", self.runtime.containerd.fifo_directory, *flags)
@@ -82,27 +82,27 @@ class Container:
         ]  # fmt: skip
 
     def kill(self, signal: str = "KILL", *, flags: Iterable[str] = ()) -> Completed:
-        """Send a signal to its init, or what the flags say."""
+        """Send a signal to its init, or to the processes that the flags choose."""
         return self.runtime.containerd.ctr(
             "tasks", "kill", "--signal", signal, *flags, self.name, check=False
         )
 
     def wait_for(self, status: str, *, timeout: float = 60) -> None:
-        """Wait until containerd says that it is in that state."""
+        """Wait until containerd reports that state."""
         eventually(lambda: self.status == status, f"{self.name} is {status}", timeout=timeout)
 
     def delete_task(self) -> int:
-        """Delete the task, and return the exit code that containerd knew of it."""
+        """Delete the task, and return its exit code from containerd."""
         return api.delete_task(self.runtime.containerd, self.name)
 
     def exit_code(self, *, timeout: float = 60) -> int:
-        """Wait for its end, delete the task, and return its exit code."""
+        """Wait until it exits, delete the task, and return its exit code."""
         self.wait_for("STOPPED", timeout=timeout)
         return self.delete_task()
 
     @property
     def pids(self) -> list[int]:
-        """The processes in it, as containerd lists them."""
+        """Return the pids of its processes, as containerd lists them."""
         lines = self.runtime.containerd.ctr("tasks", "ps", self.name).lines[1:]
         return [int(line.split()[0]) for line in lines]
 
@@ -115,7 +115,7 @@ class Container:
         return eventually(look, f"{name} runs in {self.name}")
 
     def remove(self) -> None:
-        """Kill it, delete its task, remove it. What is gone already is no error."""
+        """Kill it, delete its task, and remove it; parts that are gone already are no error."""
         api.remove_container(self.runtime.containerd, self.name)
 
     def _task(self) -> tuple[int, str]:
@@ -124,13 +124,12 @@ class Container:
 
 
 class Runtime:
-    """What a test has in hand.
+    """A runtime, and the containers that a test starts with it.
 
     Args:
-        containerd: it runs for the length of the test.
+        containerd: runs during the test.
         name: the runtime's name.
-        low_level: the low-level runtime that containers get unless a test says otherwise; None
-            for the shim's default.
+        low_level: the containers' default low-level runtime; None for the shim's own default.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Runtime:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is the shim of this project, and not one to compare with."""
+        """Return whether it is our shim, and not containerd's own for comparison."""
         return self.name == OURS
 
     def words(
@@ -153,7 +152,7 @@ class Runtime:
         name: str | None = None,
         flags: Iterable[str] = (),
     ) -> list[str]:
-        """The words for ``ctr`` that run a container."""
+        """Return the arguments of ``ctr`` that run a container."""
         flags = tuple(flags)
         return [
             "run", "--runtime", self.name, "--fifo-dir", self.containerd.fifo_directory,
@@ -169,7 +168,7 @@ class Runtime:
         stdin: str = "",
         timeout: float = 60,
     ) -> Completed:
-        """Run a container to its end and remove it; another code than 0 is no error."""
+        """Run a container until it exits and remove it; a non-zero code is not an error."""
         words = self.words(*command, image=image, name=name, flags=("--rm", *flags))
         return self.containerd.ctr(*words, stdin=stdin, timeout=timeout, check=False)
 
@@ -193,7 +192,7 @@ class Runtime:
         name: str | None = None,
         flags: Iterable[str] = (),
     ) -> Container:
-        """Start a container that runs on by itself. It is removed at the end of the test."""
+        """Start a detached container. It is removed at the end of the test."""
         container = self.expect(name)
         self.containerd.ctr(
             *self.words(*command, image=image, name=container.name, flags=("--detach", *flags))
@@ -205,7 +204,7 @@ class Runtime:
         return self.start("sleep", "1000", image=image, flags=flags)
 
     def expect(self, name: str | None = None) -> Container:
-        """A container that the test starts by other means. It is removed at the end."""
+        """Register a container that the test starts by other means. It is removed at the end."""
         container = Container(self, name or new_name())
         self._containers.append(container)
         return container
@@ -213,7 +212,7 @@ class Runtime:
     def spec(
         self, *command: str, image: str = BUSYBOX, flags: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """The OCI spec that ``ctr`` makes for a command in an image."""
+        """Return the OCI spec that ``ctr`` makes for a command in an image."""
         name = new_name()
         self.containerd.ctr("containers", "create", *flags, image, name, *command)
         try:
@@ -225,14 +224,14 @@ class Runtime:
         return spec
 
     def create_with_image(self, name: str, *command: str, image: str = BUSYBOX) -> None:
-        """Tell containerd of a container, with a spec and a snapshot but no task."""
+        """Create a container with a spec and a snapshot, but without a task."""
         self.containerd.ctr(
             "containers", "create", "--runtime", self.name, *self._default_low_level(()), image,
             name, *command,
         )  # fmt: skip
 
     def prepare_rootfs(self, name: str) -> list[tuple[str, str, tuple[str, ...]]]:
-        """The mounts of a container's snapshot: type, source, options of each."""
+        """Return the mounts of a container's snapshot: type, source and options of each."""
         text = self.containerd.ctr("snapshots", "mounts", "/target", name).stdout
         mounts = []
         for line in text.splitlines():
@@ -244,14 +243,13 @@ class Runtime:
     def low_level_flags(
         self, directory: str, *, binary: str | None = None, root: str | None = None
     ) -> tuple[str, ...]:
-        """The flags of ``ctr run`` that choose the low-level runtime and its root.
+        """Return the flags of ``ctr run`` that choose the low-level runtime and its root.
 
-        ``ctr`` has flags for them for containerd's own shim only; others are given a file, as
-        CRI gives it to them.
+        ``ctr`` has such flags only for containerd's own shim. Other shims get a file, as from CRI.
 
         Args:
             directory: where that file is written.
-            binary: the program; None for the shim's default.
+            binary: the runtime's program; None for the shim's default.
             root: the directory of its state; None for the shim's default.
         """
         if not self.is_ours:
@@ -266,9 +264,9 @@ class Runtime:
 
     @property
     def maps_no_ids(self) -> bool:
-        """Whether no container can have mapped ids here.
+        """Return whether containers cannot have mapped ids here.
 
-        The low-level runtime is chosen by options, and containerd 2 takes any for runc's then.
+        Options choose the low-level runtime, and containerd 2 takes any options for those of runc.
         """
         chosen = self.is_ours and self.low_level is not None
         return chosen and self.containerd.parts.version >= (2,)
@@ -289,19 +287,19 @@ class Runtime:
 def remove_fifos(containerd: PrivateContainerd) -> None:
     """Remove the fifos of clients that could not do it themselves.
 
-    A client makes them, and removes them when it deletes the task. It cannot if it was killed,
-    or if containerd's clean-up after a killed shim has deleted the task before. No shim can
-    repair that.
+    A client creates them, and removes them when it deletes the task. It cannot if it was
+    killed, or if containerd's cleanup after a killed shim has already deleted the task. A shim
+    cannot repair that.
     """
     for trace in traces.fifos(containerd.marks):
         shutil.rmtree(os.path.dirname(trace.name), ignore_errors=True)
 
 
 def one_line(done: Completed) -> str:
-    """The one line in which ctr says what is wrong.
+    """Return ctr's only error line.
 
-    runc and crun have the container's stderr while they make it, and say there in their own
-    words what the line then quotes. Anything else on stderr is an error of the test.
+    While runc and crun create a container, they write to its stderr the message that the line then
+    quotes. Anything else on stderr fails the test.
     """
     lines = done.stderr.splitlines()
     said = [line for line in lines if line.startswith("ctr: ")]
@@ -311,22 +309,22 @@ def one_line(done: Completed) -> str:
 
 
 def is_refused(done: Completed, words: str, code: str) -> bool:
-    """Whether ctr failed, and for a certain reason.
+    """Return whether ctr failed, and for this reason.
 
     Args:
-        done: how it ended.
-        words: what containerd 1.x adds to the shim's message, and its own shim says itself.
-        code: our error's code, which is all there is to see of the reason with 2.x.
+        done: the result of ctr.
+        words: text that containerd 1.x adds to the shim's message; its own shim writes it itself.
+        code: our error's code, the only part of the reason that 2.x shows.
     """
     return done.code == 1 and (words in done.stderr or code in done.stderr)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs: a zombie does not."""
+    """Return whether a process is alive; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second, if it ends while it is read
+    except (FileNotFoundError, ProcessLookupError):  # the second, if it exits during the read
         return False
 
 

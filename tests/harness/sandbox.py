@@ -1,4 +1,4 @@
-"""The sandbox of a shim that is called by hand, and containers in its pod, as CRI makes them."""
+"""A sandbox of a shim without containerd, and containers in its pod, as CRI makes them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NAMESPACES: Final = {"network": "net", "ipc": "ipc", "uts": "uts", "pid": "pid",
 
 
 class SandboxByHand:
-    """One sandbox, and what a containerd asks of it.
+    """One sandbox, and containerd's calls of it.
 
     Args:
-        shim: whose it is. Its bundle is that of the shim's first container.
+        shim: its shim. The sandbox's bundle is that of the shim's first container.
         sandbox_id: its id.
     """
 
@@ -38,7 +38,7 @@ class SandboxByHand:
         self.pid = 0
         self.spec: dict[str, Any] = {}
 
-    async def call(self, method: str, *, timeout: float = 20, **fields: Any) -> Any:
+    async def call(self, method: str, *, timeout: float = 60, **fields: Any) -> Any:
         """Call a method of the Sandbox service by its name and its request's fields."""
         service = sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"]
         described = service.methods_by_name[method]
@@ -57,7 +57,7 @@ class SandboxByHand:
         )
 
     async def start(self, **config: Any) -> int:
-        """Create and start it; returns the pid of its holder, or 0."""
+        """Create and start it; return the pid of its holder, or 0."""
         await self.create(**config)
         started = await self.call("StartSandbox")
         self.pid, self.spec = started.pid, json.loads(started.spec.value)
@@ -65,15 +65,15 @@ class SandboxByHand:
 
     @property
     def paths(self) -> dict[str, str]:
-        """Where its namespaces are, by their types, as Start has told."""
+        """Return the paths of its namespaces by type, from the answer to Start."""
         return {each["type"]: each["path"] for each in self.spec["linux"]["namespaces"]}
 
     async def state(self) -> str:
-        """What CRI would show."""
+        """Return the state that CRI would show."""
         return str((await self.call("SandboxStatus")).state)
 
     def namespace(self, name: str, pid: int | None = None) -> str:
-        """Which namespace of a kind a process is in; the holder if none is named."""
+        """Return a process's namespace of this type; the holder's by default."""
         return os.readlink(f"/proc/{self.pid if pid is None else pid}/ns/{name}")
 
     def member(self, container_id: str, *args: str, share: str = "network ipc uts") -> None:
@@ -90,19 +90,19 @@ class SandboxByHand:
     async def run(
         self, container_id: str, *args: str, share: str = "network ipc uts", **fields: Any
     ) -> int:
-        """Make, create and start a container in the pod; returns its init's pid."""
+        """Make, create and start a container in the pod; return its init's pid."""
         self.member(container_id, *args, share=share)
         return await self.shim.run(container_id, **fields)
 
     async def gone(self) -> None:
-        """Shut it down, and see that the shim ends and nothing is left."""
+        """Shut it down, and check that the shim exits and nothing is left."""
         await self.call("ShutdownSandbox")
-        self.shim.client.close()  # as containerd does when it has the answer
+        self.shim.client.close()  # as containerd does after the answer
         await self.shim.until_gone()
         assert self.leftovers() == []
 
     def leftovers(self) -> list[str]:
-        """What is left on the machine, and of the sandbox in its bundle."""
+        """Return what is left on the machine, and of the sandbox in its bundle."""
         left = self.shim.leftovers()
         if self.pid and is_alive(self.pid):
             left.append(f"holder {self.pid}")
@@ -111,38 +111,38 @@ class SandboxByHand:
         return left + [f"file {name}" for name in own]
 
     def kill_holder(self) -> None:
-        """End the holder from outside."""
+        """Kill the holder from outside."""
         os.kill(self.pid, signal.SIGKILL)
 
 
 StartPod = Callable[..., AbstractAsyncContextManager[SandboxByHand]]
-"""What the fixture of the name is: starts a shim for a sandbox, and that."""
+"""The type of the fixture of that name, which starts a shim and its sandbox."""
 
 
 def linux_of(**namespaces: Any) -> dict[str, Any]:
-    """The configuration of a pod's namespaces."""
+    """Return the configuration of a pod's namespaces."""
     return {"security_context": {"namespace_options": namespaces}}
 
 
 def users_of(mode: int) -> dict[str, Any]:
-    """The configuration of a pod in somebody's user namespace."""
+    """Return the configuration of a pod in a user namespace."""
     mapping = {"host_id": 200000, "container_id": 0, "length": 65536}
     users = {"mode": mode, "uids": [mapping], "gids": [mapping]}
     return {"linux": linux_of(userns_options=users)}
 
 
 def enter(pid: int, *command: str) -> str:
-    """What a command of the node prints in the network, IPC and names of a process."""
+    """Run a command of the node in the network, IPC and UTS namespaces of a process."""
     return nsenter("--target", str(pid), "--net", "--ipc", "--uts", *command)
 
 
 def nsenter(*words: str) -> str:
-    """What a command of the node prints in some namespaces."""
+    """Run a command of the node in some namespaces; return its output."""
     return subprocess.run(["nsenter", *words], capture_output=True, check=True, text=True).stdout
 
 
 async def refusal_of(call: Any) -> RemoteError:
-    """What a call is refused with: one line."""
+    """Return the one-line message with which a call is refused."""
     with pytest.raises(RemoteError) as refused:
         await call
     assert "\n" not in str(refused.value)
@@ -150,7 +150,7 @@ async def refusal_of(call: Any) -> RemoteError:
 
 
 async def metrics_of(pod: SandboxByHand) -> Any:
-    """What SandboxMetrics tells."""
+    """Return the answer of SandboxMetrics."""
     metric = (await pod.call("SandboxMetrics")).metrics
     assert metric.id == "pod"
     v2 = typeurl.full_name(metric.data).endswith("v2.Metrics")

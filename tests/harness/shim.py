@@ -1,8 +1,7 @@
-"""A shim without containerd: its verbs called by hand, its API and its events ours.
+"""Drive a shim without containerd: call its verbs and its API, and receive its events.
 
-Where containerd is in between, it hides what the shim answered and in which order it told its
-events. Here the test is containerd: it makes the bundle, calls ``start``, speaks ttrpc, and
-serves the socket that events go to.
+containerd hides the shim's exact answers and the order of its events. Here the test takes the place
+of containerd: it makes the bundle, calls ``start``, speaks ttrpc, and serves the socket for events.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 from tools.images import Image, busybox
 
-# Of this process alone: two runs of the tests at once must not meet.
+# Unique to this process: two parallel test runs must not collide.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
 CGROUP: Final = f"/{NAMESPACE}"
-# crun refuses a host with both versions of cgroups; then the second is hidden from it.
+# crun refuses a host with both cgroup versions; then v2 is hidden from it.
 _SECOND_CGROUPS: Final = "/sys/fs/cgroup/unified"
 _HIDE_SECOND_CGROUPS: Final = f"""
 exec unshare --mount sh -c 'umount {_SECOND_CGROUPS}; exec crun "$@"' crun "$@"
@@ -49,16 +48,16 @@ _WITHOUT_SECOND_CGROUPS: Final = (
 RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
 
 LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-"""The events of a container's whole life."""
+"""The events of a container from its creation to its deletion."""
 
 
 class ShimByHand:
     """One shim, its bundles, and a client of it.
 
     Args:
-        directory: where bundles and sockets go.
+        directory: for bundles and sockets.
         launcher: the program.
-        bootstrap: whether to speak as containerd 2.3 and later does.
+        bootstrap: whether to use the bootstrap protocol of containerd 2.3 and later.
     """
 
     def __init__(self, directory: str, launcher: str, *, bootstrap: bool) -> None:
@@ -68,11 +67,11 @@ class ShimByHand:
         self.pid = 0
         self.service = "containerd.task.v3.Task" if bootstrap else "containerd.task.v2.Task"
         self.socket_path = ""
-        # Nobody would end a fork server that is left behind for a single test.
+        # Nothing would stop a fork server that a single test left behind.
         self.environment = {"NVSHIM_FORK_SERVER": "0"}
-        # Whether the shim itself sees a host that crun knows, so that crun needs no wrapper.
+        # Whether the shim itself sees a host that crun supports, so that crun needs no wrapper.
         self.for_crun = False
-        # Whether it tells its steps.
+        # Whether it logs at debug level.
         self.debug = False
         self._launcher = launcher
         self._bootstrap = bootstrap
@@ -89,9 +88,9 @@ class ShimByHand:
         image: Image | None = None,
         rootfs: str = "",
     ) -> str:
-        """Make a bundle as containerd does, of an image or of busybox; returns its path.
+        """Make a bundle as containerd does, of an image or of busybox; return its path.
 
-        A ``rootfs`` of another bundle can be used again, which saves most of the time.
+        Reusing the ``rootfs`` of another bundle saves most of the time.
         """
         path = os.path.join(self.directory, container_id)
         os.makedirs(path, mode=0o700)
@@ -112,7 +111,7 @@ class ShimByHand:
         return path
 
     def sandbox_bundle(self, sandbox_id: str) -> str:
-        """Make a bundle for a sandbox as containerd does, without a spec; returns its path."""
+        """Make a bundle for a sandbox as containerd does, without a spec; return its path."""
         path = os.path.join(self.directory, sandbox_id)
         os.makedirs(path, mode=0o700)
         os.mkdir(os.path.join(path, "rootfs"), 0o711)
@@ -120,26 +119,26 @@ class ShimByHand:
         return path
 
     def spec(self, container_id: str) -> dict[str, Any]:
-        """The spec in a bundle."""
+        """Read the spec of a bundle."""
         with open(os.path.join(self.directory, container_id, "config.json"), "rb") as file:
             spec: dict[str, Any] = json.load(file)
         return spec
 
     def write_spec(self, container_id: str, spec: dict[str, Any]) -> None:
-        """Replace the spec in a bundle."""
+        """Replace the spec of a bundle."""
         path = os.path.join(self.directory, container_id, "config.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(spec, file)
 
     def start_words(self, container_id: str) -> list[str]:
-        """The command line of ``start``."""
+        """Return the command line of ``start``."""
         address = os.path.join(self.directory, "c.sock")
         return verb_words(
             self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
         )
 
     def start_verb(self, container_id: str) -> str:
-        """Call ``start`` in a bundle; returns the address that it answered."""
+        """Call ``start`` in a bundle; return the address that it prints."""
         address = os.path.join(self.directory, "c.sock")
         stdin = b""
         if self._bootstrap:
@@ -172,12 +171,12 @@ class ShimByHand:
             return str(result.address)
         return done.stdout.decode()
 
-    async def call(self, method: str, *, timeout: float = 20 * PATIENCE, **fields: Any) -> Any:
+    async def call(self, method: str, *, timeout: float = 60 * PATIENCE, **fields: Any) -> Any:
         """Call a method of the Task service by its name and its request's fields."""
         return await call(self.client, method, service=self.service, timeout=timeout, **fields)
 
     async def create(self, container_id: str, **fields: Any) -> int:
-        """Create a task in its bundle, on a terminal if that is asked; returns init's pid."""
+        """Create a task in its bundle, optionally on a terminal; return init's pid."""
         if fields.get("terminal"):
             spec = self.spec(container_id)
             spec["process"]["terminal"] = True
@@ -193,28 +192,28 @@ class ShimByHand:
         await self.call("Exec", id=container_id, exec_id=exec_id, spec=spec, **fields)
 
     async def start_exec(self, container_id: str, exec_id: str, *args: str, **fields: Any) -> int:
-        """Add an exec and start it; returns its pid."""
+        """Add an exec and start it; return its pid."""
         await self.exec(container_id, exec_id, *args, **fields)
         return int((await self.call("Start", id=container_id, exec_id=exec_id)).pid)
 
     async def reap(self, container_id: str, exec_id: str = "") -> int:
-        """Wait for a task or an exec, and delete it; returns its exit status."""
+        """Wait for a task or an exec, and delete it; return its exit status."""
         status = int((await self.call("Wait", id=container_id, exec_id=exec_id)).exit_status)
         await self.call("Delete", id=container_id, exec_id=exec_id)
         return status
 
     async def run(self, container_id: str, **fields: Any) -> int:
-        """Create and start a task; returns init's pid."""
+        """Create and start a task; return init's pid."""
         await self.create(container_id, **fields)
         return int((await self.call("Start", id=container_id)).pid)
 
     async def end(self, container_id: str) -> int:
-        """Kill a task, wait for it and delete it; returns its exit status."""
+        """Kill a task, wait for it and delete it; return its exit status."""
         await self.call("Kill", id=container_id, signal=signal.SIGKILL)
         return await self.reap(container_id)
 
     async def finish(self) -> None:
-        """End all containers whatever their states, and the shim; nothing may be left."""
+        """Stop all containers in any state, and the shim; fail if anything is left."""
         for container_id in self.ids:
             if await outcome(self.call("State", id=container_id)) == Status.NOT_FOUND:
                 continue
@@ -225,23 +224,23 @@ class ShimByHand:
         await gone(self, self.ids[0])
 
     async def status(self, container_id: str, exec_id: str = "") -> str:
-        """The state that a task or exec is said to be in."""
+        """Return the state of a task or exec, as the shim reports it."""
         state = await self.call("State", id=container_id, exec_id=exec_id)
         return str(task_types_pb2.Status.Name(state.status))
 
     def fifo(self, name: str) -> str:
-        """Make a fifo; returns its path."""
+        """Make a fifo; return its path."""
         path = os.path.join(self.directory, name)
         os.mkfifo(path)
         return path
 
     def options(self, binary: str = "runc", *, before: str = "") -> AnyMessage:
-        """Runtime options that name a low-level runtime.
+        """Return runtime options that name a low-level runtime.
 
         Args:
-            binary: which.
-            before: shell commands that are run before it, with the runtime's verb in ``$verb``
-                and its arguments in ``$@``; ``$binary`` is the runtime.
+            binary: its path.
+            before: shell commands to run before it, with the runtime's verb in ``$verb`` and its
+                arguments in ``$@``; ``$binary`` is the runtime.
         """
         if binary == "crun" and _has_second_cgroups():
             before += _HIDE_SECOND_CGROUPS
@@ -256,7 +255,7 @@ class ShimByHand:
         return typeurl.pack(runc_options_pb2.Options(binary_name=binary))
 
     def open_files(self) -> list[str]:
-        """What the shim has open, by name; connections of ours with it are left out."""
+        """Return the shim's open files by name, without its connections to this process."""
         names = []
         folder = f"/proc/{self.pid}/fd"
         for fd in os.listdir(folder):
@@ -265,9 +264,9 @@ class ShimByHand:
         return sorted("socket" if name.startswith("socket:") else name for name in names)
 
     async def files_at_rest(self, expected: list[str] | None = None) -> list[str]:
-        """What the shim has open once it is as expected, or else when time is up.
+        """Return the shim's open files once they are as expected, or at the timeout.
 
-        Without an expectation, once it stays: a shim that was just started still loads modules.
+        Without ``expected``, wait until they stay the same: a new shim still loads modules.
         """
         seen = self.open_files()
         with anyio.move_on_after(10 * PATIENCE):
@@ -279,7 +278,7 @@ class ShimByHand:
         return seen
 
     def children(self) -> list[str]:
-        """The shim's children, each as its pid, name and state."""
+        """Return the shim's children, each as its pid, name and state."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
@@ -290,11 +289,11 @@ class ShimByHand:
         return found
 
     async def log_lines(self, container_id: str, ask: int | None = None) -> list[str]:
-        """What is in a bundle's log now.
+        """Return the current lines of a bundle's log.
 
         Args:
             container_id: the bundle; the shim logs to that of its first container.
-            ask: a signal to send to the shim first, which it answers in its log.
+            ask: a signal to send first, to which the shim replies in its log.
         """
         path = os.path.join(self.directory, container_id, "log")
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -302,11 +301,11 @@ class ShimByHand:
             text = _what_is_in(fd)
             if ask is not None:
                 os.kill(self.pid, ask)
-                with anyio.fail_after(10 * PATIENCE):
+                with anyio.fail_after(60 * PATIENCE):
                     while b"msg=task" not in text:
                         await anyio.sleep(0.01)
                         text += _what_is_in(fd)
-                # It tells all at once: who is answered then is answered after it.
+                # It logs everything at once, so a call that is answered later comes after it.
                 await self.call("Connect", id=container_id)
                 text += _what_is_in(fd)
             return text.decode().splitlines()
@@ -314,10 +313,10 @@ class ShimByHand:
             os.close(fd)
 
     async def until_loaded(self, container_id: str) -> None:
-        """Wait until it has loaded all that it may need, a second after its start.
+        """Wait until the shim has preloaded its modules, a second after its start.
 
         Args:
-            container_id: the shim's first container. The shim was told to tell its steps.
+            container_id: the shim's first container. The shim needs to log at debug level.
         """
         assert self.debug
         with anyio.fail_after(30 * PATIENCE):
@@ -327,30 +326,30 @@ class ShimByHand:
                 lines = await self.log_lines(container_id)
 
     def delete_verb(self, container_id: str) -> float:
-        """Call ``delete`` as containerd does after a shim has died; returns how long it took."""
+        """Call ``delete`` as containerd does after a shim has died; return how long it took."""
         bundle = os.path.join(self.directory, container_id)
         argv = verb_words(
             self._launcher, "delete", namespace=NAMESPACE, address=f"{self.directory}/c.sock",
             container_id=container_id, bundle=bundle,
         )  # fmt: skip
         began = time.monotonic()
-        subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10 * PATIENCE, check=True)
+        subprocess.run(argv, cwd=bundle, capture_output=True, timeout=60 * PATIENCE, check=True)
         return time.monotonic() - began
 
     async def until_gone(self, *, seconds: float = 20 * PATIENCE) -> None:
-        """Wait until the shim's process has ended."""
+        """Wait until the shim's process has exited."""
         with anyio.fail_after(seconds):
             while is_alive(self.pid):  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
 
     def leftovers(self) -> list[str]:
-        """What is on the machine of the containers and the shim, apart from the bundles."""
+        """Return the traces of the containers and the shim on the machine, except bundles."""
         left = [f"mount {path}" for path in self._mounts()]
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
             if folder.endswith(CGROUP):
                 left += [f"cgroup {folder}/{name}" for name in names]
         with suppress(FileNotFoundError):
-            # What begins with a dot is crun's own, for all containers.
+            # Names that start with a dot are crun's own, shared by all containers.
             names = [name for name in os.listdir(RUNC_ROOT) if not name.startswith(".")]
             left += [f"runtime state {name}" for name in names]
         if self.socket_path and os.path.exists(self.socket_path):
@@ -361,18 +360,18 @@ class ShimByHand:
         return left
 
     def _mounts(self) -> list[str]:
-        # os.path.ismount does not see a bind mount of the same file system.
+        # os.path.ismount does not detect a bind mount of the same file system.
         with open("/proc/self/mountinfo", encoding="utf-8") as file:
             points = [line.split()[4] for line in file]
         return [point for point in points if point.startswith(f"{self.directory}/")]
 
     def clean(self) -> None:
-        """End and remove everything, whatever state it is in."""
+        """Stop and remove everything, in any state."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         for container_id in self.ids:
-            # Most tests have removed theirs.
+            # Most tests have removed their containers.
             for binary in ("runc", "crun") if os.path.exists(f"{RUNC_ROOT}/{container_id}") else ():
                 argv = [binary, "--root", RUNC_ROOT, "delete", "--force", container_id]
                 subprocess.run(argv, capture_output=True, check=False)
@@ -384,7 +383,7 @@ class ShimByHand:
                     os.unlink(path)
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
             if os.path.basename(CGROUP) in names:
-                # A container's own stays if its processes had left it when it was deleted.
+                # A container's cgroup stays if its processes had left it before the deletion.
                 for below, _, _ in os.walk(folder + CGROUP, topdown=False):
                     with suppress(OSError):
                         os.rmdir(below)
@@ -404,9 +403,9 @@ async def shim_by_hand(
     debug: bool = False,
     **bundle: Any,
 ) -> AsyncIterator[ShimByHand]:
-    """A shim that was started for a first container, or a sandbox, which is not created yet.
+    """Start a shim for a first container, or a sandbox, which is not created yet.
 
-    Everything is removed at the end, however it ends.
+    Everything is removed at the end, also after a failure.
 
     Args:
         launcher: the program.
@@ -415,14 +414,14 @@ async def shim_by_hand(
         bootstrap: see :class:`ShimByHand`.
         environment: further variables for the shim.
         sandbox: whether the first is a sandbox.
-        for_crun: whether the shim's host is to be one that crun knows.
-        debug: whether it tells its steps.
+        for_crun: whether the shim sees a host that crun supports.
+        debug: whether the shim logs at debug level.
         bundle: see :meth:`ShimByHand.bundle`.
     """
     # Not below pytest's directory: the paths of unix sockets are short. Bundles are two levels
-    # down, as containerd's are: shims look at those of all namespaces for who has a GPU.
+    # down, as containerd's are: shims search those of all namespaces for holders of a GPU.
     place = tempfile.mkdtemp(prefix="nvshim-")
-    os.chmod(place, 0o711)  # of a user namespace, too, a test may open what is below
+    os.chmod(place, 0o711)  # tests in a user namespace have to reach the files below it, too
     shim = ShimByHand(f"{place}/n", launcher, bootstrap=bootstrap)
     os.mkdir(shim.directory, 0o700)
     shim.environment.update(environment or {})
@@ -451,7 +450,7 @@ def _has_second_cgroups() -> bool:
 
 
 def wait_for_file(path: str, *, seconds: float = 10) -> str:
-    """The content of a file that a container writes, once it is there."""
+    """Wait for a file that a container writes; return its content."""
 
     def content() -> str:
         with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
@@ -479,18 +478,18 @@ def shell(script: str) -> subprocess.Popen[bytes]:
 
 
 async def gone(shim: ShimByHand, container_id: str) -> None:
-    """Ask the shim to end, and see that nothing is left."""
+    """Shut the shim down, and check that nothing is left."""
     await shim.call("Shutdown", id=container_id)
     await shim.until_gone()
     assert shim.leftovers() == []
 
 
 StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
-"""What the fixture of the name is: :func:`shim_by_hand`, without the launcher."""
+"""The type of the fixture of that name: :func:`shim_by_hand`, without the launcher argument."""
 
 
 async def outcome(call: Awaitable[Any]) -> int:
-    """The status that a call is answered with; a refusal is one line."""
+    """Return the status of a call; check that a refusal is one line."""
     try:
         await call
     except RemoteError as error:

@@ -52,7 +52,7 @@ class SignalReceiver:
         self._restore()
 
     def _restore(self) -> None:
-        while self._handlers:  # the last one first: a number may have been given twice
+        while self._handlers:  # the last one first: a signal may be in the list twice
             restore_handlers(dict([self._handlers.pop()]))
         signal.set_wakeup_fd(self._before)
         os.close(self._reading)
@@ -74,4 +74,4 @@ class SignalReceiver:
 
 
 def _handle(_: int, __: object) -> None:
-    """The task that reads the pipe does the work."""
+    """Do nothing: the task that reads the pipe does the work."""

@@ -1,7 +1,7 @@
-"""What an API server takes for wrong of a ResourceSlice's spec, as far as our driver writes one.
+"""Validate the fields of a ResourceSlice's spec that our driver writes, as an API server does.
 
-The published schemas of Kubernetes do not have these limits. They were read from its validation,
-and agree with what a real server answered (tests/recorded/kubernetes-1.36/dra/slices.jsonl).
+The published schemas of Kubernetes do not have these limits. They come from its validation code,
+and agree with the answers of a real server (tests/recorded/kubernetes-1.36/dra/slices.jsonl).
 
 Source: Kubernetes pkg/apis/resource/validation, 1.36.
 """
@@ -62,7 +62,7 @@ def _is_taint(taint: Mapping[str, Any]) -> bool:
 
 
 def _policies(device: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """The policies of a device's capacities, each with how much there is."""
+    """Yield the policies of a device's capacities, each with the total amount."""
     return [
         (each["value"], each["requestPolicy"])
         for each in device.get("capacity", {}).values()
@@ -115,7 +115,7 @@ _OF_DEVICE: Final[dict[str, Callable[[Any], bool]]] = {
         map(_is_qualified, (*device.get("attributes", ()), *device.get("capacity", ())))
     ),
     "attributes": lambda device: all(map(_is_value, device.get("attributes", {}).values())),
-    # A number is taken, too.
+    # A number is valid, too.
     "capacity": lambda device: all(
         _QUANTITY.fullmatch(str(each["value"])) for each in device.get("capacity", {}).values()
     ),
@@ -135,7 +135,7 @@ _OF_DEVICE: Final[dict[str, Callable[[Any], bool]]] = {
 
 
 def faults(spec: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a slice; nothing if it is taken."""
+    """Return what is wrong with a slice; nothing if a server would accept it."""
     found = [what for what, is_right in _OF_SPEC.items() if not is_right(spec)]
     return found + [
         f"device {device['name']}: {what}"

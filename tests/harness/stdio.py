@@ -1,4 +1,4 @@
-"""A process of a shim that is called by hand, and who reads what it writes."""
+"""A process of a shim without containerd, and readers of its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def begin(
     options: AnyMessage | None = None,
     **stdio: Any,
 ) -> None:
-    """Start the init of c1 with a command; or, if one is named, an exec beside its own program."""
+    """Start the init of c1 with a command; or, with ``exec_id``, an exec in a running c1."""
     if exec_id:
         await shim.run("c1", options=options)
         await shim.start_exec("c1", exec_id, *command, **stdio)
@@ -32,11 +32,11 @@ async def begin(
 
 @contextmanager
 def reading(fifo: str, name: str = "copy") -> Iterator[str]:
-    """Somebody else reads a fifo to its end, into a file whose path this is."""
+    """Let another process copy a fifo to a file; yield the file's path."""
     path = f"{fifo}.{name}"
     with open(path, "wb") as file, subprocess.Popen(["cat", fifo], stdout=file) as reader:
         try:
             yield path
-            reader.wait(10)
+            reader.wait(60)
         finally:
             reader.kill()

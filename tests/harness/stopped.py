@@ -1,10 +1,11 @@
-"""A program that is stopped in the middle of what it does, and goes on when the test says so."""
+"""A program that is stopped at a system call, and continues when the test wants it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -13,15 +14,15 @@ from tests.harness.waiting import eventually
 
 
 class Stopped:
-    """The program."""
+    """A stopped program."""
 
     def __init__(self, strace: subprocess.Popen[bytes]) -> None:
         self._strace = strace
 
     def go_on(self) -> bytes:
-        """Let it go on to its end; returns what it wrote."""
+        """Let it run until it exits; return its output."""
         self._continue()
-        return self._strace.communicate(timeout=20)[0]
+        return self._strace.communicate(timeout=60)[0]
 
     def _continue(self) -> None:
         path = f"/proc/{self._strace.pid}/task/{self._strace.pid}/children"
@@ -31,16 +32,21 @@ class Stopped:
 
 
 @contextmanager
-def stopped_after(call: str, argv: Sequence[str], *, trace: str, **popen: Any) -> Iterator[Stopped]:
-    """Run a program until it has made a system call for the first time.
+def stopped_after(
+    call: str, argv: Sequence[str], *, trace: str, given: bytes = b"", **popen: Any
+) -> Iterator[Stopped]:
+    """Run a program until its first call of a system call has returned, and stop it there.
 
     Args:
         trace: a file for strace to write to.
+        given: its stdin.
     """
     strace = ["strace", "-qq", "-o", trace, "-e", f"inject={call}:signal=STOP:when=1"]
-    with subprocess.Popen(
-        [*strace, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **popen
-    ) as process:
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(given)
+        stdin.seek(0)
+        process = subprocess.Popen([*strace, *argv], stdin=stdin, stdout=subprocess.PIPE, **popen)
+    with process:
         stopped = Stopped(process)
         try:
             eventually(lambda: _is_stopped(trace), f"it is stopped after {call}")

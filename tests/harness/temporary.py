@@ -1,7 +1,7 @@
-"""Where the tests' temporary directories are: what TMPDIR names, if tests can run in it.
+"""Choose the directory for the tests' temporary files: TMPDIR, if tests can run in it.
 
-Addresses of sockets lie deep below it, and end at 107 bytes. Roots of containers are overlays,
-whose upper directory cannot lie on another overlay, such as the /tmp of a container.
+Sockets lie deep below it, and their paths are limited to 107 bytes. Roots of containers are
+overlays, whose upper directory cannot be on another overlay, such as the /tmp of a container.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final
 from integration.simulated.containerd import is_on_overlay
 from shim import syscalls
 
-# The longest address in the tests is this much shorter than 107 bytes below /tmp.
+# The length of the longest TMPDIR with which the tests' sockets have valid paths.
 _LONGEST: Final = 10
 _SHORT: Final = "/tmp"
-# Where one of ours is made: there its name, a letter and eight others, is short enough.
+# Where a tmpfs is mounted: there its name, a letter and eight more, is short enough.
 _SHORTEST: Final = "/"
 
 
 @contextmanager
 def usable_tmpdir() -> Iterator[str]:
-    """Have TMPDIR name a directory in which tests can run, for this process and its children.
+    """Set TMPDIR to a directory in which tests can run, for this process and its children.
 
     Yields:
-        What was wrong with the one that it named before, for people; "" if nothing was.
+        What was wrong with the previous one, as a message; "" if nothing was.
     """
     before = os.environ.get("TMPDIR")
     directory, mounted, reasons = os.path.realpath(tempfile.gettempdir()), "", []
@@ -36,7 +36,7 @@ def usable_tmpdir() -> Iterator[str]:
         directory = _SHORT
     if is_on_overlay(directory):
         reasons.append(f"roots of containers cannot be on the overlay at {directory}")
-        # Its name is none of ours: copies of the mount namespace leave those of tests out.
+        # A name unlike those of tests, whose mounts copies of the mount namespace omit.
         directory = mounted = tempfile.mkdtemp(prefix="t", dir=_SHORTEST)
         syscalls.mount("tmpfs", mounted, "tmpfs", 0, "mode=1777")
     if reasons:

@@ -1,4 +1,4 @@
-"""A terminal with a program in it, as a person has one."""
+"""A terminal with a program in it, as a user has one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from integration.timeouts import PATIENCE
 
 
 def _make_transparent(terminal: int) -> None:
-    """Let what is on the screen be what the program wrote, and nothing else.
+    """Show exactly the program's output on the screen.
 
-    ctr puts the terminal in raw mode a moment after its start, and leaves the translation of
-    line ends on. Until then, and after, this one would echo and translate by itself.
+    ctr puts the terminal in raw mode a moment after its start, and keeps the translation of line
+    ends. Before and after that, the terminal would echo and translate by itself.
     """
     modes = termios.tcgetattr(terminal)
     modes[1] &= ~termios.ONLCR
@@ -28,7 +28,7 @@ def _make_transparent(terminal: int) -> None:
 
 
 class Terminal:
-    """Runs a program as the leader of a session on a terminal of its own.
+    """Runs a program as the session leader on its own terminal.
 
     Args:
         rows: the terminal's height when the program starts.
@@ -61,7 +61,7 @@ class Terminal:
 
     @property
     def screen(self) -> str:
-        """Everything that was written to the terminal so far."""
+        """Return everything that was written to the terminal so far."""
         return self._screen
 
     def resize(self, rows: int, columns: int) -> None:
@@ -76,7 +76,7 @@ class Terminal:
         """Read until the text is on the screen.
 
         Raises:
-            AssertionError: it is not in time, or the program has ended without it.
+            AssertionError: the text does not appear in time, or before the program exits.
         """
         deadline = time.monotonic() + timeout * PATIENCE
         while text not in self._screen:
@@ -87,7 +87,7 @@ class Terminal:
         """Read to the end, and return the program's exit code.
 
         Raises:
-            AssertionError: there is no end in time.
+            AssertionError: the program does not exit in time.
         """
         deadline = time.monotonic() + timeout * PATIENCE
         while self._read(deadline - time.monotonic()):
@@ -98,7 +98,7 @@ class Terminal:
             raise AssertionError(f"no end; on the screen: {self._screen!r}") from error
 
     def _read(self, timeout: float) -> bool:
-        """Whether there was something to read; the terminal's end reads as an error."""
+        """Read once; return whether there was data. The end of a terminal is an error."""
         ready, _, _ = select.select([self._master], [], [], max(0.0, timeout))
         with contextlib.suppress(OSError):
             if ready and (chunk := os.read(self._master, 65536)):

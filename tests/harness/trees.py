@@ -1,4 +1,4 @@
-"""Trees for tests: small ones made by hand, and other versions of a real one."""
+"""Trees for tests: small artificial ones, and other versions of a real one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ echo {name} {version}
 
 
 def small_tree(path: str, version: str = "1.0", *, more: int = 3) -> Tree:
-    """A tree with programs that say their version, a library that can be mapped, and a link.
+    """Make a tree with programs that print their version, a library that can be mapped, and a link.
 
     Args:
-        path: where; made.
+        path: where it is created.
         more: how many further files it has.
     """
     for folder in ("bin", "lib/api", "runtime/lib"):
@@ -40,15 +40,15 @@ def small_tree(path: str, version: str = "1.0", *, more: int = 3) -> Tree:
 
 
 def other_version(tree: str, path: str, version: str) -> Tree:
-    """A tree that does what another one does, and is of another version.
+    """Copy a tree, and give the copy another version.
 
     Args:
-        path: where; made.
+        path: where the copy is created.
 
     Returns:
-        The tree. Before a file of it is changed, it has to be removed: it is the other's, too.
+        The copy. Its files are hard links: remove one before you write a changed one.
     """
-    # By hard links where that can be: what is installed of either is a copy.
+    # By hard links where possible: an installation copies the files anyway.
     copied(read_tree(tree), path)
     os.unlink(os.path.join(path, MANIFEST))
     _write(path, "share/version", version, mode=0o644)
@@ -60,10 +60,10 @@ def other_version(tree: str, path: str, version: str) -> Tree:
 
 @contextmanager
 def disk_of_its_own(path: str) -> Iterator[str]:
-    """A file system in memory: to sync it is not to wait for what others write to theirs.
+    """Mount a tmpfs: syncing it does not wait for writes of other processes to the disk.
 
     Args:
-        path: where; made.
+        path: the mount point; created.
     """
     os.mkdir(path)
     syscalls.mount("tmpfs", path, "tmpfs", 0, "mode=755")

@@ -1,4 +1,4 @@
-"""Waiting for what happens in another process: bounded, and with a word for what was awaited."""
+"""Wait for events in other processes, with a timeout and a description for the failure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], what: str, *, timeout: float = 60.0) -> T:
-    """Look again and again until there is something to see.
+    """Poll until a function returns something true.
 
     Args:
-        look: returns something true once it has happened.
-        what: what is awaited, for the failure's message.
+        look: returns something true once the event has happened.
+        what: the expected event, for the failure's message.
         timeout: seconds to wait at most, on a machine that is not slow.
 
     Returns:
@@ -44,7 +44,7 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 60.0) -> T:
 
 
 async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 60.0) -> T:
-    """As :func:`eventually`, while the event loop goes on."""
+    """As :func:`eventually`, but asynchronous."""
     began = time.monotonic()
     with anyio.move_on_after(timeout * PATIENCE):
         while not (seen := look()):  # noqa: ASYNC110 - what others do is looked at from outside
@@ -54,20 +54,20 @@ async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 60.
 
 
 def at_once(do: Callable[[S], T], of: Iterable[S]) -> list[T]:
-    """Do something to each of some at the same time; what each has returned, in their order."""
+    """Call a function with all values in parallel; return the results in the order of those."""
     each = list(of)
     with ThreadPoolExecutor(len(each)) as executor:
         return list(executor.map(do, each))
 
 
-def settled(look: Callable[[], T], expected: object, *, timeout: float = 10.0) -> T:
-    """What is seen once it is as expected, or else when time is up.
+def settled(look: Callable[[], T], expected: object, *, timeout: float = 60.0) -> T:
+    """Poll until a function returns the expected value or time is up; return the last value.
 
-    For an assertion, which tells the difference.
+    For an assertion, which shows the difference.
 
     Args:
-        look: returns what is there.
-        expected: what it becomes.
+        look: returns the current value.
+        expected: the expected value.
         timeout: seconds to wait at most, on a machine that is not slow.
     """
     began = time.monotonic()

@@ -1,9 +1,9 @@
-"""Programs of ours as processes, without the quarter of a second in which each imports its modules.
+"""Run our programs as processes, without the quarter of a second that their imports take.
 
-:class:`Warm` is what ``subprocess.Popen`` is for ``python -m MODULE WORDS``. The process is forked
-by a server that has imported what the programs are made of (:mod:`tests.harness.warm_server`); from
-outside it is one that was started. Tests of how a program starts, what it imports, and what is
-around its interpreter start it themselves.
+:class:`Warm` is like ``subprocess.Popen`` of ``python -m MODULE WORDS``. A server that has imported
+the programs' modules forks the process (:mod:`tests.harness.warm_server`); from outside it looks
+like a new one. Tests of how a program starts, what it imports, or what its interpreter inherits
+start it themselves.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.harness.own_process import outliving
 __all__ = ["LONGEST", "PROGRAM", "Warm"]
 
 PROGRAM: Final = (sys.executable, "-m")
-"""What the name of a module follows, in the command line of a process."""
+"""The start of a process's command line, before the name of the module."""
 
 LONGEST: Final = 1 << 17
-"""Bytes that a call of the server may have."""
+"""The maximum size in bytes of a call of the server."""
 
 # What the interpreter, the loader and modules read of the environment as they start.
 _READ_AT_START: Final = ("PYTHON", "LD_", "LANG", "LC_", "GRPC_", "MALLOC_", "NVSHIM_PATIENCE")
@@ -37,8 +37,8 @@ class Warm(subprocess.Popen[Any]):
     """A process that runs a module, in the checkout's directory.
 
     Args:
-        words: what follows it on the command line.
-        options: of ``subprocess.Popen``: the streams and their form, ``env`` and
+        words: the module's arguments.
+        options: those of ``subprocess.Popen``: the streams and their encoding, ``env`` and
             ``start_new_session``.
     """
 
@@ -52,7 +52,7 @@ class Warm(subprocess.Popen[Any]):
         c2pread: int, c2pwrite: int, errread: int, errwrite: int, restore_signals: bool,
         gid: None, gids: None, uid: None, umask: int, start_new_session: bool, process_group: int,
     ) -> None:  # fmt: skip
-        """Have the server fork, in place of what ``subprocess`` does; the rest is as there."""
+        """Let the server fork instead of ``subprocess``, which does the rest."""
         environment = dict(os.environ if env is None else env)
         given = zip((p2cread, c2pwrite, errwrite), range(3), strict=True)
         streams = [own if own >= 0 else inherited for own, inherited in given]
@@ -65,7 +65,7 @@ class Warm(subprocess.Popen[Any]):
 
 
 class _Server:
-    """One that forks, for the length of the test run."""
+    """A server that forks processes during the test run."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._calls, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -77,7 +77,7 @@ class _Server:
             )  # fmt: skip
 
     def fork(self, call: bytes, streams: list[int]) -> int:
-        """Have a process for a call; its pid. It is a child of ours."""
+        """Fork a process for a call, as a child of this process; return its pid."""
         with self._lock:
             socket.send_fds(self._calls, [call], streams)
             pid = self._calls.recv(16)
@@ -92,5 +92,5 @@ def _server(environment: tuple[tuple[str, str], ...]) -> _Server:
 
 
 def _of_the_start(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What of an environment has to be the server's own."""
+    """Return the variables that the server itself has to start with."""
     return tuple(sorted(e for e in environment.items() if e[0].startswith(_READ_AT_START)))

@@ -1,8 +1,8 @@
-"""What :class:`tests.harness.warm.Warm` has its processes of: it forks one for each call.
+"""The server of :class:`tests.harness.warm.Warm`: it forks a process for each call.
 
-What it forks is a child of the test's own process (CLONE_PARENT). It has the call's words,
-environment and streams, runs the module as ``python -m`` does, and ends as the program does.
-``/proc`` shows the words and the environment as those of any other process.
+The forked process is a child of the test's own process (CLONE_PARENT). It has the call's arguments,
+environment and streams, runs the module as ``python -m`` does, and exits as the program does.
+``/proc`` shows its arguments and environment like those of any other process.
 
 Source: clone(2), prctl(2) PR_SET_MM_MAP, CPython's ``os.fork`` (Modules/posixmodule.c), runpy.
 """
@@ -33,7 +33,7 @@ from tests.harness.warm import LONGEST, PROGRAM
 # Standard input, output and error come with a call.
 _STREAMS: Final = 3
 
-# Whose modules commands and agents import, many of them as they run.
+# Commands and agents import these modules, many of them lazily.
 _PACKAGES: Final = (api, hooks, integration)
 _OF_OTHERS: Final = (
     "anyio._backends._asyncio",
@@ -48,13 +48,13 @@ _CLONE_PARENT: Final = 0x00008000
 _PR_SET_MM: Final = 35
 _PR_SET_MM_MAP: Final = 14
 
-# The interpreter's lock is held across the system call, as os.fork does.
+# The GIL is held across the system call, as in os.fork.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
 def _serve() -> str | None:
-    """Fork for calls until nobody is left to call; in what was forked, the module to run."""
+    """Fork for each call until all callers are gone; in the child, return the module to run."""
     calls = socket.socket(fileno=os.dup(0))
     os.close(0)
     os.open(os.devnull, os.O_RDONLY)  # it gets the lowest number that is free
@@ -72,7 +72,7 @@ def _serve() -> str | None:
 
 
 def _fork_beside() -> int:
-    """As ``os.fork``, but the child is one of this process' parent."""
+    """Like ``os.fork``, but this process' parent becomes the child's parent."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = int(_libc.syscall(_SYS_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
     if pid:
@@ -85,7 +85,7 @@ def _fork_beside() -> int:
 
 
 def _become(call: dict[str, Any], streams: Sequence[int]) -> str:
-    """Be the process of a call, as if it had just been started."""
+    """Become the process of a call, as if it had just been started."""
     argv, environment = call["argv"], call["env"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if call["session"]:
@@ -106,7 +106,7 @@ def _become(call: dict[str, Any], streams: Sequence[int]) -> str:
 
 
 def _stream(number: int, mode: str, like: TextIO, *, buffered: bool) -> Any:
-    """One of the three as the interpreter makes it of a descriptor (create_stdio)."""
+    """Make a standard stream from a descriptor as the interpreter does (create_stdio)."""
     stream: Any = open(number, mode, encoding=like.encoding, errors=like.errors, closefd=False)  # noqa: SIM115 - the process's own
     by_lines = buffered and (number == _STREAMS - 1 or stream.isatty())
     stream.reconfigure(line_buffering=by_lines, write_through=not buffered)
@@ -117,18 +117,18 @@ _shown: Final[list[Any]] = []
 
 
 def _show(argv: Sequence[str], environment: Sequence[str]) -> None:
-    """Have /proc show these as the arguments and the environment; the rest stays as it is."""
+    """Make /proc show these arguments and this environment; the rest stays as it is."""
     bounds: list[int] = []
     for words in (argv, environment):
         text = b"".join(os.fsencode(word) + b"\0" for word in words)
         _shown.append(buffer := ctypes.create_string_buffer(text, len(text)))
         bounds += (ctypes.addressof(buffer), ctypes.addressof(buffer) + len(text))
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        # By the numbers of proc_pid_stat(5), from 1 on; a name may hold spaces.
+        # By the numbers of proc_pid_stat(5), from 1 on; a name may contain spaces.
         told = ["", "", "", *file.read().rpartition(")")[2].split()]
     code, stack, data = told[26:28], told[28], told[45:48]
     heap = _libc.syscall(_SYS_BRK, 0)
-    # Nothing of auxv, and no other file.
+    # Keep auxv and the executable's file.
     places = (*map(int, (*code, *data)), heap, int(stack), *bounds, 0)
     table = struct.pack("=12QIi", *places, 0, -1)
     if _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, table, len(table), 0):
@@ -136,7 +136,7 @@ def _show(argv: Sequence[str], environment: Sequence[str]) -> None:
 
 
 def _run(module: str) -> NoReturn:
-    """Run a module to its end, and leave it to the kernel to free what was loaded."""
+    """Run a module until it exits, and let the kernel free what was loaded."""
     status: Any = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -157,14 +157,14 @@ def _load() -> None:
                 importlib.import_module(module.name)
     for name in _OF_OTHERS:
         importlib.import_module(name)
-    # Who forks must have no thread, which would not be there in what is forked.
+    # The server must have no threads, which a forked child would lack.
     assert os.listdir("/proc/self/task") == [str(os.getpid())]
     gc.collect()
     gc.freeze()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the test's process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test's process
     _load()
     if _name := _serve():
         _run(_name)

@@ -1,19 +1,18 @@
-"""A machine to type the documentation's commands on, which is this one under a cover.
+"""A throw-away view of this machine in which the documentation's commands can run.
 
-The commands of a page are those of a node: they write to /etc, /opt and /usr/local, start
-containerd by its usual paths, and install what stays. So they run in namespaces of mounts and
-processes of their own: overlays in memory lie over those directories, /run and containerd's are
-empty, and with the first process everything is gone. The kernel, /dev and cgroups are this
-machine's.
+The commands of a page are meant for a node: they write to /etc, /opt and /usr/local, start
+containerd with its usual paths, and install software. So they run in their own mount and pid
+namespaces: tmpfs overlays cover those directories, /run and containerd's are empty, and everything
+disappears with the first process. The kernel, /dev and cgroups are those of this machine.
 
 What a world has
-- Debian's containerd and runc, as they are installed here, and what Debian configures; containerd
-  runs. Of engines' settings, and of what is installed of ours on this machine, it has nothing.
-- Two simulated GPUs, which the shim's configuration points at. Its [node] table is what a node with
-  a GPU does without.
-- A namespace of containerd that nobody else uses, so that its cgroups can be told from others.
-- ``systemctl``, a stand-in that knows containerd, and says so of anything else.
-- What ``make dist`` makes, in the directory that one is in.
+- Debian's containerd and runc, as installed here, with Debian's configuration; containerd runs. It
+  has no settings of other engines, and nothing of ours that is installed on this machine.
+- Two simulated GPUs, which the [node] table of the shim's configuration names. A node with real
+  GPUs needs no such table.
+- Its own containerd namespace, so that its cgroups can be told apart from others.
+- A stand-in for ``systemctl``, which starts and stops containerd and rejects anything else.
+- The output of ``make dist``, in the current directory.
 - An image with glibc under the name that pages use, as if it had been pulled.
 """
 
@@ -121,11 +120,11 @@ esac
 
 
 class Ended:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
         status: its exit status.
-        output: what it wrote, to stdout and stderr.
+        output: its stdout and stderr.
     """
 
     def __init__(self, status: int, output: str) -> None:
@@ -134,15 +133,15 @@ class Ended:
 
 
 def write_image(path: str) -> str:
-    """Write the image that worlds have, as an archive."""
+    """Write the image of worlds as an archive."""
     return write_archive(path, [glibc().named(IMAGE)])
 
 
 class World:
-    """A machine of its own; as a context, gone at the end.
+    """A world. It disappears when the context is left.
 
     Args:
-        files: what is in the directory that one is in, by links.
+        files: files to link into the current directory.
     """
 
     def __init__(self, node: SimulatedNode, image: str, *files: str) -> None:
@@ -220,7 +219,7 @@ class World:
         self._remove_cgroups()
 
     def _remove_cgroups(self) -> None:
-        """Killed shims leave those of their containers behind, empty once all have died."""
+        """Remove the cgroups of containers, which killed shims leave behind."""
         end = time.monotonic() + _TIMEOUT
         tops = glob.glob(f"/sys/fs/cgroup/**/{self._namespace}", recursive=True)
         for top in tops:
@@ -236,22 +235,22 @@ class World:
                         break
 
     def path(self, path: str) -> str:
-        """Where a file of the world is seen from outside, as long as the world is there.
+        """Return the outside path of a file of the world, valid while the world exists.
 
         Args:
-            path: absolute. A link of the world that is absolute leads out of it.
+            path: absolute. An absolute link in the world leads out of it.
         """
         assert self._shell is not None
         return f"/proc/{self._shell.pid}/root{path}"
 
     def run(self, text: str) -> Ended:
-        """Type a command into the world's one shell.
+        """Run a command in the world's only shell.
 
         Args:
-            text: the command, of any number of lines.
+            text: the command, with any number of lines.
 
         Raises:
-            AssertionError: it did not end in time, or took the shell with it.
+            AssertionError: it did not exit in time, or ended the shell.
         """
         shell = self._shell
         assert shell is not None
@@ -274,7 +273,7 @@ class World:
         return Ended(int(found[1]), output)
 
     def do(self, text: str) -> str:
-        """Type a command that has to work; returns what it wrote.
+        """Run a command that has to succeed; return its output.
 
         Raises:
             AssertionError: it failed.
@@ -285,7 +284,7 @@ class World:
 
 
 def matches(command: Command, output: str) -> list[str]:
-    """The lines that a page shows and a command has not printed, in their order."""
+    """Return the lines of a page's output that the command did not print, in order."""
     lines = iter(output.splitlines())
     missing = []
     for wanted in command.output:

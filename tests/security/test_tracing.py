@@ -22,12 +22,14 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("strace"), reason="needs strace"),
 ]
 
-# Each program waits until it is traced.
-FROM_THE_ROOT: Final = """
+# Each program says that its exec is over, since strace detaches at an exec, and waits until it is
+# traced.
+WAITS: Final = "print('ready', flush=True); sys.stdin.readline()"
+FROM_THE_ROOT: Final = f"""
 import os, sys
 from hooks.image.rootfs import Rootfs
 rootfs = Rootfs.open(sys.argv[1])
-sys.stdin.readline()
+{WAITS}
 rootfs.stat("/etc/passwd")
 rootfs.directory("/etc").close()
 """
@@ -54,7 +56,10 @@ def calls_of(program: str, tmp_path: Path) -> tuple[list[str], int]:
     argv = [sys.executable, "-c", program, str(rootfs)]
     environment = {**os.environ, "PYTHONPATH": REPOSITORY, "PYTHONDONTWRITEBYTECODE": "1"}
     log = f"{tmp_path}/strace"
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, env=environment) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         with traced(process.pid, log):
             process.communicate("go\n")
         assert process.returncode == 0
@@ -68,7 +73,7 @@ def calls_of(program: str, tmp_path: Path) -> tuple[list[str], int]:
 def test_a_file_of_an_image_that_is_not_named_from_the_root_is_seen(
     tmp_path: Path, way: str
 ) -> None:
-    lines = ("import os, sys", "root = sys.argv[1]", "sys.stdin.readline()", WAYS_ROUND[way])
+    lines = ("import os, sys", "root = sys.argv[1]", WAITS, WAYS_ROUND[way])
     bad, _ = calls_of("\n".join(lines), tmp_path)
     assert len(bad) == 1
 

@@ -1,4 +1,4 @@
-"""Nodes for the engine and for commands to look at; see tests.unit.hooks.fake_node."""
+"""Nodes for the engine and for commands; see tests.unit.hooks.fake_node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.hooks.fake_node import Elves, Node
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A directory with a path short enough for sockets; pytest's own grow with each session."""
+    """Make a directory whose path is short enough for sockets, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="nv") as directory:
         yield Path(directory)
 
@@ -30,7 +30,7 @@ def bare_node(tmp_path: Path, elves: Elves) -> Node:
 
 @pytest.fixture
 def node(bare_node: Node) -> Node:
-    """A node with a driver and two GPUs."""
+    """Make a node with a driver and two GPUs."""
     bare_node.add_kernel()
     bare_node.add_driver()
     bare_node.add_gpu(0)

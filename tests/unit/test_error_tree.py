@@ -1,4 +1,4 @@
-"""The table of errors as a whole: what people look up by its code has to be one thing."""
+"""The error table as a whole: every code has to mean one thing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.harness.raising import raises
 from tools.reference.error_codes import Entry, every_error
 from tools.reference.sources import calls, modules, remedies
 
-# Their message is that of another program, which says itself what to do.
+# Their message comes from another program, and includes the remedy.
 QUOTES = {"RemoteError", "RuntimeFailed", "CriRefused"}
 
 
@@ -25,7 +25,7 @@ def test_a_code_and_a_name_are_those_of_one_error(errors: list[Entry]) -> None:
     codes = [error.code for error in errors]
     slugs = [error.slug for error in errors]
     assert [code for code in codes if codes.count(code) > 1] == []
-    # Ours and the engine's; that of a simulated node and of a configuration.
+    # From us and the engine; from a simulated node and a configuration.
     assert {slug for slug in slugs if slugs.count(slug) > 1} == {
         "config-unreadable", "shim-not-found",
     }  # fmt: skip
@@ -73,7 +73,7 @@ NOT_OF_CREATE = {
 
 
 def test_no_create_says_that_it_is_not_implemented(errors: list[Entry]) -> None:
-    """containerd 2 takes that for a shim of version 2, and asks once more as if it were."""
+    """containerd 2 would take it for an API version 2 shim, and retry with that version."""
     of_the_shim = [error for error in errors if error.module.startswith(("api", "hooks", "shim"))]
     said = {error.name for error in of_the_shim if error.status == Status.UNIMPLEMENTED}
     assert said == NOT_OF_CREATE

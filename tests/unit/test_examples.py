@@ -1,4 +1,4 @@
-"""The tests' own examples: the same in each run, unless others are looked for."""
+"""The tests' examples are the same in each run, unless new ones are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of tests run in the order that a seed deals."""
+"""A seed determines the order of test files."""
 
 from __future__ import annotations
 

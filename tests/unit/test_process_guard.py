@@ -1,4 +1,4 @@
-"""A test that changes its own process fails, and its neighbours do not."""
+"""A test that changes its own process fails, and other tests do not."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_innocent_of_what_is_collected():
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What became of each test: nothing, or the text of its error."""
+    """Return the result of each test: empty, or the text of its error."""
     directory = tmp_path_factory.mktemp("guarded")
     tests = [_FILE]
     for number, line in enumerate(_GUILTY.values()):

@@ -1,4 +1,4 @@
-"""Values of ``api.values`` are what frozen dataclasses with slots are; each test tries both."""
+"""Values of ``api.values`` behave like frozen dataclasses with slots; tests compare both."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class _WithPostInit:
     field: int
 
     def __post_init__(self) -> None:
-        """Would not be called."""
+        """Fail: it is not called."""
 
 
 class _WithList:

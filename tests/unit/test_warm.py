@@ -1,4 +1,4 @@
-"""A warm process is one that was started, for all that it and others can see of it."""
+"""A warm process looks like a newly started one, to itself and to others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_ends_as_one_that_was_started(deed: str) -> None:
     for make in (cold, Warm):
         with make(MODULE, deed, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as process:
             stdout, stderr = process.communicate("in\n")
-        # Of a traceback its last line: it has come another way.
+        # Only the last line of a traceback, because its stack differs.
         ends.append((process.returncode, stdout, stderr.splitlines()[-1:]))
     assert ends[1] == ends[0]
 

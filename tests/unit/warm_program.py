@@ -1,18 +1,18 @@
-"""What tests of warm processes run: it tells what it sees of itself, or does what it is told."""
+"""The program of tests of warm processes: it reports its own state, or runs given code."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess  # noqa: F401 - for what it is told
+import subprocess  # noqa: F401 - for the code that tests pass
 import sys
 import threading
 from typing import Any
 
 
 def portrait() -> dict[str, Any]:
-    """What a process sees of itself."""
+    """Return a process's view of itself."""
     with open("/proc/self/cmdline", "rb") as line, open("/proc/self/environ", "rb") as environment:
         shown = (line.read().split(b"\0"), sorted(environment.read().split(b"\0")))
     with open("/proc/self/status", encoding="ascii") as file:

@@ -1,6 +1,6 @@
-"""What depends on version 2 of cgroups and on systemd: run in a virtual machine (make test-vm).
+"""Tests that need cgroup v2 and systemd; they run in a virtual machine (make test-vm).
 
-The guest has the programs of a release of Debian, installed, and this checkout, read-only.
+The guest has the programs of a Debian release installed, and this checkout mounted read-only.
 NVSHIM_TEST_VM is the guest's name, NVSHIM_TEST_NODE a simulated node's directory.
 """
 
@@ -19,7 +19,7 @@ if "NVSHIM_TEST_VM" not in os.environ:
 
 @pytest.fixture
 def containerd_unit(shim_directory: str, shim_config: str) -> Iterator[ContainerdUnit]:
-    """containerd as systemd runs it: Debian's unit, with our shim where it looks for shims."""
+    """Run containerd by Debian's systemd unit, with our shim in its PATH."""
     with ContainerdUnit(shim_directory=shim_directory, shim_config=shim_config) as unit:
         unit.ctr("images", "import", os.environ["NVSHIM_TEST_IMAGES"])
         yield unit

@@ -1,4 +1,4 @@
-"""The units that keep the CDI spec, under a systemd."""
+"""The units that refresh the CDI spec, with a real systemd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PREFIX: Final = "/opt/containerd-shim-nvidia"
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Iterator[Path]:
-    """Where the units of this checkout keep the spec of the simulated node."""
+    """Install the units of this checkout for the simulated node; yield the spec's path."""
     node = SimulatedNode.open(os.environ["NVSHIM_TEST_NODE"])
     program = tmp_path / "nvshim"
     program.write_text(
@@ -66,7 +66,7 @@ def _say(key: str) -> str:
 
 
 def test_spec_is_made_anew_when_another_version_is_current(spec: Path) -> None:
-    # Of the machine's own there is neither a module nor one that could be loaded.
+    # The machine itself has no NVIDIA module, loaded or loadable.
     systemctl("start", f"{UNIT}.service")
     assert _say("ActiveState") == "inactive"
     assert not spec.exists()
@@ -81,4 +81,4 @@ def test_spec_is_made_anew_when_another_version_is_current(spec: Path) -> None:
     spec.unlink()
     os.symlink("2", f"{_PREFIX}/current.new")
     os.rename(f"{_PREFIX}/current.new", f"{_PREFIX}/current")
-    eventually(spec.exists, "the spec is made anew", timeout=60)
+    eventually(spec.exists, "the spec is written again", timeout=60)

@@ -11,7 +11,7 @@ from tests.harness.runtime import Container, Runtime, is_alive
 from tests.harness.waiting import eventually
 from tests.vm.unit import UNIT, ContainerdUnit, systemctl
 
-# Ends with 17 when it is told to, by a file that is made from outside.
+# Exits with 17 once the test creates a file in the container.
 UNTIL_TOLD = ("sh", "-c", "until test -e /tmp/end; do sleep 0.1; done; exit 17")
 
 

@@ -1,4 +1,4 @@
-"""A GPU stays with its container when systemd writes the cgroups' rules anew."""
+"""A container keeps its GPU when systemd rewrites the device rules of cgroups."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tools.images import GLIBC
 
 NVIDIA_MAJOR: Final = 195
 
-# The version up to which systemd forgets a device that has no link in /dev/char, among the two
-# that tests run with: Debian 12's and Debian 13's.
+# The last version whose systemd forgets a device without a link in /dev/char, of the two that
+# tests run with: Debian 12's and Debian 13's.
 LAST_THAT_FORGETS: Final = 252
 
 
 @pytest.fixture
 def node(shim_config: str, tmp_path: Path) -> Iterator[SimulatedNode]:
-    """A simulated node whose device nodes are in /dev itself, without links."""
+    """Make a simulated node whose device nodes are in /dev itself, without links."""
     node = SimulatedNode.open(os.environ["NVSHIM_TEST_NODE"])
     with open(shim_config) as file:
         before = file.read()
@@ -62,7 +62,7 @@ def _configure(path: str, node: SimulatedNode, state: Path, *, links: bool) -> N
 
 
 def _opened(container: Container) -> list[str]:
-    """What comes of opening the GPU and the control node; nobody is behind them."""
+    """Return the results of opening the GPU and the control node. No driver serves either."""
     done = container.exec("probe", "open", "/dev/nvidia1", "/dev/nvidiactl", "/dev/null")
     return [line.split()[1] for line in done.lines]
 
@@ -95,18 +95,18 @@ def test_gpu_stays_through_a_reload_of_systemd(
     assert _links() == (expected if links else [])
     assert _opened(container) == ALLOWED
     stays = links or low_level_runtime == "crun" or systemd_version() > LAST_THAT_FORGETS
-    # What will be lost is told before it is.
+    # The doctor reports the container before the reload takes its GPU away.
     assert _diagnosed(runtime, shim_config) == ([] if stays else [name])
     systemctl("daemon-reload")
     assert _opened(container) == (ALLOWED if stays else LOST)
-    # The other GPU did not become allowed with it.
+    # The other GPU is still denied.
     other = f"/proc/{container.pid}/root/tmp/other"
     os.mknod(other, stat.S_IFCHR | 0o666, os.makedev(NVIDIA_MAJOR, 0))
     assert container.exec("probe", "open", "/tmp/other").stdout == "/tmp/other EPERM\n"
 
 
 def _diagnosed(runtime: Runtime, shim_config: str) -> list[str]:
-    """The containers of which the doctor says that systemd does not allow them their GPUs."""
+    """Return the containers whose GPUs systemd will deny, according to the doctor."""
     containerd = f"{runtime.containerd.directory}/config.toml"
     places = Places(config_path=shim_config, containerd_config=containerd)
     findings = examine(places, choose(["D100", "D103"])).findings

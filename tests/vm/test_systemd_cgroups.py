@@ -1,4 +1,4 @@
-"""Containers in cgroups that systemd makes, and limits that the kernel of today holds."""
+"""Containers in cgroups that systemd creates, and limits that the current kernel enforces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _scope(container: Container) -> str:
 
 
 def _read(container: Container, name: str) -> str:
-    """A file of the cgroup that systemd made, or of the one that crun makes of its own in it."""
+    """Read a file of the cgroup that systemd created, or of crun's own cgroup in it."""
     scope = f"/sys/fs/cgroup/system.slice/{_scope(container)}"
     inner = f"{scope}/container"
     with open(os.path.join(inner if os.path.isdir(inner) else scope, name)) as file:
@@ -129,13 +129,13 @@ def test_limits_of_processes_and_of_processor_time_hold(runtime: Runtime) -> Non
         lines = _read(container, "cpu.stat").splitlines()
         return {name: int(value) for name, value in (line.split() for line in lines)}
 
-    # What the runtime did in the cgroup before there was a limit is counted too.
+    # The counters include the runtime's own work in the cgroup before the limit was set.
     before = stat()
     eventually(
         lambda: stat()["nr_throttled"] >= before["nr_throttled"] + 20, "it is held back", timeout=30
     )
     after = stat()
-    # A tenth of each period of 100 ms, and not much more.
+    # About a tenth of each period of 100 ms.
     periods = after["nr_periods"] - before["nr_periods"]
     assert after["usage_usec"] - before["usage_usec"] < 15_000 * (periods + 3)
     runtime.containerd.ctr("tasks", "kill", "--signal", "KILL", container.name)

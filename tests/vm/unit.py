@@ -1,4 +1,4 @@
-"""containerd as a unit of systemd, and what systemd says."""
+"""containerd as a systemd unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIT: Final = "containerd.service"
 
 _DROP_IN: Final = f"/run/systemd/system/{UNIT}.d/nvshim.conf"
 
-# Of Debian's unit all stays but where it is told what it is to do, and a wait of five seconds.
+# Keep Debian's unit, but replace its command and drop its wait of five seconds.
 _TEXT: Final = """\
 [Service]
 ExecStart=
@@ -28,7 +28,7 @@ RestartSec=100ms
 
 
 def systemctl(*arguments: str) -> str:
-    """Run systemctl, and return what it says."""
+    """Run systemctl, and return its output."""
     done = subprocess.run(
         ["systemctl", *arguments], capture_output=True, text=True, check=True,
         timeout=60 * PATIENCE,
@@ -37,12 +37,12 @@ def systemctl(*arguments: str) -> str:
 
 
 def systemd_version() -> int:
-    """Its major version."""
+    """Return systemd's major version."""
     return int(systemctl("--version").split()[1])
 
 
 class ContainerdUnit(PrivateContainerd):
-    """A private containerd that systemd starts, stops, and starts again when it fails."""
+    """A private containerd that systemd starts, stops, and restarts when it fails."""
 
     @property
     def pid(self) -> int:
@@ -66,15 +66,15 @@ class ContainerdUnit(PrivateContainerd):
         self.wait_until_it_answers()
 
     def wait_until_it_answers(self) -> None:
-        """After systemd has started it, by itself or not."""
-        eventually(self._answers, "containerd answers", timeout=20)
+        """Wait until it answers after systemd has started or restarted it."""
+        eventually(self._answers, "containerd answers")
 
     def stop(self, *, timeout: float = 0.0) -> None:
-        """Have systemd end it, which waits as long as the unit says."""
+        """Let systemd stop it, with the timeout of the unit."""
         systemctl("stop", UNIT)
 
     def kill(self) -> None:
-        """The same: one that crashes is started again."""
+        """Kill it; systemd restarts it."""
         self.stop()
 
     def remove(self) -> None:

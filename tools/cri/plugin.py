@@ -1,11 +1,11 @@
-"""The CRI plugin of a private containerd: its configuration, and a pod network of its own.
+"""The CRI plugin of a private containerd: its configuration, and a separate pod network.
 
 Rules
-- Runtime handlers are given as a node's config.toml has them: a table for each, by its name.
-- Pods get an address on a bridge that only they are on. The host has none there: no route, no
-  packet filter and no forwarding is changed, so the network collides with no other.
-- State of the network (addresses that are taken) is below containerd's own directory, and so are
-  the files that hold pods' network namespaces.
+- Runtime handlers have the form of a node's config.toml: a table for each, by its name.
+- Pods get an address on a bridge without other members. The host has no address there, and no
+  route, packet filter or forwarding changes, so the network does not collide with others.
+- The network's state (allocated addresses) and the files that hold pods' network namespaces are
+  below containerd's own directory.
 
 Source: containerd docs/cri/config.md; CNI spec 1.0, the plugins' own documentation.
 """
@@ -24,14 +24,15 @@ from typing import Any, Final
 from tools.containerd import DISABLED_PLUGINS, PrivateContainerd
 from tools.errors import CniNotInstalled
 
-# Where the CRI keeps its containers and images, whoever's containerd it is.
+# The namespace of the CRI's containers and images, in every containerd.
 NAMESPACE: Final = "k8s.io"
 
-# Where Debian has the plugins, and where the projects themselves put them.
+# The directories of CNI plugins, in Debian and as the projects install them.
 _CNI_DIRECTORIES: Final = ("/usr/lib/cni", "/opt/cni/bin")
 _CNI_PLUGINS: Final = ("bridge", "host-local", "loopback")
 _SUBNET: Final = "10.213.0.0/16"
 
+_NRI: Final = "io.containerd.nri.v1.nri"
 _POD_ID: Final = re.compile(rb"\b[0-9a-f]{64}\b")
 
 _STREAMING: Final = {
@@ -39,7 +40,7 @@ _STREAMING: Final = {
     "stream_server_address": "127.0.0.1",
     "stream_server_port": "0",
 }
-# What makes it run on a small machine, beside others of its kind.
+# Settings for a small machine, next to other containerds.
 _MODEST: Final = {
     "disable_apparmor": True,
     "restrict_oom_score_adj": True,
@@ -49,20 +50,21 @@ _MODEST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CriPlugin:
-    """How the plugin is configured."""
+    """The plugin's configuration."""
 
     # the tables below ``containerd.runtimes``, by the handler's name
     handlers: Mapping[str, Mapping[str, Any]]
     sandbox_image: str  # the image of a pod's first container
-    default_handler: str = "runc"  # whom a pod gets that names no handler
-    cdi_directories: tuple[str, ...] = ()  # where it finds CDI specs; none for its default
+    default_handler: str = "runc"  # the handler of pods that name none
+    cdi_directories: tuple[str, ...] = ()  # directories of CDI specs; empty for the default
+    nri: bool = False  # whether it serves NRI, at :func:`nri_socket`
 
     def tables(self, version: int, directory: str) -> dict[str, Any]:
-        """The plugin's tables in containerd's configuration.
+        """Return the plugin's tables in containerd's configuration.
 
         Args:
             version: of the configuration's format: 2, or 3 for containerd 2.x.
-            directory: containerd's own, as :meth:`write_network` is told it.
+            directory: containerd's own, the same as for :meth:`write_network`.
 
         Returns:
             The tables by the plugin's name.
@@ -82,15 +84,25 @@ class CriPlugin:
         }
         if version == 2:
             merged = {**_STREAMING, **runtime, "sandbox_image": self.sandbox_image}
-            return {"io.containerd.grpc.v1.cri": merged}
+            return {"io.containerd.grpc.v1.cri": merged, **self._nri(directory)}
         return {
+            **self._nri(directory),
             "io.containerd.grpc.v1.cri": dict(_STREAMING),
             "io.containerd.cri.v1.runtime": runtime,
             "io.containerd.cri.v1.images": {"pinned_images": {"sandbox": self.sandbox_image}},
         }
 
+    def _nri(self, directory: str) -> dict[str, Any]:
+        if not self.nri:
+            return {}
+        places = {
+            name: os.path.join(directory, name) for name in ("plugin_path", "plugin_config_path")
+        }
+        table = {"disable": False, "socket_path": nri_socket(directory), **places}
+        return {_NRI: table}
+
     def write_network(self, directory: str, bridge: str) -> None:
-        """Write the network's configuration, which is not made before the first pod.
+        """Write the network's configuration; the network is created with the first pod.
 
         Args:
             bridge: name of the network, and of the interface that its pods share.
@@ -130,21 +142,23 @@ class CriPlugin:
 
 
 class CriContainerd(PrivateContainerd):
-    """A private containerd that serves a kubelet."""
+    """A private containerd that serves the CRI."""
 
-    disabled_plugins = DISABLED_PLUGINS
+    disabled_plugins: tuple[str, ...] = DISABLED_PLUGINS  # type: ignore[misc] # see __init__
 
     def __init__(self, directory: str | None = None, *, cri: CriPlugin, **options: Any) -> None:
         super().__init__(directory, **options)
         self.shim_config: str = options.get("shim_config") or ""
         self._cri = cri
+        if cri.nri:
+            self.disabled_plugins = tuple(each for each in DISABLED_PLUGINS if each != _NRI)
         # The name of an interface has at most 15 bytes.
         self._bridge = self.namespace.replace("nvshim-", "nv")
         self._pods: set[str] = set()
         self._log_read = 0
 
     def configure_plugins(self, version: int) -> str:
-        """The plugin's tables; writes the network's configuration too."""
+        """Return the plugin's tables; also write the network's configuration."""
         self._cri.write_network(self.directory, self._bridge)
         tables = self._cri.tables(version, self.directory)
         return "".join(
@@ -152,9 +166,9 @@ class CriContainerd(PrivateContainerd):
         )
 
     def pod_ids(self) -> Iterable[str]:
-        """The ids that the CRI has given so far, also to pods that it could not make.
+        """Return the ids of the CRI so far, also of pods that it could not create.
 
-        Nothing but the log has them all. Digests look the same, and do no harm.
+        Only the log has all of them. Digests look the same, and do no harm.
         """
         with contextlib.suppress(FileNotFoundError), open(self.log_path, "rb") as file:
             file.seek(self._log_read)
@@ -165,18 +179,23 @@ class CriContainerd(PrivateContainerd):
         return self._pods
 
     def remove(self) -> None:
-        """End it and remove everything, the pods' network too."""
+        """Stop it and remove everything, also the pods' network."""
         super().remove()
         remove_bridge(self._bridge)
 
 
+def nri_socket(directory: str) -> str:
+    """Return the path of the NRI socket."""
+    return os.path.join(directory, "nri.sock")
+
+
 def addresses_directory(directory: str) -> str:
-    """Where it is written which addresses are taken."""
+    """Return the directory where allocated addresses are recorded."""
     return os.path.join(directory, "cni", "addresses")
 
 
 def remove_bridge(bridge: str) -> None:
-    """Remove the interface that the pods of a network share, if there is one."""
+    """Remove the interface that a network's pods share, if it exists."""
     if os.path.exists(f"/sys/class/net/{bridge}"):
         subprocess.run(
             ["ip", "link", "delete", bridge],
@@ -186,11 +205,11 @@ def remove_bridge(bridge: str) -> None:
 
 
 def to_toml(table: Mapping[str, Any], *path: str) -> str:
-    """A table as TOML, with the tables in it.
+    """Return a table as TOML, including nested tables.
 
     Args:
-        table: what is in it: strings, booleans, integers, lists of these, and tables.
-        path: the names of the tables around it.
+        table: strings, booleans, integers, lists of these, and tables.
+        path: the names of the parent tables.
     """
     lines = [f"[{'.'.join(map(json.dumps, path))}]"] if path else []
     below = []
@@ -198,7 +217,7 @@ def to_toml(table: Mapping[str, Any], *path: str) -> str:
         if isinstance(value, dict):
             below.append(to_toml(value, *path, key))
         else:
-            # Of these values TOML is written like JSON.
+            # TOML writes these values like JSON.
             lines.append(f"{json.dumps(key)} = {json.dumps(value)}")
     return "\n".join([*lines, *below])
 

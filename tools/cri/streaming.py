@@ -1,8 +1,8 @@
-"""Exec, attach and port-forward, through the URL that a server of the CRI gives.
+"""Exec, attach and port-forward, through the URL from a CRI server.
 
-Each message has the number of its channel in front. The subprotocol is Kubernetes' fourth: the
-oldest that tells the exit code, and spoken by every containerd from 1.6 on. It has no way to
-say that there is no more input; who needs that closes the connection, or types Ctrl-D.
+Each message starts with the number of its channel. The subprotocol is Kubernetes' fourth: the
+oldest with an exit code; every containerd from 1.6 on speaks it. It cannot signal the end of the
+input: close the connection, or send Ctrl-D.
 
 Source: k8s.io/apimachinery pkg/util/httpstream/wsstream, k8s.io/kubelet pkg/cri/streaming
 (remotecommand/websocket.go, portforward/websocket.go).
@@ -30,10 +30,10 @@ _TIMEOUT: Final = 10.0
 
 
 class _Messages:
-    """A WebSocket to a server of this machine, without extensions.
+    """A WebSocket to a server on this machine, without extensions.
 
     Args:
-        url: what to connect to, with the scheme http.
+        url: the server's address, with the scheme http.
 
     Raises:
         StreamRefused: the server cannot be reached, or does not speak the protocol.
@@ -55,10 +55,10 @@ class _Messages:
         self.close = self._socket.close
 
     def send(self, channel: int, data: bytes) -> None:
-        """Send something to a channel.
+        """Send data to a channel.
 
         Raises:
-            StreamBroken: the connection is gone.
+            StreamBroken: the connection is closed.
         """
         try:
             self._socket.send(bytes([channel]) + data)
@@ -66,20 +66,20 @@ class _Messages:
             raise StreamBroken(f"the stream from {self._url}", found=str(error)) from error
 
     def receive(self, deadline: float) -> tuple[int, bytes] | None:
-        """The next of a channel's messages; None when the server has ended the connection.
+        """Return a channel's next message; None when the server has closed the connection.
 
         Args:
             deadline: on the monotonic clock.
 
         Raises:
-            TimeoutError: it did not come in time.
-            StreamBroken: it is not what RFC 6455 allows.
+            TimeoutError: no message arrived in time.
+            StreamBroken: the data violates RFC 6455.
         """
         try:
             while not (message := self._socket.recv(deadline - time.monotonic(), decode=False)):
-                pass  # without even a channel it says nothing
+                pass  # a message without a channel is empty
         except ConnectionClosed as error:
-            # Servers just hang up; what we have against what they sent, we have told them.
+            # Servers just disconnect; we send a close frame only after a protocol error.
             if error.sent is None or isinstance(error, ConnectionClosedOK):
                 return None
             raise StreamBroken(f"the stream from {self._url}", found=str(error)) from error
@@ -92,25 +92,25 @@ class Channel(IntEnum):
     STDIN = 0
     STDOUT = 1
     STDERR = 2
-    ERROR = 3  # how it ended
+    ERROR = 3  # the exit status
     RESIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process that was streamed ended."""
+    """How a streamed process exited."""
 
-    exit_code: int  # 0 also if an attached client was let go with success
-    stdout: bytes  # all that was written there; with a terminal, all
-    stderr: bytes  # likewise
-    message: str  # the server's words if it failed; else empty
+    exit_code: int  # also 0 if the server detached the client without an error
+    stdout: bytes  # all of stdout; with a terminal, stderr too
+    stderr: bytes  # all of stderr
+    message: str  # the server's message if it failed; else empty
 
 
 class ProcessStream:
-    """The stdio of a process: of an exec, or of a container that is attached to.
+    """The stdio of an exec, or of an attached container.
 
     Args:
-        url: what Exec or Attach answered.
+        url: the answer of Exec or Attach.
     """
 
     def __init__(self, url: str) -> None:
@@ -125,20 +125,20 @@ class ProcessStream:
         self._messages.close()
 
     def write(self, text: bytes) -> None:
-        """Give it input."""
+        """Write to the input."""
         self._messages.send(Channel.STDIN, text)
 
     def resize(self, width: int, height: int) -> None:
-        """Tell its terminal the size, in characters."""
+        """Set the terminal's size, in characters."""
         size = json.dumps({"Width": width, "Height": height}).encode()
         self._messages.send(Channel.RESIZE, size)
 
     def read_until(self, text: bytes, *, timeout: float = _TIMEOUT) -> bytes:
-        """Everything of its stdout, once ``text`` is in it.
+        """Return all of stdout so far, once it contains ``text``.
 
         Raises:
-            TimeoutError: it is not in time.
-            StreamBroken: the stream ended without it.
+            TimeoutError: it did not arrive in time.
+            StreamBroken: the stream closed without it.
         """
         deadline = time.monotonic() + timeout
         stdout = self._output[Channel.STDOUT]
@@ -150,11 +150,11 @@ class ProcessStream:
         return bytes(stdout)
 
     def wait(self, *, timeout: float = _TIMEOUT) -> Ended:
-        """Take everything to the end.
+        """Read everything to the end.
 
         Raises:
-            TimeoutError: there is no end in time.
-            StreamBroken: the server does not say how it ended.
+            TimeoutError: the stream did not end in time.
+            StreamBroken: the server sent no exit status.
         """
         deadline = time.monotonic() + timeout
         while self._take(deadline):
@@ -164,15 +164,15 @@ class ProcessStream:
         return Ended(exit_code, stdout, stderr, message)
 
     def _take(self, deadline: float) -> bool:
-        """Take a message; False at the end."""
+        """Read a message; return False at the end."""
         message = self._messages.receive(deadline)
         if message is not None:
-            # The first of each channel is empty: it tells that the channel is open.
+            # The first message of each channel is empty: the channel is open.
             self._output[_channel(message[0], self._url)] += message[1]
         return message is not None
 
     def _verdict(self) -> tuple[int, str]:
-        """The metav1.Status of the error channel, as an exit code and a message."""
+        """Parse the metav1.Status of the error channel; return an exit code and a message."""
         text = bytes(self._output[Channel.ERROR])
         try:
             status = json.loads(text)
@@ -180,7 +180,7 @@ class ProcessStream:
                 return 0, ""
             causes = status.get("details", {}).get("causes", [])
             codes = [int(c["message"]) for c in causes if c.get("reason") == "ExitCode"]
-            # Without one the server failed, and not the process.
+            # Without an exit code the server failed, and not the process.
             return (codes[0] if codes else -1), str(status.get("message", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise StreamBroken(
@@ -192,7 +192,7 @@ class PortStream:
     """A connection to a port in a pod.
 
     Args:
-        url: what PortForward answered, which was asked for this port alone.
+        url: the answer of PortForward for this port alone.
         port: where a server listens in the pod.
     """
 
@@ -202,7 +202,7 @@ class PortStream:
     def __init__(self, url: str, port: int) -> None:
         self._url = url
         self._messages = _Messages(url)
-        # The first message of both channels is the port, so that more than one can be told apart.
+        # The first message of both channels is the port, to distinguish several ports.
         self._greeted: set[int] = set()
         self._port = struct.pack("<H", port)
 
@@ -213,15 +213,15 @@ class PortStream:
         self._messages.close()
 
     def write(self, data: bytes) -> None:
-        """Send to the port."""
+        """Send data to the port."""
         self._messages.send(self._DATA, data)
 
     def read(self, *, timeout: float = _TIMEOUT) -> bytes:
-        """What comes next from the port; empty at the end.
+        """Return the next data from the port; empty at the end.
 
         Raises:
-            TimeoutError: nothing came in time.
-            StreamBroken: the server could not connect to the port; the message has its words.
+            TimeoutError: nothing arrived in time.
+            StreamBroken: the server could not connect to the port; the message has the reason.
         """
         deadline = time.monotonic() + timeout
         while True:

@@ -17,7 +17,7 @@ from tools.stamps import read_stamp, write_stamp
 
 
 def _hand_on(tree: Tree, inputs: Inputs, directory: str) -> None:
-    """Make the archives of a tree, unless they are there; others of this project are removed."""
+    """Write the archives of a tree, unless they exist; remove this project's other archives."""
     names = (archive_name(tree), package_name(inputs))
     stamp = os.path.join(directory, "archives.of")
     if read_stamp(stamp) == tree.digest and all(
@@ -36,9 +36,9 @@ def _hand_on(tree: Tree, inputs: Inputs, directory: str) -> None:
 
 
 def main() -> int:
-    """Make the tree and what it is handed on as; returns the exit status."""
+    """Make the tree, its archives and packages; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.dist", description=__doc__)
-    parser.add_argument("directory", help="where the tree and its archives are put")
+    parser.add_argument("directory", help="the output directory")
     parser.add_argument("--tree-only", action="store_true", help="make no archives")
     parser.add_argument("--cache", default=os.path.join(REPOSITORY, ".cache", "dist"))
     asked = parser.parse_args()

@@ -1,7 +1,7 @@
-"""The tarball that a tree is handed on as.
+"""The tarball of a tree.
 
 Its top directory is ``containerd-shim-nvidia-VERSION/``. The same tree gives the same bytes: names
-are sorted, owners are root, and times those of the files, which are the commit's.
+are sorted, the owner is root, and times are those of the files, which are the commit's.
 
 Source: reproducible-builds.org, Archive metadata; RFC 1952.
 """
@@ -24,17 +24,17 @@ PROJECT: Final = "containerd-shim-nvidia"
 
 
 def archive_name(tree: Tree) -> str:
-    """What the tarball of a tree is called."""
+    """Return the name of a tree's tarball."""
     return f"{PROJECT}-{tree.version}-linux-{tree.architecture}.tar.gz"
 
 
 def write_tarball(tree: Tree, path: str, *, level: int = 6, top: str = "") -> None:
-    """Write a tree's tarball, whole or not at all.
+    """Write a tree's tarball, atomically.
 
     Args:
-        path: where to; what is there is replaced.
+        path: where to; an existing file is replaced.
         level: of gzip's compression, 0 to 9.
-        top: the top directory's name; that of the project and its version if empty.
+        top: the top directory's name; by default that of the project and its version.
     """
     epoch = int(os.stat(tree.path).st_mtime)
     with _packed(path, epoch, level) as archive:
@@ -42,12 +42,12 @@ def write_tarball(tree: Tree, path: str, *, level: int = 6, top: str = "") -> No
 
 
 def write_tar(path: str, contents: Mapping[str, bytes], epoch: int) -> None:
-    """Write a tarball of plain files, whole or not at all.
+    """Write a tarball of plain files, atomically.
 
     Args:
-        path: where to; what is there is replaced.
+        path: where to; an existing file is replaced.
         contents: of each file, by its path in the tarball.
-        epoch: the time of each, in seconds since 1970.
+        epoch: the time of each file, in seconds since 1970.
     """
     with _packed(path, epoch, 9) as archive:
         for name, content in sorted(contents.items()):
@@ -58,7 +58,7 @@ def write_tar(path: str, contents: Mapping[str, bytes], epoch: int) -> None:
 
 @contextmanager
 def _packed(path: str, epoch: int, level: int) -> Iterator[tarfile.TarFile]:
-    """A tarball that has its name when it is complete."""
+    """Yield a tarball that gets its name when it is complete."""
     new = f"{path}.new"
     try:
         with (
@@ -77,6 +77,6 @@ def _packed(path: str, epoch: int, level: int) -> Iterator[tarfile.TarFile]:
 def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
-    # Without a fraction, which would need a header of its own.
+    # Without a fraction, which would need an additional header.
     member.mtime = int(member.mtime)
     return member

@@ -1,4 +1,4 @@
-"""A self-contained tree, from what it is made of."""
+"""Build a self-contained tree from its inputs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from integration.cli.__main__ import main
 sys.exit(main())
 """
 
-# Run by the tree's own interpreter. Which constants a module's bytecode shares depends on what
-# was compiled before in the same process: therefore one by one, in order.
+# The tree's own interpreter runs this. The constants that a module's bytecode shares depend on
+# earlier compilations in the same process, so compile one by one, in order.
 _COMPILE: Final = """\
 import os, py_compile, sys
 unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -48,21 +48,21 @@ for top in sys.argv[1:]:
                 path = os.path.join(above, name)
                 py_compile.compile(path, dfile=path, doraise=True, invalidation_mode=unchecked)
 """
-# Each by a process of its own, since it is most of the work.
+# Each in a separate process, because this is most of the work.
 _COMPILED: Final = (("lib",), ("lib-node",), ("runtime/lib",))
 
 
 def build(
     directory: str, inputs: Inputs, *, cache: str, say: Callable[[str], None] = print
 ) -> Tree:
-    """Have a tree of these inputs in a directory.
+    """Build a tree of these inputs in a directory, unless it is there.
 
     Args:
-        directory: where; what is there is replaced, unless it is that tree.
-        say: told each step in one line.
+        directory: where; another tree there is replaced.
+        say: called with one line for each step.
 
     Raises:
-        NvshimError: something that it is made of is missing. What was there is as it was.
+        NvshimError: an input is missing. The directory is unchanged.
     """
     directory = os.path.abspath(directory)
     packages = Packages.have(say=say)
@@ -127,7 +127,7 @@ def _make_programs(tree: str, inputs: Inputs) -> None:
 
 
 def _strip(tree: str) -> None:
-    """Take from libraries of PyPI what Debian's have been rid of: symbols for debuggers."""
+    """Strip debugger symbols from PyPI's libraries; Debian's have none."""
     files = [
         path
         for library in ("lib", "lib-node")
@@ -152,7 +152,7 @@ def _compile(tree: str) -> None:
 
 
 def _set_modes(tree: str, epoch: int) -> None:
-    """Give files the commit's time, and modes that tell nothing but whether they are executed."""
+    """Set files' times to the commit's, and modes only by whether they are executable."""
     for above, directories, names in os.walk(tree):
         for name in names:
             path = os.path.join(above, name)

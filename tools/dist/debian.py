@@ -1,4 +1,4 @@
-"""The .deb that a tree is handed on as (:mod:`~tools.dist.payload` says how it installs it).
+"""The .deb of a tree (:mod:`~tools.dist.payload` describes how it installs the tree).
 
 Source: Debian Policy 3.2, 6.5, 9.1; deb(5), deb-control(5), deb-version(7); copyright-format 1.0;
 lintian(1).
@@ -43,7 +43,7 @@ esac
 if [ "$1" = abort-remove ]; then start_again; fi
 """
 
-# Not on an upgrade: then the next version takes over what is installed.
+# Not on an upgrade, when the next version takes over the installation.
 _PRERM: Final = """\
 if [ "$1" = remove ]; then
   stop
@@ -52,7 +52,7 @@ if [ "$1" = remove ]; then
 fi
 """
 
-# What stayed has a nvshim of its own.
+# The remaining trees have their own nvshim.
 _POSTRM: Final = """\
 case "$1" in
   remove) systemd daemon-reload ;;
@@ -72,9 +72,9 @@ _COPYRIGHT: Final = """\
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: containerd-shim-nvidia
 Comment:
- The package contains CPython and libraries of Debian, and packages of PyPI. Which, and in which
- versions, is in /usr/lib/containerd-shim-nvidia/share/sbom.cdx.json; their licenses are beside it,
- in licenses.
+ The package contains CPython and libraries from Debian, and packages from PyPI. Their names and
+ versions are in /usr/lib/containerd-shim-nvidia/share/sbom.cdx.json; their licenses are in the
+ directory licenses next to it.
 
 Files: *
 Copyright: {year} the containerd-shim-nvidia authors
@@ -82,7 +82,7 @@ License: Apache-2.0
  On Debian systems, the text of the license is in /usr/share/common-licenses/Apache-2.0.
 """
 
-# What lintian finds and is meant to be so: the reason, and its tags.
+# Intended findings of lintian: the reason, and its tags.
 _OVERRIDES: Final = (
     (
         (
@@ -110,23 +110,23 @@ _OVERRIDES: Final = (
 
 
 def package_version(inputs: Inputs) -> str:
-    """The package's version: that of the project, or one before it that later commits are after."""
+    """Return the package's version: the project's, or one that sorts before it and by commit."""
     return f"{inputs.version}{payload.preview(inputs)}-1"
 
 
 def package_name(inputs: Inputs) -> str:
-    """What the package's file is called."""
+    """Return the name of the package's file."""
     return f"{PROJECT}_{package_version(inputs)}_{inputs.architecture}.deb"
 
 
 def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "-Zxz -z1") -> None:
-    """Write a tree's package, whole or not at all.
+    """Write a tree's package, atomically.
 
     Args:
-        path: where to; what is there is replaced.
+        path: where to; an existing file is replaced.
 
     Raises:
-        TreeNotBuilt: dpkg-deb is not there, or failed.
+        TreeNotBuilt: dpkg-deb is missing, or failed.
     """
     parent = os.path.dirname(os.path.abspath(path))
     with tempfile.TemporaryDirectory(prefix=".deb-", dir=parent) as work:
@@ -136,7 +136,7 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
         new = os.path.join(work, "package.deb")
         argv = ["dpkg-deb", *compression.split(), "--root-owner-group", "--build", root, new]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(inputs.epoch), "LC_ALL": "C.UTF-8"}
-        # As many threads as there are would give other bytes.
+        # Another number of threads would give other bytes.
         environment["DPKG_DEB_THREADS_MAX"] = "1"
         asked = f"the package {os.path.basename(path)}"
         try:
@@ -151,7 +151,7 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
 
 
 def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
-    """Make the package's file system and its control files."""
+    """Create the package's file system and its control files."""
     project = Project.of()
     units = payload.fill(
         root, tree, inputs, units="lib/systemd/system", zsh="usr/share/zsh/vendor-completions"

@@ -1,4 +1,4 @@
-"""How the programs that build things end: with one line for a person if they failed."""
+"""Report the failure of a build program in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reported(program: str, directory: str, work: Callable[[], None]) -> int:
-    """Do some work, and say in one line why it failed."""
+    """Do some work; if it fails, print the reason in one line."""
     try:
         work()
     except NvshimError as error:
@@ -25,7 +25,7 @@ def reported(program: str, directory: str, work: Callable[[], None]) -> int:
         what = TreeNotBuilt(
             f"to write {error.filename or directory}",
             found=_reason(error),
-            do="look for room, and for who may write there",
+            do="check free space and write permission",
         )
         print(f"{program}: {what}", file=sys.stderr)
         return 1
@@ -33,7 +33,7 @@ def reported(program: str, directory: str, work: Callable[[], None]) -> int:
 
 
 def _reason(error: OSError) -> str:
-    # Who copies many files tells of all that failed at once.
+    # shutil reports all failed copies in one error.
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
         return str(error.args[0][0][-1])
     return os.strerror(error.errno).lower() if error.errno else str(error)

@@ -1,6 +1,6 @@
-"""What a tree is made of, and one name for all of it.
+"""The inputs of a tree, and a fingerprint of all of them.
 
-Two trees with the same inputs are the same tree, so one that is there need not be built again.
+Two trees with the same inputs are the same tree, so an existing one is not rebuilt.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from tools.dist.modules import OURS, REQUIREMENTS
 from tools.errors import TreeNotBuilt
 
 _OTHERS: Final = (*REQUIREMENTS, "LICENSE", "pyproject.toml")
-# What builds the tree, and a program of it: entry.c.
+# The code that builds the tree, and one of its programs: entry.c.
 _BUILDER: Final = "tools/dist"
-# What makes a release of it. Uncommitted changes of these make it none.
+# The sources of a release. Uncommitted changes in them prevent a release.
 _RELEASE: Final = ("tools/release", "tools/images.py", "tools/node_image.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a tree is to be made of, besides packages."""
+    """The inputs of a tree, without packages."""
 
     source: str  # the checkout
-    version: str  # of the project
-    revision: str  # the commit; with ``-dirty`` if what is there is not it, empty if there is none
+    version: str  # the project's version
+    revision: str  # the commit, with ``-dirty`` if there are changes; empty without one
     epoch: int  # the commit's time, in seconds since 1970: that of every file
-    architecture: str  # Debian's name of this machine's
-    released: bool = False  # whether that commit is tagged as that version
+    architecture: str  # Debian's name for this machine's architecture
+    released: bool = False  # whether the commit has the tag of the version
 
     @classmethod
     def of(cls, source: str = REPOSITORY) -> Inputs:
-        """Those of a checkout, on this machine.
+        """Return the inputs of a checkout, on this machine.
 
         Args:
             source: the checkout; it may be one without git.
 
         Raises:
-            TreeNotBuilt: nothing can be built of it, or not here.
+            TreeNotBuilt: it is not a checkout, or this machine cannot build it.
         """
         try:
             with open(os.path.join(source, "pyproject.toml"), encoding="utf-8") as file:
@@ -55,7 +55,7 @@ class Inputs:
         if version is None:
             raise TreeNotBuilt(
                 "a self-contained tree", found=f"no checkout at {source}",
-                do="run this in a checkout: what is installed cannot build itself",
+                do="run this in a checkout: an installation cannot build itself",
             )  # fmt: skip
         machine = platform.machine()
         if machine not in ARCHITECTURES:
@@ -78,13 +78,13 @@ class Inputs:
         )
 
     def fingerprint(self, packages: Iterable[str]) -> str:
-        """A name of all that the tree is made of.
+        """Return a fingerprint of all inputs.
 
         Args:
-            packages: the names of Debian's packages that it is made of, with their versions.
+            packages: the names of Debian's packages, with their versions.
         """
         digest = hashlib.sha256()
-        # The native programs are made by this machine's compiler, with its libc.
+        # This machine's compiler builds the native programs, with its libc.
         compiler = _said("dpkg-query", "-W", "gcc", "libc6-dev") or _said("gcc", "--version")
         said = (
             self.version, self.revision, self.epoch, self.architecture, compiler, *sorted(packages)
@@ -108,12 +108,12 @@ class Inputs:
 
 
 def _git(source: str, *arguments: str) -> str:
-    """What git says; empty if it is not there, or knows nothing of this directory."""
+    """Return the output of git; empty if it is missing, or this is not its directory."""
     return _said("git", "-C", source, *arguments)
 
 
 def _said(*argv: str) -> str:
-    """What a program says; empty if it is not there, or fails."""
+    """Return the output of a program; empty if it is missing, or fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     except OSError:

@@ -1,10 +1,9 @@
 """``runtime/``: CPython as Debian builds it, with the libraries that the tree needs.
 
-It is taken from one release of Debian, whatever the tree is built on: its libc asks for nothing
-newer than Linux 3.2, and a tree is the same wherever it is built. Its Python has immortal objects,
-without which an idle shim takes twice the memory (:mod:`shim.forkserver.memory`). Of the standard
-library that is left out which no program of a node uses; with it go libraries that would only be
-there for that.
+It comes from one fixed release of Debian, so a tree is the same wherever it is built, and its libc
+needs only Linux 3.2. Its Python has immortal objects, without which an idle shim uses twice the
+memory (:mod:`shim.forkserver.memory`). Modules of the standard library that no program on a node
+uses are left out, with their libraries.
 
 Source: packages.debian.org; ld.so(8); the Python documentation, sys.prefix (getpath).
 """
@@ -33,17 +32,17 @@ _WANTED: Final = (
     "libc6",
     "libgcc-s1",
     "libstdc++6",
-    # What the tree's other packages are installed with.
+    # Installs the tree's other packages.
     "python3-pip-whl",
 )
 
-# What is loaded by no program of the tree, but by a driver's libraries, and by libc itself.
+# Libraries that only a driver's libraries and libc itself load.
 _LOADED: Final = (
     "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6",
 )  # fmt: skip
 
-# For developers, for other systems, for protocols and formats of other times, and what needs a
-# database, a terminal of its own, or X11.
+# Modules for developers, for other systems, for old protocols and formats, and those that need a
+# database, a terminal or X11.
 _LEFT_OUT: Final = frozenset({
     "EXTERNALLY-MANAGED", "__hello__.py", "__phello__", "_aix_support.py", "_android_support.py",
     "_apple_support.py", "_ios_support.py", "_osx_support.py", "_pyrepl", "antigravity.py",
@@ -56,9 +55,9 @@ _EXTENSIONS_LEFT_OUT: Final = re.compile(
     r"_codecs_|_ctypes_test|_curses|_dbm|_lsprof|_multibytecodec|_sqlite3|_test|_xx|readline|xx"
 )
 
-# Named by an administrator for programs with the system's own libc. The loader would say of each
-# library that does not fit ours that it does not, and containerd reads what "start" says as its
-# answer. The path that is written in place of it is as long, and cannot be.
+# An administrator's file for programs with the system's own libc. The loader would print an error
+# for each library that does not fit our libc, and containerd reads the output of "start" as its
+# answer. The replacement has the same length, and cannot exist.
 _PRELOADED: Final = b"/etc/ld.so.preload\0"
 _NOTHING: Final = b"/dev/null/preload.\0"
 
@@ -68,18 +67,18 @@ _NEEDED: Final = re.compile(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Debian's packages, unpacked one by one."""
+    """Debian's packages, each unpacked in its directory."""
 
-    roots: Mapping[str, str]  # where each is, by the name of its file
+    roots: Mapping[str, str]  # the directory of each, by the name of its file
     # for each file of theirs its path below the root, and the name of the package
     files: tuple[tuple[str, str], ...]
 
     @classmethod
     def have(cls, *, say: Callable[[str], None] | None = None) -> Packages:
-        """Download what is not there yet, and unpack it.
+        """Download the missing packages, and unpack them.
 
         Raises:
-            PackagesError: it cannot be had.
+            PackagesError: a package cannot be downloaded.
         """
         cache = os.path.join(default_cache(), "dist")
         roots = {}
@@ -96,13 +95,13 @@ class Packages:
         return cls(roots, tuple(files))
 
     def find(self, pattern: str) -> tuple[str, str]:
-        """The first file whose path below its package matches.
+        """Find the first file whose path in its package matches.
 
         Args:
             pattern: a regular expression for the end of its path, from a slash on.
 
         Returns:
-            The package's file name, and the file's path, which is no link.
+            The package's file name, and the file's path, which is not a link.
 
         Raises:
             LibraryMissing: there is none.
@@ -117,7 +116,7 @@ class Packages:
         )
 
     def standard_libraries(self) -> list[tuple[str, str]]:
-        """The packages that have a part of the standard library, and where each has it."""
+        """Return the packages that contain a part of the standard library, and its path in each."""
         parts = [
             (package, os.path.join(root, "usr", "lib", PYTHON))
             for package, root in self.roots.items()
@@ -126,10 +125,10 @@ class Packages:
 
 
 def place(runtime: str, packages: Packages) -> set[str]:
-    """Make ``runtime/``, but for the libraries of what else is in the tree.
+    """Create ``runtime/``, without the libraries of the tree's other parts.
 
     Returns:
-        The packages that something was taken from.
+        The packages that it uses.
 
     Raises:
         LibraryMissing: something is not in the packages.
@@ -147,14 +146,14 @@ def place(runtime: str, packages: Packages) -> set[str]:
 
 
 def place_libraries(tree: str, packages: Packages) -> set[str]:
-    """Give a tree the libraries that its programs need, its loader, and links to that.
+    """Add the libraries that a tree's programs need, its loader, and links to that.
 
     Args:
-        tree: where it lies; all of its programs and modules are there.
-        packages: what the libraries are taken from.
+        tree: its directory, with all of its programs and modules.
+        packages: the packages with the libraries.
 
     Returns:
-        The packages that something was taken from.
+        The packages that it uses.
 
     Raises:
         LibraryMissing: a library is not in the packages.
@@ -193,7 +192,7 @@ def _copy_loader(loader: str, directory: str) -> None:
 
 
 def needed(files: Iterable[str]) -> set[str]:
-    """The names of the libraries that programs and libraries say they need.
+    """Return the names of the libraries that programs and libraries need.
 
     Raises:
         TreeNotBuilt: they cannot be read.
@@ -212,7 +211,7 @@ def needed(files: Iterable[str]) -> set[str]:
 
 
 def elf_files(directory: str) -> list[str]:
-    """The programs and libraries below a directory."""
+    """Return the programs and libraries below a directory."""
     found = []
     for above, _, names in sorted(os.walk(directory)):
         for name in sorted(names):
@@ -225,7 +224,7 @@ def elf_files(directory: str) -> list[str]:
 
 
 def pip(packages: Packages, *arguments: str) -> None:
-    """Run pip by the interpreter as it is in the packages, so that it finds what fits that.
+    """Run pip with the packages' interpreter, so that it selects matching wheels.
 
     Raises:
         TreeNotBuilt: it failed.
@@ -238,7 +237,7 @@ def pip(packages: Packages, *arguments: str) -> None:
         for name, package in packages.files
         if re.search(r"lib/[-\w]+/lib[^/]+\.so\.\d+$", name)
     }
-    # The standard library is in two packages.
+    # Two packages contain the standard library.
     parts = [path for _, path in packages.standard_libraries()]
     argv = [
         loader, "--library-path", ":".join(sorted(directories)), program, "-S",

@@ -1,7 +1,7 @@
-"""``python -m tools.dist.man DIRECTORY``: manual pages of nvshim, from what its help says.
+"""``python -m tools.dist.man DIRECTORY``: nvshim's manual pages, from its help.
 
-A page for the program and one for each of its commands, with what is below that. What a page says
-is the command's own help, so that there is one text of it.
+It writes a page for the program and one for each of its commands, with their subcommands. The text
+is the command's own help, so that it exists only once.
 
 Source: man-pages(7), groff_man(7).
 """
@@ -30,7 +30,7 @@ _ROLE: Final = re.compile(r"``([^`]+)``|`([^`]+)`")
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Each page: its file's name and its text."""
+    """Yield each page: its file's name and its text."""
     root = click.Context(nvshim, info_name=_PROGRAM)
     yield f"{_PROGRAM}.1", _page(_PROGRAM, nvshim, "GPUs for containers, without a hook")
     for group, commands in GROUPS.items():
@@ -44,7 +44,7 @@ def write(directory: str) -> None:
     """Write the pages.
 
     Args:
-        directory: it is made if it is not there.
+        directory: created if missing.
     """
     os.makedirs(directory, exist_ok=True)
     for name, text in pages():
@@ -119,12 +119,12 @@ def _options(command: click.Command, head: str) -> Iterator[str]:
 
 
 def _marked(text: str) -> str:
-    """Prose, with what is typed in bold."""
+    """Return prose, with literals in bold."""
     return _ROLE.sub(lambda found: f"\\fB{found[1] or found[2]}\\fR", _escaped(text))
 
 
 def _escaped(text: str) -> str:
-    """Text that means nothing to roff: no dash is a hyphen, no line a request."""
+    """Escape text for roff: no dash becomes a hyphen, and no line becomes a request."""
     safe = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{safe}" if safe.startswith((".", "'")) else safe
 

@@ -1,8 +1,7 @@
-"""``lib/`` and ``lib-node/``: our packages, and those from PyPI that they import.
+"""``lib/`` and ``lib-node/``: our packages, and the packages from PyPI that they import.
 
-Which versions those are is in the requirements files, with the digests of what may be installed.
-What the shim imports is kept apart from what only people's programs import: one of the shim's
-packages imports rich if it sees it.
+The requirements files list the versions, with the allowed digests. The shim's packages are in a
+separate directory from those of the command line, because one of them imports rich if it finds it.
 
 Source: PyPA, recording installed projects (RECORD); PEP 376.
 """
@@ -24,11 +23,11 @@ from tools.errors import TreeNotBuilt
 OURS: Final = ("api", "hooks", "integration", "shim")
 REQUIREMENTS: Final = ("requirements/runtime.txt", "requirements/node.txt")
 
-# Nothing that a running program reads, and of an installation what names its circumstances. The
-# Helm chart is an archive of its own.
+# Files that no running program reads, and metadata about the installation. The Helm chart is a
+# separate archive.
 _LEFT_OUT: Final = ("__pycache__", "chart", "*.pyi", "*.proto", "py.typed", "*~", ".*")
 _OF_INSTALLATION: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
-# Of the lexers those of the formats that nvshim shows.
+# Only the lexers of the formats that nvshim shows.
 _FOREIGN_LEFT_OUT: Final = re.compile(
     r"^\.\.|^/|^bin/|^example\.py$|\.pyi$|(^|/)(py\.typed|__pycache__|tests?)(/|$)|\.(c|h|pxd|pyx)$"
     r"|^pygments/lexers/(?!(__init__|_mapping|configs|data|diff|python|special|text)\.py$)"
@@ -42,24 +41,24 @@ def copy_ours(source: str, library: str) -> None:
         shutil.copytree(
             os.path.join(source, package), copy, ignore=shutil.ignore_patterns(*_LEFT_OUT)
         )
-        # A package that has moved leaves a directory in a checkout, with caches alone.
+        # A moved package leaves a directory with only caches in a checkout.
         for directory, below, files in os.walk(copy, topdown=False):
             if not files and not any(os.path.isdir(os.path.join(directory, x)) for x in below):
                 os.rmdir(directory)
 
 
 def install(source: str, packages: Packages, cache: str) -> str:
-    """Have what the requirements files name, installed in one directory.
+    """Install the packages of the requirements files in one directory.
 
     Args:
         packages: Debian's, with the interpreter that it is for.
-        cache: where installations are kept, by what they are of.
+        cache: the directory of installations, by their inputs.
 
     Returns:
-        The directory, which is nobody's to change.
+        The directory, which must not be changed.
 
     Raises:
-        TreeNotBuilt: something cannot be had.
+        TreeNotBuilt: a package cannot be downloaded.
     """
     requirements = os.path.join(source, REQUIREMENTS[-1])
     with open(requirements, "rb") as file:
@@ -87,19 +86,19 @@ def install(source: str, packages: Packages, cache: str) -> str:
 
 
 def copy_theirs(source: str, site: str, library: str, node_library: str) -> dict[str, str]:
-    """Copy what :func:`install` has installed to the one library or the other.
+    """Copy the result of :func:`install` to one library or the other.
 
     Args:
         source: the checkout.
-        site: where it is installed.
-        library: for what the shim imports.
+        site: the directory of the installation.
+        library: for the shim's imports.
         node_library: for everything else.
 
     Returns:
         The directory of each project's metadata below its library, by ``NAME VERSION``.
 
     Raises:
-        TreeNotBuilt: an installed file is not there.
+        TreeNotBuilt: an installed file is missing.
     """
     of_the_shim = _names(os.path.join(source, REQUIREMENTS[0]))
     found = {}
@@ -136,5 +135,5 @@ def _names(requirements: str) -> set[str]:
 
 
 def _normal(project: str) -> str:
-    """A project's name, in the one way of writing it (PEP 503)."""
+    """Return a project's normalized name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", project).lower()

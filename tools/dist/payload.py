@@ -1,15 +1,15 @@
-"""What a package of a distribution has besides the tree, and the scripts that go with it.
+"""The contents of a distribution's package in addition to the tree, and its scripts.
 
-The package manager owns the tree that it has unpacked, below /usr/lib, and replaces its files when
-the package is upgraded. No shim may run from files that are replaced, so none does: the package's
-scripts have ``nvshim install`` put a copy of the tree below the prefix, where every version has a
-directory of its own that goes when nothing uses it any more. The links to the programs are
-installed with it, and not the package manager's: a containerd that is restarted looks for the
-program by whose path it has started a shim, so it stays as long as its containers do, also if the
-package is removed. Where there is a runc or crun, the new version has to start a container first;
-``NVSHIM_SELF_TEST=0`` in the package manager's environment is for where none can be started, as in
-a build of an image. The units are for a person to enable; those that are, end with the package,
-before it is uninstalled: the agent's process uses what it was installed as.
+The package manager owns the tree that it has unpacked below /usr/lib, and replaces its files on an
+upgrade. No shim may run from files that are replaced. So the package's scripts run ``nvshim
+install``, which copies the tree below the prefix. There each version has its own directory, which
+is removed when nothing uses it. ``nvshim install`` also installs the links to the programs, and not
+the package manager: a restarted containerd looks for the program by the path with which it has
+started a shim, so the program stays as long as its containers, also after a removal of the package.
+If there is a runc or crun, the new version has to start a container first; set
+``NVSHIM_SELF_TEST=0`` in the package manager's environment where that is not possible, as in an
+image build. The user enables the units. Enabled units stop with the package, before it is
+uninstalled, because the agent's process uses the installed tree.
 
 Source: systemctl(1); Debian Policy 6.5; the Fedora packaging guidelines, Scriptlets.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tools.dist.inputs import Inputs
 
 PLACE: Final = f"usr/lib/{PROJECT}"
-"""Where the package manager's tree is."""
+"""The directory of the package manager's tree."""
 
 DESCRIPTION: Final = (
     "A containerd shim (runtime v2), one process per pod, with an engine for NVIDIA",
@@ -44,19 +44,18 @@ DESCRIPTION: Final = (
     "as a container needs it.",
 )
 
-# That an engine names the shim; of integration.install, which builds on this room.
+# The error that an engine names the shim, from integration.install, which imports this room.
 _STILL_NAMED: Final = "NVSHIM-E2637"
 
-# What systemd says is no reason to fail: without it nothing of this is needed.
+# Errors of systemctl do not fail the script: without systemd there are no units.
 _COMMON: Final = """\
 nvshim=/usr/lib/containerd-shim-nvidia/bin/nvshim
 units='{units}'
 systemd() {
   if [ -d /run/systemd/system ]; then systemctl "$@" || :; fi
 }
-# A container is started before anything is switched, where there is something to start it with. By
-# then systemd knows the new units: those that run end when another version is in effect, and are
-# started again.
+# Start a container before the switch, if there is a runtime for it. systemd already knows the new
+# units then: running ones stop when another version is in effect, and are restarted.
 install() {
   systemd daemon-reload
   test=--no-self-test
@@ -67,8 +66,8 @@ install() {
   fi
   "$nvshim" install --from /usr/lib/containerd-shim-nvidia --bindir /usr/bin $test
 }
-# What containers still need stays, and so does all of it while an engine names the shim; nvshim
-# says so, and stays with it. That is no failure.
+# Files that containers still need stay, and so does everything while an engine names the shim;
+# nvshim reports that. It is not a failure.
 uninstall() {
   status=0
   said=$("$1" uninstall --bindir /usr/bin 2>&1) || status=$?
@@ -84,7 +83,7 @@ stop() {
 disable() {
   if command -v systemctl >/dev/null; then systemctl --quiet disable $units || :; fi
 }
-# After a removal that failed, what it has stopped.
+# After a failed removal, restart the units that it has stopped.
 start_again() {
   for unit in $units; do
     if systemctl is-enabled --quiet "$unit" 2>/dev/null; then systemd start "$unit"; fi
@@ -94,10 +93,10 @@ start_again() {
 
 
 def script(text: str, units: list[str]) -> str:
-    """A script of a package.
+    """Return a package's script.
 
     Args:
-        text: what it does, by the functions above.
+        text: its commands, which use the functions above.
         units: the names of the package's units.
     """
     common = _COMMON.replace("{units}", " ".join(units))
@@ -105,7 +104,7 @@ def script(text: str, units: list[str]) -> str:
 
 
 def preview(inputs: Inputs) -> str:
-    """What marks a version as one before the next: empty for a release."""
+    """Return the suffix that sorts a version before the next one; empty for a release."""
     if inputs.released:
         return ""
     when = time.strftime("%Y%m%d.%H%M%S", time.gmtime(inputs.epoch))
@@ -113,10 +112,10 @@ def preview(inputs: Inputs) -> str:
 
 
 def fill(root: str, tree: Tree, inputs: Inputs, *, units: str, zsh: str) -> list[str]:
-    """Make a package's file system, but for what only one kind of package has.
+    """Create a package's file system, without the files of only one kind of package.
 
     Args:
-        tree: it lies at its path, on the same file system.
+        tree: already at its path, on the same file system.
         units: the directory of units, relative to the root.
 
     Returns:
@@ -143,14 +142,14 @@ def fill(root: str, tree: Tree, inputs: Inputs, *, units: str, zsh: str) -> list
 
 
 def set_directories(root: str, epoch: int) -> None:
-    """Give the directories, which were made under whatever umask, one mode and time."""
+    """Set one mode and time for directories, which were created under any umask."""
     for above, _, _ in os.walk(root, topdown=False):
         os.chmod(above, 0o755)
         os.utime(above, (epoch, epoch))
 
 
 def read(path: str) -> bytes:
-    """A file's content."""
+    """Return a file's content."""
     with open(path, "rb") as file:
         return file.read()
 
@@ -165,7 +164,7 @@ def write(path: str, content: bytes, epoch: int, mode: int = 0o644) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Make a hard link, or a copy where the file system of the target is another one."""
+    """Create a hard link, or a copy if the target is on another file system."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
@@ -175,7 +174,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def _link_tree(source: str, target: str) -> None:
-    """Have a tree a second time, with its files once."""
+    """Copy a tree with hard links to its files."""
     for above, directories, names in os.walk(source):
         to = os.path.join(target, os.path.relpath(above, source))
         os.makedirs(to)

@@ -1,9 +1,9 @@
-"""The .rpm that a tree is handed on as, for distributions whose packages are those.
+"""The .rpm of a tree, for distributions that use rpm.
 
-It does what the .deb does (:mod:`~tools.dist.payload`), with two differences that rpm has. On
-an upgrade the old version's files go after the new version's ``%post``: nvshim would import modules
-of both, so it is run at the end, in ``%posttrans``. And nobody is told of a removal that
-failed: ``%preun`` starts again itself what it has stopped.
+It does the same as the .deb (:mod:`~tools.dist.payload`), with two differences. On an upgrade, rpm
+removes the old version's files after the new version's ``%post``: nvshim would import modules of
+both, so it runs at the end, in ``%posttrans``. And rpm has no script for a failed removal:
+``%preun`` itself restarts what it has stopped.
 
 Source: rpm.org, the manual, spec files, scriptlet order, reproducible builds (use_source_date_…).
 """
@@ -29,7 +29,7 @@ _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 _POSTTRANS: Final = "install\n"
 
-# Not on an upgrade: then the next version takes over what is installed.
+# Not on an upgrade, when the next version takes over the installation.
 _PREUN: Final = """\
 if [ "$1" = 0 ]; then
   stop
@@ -75,7 +75,7 @@ cp -al '{root}/.' "%{{buildroot}}"
 - Built from {revision}.
 """
 
-# Nothing of the machine that builds it, and nothing that is done to files on the way.
+# No data about the build machine, and no changes to the files.
 _MACROS: Final = {
     "_binary_payload": "w3.zstdio",
     "_build_id_links": "none",
@@ -90,24 +90,24 @@ _MACROS: Final = {
 
 
 def package_version(inputs: Inputs) -> str:
-    """The package's version, without its release."""
+    """Return the package's version, without its release."""
     return f"{inputs.version}{payload.preview(inputs)}"
 
 
 def package_name(inputs: Inputs) -> str:
-    """What the package's file is called."""
+    """Return the name of the package's file."""
     return f"{PROJECT}-{package_version(inputs)}-1.{_ARCHITECTURES[inputs.architecture]}.rpm"
 
 
 def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "") -> None:
-    """Write a tree's package, whole or not at all.
+    """Write a tree's package, atomically.
 
     Args:
-        path: where to; what is there is replaced.
-        compression: rpm's name of one ("w0.gzdio"); that for a release if empty.
+        path: where to; an existing file is replaced.
+        compression: rpm's name for it ("w0.gzdio"); by default that of a release.
 
     Raises:
-        TreeNotBuilt: rpmbuild is not there, or failed.
+        TreeNotBuilt: rpmbuild is missing, or failed.
     """
     parent = os.path.dirname(os.path.abspath(path))
     with tempfile.TemporaryDirectory(prefix=".rpm-", dir=parent) as work:
@@ -166,5 +166,5 @@ def _spec(root: str, units: list[str], inputs: Inputs) -> str:
 
 
 def _scriptlet(text: str, units: list[str]) -> str:
-    # A percent sign begins a macro.
+    # A percent sign starts a macro.
     return f"set -e\n{payload.script(text, units)}".replace("%", "%%")

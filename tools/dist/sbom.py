@@ -1,9 +1,9 @@
-"""The list of what is inside a tree, in the two formats that scanners read.
+"""The SBOM of a tree, in the two formats that scanners read.
 
-It has the packages of Debian that the interpreter and its libraries come from, those of PyPI, and
-our own files with their digests. Bytecode is not listed: it is made of the sources beside it, and
-tree.json has a digest of every file. The same tree gives the same list: its time is the commit's,
-and what has to be a unique name is made of what is listed.
+It lists the Debian packages of the interpreter and its libraries, the packages from PyPI, and our
+own files with their digests. Bytecode is not listed: it is compiled from the sources next to it,
+and tree.json has a digest of every file. The same tree gives the same SBOM: its time is the
+commit's, and its unique name is derived from its contents.
 
 Source: cyclonedx.org, 1.6 (JSON); spdx.github.io, 2.3 (clauses 6 to 11, and 7.9, the package
 verification code); package-url.
@@ -41,13 +41,13 @@ _UNKNOWN: Final = "NOASSERTION"
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Something that a tree has of others."""
+    """A third-party component of a tree."""
 
-    name: str  # of the package
-    version: str  # of it
-    purl: str  # where it is from, as a package URL
+    name: str  # the name of the package
+    version: str  # its version
+    purl: str  # its source, as a package URL
     licenses: tuple[str, ...] = ()  # as the package names them
-    expression: str = ""  # the same in SPDX's language, if the package says it so
+    expression: str = ""  # the same as an SPDX expression, if the package has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class _File:
 
 
 def write_lists(tree: str, inputs: Inputs, components: Sequence[Component]) -> None:
-    """Write both lists of a tree that is complete otherwise.
+    """Write both SBOMs of an otherwise complete tree.
 
     Args:
-        components: what is in it besides our own files.
+        components: everything in it except our own files.
     """
     files = _our_files(tree)
     for name, make in ((CYCLONEDX, cyclonedx), (SPDX, spdx)):
@@ -73,7 +73,7 @@ def write_lists(tree: str, inputs: Inputs, components: Sequence[Component]) -> N
 def cyclonedx(
     inputs: Inputs, components: Sequence[Component], files: Sequence[_File]
 ) -> dict[str, Any]:
-    """The list in CycloneDX 1.6."""
+    """Return the SBOM in CycloneDX 1.6."""
     ours = f"pkg:generic/{PROJECT}@{inputs.version}"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -120,7 +120,7 @@ def cyclonedx(
 
 
 def spdx(inputs: Inputs, components: Sequence[Component], files: Sequence[_File]) -> dict[str, Any]:
-    """The list in SPDX 2.3."""
+    """Return the SBOM in SPDX 2.3."""
     ours = f"SPDXRef-{PROJECT}"
     identities = {each: f"SPDXRef-package-{n}" for n, each in enumerate(components)}
     named = {file: f"SPDXRef-file-{n}" for n, file in enumerate(files)}
@@ -228,5 +228,5 @@ _EXPRESSION: Final = re.compile(r"[\w.+-]+( (AND|OR|WITH) [\w.+-]+)*")
 
 
 def expression_of(licenses: Sequence[str]) -> str:
-    """A project's license in SPDX's language, if it says just one that looks so; else empty."""
+    """Return a project's license as an SPDX expression; empty unless it is a single valid one."""
     return licenses[0] if len(licenses) == 1 and _EXPRESSION.fullmatch(licenses[0]) else ""

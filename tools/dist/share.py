@@ -1,6 +1,6 @@
-"""``share/``: units, completions, licenses, and the list of what is inside.
+"""``share/``: units, completions, licenses, and the SBOM.
 
-A package's license is what it says itself: Debian's machine-readable copyright files name one for
+A package's license is its own statement: Debian's machine-readable copyright files name one for
 each part; a project's metadata has it in one of three fields.
 
 Source: Debian, copyright-format 1.0; PyPA, core metadata; package-url.
@@ -42,11 +42,11 @@ _LICENSE_NAMES: Final = re.compile(r"^(licen[cs]e|copying|notice|authors)", re.I
 def fill(
     tree: str, inputs: Inputs, packages: Packages, used: Iterable[str], projects: Mapping[str, str]
 ) -> None:
-    """Make ``share/`` of a tree that is complete otherwise.
+    """Create ``share/`` of an otherwise complete tree.
 
     Args:
-        used: those of them that something was taken from.
-        projects: where the metadata of each project from PyPI are, by ``NAME VERSION``.
+        used: the packages that the tree uses.
+        projects: the metadata directory of each project from PyPI, by ``NAME VERSION``.
 
     Raises:
         TreeNotBuilt: ``nvshim`` of the tree does not run.
@@ -76,7 +76,7 @@ def _complete(tree: str, share: str) -> None:
         if done.returncode or not done.stdout:
             raise TreeNotBuilt(
                 f"the completion for {shell}",
-                found=f"nvshim ended with {done.returncode}: {done.stderr.strip()[-300:]}",
+                found=f"nvshim exited with {done.returncode}: {done.stderr.strip()[-300:]}",
             )
         path = os.path.join(share, name)
         os.makedirs(os.path.dirname(path))
@@ -85,7 +85,7 @@ def _complete(tree: str, share: str) -> None:
 
 
 def _write_manual(tree: str, share: str, source: str) -> None:
-    """Pages of what this tree's commands say of themselves, so its own interpreter makes them."""
+    """Write the manual pages with the tree's own interpreter, because they use its help texts."""
     argv = [os.path.join(tree, PYTHON), "-m", "tools.dist.man", os.path.join(share, MANUAL)]
     libraries = (source, os.path.join(tree, "lib"), os.path.join(tree, "lib-node"))
     environment = {"PYTHONPATH": ":".join(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -99,7 +99,7 @@ def _write_manual(tree: str, share: str, source: str) -> None:
 def _of_debian(root: str, file: str, licenses: str) -> Component:
     name, version, architecture = file.removesuffix(".deb").split("_")
     version = version.replace("%3a", ":")
-    # A package may have a link to another's directory in place of its own.
+    # A package's directory may be a link to another package's.
     document = os.path.join(root, "usr", "share", "doc", name, "copyright")
     names: list[str] = []
     if os.path.exists(document):

@@ -1,12 +1,12 @@
 """``python -m tools.gpu.bundle DIRECTORY``: everything that a machine with a GPU needs.
 
-A bundle is a self-contained tree with more in it: ``bin/run-on-gpu``, this package, the programs of
-containerd with their libraries, and an image. ``tree.json`` has a digest of all of it.
+A bundle is a self-contained tree with more files: ``bin/run-on-gpu``, this package, the programs of
+containerd with their libraries, and an image. ``tree.json`` has a digest of all of them.
 
-The machine may have another libc, or none that containerd and runc could use. So they bring their
-dynamic loader and their libraries, whose paths are written into them (ELF interpreter, DT_RPATH).
-An environment variable would not do: runc executes itself again, and what a program starts must not
-meet these libraries. The bundle is mounted at that path during a run, wherever it lies.
+The machine may have another libc, or one that containerd and runc cannot use. So they bring their
+dynamic loader and libraries, and contain their paths (ELF interpreter, DT_RPATH). An environment
+variable would not work: runc executes itself again, and child processes must not load these
+libraries. A run mounts the bundle at that path, wherever it is.
 
 Source: elf(5) PT_INTERP and DT_RPATH; ld.so(8); patchelf(1).
 """
@@ -35,7 +35,7 @@ from tools.errors import BundleNotBuilt
 from tools.gpu.image import PROGRAM, gpu_image
 from tools.gpu.machine import BUNDLE
 from tools.images import File, glibc_libraries, write_archive
-from tools.parts import INSTALLED, Parts, patchelf
+from tools.parts import INSTALLED, Parts, patchelf, set_loader
 
 _ENTRY: Final = """\
 import sys
@@ -47,21 +47,21 @@ from tools.gpu.run import main
 
 sys.exit(main(_tree, sys.argv[1:]))
 """
-# What of the tools runs on the machine.
+# The tools that run on the machine.
 _TOOLS: Final = ("__init__.py", "containerd.py", "errors.py", "gpu")
 _LDD_LINE: Final = re.compile(r"(?:=> |^\s*)(/\S+) \(0x", re.MULTILINE)
 
 
 def build(directory: str, tree: Tree, parts: Parts | None = None) -> Tree:
-    """Make the bundle.
+    """Build the bundle.
 
     Args:
-        directory: where; what is there is replaced, if the bundle can be made.
-        tree: the self-contained tree that it is made of.
+        directory: where; an existing bundle is replaced if the new one can be built.
+        tree: the self-contained tree that it is made from.
         parts: containerd and runc; the installed ones if None.
 
     Raises:
-        NvshimError: something that it is made of is missing.
+        NvshimError: an input is missing.
     """
     parts = parts or Parts.installed()
     directory = os.path.abspath(directory)
@@ -78,7 +78,7 @@ def build(directory: str, tree: Tree, parts: Parts | None = None) -> Tree:
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, target)
-        # It becomes the Python program beside it, under whatever name it has.
+        # This program executes the Python program of the same name next to it.
         shutil.copy(os.path.join(new, "bin", "nvshim"), os.path.join(new, "bin", "run-on-gpu"))
         with open(os.path.join(new, "bin", "run-on-gpu.py"), "w", encoding="utf-8") as file:
             file.write(_ENTRY)
@@ -111,9 +111,9 @@ def collect(
     """Copy programs with the libraries that they need.
 
     Args:
-        directory: where to; made. Programs keep their names; libraries are in ``lib`` below.
+        directory: where to; it is created. Programs keep their names; libraries are in its ``lib``.
         libraries: further libraries of the same libc, which programs load by themselves.
-        place: where the directory is when they run.
+        place: the path of the directory at run time.
 
     Raises:
         BundleNotBuilt: a program is static, or a library is missing.
@@ -125,7 +125,7 @@ def collect(
         shutil.copy(library, beside)
     for program in programs:
         copy = os.path.join(directory, os.path.basename(program))
-        asked = f"to run {os.path.basename(program)} beside its own libraries"
+        asked = f"to run {os.path.basename(program)} with its own libraries"
         shutil.copy(program, copy)
         done = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
         for library in _LDD_LINE.findall(done.stdout):
@@ -133,15 +133,11 @@ def collect(
         loader = os.path.basename(patchelf(asked, "--print-interpreter", program).strip())
         if not os.path.exists(os.path.join(beside, loader)):
             raise BundleNotBuilt(asked, found=f"no {loader} among what ldd lists")
-        # DT_RPATH, and not its successor: it holds for the libraries of libraries too.
-        patchelf(
-            asked, "--set-interpreter", f"{place}/lib/{loader}",
-            "--force-rpath", "--set-rpath", f"{place}/lib", copy,
-        )  # fmt: skip
+        set_loader(asked, copy, f"{place}/lib/{loader}", [f"{place}/lib"])
 
 
 def main(say: Callable[[str], None] = print) -> int:
-    """Make the bundle and an archive of it; returns the exit status."""
+    """Build the bundle and an archive of it; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu.bundle", description=__doc__)
     parser.add_argument("directory")
     parser.add_argument("--parts", default=INSTALLED, help="installed, or a release (trixie)")

@@ -1,8 +1,8 @@
-"""What is proved of each capability alone: its libraries load, those of others are not there.
+"""Checks of each capability alone: its own libraries load, and other capabilities' are missing.
 
-The table of the engine says what belongs to a capability, the inventory what this driver has. A
-library that needs another one which images bring (X11, Wayland) is told apart from one that
-does not work.
+The engine's table lists the files of each capability, and the inventory lists this driver's files.
+A library that needs one which only images provide (X11, Wayland) is reported separately from one
+that does not work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_THERE: Final = re.compile(r"(\S+): cannot open shared object file")
 
 
 def check_capabilities(subject: Subject, report: Report) -> None:
-    """Look into a container of each capability alone."""
+    """Check a container of each capability alone."""
     for capability in _ALONE:
         name = f"`{capability}` alone"
         try:
@@ -40,7 +40,7 @@ def check_capabilities(subject: Subject, report: Report) -> None:
                 inside = _Inside(subject, container, capability)
                 for what, look in inside.looks():
                     report.check(f"{name}: {what}", look)
-        except Exception as error:  # noqa: BLE001 - of the start; the other capabilities go on
+        except Exception as error:  # noqa: BLE001 - the start failed; check the other capabilities
             report.check(f"{name}: a container starts", lambda error=error: _raise(error))  # type: ignore[misc]
     report.check("`compat32` brings the 32-bit libraries", lambda: _compat32(subject))
 
@@ -52,9 +52,9 @@ class _Inside:
     capability: str
 
     def looks(self) -> Iterator[tuple[str, Any]]:
-        """What is looked at, by name."""
+        """Yield the checks, by name."""
         yield "its libraries load", self.own_libraries
-        yield "the libraries of others are not there", self.other_libraries
+        yield "libraries of other capabilities are missing", self.other_libraries
         match self.capability:
             case Capability.UTILITY:
                 yield "nvidia-smi -L lists the GPU", self.lists
@@ -85,7 +85,7 @@ class _Inside:
                 broken.append(f"{name}: {reason}")
         if broken:
             raise failed(f"{loaded} load; {'; '.join(broken)}")
-        rest = f"; others want {', '.join(sorted(wanting))} of an image" if wanting else ""
+        rest = f"; others need {', '.join(sorted(wanting))} from an image" if wanting else ""
         return f"{loaded} of {len(libraries)}{rest}"
 
     def other_libraries(self) -> str:
@@ -178,10 +178,10 @@ class _Inside:
                 yield library.soname or library.name
 
     def _load(self, names: Iterable[str]) -> dict[str, str]:
-        """Why each library does not load; "" if it does.
+        """Return why each library does not load; "" if it does.
 
-        Each in a process of its own: one that crashes must not hide the others, and a library
-        may not count on another one that happens to be loaded.
+        Each loads in a separate process: a crash must not hide the others, and a library must not
+        depend on another one that happens to be loaded.
         """
         wanted = list(dict.fromkeys(names))
         if not wanted:

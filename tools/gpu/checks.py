@@ -1,8 +1,8 @@
-"""What is proved of GPUs in containers, from inside them.
+"""Checks of GPUs in containers, from inside.
 
-Each check says what it saw. On a simulated node no kernel module answers, so whatever needs one
-is "not possible" there; but what would answer must be loaded and must say so: libcuda that it
-has no device, a node that may be opened that nobody is behind it.
+Each check reports what it saw. A simulated node has no kernel module, so checks that need one are
+"not possible" there. But the driver must be loaded and say so: libcuda that it has no device, and a
+node that may be opened must return ENXIO.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SIMULATED: Final = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined."""
+    """What is checked."""
 
-    containers: Containers  # where containers are started
+    containers: Containers  # starts containers
     inventory: Inventory  # what the engine found on this node
     config: Config  # where it looked
     simulated: bool  # whether there is no kernel module behind the nodes
@@ -48,27 +48,27 @@ class Subject:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The full GPUs that a container can be given."""
+        """Return the full GPUs that a container can get."""
         usable = self.inventory.nodes.usable
         return tuple(gpu for gpu in self.inventory.gpus if gpu.path in usable and not gpu.mig)
 
     @property
     def uuids(self) -> frozenset[str]:
-        """What ``all`` is: full GPUs and MIG devices."""
+        """Return the UUIDs that ``all`` means: full GPUs and MIG devices."""
         mig = (device.uuid for device in self.inventory.mig_devices)
         return frozenset({*(gpu.uuid for gpu in self.gpus), *mig})
 
     @property
     def one(self) -> str:
-        """What to ask for where one device will do."""
+        """Return a request for a single device."""
         return self.gpus[0].uuid if self.gpus else "all"
 
     def computes(self, done: Completed, expected: Iterable[str], *, otherwise: str = "") -> str:
-        """Judge what ``gpu cuda`` said; see :func:`computes`.
+        """Judge the output of ``gpu cuda``; see :func:`computes`.
 
         Args:
             expected: the UUIDs of the devices that it should see.
-            otherwise: what was seen besides, which is enough on a simulated node.
+            otherwise: other evidence, which is enough on a simulated node.
         """
         with_mig = bool(self.inventory.mig_devices)
         try:
@@ -80,23 +80,23 @@ class Subject:
 
     @property
     def control_major(self) -> int:
-        """The major number of GPUs' nodes."""
+        """Return the major number of the GPUs' nodes."""
         return self.inventory.nodes.usable[CONTROL.path].major
 
 
 def make_checks(subject: Subject, report: Report) -> None:
-    """Make all checks but those of single capabilities."""
+    """Run all checks except those of single capabilities."""
     containers, check = subject.containers, report.check
-    check("a container that asks for nothing gets nothing", lambda: _nothing_asked(subject))
+    check("a container without a request gets nothing", lambda: _nothing_asked(subject))
     check(
-        "nvidia-smi -L lists all GPUs if all are asked for",
+        "nvidia-smi -L lists all GPUs on request",
         lambda: _lists(subject, "all", subject.uuids),
     )
-    check("CUDA computes on all GPUs if all are asked for", lambda: _computes_on_all(subject))
+    check("CUDA computes on all GPUs on request", lambda: _computes_on_all(subject))
     for gpu in _first_and_last(subject.gpus):
         for name in (str(gpu.index), gpu.uuid):
             check(
-                f"nvidia-smi -L lists the one GPU that is asked for as {name}",
+                f"nvidia-smi -L lists only the GPU requested as {name}",
                 lambda name=name, gpu=gpu: _lists(subject, name, {gpu.uuid}),  # type: ignore[misc]
             )
         check(
@@ -106,23 +106,23 @@ def make_checks(subject: Subject, report: Report) -> None:
             ),
         )
         check(
-            f"with GPU {gpu.index} alone, its node opens and no other can be made to",
+            f"with GPU {gpu.index} alone, its node opens and no other node does",
             lambda gpu=gpu: _reaches_only(subject, gpu),  # type: ignore[misc]
         )
-    check("with `none` no GPU is there, and none can be opened", lambda: _none(subject))
+    check("with `none` there is no GPU, and none can be opened", lambda: _none(subject))
     check("with `none` CUDA has no device", lambda: _none_for_cuda(subject))
     check("a GPU that does not exist is refused in one line", lambda: _unknown(subject))
     check("an exec sees the GPUs of its container", lambda: _exec(subject))
     check("a second container uses the GPUs at the same time", lambda: _two(subject))
     check("GPUs still work after `runc update`", lambda: _update(subject))
-    check("a container that was removed leaves nothing", lambda: _leaves_nothing(subject, report))
+    check("a removed container leaves nothing", lambda: _leaves_nothing(subject, report))
 
 
 def answers(done: Completed) -> list[dict[str, Any]]:
-    """What the program ``gpu`` said: an object for each line.
+    """Parse the output of the program ``gpu``: an object for each line.
 
     Raises:
-        CheckFailed: it said something else, or nothing.
+        CheckFailed: it printed something else, or nothing.
     """
     try:
         lines: list[dict[str, Any]] = [json.loads(line) for line in done.lines if line[:1] == "{"]
@@ -134,13 +134,13 @@ def answers(done: Completed) -> list[dict[str, Any]]:
 
 
 def told(done: Completed) -> str:
-    """How a program ended and what it said, for a message."""
+    """Return how a program exited and its output, for a message."""
     said = f"{done.stdout.strip()} {done.stderr.strip()}".strip()
-    return f"exit code {done.code}: {said or 'not a word'}"
+    return f"exit code {done.code}: {said or 'no output'}"
 
 
 def refusal(line: dict[str, Any]) -> str:
-    """What failed, in words."""
+    """Return what failed, as text."""
     why = line.get("reason") or f"{line.get('name', '')} ({line.get('code')})".strip()
     return f"{line['failed']}: {why}"
 
@@ -148,7 +148,7 @@ def refusal(line: dict[str, Any]) -> str:
 def computes(
     done: Completed, expected: Iterable[str], *, simulated: bool = False, with_mig: bool = False
 ) -> str:
-    """Judge what ``gpu cuda`` said.
+    """Judge the output of ``gpu cuda``.
 
     Args:
         expected: the UUIDs of the devices that it should see.
@@ -157,12 +157,14 @@ def computes(
 
     Raises:
         CheckFailed: CUDA sees other devices, or computes wrongly, or not.
-        CheckNotPossible: on a simulated node CUDA says that there is no device.
+        CheckNotPossible: on a simulated node CUDA reports that there is no device.
     """
     lines = answers(done)
     last = lines[-1]
     if simulated and last.get("failed") == "cuInit" and last.get("code") == _NO_DEVICE:
-        raise not_possible(f"{SIMULATED}: libcuda is loaded and says {last['name']}, as it should")
+        raise not_possible(
+            f"{SIMULATED}: libcuda is loaded and returns {last['name']}, as expected"
+        )
     if "failed" in last or done.code != 0:
         raise failed(refusal(last) if "failed" in last else told(done))
     head, devices = lines[0], lines[1:]
@@ -186,7 +188,7 @@ def computes(
 
 
 def lists(done: Completed, expected: Iterable[str]) -> str:
-    """Judge what ``nvidia-smi -L`` said.
+    """Judge the output of ``nvidia-smi -L``.
 
     Args:
         expected: the UUIDs that it should list, and no others.
@@ -197,7 +199,7 @@ def lists(done: Completed, expected: Iterable[str]) -> str:
     seen = {uuid.lower() for uuid in _UUID.findall(done.stdout)}
     wanted = {uuid.lower() for uuid in expected}
     if any(uuid.startswith("mig-") for uuid in seen | wanted):
-        # The GPUs of MIG devices are listed above them.
+        # nvidia-smi lists the GPU of a MIG device above it.
         only = {uuid for uuid in seen if uuid.startswith("mig-")}
         same = only == {uuid for uuid in wanted if uuid.startswith("mig-")} and wanted <= seen
     else:
@@ -240,7 +242,7 @@ def _computes_on_all(subject: Subject) -> str:
 
 
 def _opened(container: Container, minors: Iterable[int], major: int) -> dict[int, str]:
-    """What open(2) says of GPUs' nodes that are made inside, by minor number."""
+    """Return the error of open(2) for GPU nodes created inside, by minor number."""
     found = {}
     for minor in minors:
         path = f"/tmp/gpu{minor}"
@@ -249,7 +251,7 @@ def _opened(container: Container, minors: Iterable[int], major: int) -> dict[int
         if done.stdout.startswith(path):
             found[minor] = done.stdout.split()[-1]
         elif "mknod" in done.stderr and "Operation not permitted" in done.stderr:
-            found[minor] = "EPERM"  # already of mknod: in a user namespace, say
+            found[minor] = "EPERM"  # mknod already failed, as in a user namespace
         else:
             found[minor] = told(done)
     return found
@@ -257,7 +259,7 @@ def _opened(container: Container, minors: Iterable[int], major: int) -> dict[int
 
 def _reaches_only(subject: Subject, gpu: Gpu) -> str:
     others = [g.minor for g in subject.inventory.gpus if g != gpu]
-    # Numbers that no GPU has are refused just as well, and tell as much on a node with one.
+    # Unused minors must be refused as well; a node with one GPU has only these to check.
     others += [minor for minor in (gpu.minor + 1, gpu.minor + 2) if minor not in others]
     others = others[:_MOST_REFUSED]
     with subject.containers.started(flags=asking(gpu.uuid)) as container:
@@ -282,8 +284,7 @@ def _all_refused(opened: dict[int, str]) -> None:
 def _needs_cgroups(subject: Subject) -> None:
     if subject.cgroups:
         raise not_possible(
-            "its nodes are right; there is no device cgroup to refuse what mknod makes: "
-            + subject.cgroups
+            "its nodes are right; no device cgroup can refuse nodes from mknod: " + subject.cgroups
         )
 
 
@@ -295,7 +296,7 @@ def _none(subject: Subject) -> str:
             raise failed(f"it has {' '.join(shown)}")
         _needs_cgroups(subject)
         _all_refused(_opened(container, minors, subject.control_major))
-    return "no node; EPERM for one made by mknod"
+    return "no node; EPERM for a node from mknod"
 
 
 def _none_for_cuda(subject: Subject) -> str:

@@ -26,7 +26,7 @@ TIMEOUT: Final = 90.0
 
 
 def asking(devices: str | None, capabilities: str = "compute,utility") -> tuple[str, ...]:
-    """The flags of a container that asks for GPUs; none if ``devices`` is None."""
+    """Return the flags of a container that requests GPUs; none if ``devices`` is None."""
     if devices is None:
         return ()
     return ("--env", f"{DEVICES}={devices}", "--env", f"{CAPABILITIES}={capabilities}")
@@ -34,13 +34,13 @@ def asking(devices: str | None, capabilities: str = "compute,utility") -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One that runs."""
+    """A running container."""
 
     owner: Containers
     name: str
 
     def exec(self, *command: str) -> Completed:
-        """Run a command in it; another code than 0 is no error."""
+        """Run a command in it; an exit code other than 0 is not an error."""
         containerd = self.owner.containerd
         return containerd.ctr(
             "tasks", "exec", "--exec-id", self.owner.new_name("e"),
@@ -50,7 +50,7 @@ class Container:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The engine's record of what it was given; empty if that is nothing."""
+        """Return the engine's record of its grant; empty if there is none."""
         path = os.path.join(self.owner.containerd.bundle(self.name), "nvidia.json")
         try:
             with open(path, "rb") as file:
@@ -60,7 +60,7 @@ class Container:
         return record
 
     def remove(self) -> None:
-        """End and remove it. What is gone already is no error."""
+        """Stop and remove it. A missing container is not an error."""
         containerd = self.owner.containerd
         containerd.ctr("tasks", "rm", "--force", self.name, check=False)
         containerd.ctr("containers", "rm", self.name, check=False)
@@ -68,33 +68,33 @@ class Container:
 
 @dataclass(slots=True)
 class Containers:
-    """A containerd, and how containers are started on it."""
+    """A containerd, and the way to start containers on it."""
 
     containerd: PrivateContainerd  # it runs, and has the image
-    flags: tuple[str, ...] = ()  # what every ``ctr run`` on this machine needs besides
+    flags: tuple[str, ...] = ()  # further flags that ``ctr run`` needs on this machine
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_name(self, kind: str = "c") -> str:
-        """A name that nothing had before."""
+        """Return a new, unique name."""
         return f"{kind}{next(self._numbers)}"
 
     def words(
         self, *command: str, flags: Sequence[str], name: str = "", runtime: str = OURS
     ) -> list[str]:
-        """The words for ``ctr`` that run a container."""
+        """Return the arguments of ``ctr`` that run a container."""
         return [
             "run", "--runtime", runtime, "--fifo-dir", self.containerd.fifo_directory,
             *self.flags, *flags, IMAGE, name or self.new_name(), *command,
         ]  # fmt: skip
 
     def run(self, *command: str, flags: Sequence[str] = (), runtime: str = OURS) -> Completed:
-        """Run a container to its end and remove it; another code than 0 is no error."""
+        """Run a container and remove it; an exit code other than 0 is not an error."""
         words = self.words(*command, flags=("--rm", *flags), runtime=runtime)
         return self.containerd.ctr(*words, check=False, timeout=TIMEOUT)
 
     @contextlib.contextmanager
     def started(self, *, flags: Sequence[str] = (), runtime: str = OURS) -> Iterator[Container]:
-        """A container that idles; it is removed at the end.
+        """Yield an idle container; remove it at the end.
 
         Raises:
             CtrFailed: it could not be started.
@@ -111,7 +111,7 @@ class Containers:
             container.remove()
 
     def timed(self, *, flags: Sequence[str] = (), runtime: str = OURS) -> float:
-        """Milliseconds of ``ctr run --rm`` of ``true``.
+        """Return the milliseconds of ``ctr run --rm`` of ``true``.
 
         Raises:
             CtrFailed: it failed.

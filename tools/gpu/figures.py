@@ -1,4 +1,4 @@
-"""What a start costs: time, side by side with containerd's own shim, and memory of idle shims.
+"""The cost of a start: time, next to containerd's own shim, and memory of idle shims.
 
 Source: proc(5), /proc/PID/smaps_rollup.
 """
@@ -18,7 +18,7 @@ from tools.gpu.report import Report, not_possible
 _COLD_ROUNDS: Final = 3
 _SETTLE: Final = 1.0
 
-# What is started, by its name in the report: which shim, what is asked for.
+# The measured containers, by their name in the report: the shim and the request.
 _RUNS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "containerd-shim-runc-v2": (STOCK, ()),
     "containerd-shim-nvidia-v1": (OURS, ()),
@@ -31,7 +31,7 @@ _TITLE_MEMORY: Final = "Memory of idle shims"
 
 
 def measure(subject: Subject, report: Report, *, rounds: int, shims: int) -> None:
-    """Measure, and note it in the report.
+    """Measure, and add the results to the report.
 
     Args:
         rounds: of starts, each kind once in a round.

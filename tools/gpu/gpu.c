@@ -1,5 +1,5 @@
 /*
- * What a GPU does for a program, told by one that loads the driver as applications do.
+ * Check what a GPU does for a program. It loads the driver as applications do.
  *
  *   gpu cuda     each device that CUDA has: its name and UUID, and whether a kernel computes on it
  *   gpu decode   whether the first device decodes H.264
@@ -57,7 +57,7 @@ static const char KERNEL[] =
 	"	ret;\n"
 	"}\n";
 
-/* The second for a driver that takes no code for a Maxwell any more. */
+/* The second is for a driver that no longer supports Maxwell. */
 static const char *const TARGETS[] = {
 	".version 6.0\n.target sm_50\n",
 	".version 6.3\n.target sm_75\n",
@@ -252,7 +252,7 @@ static int cuda(void)
 
 /* --- Video ---------------------------------------------------------------------------- */
 
-/* CUVIDDECODECAPS, as far as it is of interest; the rest stays zero. */
+/* CUVIDDECODECAPS, only the fields that are used here; the rest stays zero. */
 struct decode_caps {
 	int codec, chroma;
 	unsigned int depth_minus_8, reserved[3];
@@ -342,7 +342,7 @@ struct instance_info {
 	const char *const *extensions;
 };
 
-/* VkPhysicalDeviceProperties, whose limits are of no interest. */
+/* VkPhysicalDeviceProperties, whose limits are not used here. */
 struct device_properties {
 	uint32_t api, driver, vendor, device, type;
 	char name[256];

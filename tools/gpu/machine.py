@@ -1,14 +1,13 @@
-"""A place to run containers on a machine that may lack half of what they need.
+"""An environment for containers on a machine that may lack some requirements.
 
-Machines with GPUs are lent as virtual machines with a kernel of somebody's own, or as containers:
-without systemd, with cgroups of version 1, 2, both, read-only or not mounted at all. What can be
-had is found out by trying, and what had to be done without is noted, for it bounds what a run
-proves.
+GPU machines are rented as virtual machines with any kernel, or as containers: without systemd, and
+with cgroup v1, v2, both, read-only or not mounted at all. The run tries what works, and records
+what is missing, because that limits what the checks show.
 
 Rules
-- Everything happens in a mount namespace of our own: no mount outlives us.
+- Everything happens in a separate mount namespace: no mount survives the run.
 - The work directory is a tmpfs at a fixed path. Overlays work on it whatever the root is, and the
-  bundle's programs can have the paths of their libraries written into them when they are collected.
+  bundle's programs can contain the paths of their libraries.
 
 Source: mount_namespaces(7), cgroups(7); kernel Documentation/filesystems/overlayfs.rst.
 """
@@ -28,9 +27,9 @@ from tools.errors import MachineUnfit
 WORK: Final = "/run/nvshim-gpu"
 """The work directory."""
 BUNDLE: Final = f"{WORK}/bundle"
-"""Where the bundle is during a run."""
+"""The path of the bundle during a run."""
 
-# Where shims listen and runc keeps its state: not another containerd's during a run.
+# Directories of shims' sockets and runc's state, private during a run.
 _RUNTIME: Final = "/run/containerd"
 _CGROUPS: Final = "/sys/fs/cgroup"
 _CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
@@ -38,9 +37,9 @@ _CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
 
 @dataclass(slots=True)
 class Machine:
-    """What a run has to work with."""
+    """The environment of a run."""
 
-    # what the machine lacks, and what was done about it, for people
+    # what the machine lacks, and the workaround, as text for the report
     notes: list[str] = field(default_factory=list)
     overlay: bool = True  # whether snapshots can be overlays
     cgroups: str = ""  # why the machine's cgroups cannot be used; "" if they can
@@ -48,7 +47,7 @@ class Machine:
 
 @contextlib.contextmanager
 def prepared(bundle: str) -> Iterator[Machine]:
-    """A machine on which containers can be tried, with the bundle at :data:`BUNDLE`.
+    """Yield a machine where containers can run, with the bundle at :data:`BUNDLE`.
 
     Raises:
         MachineUnfit: we are not root, or nothing can be mounted.
@@ -91,7 +90,7 @@ def _try_overlay(machine: Machine) -> None:
     options = "lowerdir={lower},upperdir={upper},workdir={work}".format(**paths)
     try:
         syscalls.mount("overlay", paths["all"], "overlay", 0, options)
-        # Some kernels mount it, and then refuse each write.
+        # Some kernels mount an overlay, and then refuse each write.
         with open(f"{paths['all']}/file", "w", encoding="ascii") as file:
             file.write("written")
     except OSError as error:
@@ -102,10 +101,12 @@ def _try_overlay(machine: Machine) -> None:
 
 
 def _prepare_cgroups(machine: Machine) -> None:
-    """Have cgroups that can be written to, or the reason why there are none."""
+    """Prepare writable cgroups, or record why there are none."""
     if not traces.cgroup_hierarchies():
         try:
-            machine.notes.append(f"no cgroups were mounted; {_mount_cgroups()} is now, for us")
+            machine.notes.append(
+                f"no cgroups were mounted; {_mount_cgroups()} is now, during the run"
+            )
         except OSError as error:
             machine.cgroups = f"none are mounted, and they cannot be: {error.strerror}"
             return
@@ -119,11 +120,11 @@ def _prepare_cgroups(machine: Machine) -> None:
         if _cgroup_fault(point):
             machine.cgroups = f"{point}: {fault}"
             return
-        machine.notes.append(f"{point} was not writable ({fault}); it is now, for us")
+        machine.notes.append(f"{point} was not writable ({fault}); it is now, during the run")
 
 
 def _mount_cgroups() -> str:
-    """Mount what the kernel has: version 2 if it has the controllers, else version 1."""
+    """Mount the kernel's cgroups: version 2 if it has the controllers, else version 1."""
     syscalls.mount("cgroup2", _CGROUPS, "cgroup2", 0)
     with open(f"{_CGROUPS}/cgroup.controllers", encoding="ascii") as file:
         if set(file.read().split()) >= _CONTROLLERS:
@@ -138,7 +139,7 @@ def _mount_cgroups() -> str:
         os.mkdir(point)
         try:
             syscalls.mount("cgroup", point, "cgroup", 0, name)
-        except OSError:  # mounted elsewhere together with another
+        except OSError:  # mounted elsewhere together with another controller
             os.rmdir(point)
         else:
             mounted.append(name)

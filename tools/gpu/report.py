@@ -1,8 +1,8 @@
-"""What a run found, as values, and as the two files that it leaves: Markdown and JSON.
+"""The results of a run as values, and as its two files: Markdown and JSON.
 
-A check has one of three outcomes. "Not possible" is no failure and no success: this machine
-cannot show it (one GPU only, no cgroups, a simulated node), and the reason says so. A run has
-passed if something passed and nothing failed.
+A check has one of three outcomes. "Not possible" is neither a failure nor a success: this machine
+cannot show it (only one GPU, no cgroups, a simulated node), and the reason says so. A run has
+passed if at least one check passed and none failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST: Final = 4000
 
 
 class Outcome(Enum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -35,34 +35,34 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was to be shown."""
+    """One check."""
 
-    name: str  # what, as a statement
-    outcome: Outcome  # whether it is so
+    name: str  # the statement that it checks
+    outcome: Outcome  # whether the statement is true
     seen: str  # what was seen, or the reason; one line
-    seconds: float  # how long it took
-    trace: str = ""  # where in our own code an unexpected error came from; "" for expected ones
+    seconds: float  # the duration
+    trace: str = ""  # our code's location of an unexpected error; "" for expected ones
 
 
 @dataclass(slots=True)
 class Report:
-    """All that a run found."""
+    """All results of a run."""
 
-    title: str  # of the report
-    say: Callable[[str], None]  # told each check in one line as it ends
-    deadline: float  # on the monotonic clock; checks after it are not made
-    checks: list[Check] = field(default_factory=list)  # in the order they were made
+    title: str  # the title of the report
+    say: Callable[[str], None]  # called with one line after each check
+    deadline: float  # on the monotonic clock; later checks are skipped
+    checks: list[Check] = field(default_factory=list)  # in the order in which they ran
     # tables of names and values, by their title
     facts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)  # measurements as JSON has them, by name
+    values: dict[str, Any] = field(default_factory=dict)  # measurements for the JSON file, by name
 
     def check(self, name: str, look: Callable[[], str]) -> bool:
-        """Make a check, and note how it ended.
+        """Run a check, and record its outcome.
 
         Args:
-            name: what is to be shown, as a statement.
-            look: what looks; returns what it saw, or raises :class:`CheckFailed`,
-                :class:`CheckNotPossible`, or whatever else went wrong.
+            name: the statement that it checks.
+            look: returns what it saw, or raises :class:`CheckFailed`,
+                :class:`CheckNotPossible`, or any other error.
         """
         began = time.monotonic()
         trace = ""
@@ -77,13 +77,13 @@ class Report:
                 outcome, seen = Outcome.FAILED, error.found
             except (NvshimError, OSError) as error:
                 outcome, seen = Outcome.FAILED, str(error)
-            except Exception as error:  # noqa: BLE001 - the other checks are worth having
+            except Exception as error:  # noqa: BLE001 - continue with the other checks
                 outcome, seen, trace = Outcome.FAILED, repr(error), traceback.format_exc()
         self.add(Check(name, outcome, in_one_line(seen), time.monotonic() - began, trace))
         return outcome is Outcome.PASSED
 
     def add(self, check: Check) -> None:
-        """Note a check that was made, and tell of it."""
+        """Record a finished check, and print it."""
         self.checks.append(check)
         self.say(f"{check.outcome.value:>12}  {check.name}: {check.seen}")
 
@@ -93,13 +93,13 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether something was shown and nothing failed."""
+        """Whether at least one check passed and none failed."""
         outcomes = {check.outcome for check in self.checks}
         return Outcome.PASSED in outcomes and Outcome.FAILED not in outcomes
 
     @property
     def summary(self) -> str:
-        """The counts, in one line."""
+        """Return the counts, in one line."""
         counts = (
             f"{sum(c.outcome is outcome for c in self.checks)} {outcome.value}"
             for outcome in Outcome
@@ -107,7 +107,7 @@ class Report:
         return ", ".join(counts)
 
     def markdown(self) -> str:
-        """The report for a person."""
+        """Return the report as Markdown."""
         lines = [f"# {self.title}", "", f"{self.summary}.", ""]
         lines += _table(
             ("check", "outcome", "seen", "seconds"),
@@ -121,7 +121,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        """The report for a program."""
+        """Return the report as JSON values."""
         return {
             "title": self.title,
             "passed": self.passed,
@@ -134,7 +134,7 @@ class Report:
         """Write both files.
 
         Args:
-            directory: where; made if missing.
+            directory: where; created if missing.
         """
         os.makedirs(directory, exist_ok=True)
         with open(os.path.join(directory, MARKDOWN), "w", encoding="utf-8") as file:
@@ -144,16 +144,16 @@ class Report:
 
 
 def in_one_line(text: str) -> str:
-    """Printable text without line breaks, cut where it gets too long for anybody."""
+    """Return printable text without line breaks, cut to a readable length."""
     words = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
 
 
 def ended(error: Exception) -> Check:
-    """The check that a run fails which did not come to its end."""
+    """Return a failed check for a run that was aborted."""
     trace = "".join(traceback.format_exception(error))
     return Check(
-        "the run comes to its end",
+        "the run completes",
         Outcome.FAILED,
         in_one_line(f"{type(error).__name__}: {error}"),
         0.0,
@@ -162,12 +162,12 @@ def ended(error: Exception) -> Check:
 
 
 def failed(found: str) -> CheckFailed:
-    """What a check raises if things are not as they have to be."""
+    """Return the error of a check that found a fault."""
     return CheckFailed("a check", found=found)
 
 
 def not_possible(found: str) -> CheckNotPossible:
-    """What a check raises if this machine cannot show it."""
+    """Return the error of a check that is not possible on this machine."""
     return CheckNotPossible("a check", found=found)
 
 

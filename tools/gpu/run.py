@@ -1,7 +1,7 @@
-"""A run on one machine: prepare, look, prove, measure, report.
+"""A run on one machine: prepare, check, measure, report.
 
-Whatever the machine lacks, a report is written. If no container can be started at all, it says
-what was tried and what came of each try.
+It writes a report whatever the machine lacks. If no container can be started at all, the report
+lists each attempt and its result.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _PROGRAMS: Final = Programs(
     runc=f"{BUNDLE}/programs/runc",
     crun="",
 )
-# runc without cgroups: it ignores that it may not make them, if nobody names one.
+# runc without cgroups: it ignores that it may not create them, unless the spec names one.
 _WITHOUT_CGROUPS: Final = '#!/bin/sh\nexec "{runc}" --rootless=true "$@"\n'
-# What is tried until a container starts: words for a person, flags of ctr. Its usual share of the
-# processor is a limit that takes a controller.
+# The attempts to start a container: a description, and flags of ctr. Its default share of the
+# processor is a limit that needs a controller.
 _NO_LIMITS: Final = ("--cpu-shares", "0")
 _NO_PIVOT: Final = ("--no-pivot",)
 _NO_CGROUP: Final = ("--cgroup", "")
@@ -61,11 +61,11 @@ def main(bundle: str, arguments: Sequence[str]) -> int:
         arguments: the command line, without the program.
 
     Returns:
-        The exit status: 0 if something was proved and nothing failed, 1 if not, 2 if the machine
-        is not one to run on, or the bundle is not whole.
+        The exit status: 0 if a check passed and none failed, 1 if not, 2 if the machine is not
+        usable, or the bundle is not complete.
     """
     asked = _parser().parse_args(arguments)
-    # An end by signal cleans up like any other.
+    # Clean up after a signal, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     report = Report(_TITLE, _say, time.monotonic() + asked.time_limit)
     try:
@@ -78,7 +78,7 @@ def main(bundle: str, arguments: Sequence[str]) -> int:
         if not report.checks:
             return 2
         report.add(ended(error))
-    except Exception as error:  # noqa: BLE001 - what was found so far is worth having
+    except Exception as error:  # noqa: BLE001 - keep the results so far
         report.add(ended(error))
     finally:
         if report.checks:
@@ -90,18 +90,25 @@ def main(bundle: str, arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="run-on-gpu",
-        description="Proves what containerd-shim-nvidia gives to containers on this machine.",
+        description="Test containerd-shim-nvidia with containers on this machine.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--out", default="gpu-report", type=os.path.abspath, help="the report's directory"
     )
-    parser.add_argument("--config", help="the shim's config.toml; else the driver is looked for")
-    parser.add_argument("--driver-root", help="where the driver is, instead of looking for it")
-    parser.add_argument("--rounds", type=int, default=10, help="of measured starts; 10")
-    parser.add_argument("--shims", type=int, default=8, help="measured for memory; 8")
+    parser.add_argument("--config", help="the shim's config.toml (default: search for the driver)")
+    parser.add_argument("--driver-root", help="the driver's directory, instead of a search")
     parser.add_argument(
-        "--time-limit", type=float, default=400, help="seconds after which no check begins; 400"
+        "--rounds", type=int, default=10, help="rounds of measured starts (default: 10)"
+    )
+    parser.add_argument(
+        "--shims", type=int, default=8, help="shims to measure for memory (default: 8)"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=400,
+        help="seconds after which no check starts (default: 400)",
     )
     return parser
 
@@ -124,7 +131,7 @@ def _run(tree: Tree, machine: Machine, report: Report, asked: argparse.Namespace
             "CUDA computes outside of containers",
             lambda: _computes_outside(found[0], simulated=simulated),
         )
-        # Those for CUDA are made when it is first used.
+        # CUDA creates its nodes when it is first used.
         found[0] = engine.load_inventory(config) or found[0]
     with ExitStack() as cleanup:
         containers = _start(machine, report, cleanup, config=config_path, out=asked.out)
@@ -137,11 +144,11 @@ def _run(tree: Tree, machine: Machine, report: Report, asked: argparse.Namespace
             measure(subject, report, rounds=asked.rounds, shims=asked.shims)
         else:
             report.check("GPUs in containers", _no_inventory)
-    report.check("at the end nothing is left of containerd", lambda: "it was removed")
+    report.check("containerd leaves nothing at the end", lambda: "it was removed")
 
 
 def _write_config(asked: argparse.Namespace) -> str:
-    # Links on the host would outlive the run; systemd is not asked for cgroups here.
+    # Links on the host would outlive the run, and runc must not use systemd for cgroups.
     lines = ["[node]", f'state = "{WORK}/state"', "char-links = false"]
     if asked.driver_root:
         lines.append(f"driver-root = {json.dumps(asked.driver_root)}")
@@ -164,7 +171,7 @@ def _inventory(config: Config, report: Report, found: list[Inventory]) -> str:
         engine.probe_command(config), capture_output=True, check=False, env={}
     ).stdout
     inventory = engine.take_inventory(config, answer)
-    # Nobody may have used a GPU since the machine was started; NVIDIA's programs make nodes.
+    # Device nodes may not exist before the first use of a GPU; NVIDIA's programs create them.
     report.tell("nvidia-smi outside of containers", _smi(inventory))
     if not inventory.nodes.usable:
         inventory = engine.take_inventory(config, answer)
@@ -172,7 +179,7 @@ def _inventory(config: Config, report: Report, found: list[Inventory]) -> str:
     found.append(inventory)
     usable = [gpu for gpu in inventory.gpus if gpu.path in inventory.nodes.usable]
     if not usable and not inventory.mig_devices:
-        raise failed("no GPU with a usable node: see the facts beside this report")
+        raise failed("no GPU with a usable node: see the facts next to this report")
     return (
         f"driver {inventory.driver.version} in {inventory.driver.root}, "
         f"{len(usable)} of {len(inventory.gpus)} GPUs usable, "
@@ -192,7 +199,7 @@ def _smi(inventory: Inventory) -> list[tuple[str, str]]:
 
 
 def _outside(inventory: Inventory, *argv: str, timeout: float = TIMEOUT) -> Completed:
-    """Run a program on the machine, whose own loader may not know where the driver is."""
+    """Run a program on the machine, whose own loader may not find the driver."""
     environment = {"LD_LIBRARY_PATH": ":".join(inventory.driver.library_directories)}
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, env=environment, timeout=timeout
@@ -201,7 +208,7 @@ def _outside(inventory: Inventory, *argv: str, timeout: float = TIMEOUT) -> Comp
 
 
 def _computes_outside(inventory: Inventory, *, simulated: bool) -> str:
-    """A check that fails here as well is not the shim's fault."""
+    """Check CUDA outside of containers: if this fails too, the shim is not the cause."""
     if simulated:
         raise not_possible("simulated")
     done = _outside(inventory, f"{BUNDLE}/programs/gpu", "cuda")
@@ -210,7 +217,7 @@ def _computes_outside(inventory: Inventory, *, simulated: bool) -> str:
 
 
 def _ask_nvshim(report: Report, config: str, out: str) -> None:
-    """What nvshim says of the machine, for whoever reads a report and cannot look at it."""
+    """Save nvshim's view of the machine, for readers who have no access to it."""
     nvshim = f"{BUNDLE}/bin/nvshim"
     for name, words in (
         ("info", ["info"]),
@@ -238,7 +245,7 @@ def _ask_nvshim(report: Report, config: str, out: str) -> None:
 def _start(
     machine: Machine, report: Report, cleanup: ExitStack, *, config: str, out: str
 ) -> Containers | None:
-    """A containerd whose containers start; None if none does."""
+    """Return a containerd whose containers start; None if none does."""
     for words, flags, with_cgroups in _ways(machine):
         containerd = PrivateContainerd(
             tempfile.mkdtemp(prefix="c-", dir=WORK),
@@ -250,7 +257,7 @@ def _start(
         report.tell("The machine", [("containerd", containerd.directory)])
         attempt = ExitStack()
         attempt.callback(containerd.remove)
-        # Before it is removed, and its log with it.
+        # Save the log before it is removed with containerd.
         attempt.callback(_keep_log, containerd.log_path, out)
         containers = Containers(containerd, flags)
         imported, stock, ours = _try(containers, words, report)
@@ -262,16 +269,16 @@ def _start(
         attempt.close()
         if not imported or stock:
             break
-    report.check("a container runs in some way", _none_runs)
+    report.check("a container runs in at least one way", _none_runs)
     return None
 
 
 def _try(containers: Containers, words: str, report: Report) -> tuple[bool, bool, bool]:
-    """Whether containerd starts, and containers through containerd's own shim and through ours."""
+    """Return whether containerd starts, and containers of containerd's own shim and of ours."""
     imported = report.check(
-        f"containerd starts{words}, and takes the image", lambda: _import(containers)
+        f"containerd starts{words}, and imports the image", lambda: _import(containers)
     )
-    # Side by side with containerd's own: what fails there too is the machine's doing.
+    # Try containerd's own shim as well: if it fails too, the machine is the cause.
     stock = imported and report.check(
         f"a container runs through containerd's own shim{words}",
         lambda: _true(containers, STOCK, excused=True),
@@ -284,11 +291,11 @@ def _try(containers: Containers, words: str, report: Report) -> tuple[bool, bool
 
 
 def _none_runs() -> str:
-    raise failed("none does: see the attempts above, and the log beside this report")
+    raise failed("no attempt succeeded: see the checks above, and the log next to this report")
 
 
 def _ways(machine: Machine) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """How containers are tried to be started: words, flags, whether with cgroups."""
+    """Yield the attempts to start containers: description, flags, whether with cgroups."""
     if not machine.cgroups:
         yield "", (), True
         yield " without limits", _NO_LIMITS, True
@@ -323,7 +330,7 @@ def _true(containers: Containers, runtime: str, *, excused: bool) -> str:
 
 
 def _keep_log(path: str, out: str) -> None:
-    """Keep the end of containerd's log, in which its shims write too, beside the report."""
+    """Save the end of containerd's log, which includes the shims' logs, next to the report."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - _LARGEST_LOG))
         with open(os.path.join(out, "containerd.log"), "ab") as kept:

@@ -1,4 +1,4 @@
-"""``python -m tools.reference``: write what of docs/ is made of the code."""
+"""``python -m tools.reference``: write the generated parts of docs/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.reference.pages import write
 
 
 def main() -> int:
-    """Write the pages; say which ones have changed."""
+    """Write the pages; print the changed ones."""
     try:
         for name in write():
             print(f"docs/{name}")

@@ -1,4 +1,4 @@
-"""nvshim's commands, arguments and options, as click has them; and its exit statuses."""
+"""nvshim's commands, arguments and options, from click; and its exit statuses."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ _SHARED: Final = """\
 Commands that answer have `-o`; those that list things have `-q` and `--no-headers`, too.
 
 """
-# NVIDIA's own, of its device plugin: another page has what differs, and --help has all of them.
+# NVIDIA's device plugin's own: another page lists differences, and --help lists all of them.
 _PLUGINS: Final = frozenset(map(parameter_of, FLAGS))
 _OF_PLUGIN: Final = (
     "And the flags of NVIDIA's device plugin (`--help`); [what differs]"
     "(../node-agent.md#the-device-plugin).\n"
 )
 
-# Commands that have the same option, for it to be told once; and commands of one group.
+# If this many commands share an option, it is described once; also within one group.
 _MANY: Final = 4
 _MANY_OF_GROUP: Final = 2
 
 _INTERNAL: Final = tuple(f"nvshim {name}" for name in GROUPS[HIDDEN])
-"""Commands that the help does not list; their own has their options."""
+"""Commands that the help does not list; their own help lists their options."""
 
 _NVIDIAS: Final = "nvshim compat "
 
 
 def walk() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name, groups before what is in them."""
+    """Yield every command with its full name, groups before their commands."""
     context = click.Context(nvshim, info_name="nvshim")
     for name in COMMANDS:
         command = nvshim.get_command(context, name)
@@ -68,10 +68,10 @@ def walk() -> Iterator[tuple[str, click.Command]]:
 
 
 def problem(words: Sequence[str]) -> str:
-    """What nvshim does not take of a call; "" if it takes it, as far as its words tell.
+    """Return why nvshim would refuse a call's arguments; "" if it would not.
 
     Args:
-        words: the call, from ``nvshim`` on. A word in capitals stands for many.
+        words: the call, from ``nvshim`` on. A word in capitals is a placeholder.
     """
     command: click.Command = nvshim
     rest = list(words[1:])
@@ -99,7 +99,7 @@ def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 
 def page() -> str:
-    """The page of all commands."""
+    """Return the page of all commands."""
     every = [(name, command, _options(command)) for name, command in walk()]
     counted = Counter(row for name, _, rows in every for row in rows)
     shared = [row for row, count in counted.items() if count >= _MANY]
@@ -132,7 +132,7 @@ def _shared_within(
     every: list[tuple[str, click.Command, list[tuple[str, str]]]],
     besides: list[tuple[str, str]],
 ) -> list[tuple[str, str]]:
-    """The options that several commands of a group have, without those of many commands."""
+    """Return the options that several commands of a group share, without those of many commands."""
     within = [rows for name, _, rows in every if name.startswith(f"{group} ")]
     counted = Counter(row for rows in within for row in rows if row not in besides)
     return [row for row, count in counted.items() if count >= _MANY_OF_GROUP]
@@ -141,7 +141,7 @@ def _shared_within(
 def _told(
     command: click.Command, rows: list[tuple[str, str]], shared: list[tuple[str, str]]
 ) -> str:
-    """A command's own options as a table, and the names of those it shares."""
+    """Return a command's own options as a table, and the names of those it shares."""
     own = [row for row in rows if row not in shared]
     text = table(("option", "meaning"), own) if own else ""
     others = [_name(row[0]) for row in rows if row in shared and "-headers" not in row[0]]
@@ -153,12 +153,12 @@ def _told(
 
 
 def _name(option: str) -> str:
-    """The shortest name of an option: ``-o`` of ``-o, --output [table|json]``."""
+    """Return the shortest name of an option: ``-o`` of ``-o, --output [table|json]``."""
     return code(re.split(r"[ ,]", option.strip("`"), maxsplit=1)[0])
 
 
 def statuses() -> list[tuple[str, str]]:
-    """The exit statuses and their meanings, from the docstring that has them."""
+    """Return the exit statuses and their meanings, from the docstring that lists them."""
     text = inspect.cleandoc(exits.__doc__ or "")
     rows: list[tuple[str, str]] = []
     for line in text.splitlines():
@@ -168,17 +168,19 @@ def statuses() -> list[tuple[str, str]]:
             rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
     known = {str(value) for name, value in vars(exits).items() if name.isupper()}
     if {status for status, _ in rows} != known:
-        raise LookupError("the docstring of integration.exits has other statuses than it")
+        raise LookupError(
+            "the statuses in the docstring of integration.exits differ from its constants"
+        )
     return rows
 
 
 def exit_statuses() -> str:
-    """The table of exit statuses."""
+    """Return the table of exit statuses."""
     return table(("status", "meaning"), [(status, prose(text)) for status, text in statuses()])
 
 
 def _usage(name: str, command: click.Command) -> str:
-    """How it is called; "" if it takes options alone."""
+    """Return the usage line; "" if it takes only options."""
     words = command.collect_usage_pieces(click.Context(command, info_name=name))
     return f"    {name} {' '.join(words)}\n" if len(words) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""The keys of config.toml, from the table that the parser goes by."""
+"""The keys of config.toml, from the parser's table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ a key and keeps the file's comments.
 _OF_TABLES: Final = {
     "node": "Where things are on this node.",
     "devices": "What is made ready for a container that needs it.",
-    "requests": "Where it is said what a container asks for; see "
+    "requests": "Where a container can request devices; see "
     "[what a container can ask for](../requests.md).",
     "policy": "What of it is granted; see [who gets a GPU](../security.md#who-gets-a-gpu).",
     "sharing": "How many containers may have a device at once; see [sharing](../sharing.md).",
@@ -35,7 +35,7 @@ _OF_TABLES: Final = {
     "stdio": "Where the output of containers may go.",
     "sandbox": "Pods that the shim holds itself; see "
     "[sandboxes](../engines.md#sandboxes-without-a-pause-container).",
-    "health": "What `nvshim node` thinks of devices, read when it begins; see "
+    "health": "How `nvshim node` judges the health of devices, read at its start; see "
     "[errors of the driver](xids.md).",
     "guard": "Whom `nvshim node` watches for the memory of shared GPUs, after the fact; see "
     "[sharing](../sharing.md#a-guard-for-gpu-memory).",
@@ -46,7 +46,7 @@ _SHORT: Final = {'an absolute path ("/…")': "a path", "true or false": "boolea
 
 
 def page() -> str:
-    """The page of all keys."""
+    """Return the page of all keys."""
     parts = [_HEAD]
     for name, keys in config.TABLES.items():
         rows = [
@@ -66,13 +66,13 @@ def page() -> str:
 
 
 def setting_of(field: str) -> Setting:
-    """The setting of a field."""
+    """Return the setting of a field."""
     found = (each for keys in config.TABLES.values() for each in keys.values())
     return next(setting for setting in found if setting.field == field)
 
 
 def written(value: Any, setting: Setting) -> str:
-    """A setting's value as the file would have it; "" where the key would not be there."""
+    """Return a setting's value as in the file; "" if the key would be missing."""
     value = setting.kind.written(value)
     if value is None:
         return ""

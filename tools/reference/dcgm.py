@@ -1,107 +1,67 @@
-"""What dcgm-exporter calls what, and how Prometheus makes its series of ours.
+"""A table of dcgm-exporter's names that the agent can serve, with its own names for the same.
 
-Dashboards and alerts that name DCGM_FI_… need not be changed at once: recording rules give the
-series those names, units and labels. The agent itself has one name for each thing.
-
-Source: dcgm-exporter, etc/default-counters.csv and internal/pkg/rendermetrics.
+Source: dcgm-exporter, etc/default-counters.csv.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
-import yaml
-
+from integration.node.services.metrics.dcgm import PREFIX, SERIES
 from tools.reference.markdown import code, table
 
-__all__ = ["NAMES", "WITHOUT", "Name", "rules", "table_of_names"]
+__all__ = ["OURS", "table_of_names"]
 
-
-class Name(NamedTuple):
-    """A metric of dcgm-exporter's."""
-
-    dcgm: str  # its name there
-    ours: str  # the series that it is
-    factor: str  # what ours is multiplied by for its unit there
-    unit: str  # there
-    minus: str = ""  # a series that is taken from it, if any
-
-    @property
-    def expression(self) -> str:
-        """It, in PromQL."""
-        series = f"({self.ours} - {self.minus})" if self.minus else self.ours
-        return f"{series} {self.factor}".strip()
-
-
-_MIB: Final = "/ 1048576"
-
-NAMES: Final = (
-    Name("DCGM_FI_DEV_SM_CLOCK", "nvshim_gpu_sm_clock_hertz", "/ 1e6", "MHz"),
-    Name("DCGM_FI_DEV_MEM_CLOCK", "nvshim_gpu_memory_clock_hertz", "/ 1e6", "MHz"),
-    Name("DCGM_FI_DEV_GPU_TEMP", "nvshim_gpu_temperature_celsius", "", "°C"),
-    Name("DCGM_FI_DEV_POWER_USAGE", "nvshim_gpu_power_watts", "", "W"),
-    Name(
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "nvshim_gpu_energy_joules_total", "* 1000", "mJ"
-    ),
-    Name("DCGM_FI_DEV_GPU_UTIL", "nvshim_gpu_utilization_ratio", "* 100", "%"),
-    Name("DCGM_FI_DEV_MEM_COPY_UTIL", "nvshim_gpu_memory_busy_ratio", "* 100", "%"),
-    Name("DCGM_FI_DEV_ENC_UTIL", "nvshim_gpu_encoder_utilization_ratio", "* 100", "%"),
-    Name("DCGM_FI_DEV_DEC_UTIL", "nvshim_gpu_decoder_utilization_ratio", "* 100", "%"),
-    Name("DCGM_FI_DEV_FB_USED", "nvshim_gpu_memory_used_bytes", _MIB, "MiB"),
-    Name(
-        "DCGM_FI_DEV_FB_FREE", "nvshim_gpu_memory_total_bytes", _MIB, "MiB",
-        minus="nvshim_gpu_memory_used_bytes",
-    ),
-    Name("DCGM_FI_DEV_FB_TOTAL", "nvshim_gpu_memory_total_bytes", _MIB, "MiB"),
-    Name("DCGM_FI_DEV_XID_ERRORS", 'nvshim_device_last_xid{mig_uuid=""}', "", "the last number"),
-    Name(
-        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 'nvshim_gpu_ecc_errors_total{type="corrected"}', "", ""
-    ),
-    Name(
-        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 'nvshim_gpu_ecc_errors_total{type="uncorrected"}', "", ""
-    ),
-    Name("DCGM_FI_DEV_ROW_REMAP_PENDING", "nvshim_gpu_rows_pending", "", "0 or 1"),
-    Name("DCGM_FI_DEV_ROW_REMAP_FAILURE", "nvshim_gpu_rows_failed", "", "0 or 1"),
-)  # fmt: skip
-
-WITHOUT: Final = (
-    ("DCGM_FI_DEV_MEMORY_TEMP", "temperature of the memory"),
-    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER, DCGM_FI_DEV_PCIE_TX_THROUGHPUT, …_RX_…", "PCIe"),
-    ("DCGM_FI_DEV_NVLINK_…", "NVLink"),
-    ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS, …_CORRECTABLE_…", "how many rows were replaced"),
-    ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "licences of vGPUs"),
-    ("DCGM_FI_PROF_…", "what the profiler's counters say, which need rights of their own"),
-)
-"""What has no series here."""
-
-# Its labels, of ours. Its Hostname is the node: what instance is here.
-_LABELS: Final = (
-    ("UUID", "uuid"), ("modelName", "model"), ("hostname", "instance"),
-    ("Hostname", "instance"),  # before dcgm-exporter 4.6, whose dashboards are still about
-)  # fmt: skip
-
-
-def rules() -> str:
-    """The file of recording rules."""
-    made = [{"record": name.dcgm, "expr": _relabelled(name.expression)} for name in NAMES]
-    document = {"groups": [{"name": "nvshim-dcgm-names", "rules": made}]}
-    head = (
-        "# What dcgm-exporter calls the same, for dashboards and alerts that name it so. Made by\n"
-        "# `make reference`. Only where dcgm-exporter does not run: it would be told twice.\n"
-    )
-    text: str = yaml.safe_dump(document, sort_keys=False, width=98, allow_unicode=True)
-    return head + text
-
-
-def _relabelled(expression: str) -> str:
-    for theirs, ours in _LABELS:
-        expression = f'label_replace({expression}, "{theirs}", "$1", "{ours}", "(.+)")'
-    # "nvidia0", as it calls a device.
-    return f'label_replace({expression}, "device", "nvidia$1", "gpu", "(.+)")'
+OURS: Final = {
+    "DEV_SM_CLOCK": "nvshim_gpu_sm_clock_hertz / 1e6",
+    "DEV_MEM_CLOCK": "nvshim_gpu_memory_clock_hertz / 1e6",
+    "DEV_MEMORY_TEMP": "nvshim_gpu_memory_temperature_celsius",
+    "DEV_GPU_TEMP": "nvshim_gpu_temperature_celsius",
+    "DEV_POWER_USAGE": "nvshim_gpu_power_watts",
+    "DEV_TOTAL_ENERGY_CONSUMPTION": "nvshim_gpu_energy_joules_total * 1000",
+    "DEV_PCIE_REPLAY_COUNTER": "nvshim_gpu_pcie_replays_total",
+    "DEV_GPU_UTIL": "nvshim_gpu_utilization_ratio * 100",
+    "DEV_MEM_COPY_UTIL": "nvshim_gpu_memory_busy_ratio * 100",
+    "DEV_ENC_UTIL": "nvshim_gpu_encoder_utilization_ratio * 100",
+    "DEV_DEC_UTIL": "nvshim_gpu_decoder_utilization_ratio * 100",
+    "DEV_XID_ERRORS": 'nvshim_device_last_xid{mig_uuid=""}',
+    "DEV_FB_FREE": "(nvshim_gpu_memory_total_bytes - nvshim_gpu_memory_used_bytes"
+    " - nvshim_gpu_memory_reserved_bytes) / 1048576",
+    "DEV_FB_USED": "nvshim_gpu_memory_used_bytes / 1048576",
+    "DEV_FB_RESERVED": "nvshim_gpu_memory_reserved_bytes / 1048576",
+    "DEV_FB_TOTAL": "nvshim_gpu_memory_total_bytes / 1048576",
+    "DEV_NVLINK_BANDWIDTH_TOTAL": "(rate(nvshim_gpu_nvlink_sent_bytes_total[1m])"
+    " + rate(nvshim_gpu_nvlink_received_bytes_total[1m])) / 1024e3",
+    "DEV_UNCORRECTABLE_REMAPPED_ROWS": 'nvshim_gpu_rows_remapped_total{type="uncorrected"}',
+    "DEV_CORRECTABLE_REMAPPED_ROWS": 'nvshim_gpu_rows_remapped_total{type="corrected"}',
+    "DEV_RETIRED_SBE": 'nvshim_gpu_pages_retired_total{type="corrected"}',
+    "DEV_RETIRED_DBE": 'nvshim_gpu_pages_retired_total{type="uncorrected"}',
+    "DEV_RETIRED_PENDING": "nvshim_gpu_pages_pending",
+    "DEV_ROW_REMAP_FAILURE": "nvshim_gpu_rows_failed",
+    "DEV_ROW_REMAP_PENDING": "nvshim_gpu_rows_pending",
+    "DEV_ECC_SBE_VOL_TOTAL": 'nvshim_gpu_ecc_errors_total{type="corrected"}',
+    "DEV_ECC_DBE_VOL_TOTAL": 'nvshim_gpu_ecc_errors_total{type="uncorrected"}',
+    "PROF_GR_ENGINE_ACTIVE": "nvshim_gpu_graphics_active_ratio",
+    "PROF_SM_ACTIVE": "nvshim_gpu_sm_active_ratio",
+    "PROF_SM_OCCUPANCY": "nvshim_gpu_sm_occupancy_ratio",
+    "PROF_PIPE_TENSOR_ACTIVE": "nvshim_gpu_tensor_active_ratio",
+    "PROF_DRAM_ACTIVE": "nvshim_gpu_dram_active_ratio",
+    "PROF_PIPE_FP64_ACTIVE": "nvshim_gpu_fp64_active_ratio",
+    "PROF_PIPE_FP32_ACTIVE": "nvshim_gpu_fp32_active_ratio",
+    "PROF_PIPE_FP16_ACTIVE": "nvshim_gpu_fp16_active_ratio",
+    "PROF_PCIE_TX_BYTES": "nvshim_gpu_pcie_sent_bytes_per_second",
+    "PROF_PCIE_RX_BYTES": "nvshim_gpu_pcie_received_bytes_per_second",
+    "PROF_NVLINK_TX_BYTES": "nvshim_gpu_nvlink_sent_bytes_per_second",
+    "PROF_NVLINK_RX_BYTES": "nvshim_gpu_nvlink_received_bytes_per_second",
+}
+"""The agent's own series, in the unit of releases up to 4.8, by that name."""
 
 
 def table_of_names() -> str:
-    """Theirs and ours, as Markdown."""
-    rows = [(code(each.dcgm), each.unit, code(each.expression)) for each in NAMES]
-    without = ", ".join(code(names) for names, _ in WITHOUT)
-    return f"{table(('dcgm-exporter', 'in', 'here'), rows)}\nNot here: {without}.\n"
+    """Return theirs and ours, as Markdown."""
+    rows = [
+        (code(PREFIX + each.old), each.unit, each.new and code(PREFIX + each.new),
+         code(OURS[each.old]) if each.old in OURS else "")
+        for each in SERIES
+    ]  # fmt: skip
+    return table(("up to 4.8", "in", "since 4.9", "here"), rows)

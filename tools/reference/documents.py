@@ -1,9 +1,9 @@
 """The documents of ``nvshim -o json`` and ``-o yaml``, as a JSON schema.
 
-A table for each kind of :mod:`integration.cli.kinds`, and for what is in them: a key, its type,
-what it is. A type is one of JSON's, or a table's name; ``[]`` behind it makes a list, ``?`` allows
-null, ``a|b`` are the words that a string can be. Every key is always there, and there are no
-others: so tests compare what the commands answer with this.
+A table for each kind of :mod:`integration.cli.kinds`, and for its parts: a key, its type, and a
+description. A type is one of JSON's, or a table's name; ``[]`` after it makes a list, ``?`` allows
+null, and ``a|b`` lists the values of a string. Every key is always present, and there are no
+others, so tests compare the commands' output with this schema.
 
 Source: JSON Schema, draft 2020-12.
 """
@@ -42,8 +42,8 @@ _TABLES: Final = {
     "Usage": """
         time          number      seconds since the epoch
         driver        string?     its version
-        failure       string?     why NVML says nothing
-        notes         string[]    for people
+        failure       string?     why NVML has no answer
+        notes         string[]    messages to display
         devices       Used[]      each GPU and MIG device
     """,
     "Version": "VersionFields",
@@ -55,30 +55,52 @@ _TABLES: Final = {
     """,
     "Explanation": """
         container     Container?      null for a config.json
-        record        object?         what nvidia.json of the bundle has, or would have
-        given         Given?          what it has that the shim has not given
-        end           End?            how it, or the attempt before it, ended by a fault of a GPU
+        record        object?         the content of nvidia.json in the bundle, or what it would be
+        given         Given?          devices that did not come from the shim
+        end           End?            how it, or the previous attempt, exited because of a GPU fault
         hooks         string[]        of its spec, which the low-level runtime runs
+        packages      PackageLack[]   of its image, which need a capability that it was not granted
         nothing       string?         why nothing was injected
-        differences   Difference[]?   in the spec; null if not asked for, or not known
-        notes         string[]        for people
-        configuration ConfigFile?     that it was judged by; null for a running container
+        differences   Difference[]?   in the spec; null if not requested, or not known
+        notes         string[]        messages to display
+        configuration ConfigFile?     used for the result; null for a running container
     """,
     "CodeMeaning": """
-        code          string      in full
-        name          string      in some words
-        meaning       string      what it stands for
-        causes        string[]    what is found where it is said
+        code          string      the complete code
+        name          string      a short name
+        meaning       string      the meaning of the code
+        causes        string[]    possible causes, from the source code
         remedies      string[]    what to do
-        command       string?     what to type
+        command       string?     a command to run
         reference     string?     where to read more
+    """,
+    "DriverFile": """
+        name          string      as requested
+        capabilities  string[]    any of them includes it; empty if every container gets it
+        driver        string?     the version of this node's driver
+        paths         string[]    where it is on this node
+        error         string?     why there is no driver
+        packages      string[]    names of packages that are known to use it
+    """,
+    "DriverPackage": """
+        name          string      as the index has it
+        version       string      that was observed
+        index         string      where it is from
+        seen          string      when: year and month
+        how           string[]    it was observed: traced, bare, names
+        opens         string[]    the driver's files that it opened, in order
+        mentions      string[]    further names in its binaries
+        needs         string[]    the fewest driver capabilities
+        also          object      what needs more, by capability
+        other         string?     other files, programs and variables that decide
+        without       string?     what happens without these capabilities
     """,
     "Examination": """
         node          Identity    which node it is
         healthy       boolean     whether there is no error
         counts        object      of error, warning and note
-        checked       string[]    codes of the checks that were made
-        skipped       string[]    codes of those that were left out
+        checked       string[]    codes of the checks that ran
+        skipped       string[]    codes of the checks that were left out
         findings      Finding[]   the worst first
     """,
     "CheckList": "items  Check[]  what the doctor looks for",
@@ -91,13 +113,13 @@ _TABLES: Final = {
     """,
     HOLDINGS: "items  Holding[]  the containers that hold a device",
     "LedgerCheck": """
-        holdings      Holding[]   those that are stale or orphans
-        unheld        Unheld[]    what the kubelet has given and nobody holds
-        denied        Denied[]    what containers of pods asked for and were not given
-        foreign       Foreign[]?  processes on a GPU in no container; null if NVML does not say
+        holdings      Holding[]   stale and orphaned ones
+        unheld        Unheld[]    what the kubelet allocated and no container holds
+        denied        Denied[]    what containers of pods requested and did not get
+        foreign       Foreign[]?  GPU processes outside of containers; null without NVML's list
         unknown       string[]    why containers could not be read
     """,
-    "FaultList": "items  Fault[]  what containers had to do with, the oldest first",
+    "FaultList": "items  Fault[]  faults that affected containers, the oldest first",
     "ClaimList": "items  Claim[]  by which [sharing] limits who may have a device",
     "Released": "released  string[]  the claims that were removed",
     "InstallationStatus": """
@@ -117,25 +139,25 @@ _TABLES: Final = {
         file          string?     null for the defaults
         source        file|nvidia|default  whose file it is
         settings      SettingFields[]  each key
-        notes         string[]    for people
+        notes         string[]    messages to display
     """,
     "Setting": "SettingFields",
     "SettingChange": """
-        file          string      that is changed
+        file          string      the changed file
         changed       boolean     whether it was
         would_change  boolean     whether anything differs
         diff          string      as diff -u has it
-        notes         string[]    for people
+        notes         string[]    messages to display
     """,
     "SettingsCheck": """
         file          string?     null for the defaults
-        valid         boolean     as the shim would judge
+        valid         boolean     whether the shim would accept it
         error         CodeAndMessage?  what is wrong
-        notes         string[]    for people
+        notes         string[]    messages to display
     """,
     "InstallerState": """
         state         string      what the installer of this container does
-        message       string      for people
+        message       string      the same as a sentence
     """,
     "DeviceStepList": "items  DeviceStep[]  nodes and links",
     "CdiDeviceList": """
@@ -145,26 +167,56 @@ _TABLES: Final = {
     "CdiCheckList": "items  CdiCheck[]  a file each",
     "Drain": """
         devices       OutOfService[]  what was taken out of service
-        holders       DrainHolder[]  everyone who holds any of it
-        free          boolean     whether nobody has to be waited for
+        holders       DrainHolder[]  containers and processes that hold any of them
+        free          boolean     whether there are no holders to wait for
     """,
     "Undrain": "devices  OutOfService[]  what is in service again, as it was before",
     "Reset": """
         device        string      UUID of the GPU, or its PCI address
-        name          string      what people call it
+        name          string      its usual name
         in_service    boolean     false if it had been out of service before
     """,
-    HEALTH: "items  Health[]  what the node agent thinks of each device",
+    "MigLayout": """
+        layout        string      its name
+        gpus          MigChange[]  the GPUs that it changes
+        holders       DrainHolder[]  of a dry run, those that hold what would be destroyed
+        applied       boolean     false for a dry run
+    """,
+    "MigDifference": """
+        layout        string      its name
+        gpus          MigChange[]  the GPUs that it would change
+    """,
+    "MigLayoutList": "items  MigLayoutState[]  the layouts of the file",
+    HEALTH: "items  Health[]  the health of each device",
     "SimulatedNodeList": "items  object[]  as SimulatedNode",
     "ScenarioList": "items  Scenario[]  that are shipped",
     # -- what is in them
+    "MigChange": """
+        gpu           integer     its index
+        uuid          string      its UUID
+        mig_mode      boolean     whether it is in MIG mode then
+        switches      boolean     whether its MIG mode is switched for that
+        destroyed     MigInstance[]  the GPU instances that are destroyed
+        created       MigInstance[]  those that are created
+        kept          MigInstance[]  those that stay
+    """,
+    "MigInstance": """
+        profile       string      of the GPU instance
+        start         integer     the first of its memory slices
+        devices       string[]    the profiles of its MIG devices
+    """,
+    "MigLayoutState": """
+        name          string      of the layout
+        state         applied|possible|impossible  whether the GPUs are so, or can be
+        why           string?     why it is impossible
+    """,
     "ErrorFields": """
         code          string      stable
-        name          string      in words
-        asked         string      what was to be done
-        found         string      what stood in the way
+        name          string      a short name
+        asked         string      what was attempted
+        found         string      what is wrong
         do            string      what to do; empty for nothing
-        message       string      the line that a person is told
+        message       string      the line to display
     """,
     "CodeAndMessage": """
         code          string      of the error
@@ -172,7 +224,7 @@ _TABLES: Final = {
     """,
     "ConfigFile": """
         file          string?     null for the defaults
-        notes         string[]    for people
+        notes         string[]    messages to display
     """,
     "Gpu": """
         kind          gpu|mig     a whole GPU, or a MIG device
@@ -187,12 +239,20 @@ _TABLES: Final = {
         mig_mode      boolean?    whether the GPU is divided
         memory_bytes  integer?    of the GPU
         numa_node     integer?    the socket that it hangs on
+        fabric        Fabric?     its place in an NVLink fabric; null without one, or without NVML
         health        string?     healthy, suspect, unhealthy, recovering; null without an agent
         health_reason string?     why it is not healthy
         fault         string?     what a look at the node shows
         out_of_service string?    since when and why a person has taken it out of service
         excluded      boolean     by the configuration
         containers    Holder[]?   that have it; null if the caller may not know
+    """,
+    "Fabric": """
+        state         string      of its registration: not-started, in-progress, completed
+        cluster_uuid  string      of the cluster; empty if the fabric is that of one machine
+        clique        integer?    the part of the cluster that it can reach
+        health        string      healthy, unhealthy, limited-capacity; empty if unknown
+        failure       string      why its registration failed; empty if it did not
     """,
     "Container": """
         id            string      containerd's
@@ -236,18 +296,18 @@ _TABLES: Final = {
         cause         string?     the fault of a GPU that ended it; null if it runs, or for none
     """,
     "End": """
-        id            string      of the container that ended
+        id            string      of the container that exited
         namespace     string      of containerd
         ended         number      seconds since the epoch
         exit_status   integer     its own
-        told_status   integer     that the engine was told
+        told_status   integer     the status that the engine got
         cause         string      in a line
         gpus          string[]    UUIDs that it had
         faults        FaultFields[]  the oldest first
     """,
     "FaultFields": """
         at            number      seconds since the epoch
-        kind          string      xid, gpu-lost, gpu-memory, mps, driver-lost, host-memory, …
+        kind          string      xid, sxid, gpu-lost, gpu-memory, mps, driver-lost, host-memory, …
         code          integer     the number of the Xid; 0 for other kinds
         name          string      in words
         gpu           string      UUID or PCI address; empty for none
@@ -277,7 +337,7 @@ _TABLES: Final = {
         temperature_celsius number?  of the GPU
         power_watts   number?     of the GPU
         energy_joules number?     since it is watched
-        health        string?     what the agent thinks of it
+        health        string?     its health state from the agent
         lost          any         whether it fell off the bus
         missing       object      why NVML does not tell one of these, by its key
         containers    object[]    what each uses
@@ -287,6 +347,10 @@ _TABLES: Final = {
         nodes         string[]    in its spec
         unknown       string[]    UUIDs that the node does not have
         mounts        integer     how many of the driver's files its spec mounts
+    """,
+    "PackageLack": """
+        name          string      of the package, as the table has it
+        lacks         string[]    driver capabilities
     """,
     "Difference": """
         path          string      in the spec
@@ -351,17 +415,17 @@ _TABLES: Final = {
         bundle        string      of the container
         devices       string[]    UUIDs of GPUs and MIG devices
         device_indexes any[]      of each of these, "0" or "0:1"; null for one that is not known
-        gpus          string[]    UUIDs of the GPUs of which they are
-        stale         string?     what of the driver that it was made with is gone
-        orphan        string?     why nobody seems to know of it
-        shares        Share[]     parts of GPUs that resource claims have given it
-        fault         string?     what happened to its GPUs lately
+        gpus          string[]    UUIDs of the GPUs of these devices
+        stale         string?     what is gone of the driver that it was created with
+        orphan        string?     why no engine seems to know it
+        shares        Share[]     shares of GPUs that it has by resource claims
+        fault         string?     a recent fault of its GPUs
     """,
     "Share": """
         id            string      of the share
         device        string      UUID of the GPU
         memory_bytes  integer     of the share
-        shares        integer     of those that the GPU has
+        shares        integer     number of shares of the GPU
     """,
     "Unheld": """
         namespace     string      of the pod
@@ -390,23 +454,23 @@ _TABLES: Final = {
         pod           object?     its namespace and name
         name          string?     of the container
         at            number      seconds since the epoch
-        kind          string      xid, gpu-lost, gpu-memory, mps, memory-limit, ...
+        kind          string      xid, sxid, gpu-lost, gpu-memory, mps, memory-limit, ...
         xid           integer?    the number of an Xid
-        what          string      for people
+        what          string      a message to display
         gpu           string?     UUID, or PCI address
         mig           string?     UUID of the MIG device
         pid           integer?    the process, in the node's pid namespace
         whose         device|host|neighbour|application|unclear  whose fault it was to the container
         sure          boolean     whether that is known
-        do            string?     what has to be done
-        source        string      who has told of it
+        do            string?     what to do
+        source        string      which component reported it
     """,
     "Claim": """
         claim         string      its name
-        container     string?     whose it is
+        container     string?     its container
         bundle        string?     of the container
         devices       string[]    UUIDs
-        dead          boolean     whether it counts no more
+        dead          boolean     whether it no longer counts
     """,
     "Installed": """
         name          string      of the version
@@ -444,16 +508,16 @@ _TABLES: Final = {
     """,
     "OutOfService": """
         device        string      UUID, PCI address, or driver
-        name          string      what people call it
+        name          string      its usual name
         since         number?     seconds since the epoch
-        reason        string?     why, by who has done it
-        reset         string?     how far a reset is
+        reason        string?     the operator's reason
+        reset         string?     the progress of a reset
         lets_go       boolean     whether the node agent closes NVML
-        why           string      since when and why, in a line
+        why           string      since when and why, in one line
     """,
     "DrainHolder": """
         kind          container|process|mps|persistenced|agent|module|kernel  what it is
-        name          string      what people call it
+        name          string      its usual name
         pid           integer?    a process of it
         devices       string[]    names of what it holds
         container     Container?  that it is, or is a process of
@@ -463,7 +527,7 @@ _TABLES: Final = {
         uuid          string      of the device
         kind          gpu|mig     what it is
         gpu           string      UUID of its GPU
-        state         healthy|suspect|unhealthy|recovering  what the agent thinks
+        state         healthy|suspect|unhealthy|recovering  its health state
         given         boolean     whether containers get it
         out_of_service string?    since when and why a person has taken it out of service
         since         number?     seconds since the epoch
@@ -478,7 +542,7 @@ _TABLES: Final = {
     """,
 }
 
-# Other rooms answer these, and say in their own references what is in them.
+# Other modules answer these, and describe their contents in their own references.
 _OPEN: Final = (
     "Installation", "Uninstallation", "EngineChange", "PluginSettings", "SimulatedNode",
 )  # fmt: skip
@@ -487,8 +551,10 @@ _JSON: Final = {"string", "integer", "number", "boolean", "object"}
 
 
 def schema() -> dict[str, Any]:
-    """The schema of all documents; ``$defs`` has one for each kind."""
-    kinds = sorted({*KINDS.values(), ERROR, "CodeMeaning", "CheckList"})
+    """Return the schema of all documents; ``$defs`` has one for each kind."""
+    kinds = sorted(
+        {*KINDS.values(), ERROR, "CodeMeaning", "CheckList", "DriverFile", "DriverPackage"}
+    )
     tables = {name: _object(name) for name in _TABLES if name not in kinds}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -499,7 +565,7 @@ def schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file of the reference."""
+    """Return the text of the reference's file."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The errors: those that people meet as a page, and all as the table of ``nvshim explain CODE``."""
+"""The errors: a page of those that users meet, and the table of ``nvshim explain CODE``."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ An error of a command says where it fails what to do.
 
 """
 
-# What only our own programs, and those who call the shim as containerd does, can cause.
+# Errors that only our own programs and callers of the shim's API can cause.
 _OF_TOOLS: Final = ("api.", "integration.simulated", "tests.")
 _OF_PROTOCOL: Final = ("NVSHIM-E00", "NVSHIM-E100", "NVSHIM-E13", "NVSHIM-E160")
 
-# Run by path, and define no error.
+# Modules that are run by path, and define no error.
 _SCRIPTS: Final = ("__main__", "nvml_probe")
 
 
 class Entry(NamedTuple):
-    """An error of the table: a class or a row."""
+    """An error in the table: a class or a row."""
 
     code: str
-    name: str  # in the code
+    name: str  # the name in the code
     module: str
     slug: str
     status: int
-    remedy: str  # its own
-    meaning: str  # as the code has it
-    is_branch: bool  # of others
+    remedy: str  # its own remedy
+    meaning: str  # from the code
+    is_branch: bool  # whether it is the base of others
 
 
 def every_error() -> list[Entry]:
-    """Every error with a code, by it. Imports every module of ours."""
+    """Return every error with a code, sorted by code. Imports all of our modules."""
     rooms = tuple(room.replace("/", ".") for room in ROOMS)
     for room in rooms:
         package = importlib.import_module(room)
@@ -96,7 +96,7 @@ def every_error() -> list[Entry]:
 
 
 def _rows() -> Iterator[tuple[str, str, ErrorRow[NvshimError]]]:
-    """Every row, with its module and its name."""
+    """Yield every row, with its module and its name."""
     for module in modules():
         dotted = module.path.removesuffix(".py").replace("/", ".")
         for name, value in assigned(module.tree):
@@ -111,7 +111,7 @@ def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
 
 
 def page() -> str:
-    """The page of the errors that people meet."""
+    """Return the page of the errors that users meet."""
     advice = remedies()
     left = [each for each in every_error() if is_met(each) and not _is_branch(each, advice)]
     parts = [_HEAD]
@@ -124,12 +124,12 @@ def page() -> str:
 
 
 def is_met(entry: Entry) -> bool:
-    """Whether people meet an error who neither work on the project nor speak its protocol."""
+    """Whether users can meet the error without working on the project or speaking its protocol."""
     return not entry.module.startswith(_OF_TOOLS) and not entry.code.startswith(_OF_PROTOCOL)
 
 
 def _is_branch(entry: Entry, advice: Mapping[str, Sequence[str]]) -> bool:
-    """Whether only others that hang on it are raised."""
+    """Whether only its subclasses and rows are raised."""
     return entry.is_branch and not _advice(entry, advice)
 
 
@@ -140,18 +140,18 @@ def _entry(entry: Entry, advice: Mapping[str, Sequence[str]]) -> str:
 
 
 def _advice(entry: Entry, advice: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is said where it is raised, and what the table says if nothing is said there."""
+    """Return the advice where it is raised; without one, that of the table."""
     every = dict.fromkeys((*advice.get(entry.name, ()), *filter(None, (entry.remedy,))))
     return [text for text in every if not any(text in other for other in every if other != text)]
 
 
 def _remedy(entry: Entry, advice: Mapping[str, Sequence[str]]) -> str:
-    """One that is the same in every case, if there is one."""
+    """Return the remedy if it is the same in every case."""
     return prose(min(_advice(entry, advice), key=lambda text: "…" in text, default=""))
 
 
 def _meaning(entry: Entry) -> str:
-    """The first sentence of it."""
+    """Return the first sentence of the meaning."""
     return prose(re.split(r"(?<=\.)\s", entry.meaning, maxsplit=1)[0])
 
 
@@ -159,10 +159,10 @@ def _meaning(entry: Entry) -> str:
 
 
 def table() -> str:
-    """Every error of what is installed, by its code, as :mod:`integration.doctor.codes` has it.
+    """Return every error of installed code, by code, for :mod:`integration.doctor.codes`.
 
     Returns:
-        JSON, of which each line is an error.
+        JSON with one error on each line.
     """
     found, advice = causes(INSTALLED), remedies(INSTALLED)
     told = {
@@ -186,11 +186,11 @@ _ROLE: Final = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
 
 
 def meaning_of(docstring: str) -> str:
-    """What an error stands for, in the words of its class, without what only a programmer needs."""
+    """Return what an error means, from its docstring, without details for programmers."""
     text = inspect.cleandoc(docstring).partition("\n\nAttributes:")[0].partition("\n\nArgs:")[0]
     return _WHERE.sub("", text)
 
 
 def _plain(text: str) -> str:
-    """Without the marks of documentation."""
+    """Return text without markup."""
     return " ".join(_ROLE.sub(r"\1", text).replace("``", "`").split())

@@ -1,4 +1,4 @@
-"""Tables of what Prometheus is told, and its alerts as its operator has them."""
+"""Tables of the Prometheus metrics, and the alerts for Prometheus' operator."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["MONITORING", "alerts", "families", "prometheus_rule"]
 MONITORING: Final = os.path.join(REPOSITORY, "integration/kubernetes/manifests/monitoring")
 
 
-# So few families that have the same labels name them.
+# Up to this many families with the same labels list them.
 _FEW: Final = 3
 
 
 def families() -> str:
-    """Every family, by what it is of."""
+    """Return every family, by its subject."""
     parts = []
     for group in GROUPS:
         [(common, count)] = Counter(family.labels for family in group.metrics).most_common(1)
@@ -39,7 +39,7 @@ def families() -> str:
 
 
 def _labels(labels: tuple[str, ...], common: tuple[str, ...]) -> str:
-    """Those of a family, with ``…`` for the ones that most of its group have."""
+    """Return a family's labels, with ``…`` for those that most of its group have."""
     if not common or labels[: len(common)] != common:
         return _listed(labels) or ("none" if common else "")
     more = labels[len(common) :]
@@ -51,14 +51,14 @@ def _listed(labels: tuple[str, ...]) -> str:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """The alerting rules."""
+    """Return the alerting rules."""
     with open(os.path.join(MONITORING, "alerts.yaml"), encoding="utf-8") as file:
         groups = yaml.safe_load(file)["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def prometheus_rule() -> str:
-    """The alerts as Prometheus' operator has them."""
+    """Return the alerts as a PrometheusRule of Prometheus' operator."""
     with open(os.path.join(MONITORING, "alerts.yaml"), encoding="utf-8") as file:
         groups = file.read()
     head = (

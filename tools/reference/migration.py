@@ -1,4 +1,4 @@
-"""What becomes of each key of NVIDIA's config.toml, by asking the code that reads it."""
+"""The meaning of each key in NVIDIA's config.toml, from the code that reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.reference.markdown import by_reason, code, table
 
 __all__ = ["defaults", "keys"]
 
-# Values that show what a key does, tried in turn; those that a key does not take are passed over.
+# Values that show a key's effect, tried in turn; values that a key refuses are skipped.
 _SAMPLES: Final[tuple[Any, ...]] = (
     True,
     False,
@@ -38,7 +38,7 @@ _IN_MODE_CDI: Final = b'nvidia-container-runtime.mode = "cdi"\n'
 
 
 def keys() -> str:
-    """The tables: their key and ours; and those that mean nothing."""
+    """Return the tables: their key and ours; and the ignored keys."""
     meanings = {name: _meaning(name) for name in KEYS}
     rows = [(code(name), meaning) for name, meaning in meanings.items() if meaning]
     ignored = [(name, why) for name, why in KEYS.items() if not meanings[name]]
@@ -47,7 +47,7 @@ def keys() -> str:
 
 
 def defaults() -> str:
-    """What differs from our defaults on a node that has nothing but NVIDIA's file."""
+    """Return what differs from our defaults on a node with only NVIDIA's file."""
     read = parse_nvidia_config(b"", _FILE)
     changed = "; ".join(code(line) for line in _differences(read, Config()))
     return (
@@ -57,7 +57,7 @@ def defaults() -> str:
 
 
 def _meaning(name: str) -> str:
-    """What a key sets, with the first value that shows it, and the mode that it counts in."""
+    """Return what a key sets, with the first value that shows it, and the mode it applies in."""
     in_any = _settings(name, b"")
     in_cdi = {} if in_any else _settings(name, _IN_MODE_CDI)
     only = [f"with {code(_IN_MODE_CDI.decode().strip())} only"] if in_cdi else []
@@ -65,7 +65,7 @@ def _meaning(name: str) -> str:
 
 
 def _settings(name: str, above: bytes) -> dict[str, str]:
-    """Each setting of ours that a key stands for, with an example."""
+    """Return each of our settings that a key stands for, with an example."""
     plain = parse_nvidia_config(above, _FILE)
     found: dict[str, str] = {}
     for sample in _SAMPLES:

@@ -1,4 +1,4 @@
-"""Which file of docs/ is made of what, and which others are."""
+"""The generated files of docs/, and the handwritten ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/findings.md": tables.findings,
     "reference/xids.md": tables.xids,
 }
-"""Pages that are made as a whole."""
+"""Pages that are generated completely."""
 
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "reference/variables.md": {
@@ -43,26 +43,27 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "installer": tables.installer_variables,
     },
     "kubernetes.md": {"pod-trace": pod_trace.diagram},
+    "labels.md": {"labels": tables.node_labels},
     "metrics.md": {
         "families": metrics.families,
         "dcgm": dcgm.table_of_names,
     },
     "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
     "support.md": {"runtimes": tables.tested, "runs": tables.tested_runs},
+    "packages.md": {"packages": tables.packages},
     "requests.md": {"capabilities": tables.capabilities},
     "security.md": {"advisories": tables.advisories, "not-ours": tables.advisories_elsewhere},
 }
-"""Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
+"""Generated tables in handwritten pages, from ``<!-- made: NAME -->`` to ``<!-- made: end -->``."""
 
 FILES: Final[Mapping[str, Callable[[], str]]] = {
-    "monitoring/dcgm-names.yaml": dcgm.rules,
     "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
 }
-"""Files that are made as a whole, among the manifests of Kubernetes."""
+"""Files among the Kubernetes manifests that are generated completely."""
 
 
 def _made() -> Iterator[tuple[str, str]]:
-    """Every file that is made, with what it should have."""
+    """Yield every generated file, with its expected content."""
     for name, page in PAGES.items():
         yield name, _MADE + page()
     for name, blocks in BLOCKS.items():
@@ -96,7 +97,7 @@ def _read(name: str) -> str:
 
 
 def stale() -> list[str]:
-    """The files of docs/ that are not what the code says."""
+    """Return the files of docs/ that differ from the code."""
     found = []
     for name, text in _made():
         try:
@@ -108,7 +109,7 @@ def stale() -> list[str]:
 
 
 def write() -> list[str]:
-    """Write what is stale.
+    """Write the stale files.
 
     Returns:
         The files that were written.

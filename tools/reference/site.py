@@ -1,9 +1,9 @@
-"""What mkdocs is told of pages that are read in the repository as well.
+"""Adapts pages for mkdocs that are also read in the repository.
 
-- A link that leads out of docs/, to the code, has a meaning there and none on the site: there its
-  text is left.
-- A bar in a table's code is escaped for forges, whose tables it would end; Python-Markdown takes it
-  for a part of the code, and would show the backslash.
+- A link that leads out of docs/, to the code, works only in the repository: on the site, only its
+  text stays.
+- A bar in a table's code is escaped, because it would end the cell on forges. Python-Markdown
+  treats it as a part of the code, and would show the backslash.
 
 Source: mkdocs' documentation of hooks.
 """
@@ -24,17 +24,17 @@ _LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Mapping[str, Any]) -> str:
-    """Called by mkdocs for each page."""
+    """Adapt a page; mkdocs calls this for each one."""
     return with_plain_bars(without_links_out(markdown, page.file.src_uri))
 
 
 def with_plain_bars(markdown: str) -> str:
-    """A page whose tables have bars in code as they are."""
+    """Return a page with unescaped bars in the code of tables."""
     return _ROW.sub(lambda row: _CODE.sub(lambda c: c[0].replace("\\|", "|"), row[0]), markdown)
 
 
 def without_links_out(markdown: str, name: str) -> str:
-    """A page without the links that lead out of docs/, below which ``name`` is its path."""
+    """Return a page without the links that lead out of docs/; ``name`` is its path there."""
 
     def judged(found: re.Match[str]) -> str:
         target = found[2]

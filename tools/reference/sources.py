@@ -1,4 +1,4 @@
-"""Our modules as syntax trees: which variables they read, and what their errors advise."""
+"""Our modules as syntax trees: the variables they read, and the advice in their errors."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ __all__ = [
 ]
 
 INSTALLED: Final = ("api", "hooks", "shim", "integration")
-"""The directories that are installed."""
+"""The installed directories."""
 ROOMS: Final = (*INSTALLED, "tools")
 
 
 class Module(NamedTuple):
-    """A module of ours."""
+    """One of our modules."""
 
     path: str  # relative to the repository
-    tree: ast.Module  # what it says
+    tree: ast.Module  # its syntax tree
 
 
 @functools.cache
 def modules(rooms: tuple[str, ...] = ROOMS) -> tuple[Module, ...]:
-    """Every module, in order, without those that protoc has written.
+    """Return every module, in order, without those that protoc has generated.
 
     Args:
-        rooms: the directories to look in.
+        rooms: the directories to search.
     """
     paths = [path for path in _files(rooms, ".py") if not path.endswith("_pb2.py")]
-    # Trees are large and nothing of them is garbage: looking for that takes most of the time.
+    # Trees are large and contain no garbage, and collecting it would take most of the time.
     gc.disable()
     try:
         return tuple(map(_module, paths))
@@ -62,7 +62,7 @@ def _nodes(module: Module) -> tuple[ast.AST, ...]:
 
 @functools.cache
 def calls(module: Module) -> tuple[tuple[str, ast.Call], ...]:
-    """Every call in a module, with the last name of what is called; "" for what has none.
+    """Return every call in a module, with the last name of the callee; "" if it has none.
 
     Args:
         module: any.
@@ -90,7 +90,7 @@ def _files(rooms: tuple[str, ...], *endings: str) -> Iterator[str]:
 
 @functools.cache
 def texts(module: Module) -> tuple[tuple[int, str], ...]:
-    """Every string constant of a module that is no docstring, with its line.
+    """Return every string constant of a module except docstrings, with its line.
 
     Args:
         module: any.
@@ -114,7 +114,7 @@ def texts(module: Module) -> tuple[tuple[int, str], ...]:
 
 
 def variables_read(module: Module) -> Iterator[tuple[int, str]]:
-    """What a module reads of its environment, with the lines: names, or "?" for what is no name.
+    """Yield the environment variables that a module reads, with the lines; "?" for other keys.
 
     Args:
         module: any.
@@ -155,10 +155,10 @@ _DEFINE: Final = re.compile(
 
 
 def variables_of_c(rooms: tuple[str, ...] = ROOMS) -> Iterator[tuple[str, str]]:
-    """What programs in C read of their environment: (path, name), "?" for what is no name.
+    """Yield the environment variables that C programs read: (path, name), "?" for other keys.
 
     Args:
-        rooms: the directories to look in.
+        rooms: the directories to search.
     """
     for path in _files(rooms, ".c", ".h"):
         with open(os.path.join(REPOSITORY, path), encoding="utf-8") as file:
@@ -172,19 +172,19 @@ def variables_of_c(rooms: tuple[str, ...] = ROOMS) -> Iterator[tuple[str, str]]:
 
 
 def remedies(rooms: tuple[str, ...] = ROOMS) -> Mapping[str, tuple[str, ...]]:
-    """What the code advises with each error, by the name of its class."""
+    """Return the remedies in the code for each error, by the name of its class."""
     return _advice_in(modules(rooms), "do")
 
 
 def causes(rooms: tuple[str, ...] = ROOMS) -> Mapping[str, tuple[str, ...]]:
-    """What the code has found where it raises each error, by the name of its class."""
+    """Return the causes in the code for each error, by the name of its class."""
     return _advice_in(modules(rooms), "found")
 
 
 def _advice_in(those: Iterable[Module], argument: str) -> Mapping[str, tuple[str, ...]]:
-    """What some modules say by one argument of each error, by the name of its class.
+    """Return the texts of one argument of each error, by the name of its class.
 
-    What depends on the case is left out of a text, as ``…``.
+    Inserted values are replaced by ``…``.
 
     Args:
         those: the modules.
@@ -202,7 +202,7 @@ def _advice_in(those: Iterable[Module], argument: str) -> Mapping[str, tuple[str
 
 
 def _constants_of(tree: ast.Module) -> Mapping[str, str]:
-    """The texts that a module gives names, by these."""
+    """Return a module's text constants by their names."""
     return {
         name: value.value
         for name, value in assigned(tree)
@@ -211,7 +211,7 @@ def _constants_of(tree: ast.Module) -> Mapping[str, str]:
 
 
 def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
-    """What a module gives names at its top, with the names."""
+    """Yield the names that a module assigns at its top level, with the values."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             targets = node.targets

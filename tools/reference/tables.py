@@ -1,4 +1,4 @@
-"""The pages, and tables in pages, that are one walk over one table of the code each."""
+"""The pages and tables that each come from a single table in the code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from hooks.node.capabilities import (
     wants_drm,
 )
 from integration.doctor.checks import CHECKS
+from integration.inspection.driver_packages import Package, known_packages
 from integration.kubernetes.settings import SETTINGS, VARIABLES
 from integration.node.faults.xids import XIDS, Scope, Severity
+from integration.node.services.labels import names
 from integration.node.settings.table import FLAGS
 from tests.matrix import RECORD
 from tools import REPOSITORY
@@ -40,11 +42,26 @@ __all__ = [
     "capabilities",
     "findings",
     "installer_variables",
+    "node_labels",
+    "packages",
     "plugin_variables",
     "tested",
     "tested_runs",
     "xids",
 ]
+
+# -- node labels -------------------------------------------------------------------------------
+
+
+def node_labels() -> str:
+    """Return the labels of a node: of the node, of GPUs and MIG devices, of MIG devices."""
+    rows: dict[str, list[str]] = {}
+    for prefix, labels in (("", names.NODE), ("gpu.", names.DEVICES), ("mig-PROFILE.", names.MIG)):
+        for name, meaning in labels.items():
+            both = [f"gpu.{name}", f"mig-PROFILE.{name}"] if labels is names.DEVICES else []
+            rows.setdefault(meaning, []).extend(both or [f"{prefix}{name}"])
+    return table(("label", "value"), [(", ".join(map(code, n)), why) for why, n in rows.items()])
+
 
 # -- advisories --------------------------------------------------------------------------------
 
@@ -52,7 +69,7 @@ _ADVISORIES = os.path.join(REPOSITORY, "tests/security/advisories.py")
 
 
 def advisories() -> str:
-    """What went wrong elsewhere, and the tests here."""
+    """Return the advisories of other projects, and the tests here."""
     data = runpy.run_path(_ADVISORIES)
     rows = []
     for name, tests in data["COVERED"].items():
@@ -62,7 +79,7 @@ def advisories() -> str:
 
 
 def advisories_elsewhere() -> str:
-    """What is not ours to mend, and why."""
+    """Return the advisories that this project cannot fix, and why."""
     rows = [(name, prose(why)) for name, why in runpy.run_path(_ADVISORIES)["NOT_OURS"].items()]
     return table(("advisory", "why"), rows)
 
@@ -82,7 +99,7 @@ if there is an error.
 
 
 def findings() -> str:
-    """The page of all checks."""
+    """Return the page of all checks."""
     rows = [
         (
             f'<span id="{check.code.lower()}"></span>{code(check.code)}',
@@ -102,7 +119,7 @@ _IGNORED = "NVIDIA's, and nothing here"
 
 
 def installer_variables() -> str:
-    """The tables that the installer itself reads: what means something there, and what nothing."""
+    """Return the tables that the installer reads: variables with and without an effect."""
     rows = []
     for setting in SETTINGS:
         value = setting.default
@@ -115,7 +132,7 @@ def installer_variables() -> str:
 
 
 def plugin_variables() -> str:
-    """The keys of the configuration that variables stand for, and variables that mean nothing."""
+    """Return the configuration keys that variables set, and ignored variables."""
     named = [(name, flag) for flag in FLAGS for name in flag.variables]
     rows = [(code(name), code(flag.key)) for name, flag in named if not flag.is_ignored]
     ignored = [(name, flag.text) for name, flag in named if flag.is_ignored]
@@ -135,7 +152,7 @@ def _record() -> Mapping[str, Any]:
 
 
 def tested() -> str:
-    """Which containerd has run with which low-level runtime, and when."""
+    """Return which containerd has run with which low-level runtime, and when."""
     seen: dict[str, dict[str, str]] = defaultdict(dict)
     for run in _record().values():
         if not run["failed"]:
@@ -148,7 +165,7 @@ def tested() -> str:
 
 
 def tested_runs() -> str:
-    """Every run, with its figures."""
+    """Return every run, with its figures."""
     rows = [
         (
             f"`{name}`", run["containerd"], run["low_level"], run["date"],
@@ -183,24 +200,24 @@ To put a device back at any time, run `nvshim health clear`.
 *fault*: whose it is, when the end of a container is explained; empty if it ends no container.
 """
 
-# Of engines that are there several times.
+# Codes of engines that exist several times.
 _NUMBER: Final = re.compile(r" \d+(?=: exception$)")
 
 _SEVERITIES: Final = (
     (Severity.IGNORE, "logged and counted", "at once"),
     (
         Severity.SUSPECT,
-        "the device is still given; several in a while make it unhealthy",
+        "the device is still allocated; several in a while make it unhealthy",
         "after a while without an error",
     ),
     (
         Severity.UNHEALTHY,
-        "the device is not given",
+        "the device is not allocated",
         "after the quiet time without an error",
     ),
     (
         Severity.FATAL,
-        "no device of the GPU is given",
+        "no device of the GPU is allocated",
         "as above, once a reset, a reload of the driver or a boot was seen",
     ),
 )
@@ -209,7 +226,7 @@ _SCOPES: Final = {Scope.GPU: "GPU", Scope.INSTANCE: "instance"}
 
 
 def xids() -> str:
-    """The page of all errors."""
+    """Return the page of all errors."""
     severities = table(
         ("severity", "what it means", "when the device is well again"),
         [(code(severity.value), means, over) for severity, means, over in _SEVERITIES],
@@ -231,7 +248,7 @@ def xids() -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Numbers, with a range in place of those that follow each other: ``39-41, 70``."""
+    """Return numbers with ranges for consecutive ones: ``39-41, 70``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -241,13 +258,42 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
+# -- packages ----------------------------------------------------------------------------------
+
+
+def packages() -> str:
+    """Return which driver files packages open, and which capabilities they need."""
+    rows = []
+    for package in known_packages():
+        elsewhere = "" if package.index == "PyPI" else f" ({package.index})"
+        needs = ", ".join(map(code, package.needs))
+        also = [f"{code(capability)} for {why}" for capability, why in package.also.items()]
+        opens = [code(name) for name in package.opens]
+        opens += [f"({code(name)})" for name in package.mentions]
+        notes = [package.other, package.without and f"without: {package.without}"]
+        rows.append(
+            (
+                f"{package.name} {package.version}{elsewhere}",
+                "; ".join([needs, *also]),
+                ", ".join(opens),
+                prose("; ".join(filter(None, notes))),
+                _seen(package),
+            )
+        )
+    return table(("package", "needs", "opens, in order", "notes", "seen"), rows)
+
+
+def _seen(package: Package) -> str:
+    return f"{package.seen}, {', '.join(package.how)}"
+
+
 # -- capabilities ------------------------------------------------------------------------------
 
 _KINDS: Final = (Library, Program, ConfigFile, XorgModule, Socket)
 
 
 def capabilities() -> str:
-    """One row for each capability; one that has all of another names that, and what it adds."""
+    """Return one row for each capability; a superset names the other one, and what it adds."""
     rows = []
     for capability, mine in FILES.items():
         if not mine:
@@ -273,7 +319,7 @@ def capabilities() -> str:
 
 
 def _part_of(capability: str) -> str | None:
-    """The capability all of whose rows this one has, besides its own."""
+    """Return the capability whose rows this one contains, in addition to its own."""
     mine = set(FILES[capability])
     for other, rows in FILES.items():
         if rows and other != capability and set(rows) < mine:

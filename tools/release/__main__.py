@@ -15,11 +15,11 @@ from tools.release.readiness import require_ready
 
 
 def main() -> int:
-    """Make a release, or its chart alone; returns the exit status."""
+    """Make a release, or only its chart; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
-    parser.add_argument("directory", help="where the tree and the release are put")
-    parser.add_argument("--key", default="", help="the file of the key that signs it")
-    parser.add_argument("--chart-only", action="store_true", help="make the Helm chart alone")
+    parser.add_argument("directory", help="the output directory")
+    parser.add_argument("--key", default="", help="the file of the signing key")
+    parser.add_argument("--chart-only", action="store_true", help="only build the Helm chart")
     parser.add_argument("--cache", default=os.path.join(REPOSITORY, ".cache", "dist"))
     asked = parser.parse_args()
 
@@ -34,7 +34,7 @@ def main() -> int:
         missing = require_ready(inputs, key=asked.key)
         build(asked.directory, inputs, cache=asked.cache, key=asked.key)
         for line in missing:
-            print(f"a preview, and no release: {line}")
+            print(f"a preview, not a release: {line}")
 
     return reported("release", asked.directory, make)
 

@@ -1,4 +1,4 @@
-"""All files of a release, in one directory."""
+"""Build all files of a release in one directory."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "build"]
 
 KEYS: Final = "RELEASE_KEYS"
-"""The file of the repository with the keys that releases are signed by."""
+"""The repository's file with the public keys of releases."""
 
 
 def build(
     directory: str, inputs: Inputs, *, cache: str, key: str = "", say: Callable[[str], None] = print
 ) -> list[str]:
-    """Make a release of these inputs.
+    """Make a release from these inputs.
 
     Args:
-        directory: where the tree and the release are put, as ``tree`` and ``release``; an older
-            release is replaced as a whole.
-        key: the file of the key that signs it; nobody does if empty.
-        say: told each step in one line.
+        directory: gets the tree and the release, as ``tree`` and ``release``; an older release is
+            replaced as a whole.
+        key: the file of the signing key; without one the release is not signed.
+        say: called with one line for each step.
 
     Returns:
         The names of its files.
 
     Raises:
-        NvshimError: something cannot be made. What was there is as it was.
+        NvshimError: something could not be built. The previous release is unchanged.
     """
     if key:
-        public_half(key)  # before minutes of work
+        public_half(key)  # check it before minutes of work
     directory = os.path.abspath(directory)
     tree = build_tree(os.path.join(directory, "tree"), inputs, cache=cache, say=say)
     stem = archive_name(tree).removesuffix(".tar.gz")
@@ -83,7 +83,7 @@ def build(
 
 
 def _packages() -> dict[str, str]:
-    """The files of Debian's packages that a tree is made of."""
+    """Return the files of the Debian packages that a tree is made from."""
     return {name: os.path.join(default_cache(), "dist", name) for name in Packages.have().roots}
 
 

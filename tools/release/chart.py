@@ -16,12 +16,12 @@ _ALERTS: Final = os.path.join(_KUBERNETES, "manifests", "monitoring", "alerts.ya
 
 
 def chart_name(version: str) -> str:
-    """What the chart's archive is called."""
+    """Return the name of the chart's archive."""
     return f"{PROJECT}-chart-{version}.tgz"
 
 
 def files() -> dict[str, str]:
-    """The text of each of the chart's files, by its path below the chart's directory."""
+    """Return the text of each of the chart's files, by its path below the chart's directory."""
     paths = {
         os.path.relpath(os.path.join(above, name), _CHART): os.path.join(above, name)
         for above, _, names in os.walk(_CHART)
@@ -35,10 +35,10 @@ def files() -> dict[str, str]:
 
 
 def write_chart(path: str, epoch: int) -> None:
-    """Write the chart's archive, whole or not at all.
+    """Write the chart's archive, atomically.
 
     Args:
-        path: where to; what is there is replaced.
+        path: where to; an existing file is replaced.
         epoch: the time of each file, in seconds since 1970.
     """
     write_tar(path, {f"{PROJECT}/{name}": text.encode() for name, text in files().items()}, epoch)

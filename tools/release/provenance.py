@@ -1,6 +1,6 @@
-"""What a release was made of, and how: a statement for those who verify where software is from.
+"""A provenance statement: what a release was made from, and how.
 
-It has nothing of the machine and no time of its own, since two builds have to be the same.
+It contains nothing about the machine, and no time, because two builds must be identical.
 
 Source: in-toto.io, Statement v1; slsa.dev, provenance v1 (buildDefinition, runDetails).
 """
@@ -28,11 +28,11 @@ _PREDICATE: Final = "https://slsa.dev/provenance/v1"
 def statement(
     inputs: Inputs, directory: str, names: Iterable[str], packages: Mapping[str, str], commit: str
 ) -> dict[str, Any]:
-    """The statement of a release.
+    """Return the statement of a release.
 
     Args:
-        packages: for each of Debian's packages that it was made of, its file.
-        commit: the whole name of the commit; empty if it is not known.
+        packages: the file of each Debian package that it was made from.
+        commit: the full name of the commit; empty if unknown.
     """
     project = Project.of(inputs.source)
     of_git = {"digest": {"gitCommit": commit}} if commit else {}

@@ -23,12 +23,12 @@ __all__ = ["placeholders", "problems", "require_ready"]
 
 _CHANGES: Final = "CHANGELOG.md"
 _UNRELEASED: Final = "[Unreleased]"
-# Says what a placeholder is.
+# This file defines the placeholder.
 _ITSELF: Final = "tools/dist/project.py"
 
 
 def placeholders(source: str = REPOSITORY) -> list[str]:
-    """Where an address is to be filled in, as ``FILE:LINE: TEXT``."""
+    """Return the placeholder addresses in the project, as ``FILE:LINE: TEXT``."""
     found = []
     for name in _files(source):
         with open(os.path.join(source, name), encoding="utf-8", errors="replace") as file:
@@ -45,11 +45,11 @@ def _files(source: str) -> Iterator[str]:
 
 
 def problems(inputs: Inputs, *, key: str) -> list[str]:
-    """What keeps a checkout from being released.
+    """Return what is missing before a checkout can be released.
 
     Args:
-        inputs: what the release would be made of.
-        key: the file of the key that it would be signed by; empty if there is none.
+        inputs: the inputs of the release.
+        key: the file of the signing key; empty if there is none.
     """
     found = []
     if not inputs.released:
@@ -83,8 +83,8 @@ def require_ready(inputs: Inputs, *, key: str) -> list[str]:
     """Refuse to make a tagged release that is not ready.
 
     Args:
-        inputs: what it would be made of.
-        key: the file of the key that it would be signed by; empty if there is none.
+        inputs: the inputs of the release.
+        key: the file of the signing key; empty if there is none.
 
     Returns:
         What makes it a preview; empty if it is a release.
@@ -95,16 +95,16 @@ def require_ready(inputs: Inputs, *, key: str) -> list[str]:
     found = problems(inputs, key=key)
     if inputs.released and found:
         raise ReleaseNotReady(
-            f"the release {inputs.version}", found="; ".join(found), do="mend that, and tag anew"
+            f"the release {inputs.version}", found="; ".join(found), do="fix that, and tag again"
         )
     return found
 
 
 def main() -> None:
-    """List what is to be filled in."""
+    """List the placeholder addresses."""
     lines = placeholders()
     if lines:
-        print("To be filled in before a release (make release refuses a tagged one until then):")
+        print("Placeholder addresses (make release refuses to build a tagged release with them):")
     for line in lines:
         print(f"  {line}")
 

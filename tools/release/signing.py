@@ -1,6 +1,6 @@
 """Checksums, and a signature of them.
 
-The signature is SSH's: whoever has OpenSSH 8.1 or later can verify it, which is every node.
+The signature is SSH's: OpenSSH 8.1 or later, which every node has, can verify it.
 
 Source: ssh-keygen(1), -Y; PROTOCOL.sshsig of OpenSSH; sha256sum(1).
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NAMESPACE: Final = "containerd-shim-nvidia-release"
-"""What a signature is for: one of another namespace does not verify."""
+"""The signature's namespace: a signature with another namespace does not verify."""
 
 SIGNER: Final = "release"
-"""Whose key it is, in RELEASE_KEYS."""
+"""The key's owner in RELEASE_KEYS."""
 
 SUMS: Final = "SHA256SUMS"
 SIGNATURE: Final = f"{SUMS}.sig"
 
 
 def digest_of(path: str) -> str:
-    """A file's SHA-256, in hexadecimal digits."""
+    """Return a file's SHA-256, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -45,7 +45,7 @@ def sign(directory: str, key: str, keys: str) -> bool:
     """Sign the checksums, and verify the signature.
 
     Args:
-        key: the file of a private key, or of a public one whose private one an agent has.
+        key: the file of a private key, or of a public key whose private key an agent has.
         keys: the published file of keys that users verify with.
 
     Returns:
@@ -64,13 +64,13 @@ def sign(directory: str, key: str, keys: str) -> bool:
             raise SignatureFailed(
                 f"a signature by {key}",
                 found="one that does not verify",
-                do="see that the public key beside it is of the same pair",
+                do="check that the .pub file next to it belongs to this key",
             )
     return verifies(directory, keys)
 
 
 def verifies(directory: str, keys: str) -> bool:
-    """Whether a key of a file has signed the checksums, as a user would ask."""
+    """Whether a key in a file has signed the checksums, checked as a user would."""
     argv = ["ssh-keygen", "-Y", "verify", "-f", keys, "-I", SIGNER, "-n", NAMESPACE]
     with open(os.path.join(directory, SUMS), "rb") as sums:
         done = subprocess.run(
@@ -81,10 +81,10 @@ def verifies(directory: str, keys: str) -> bool:
 
 
 def public_half(key: str) -> str:
-    """The public half of a key: beside it, or in it.
+    """Return the public half of a key: from its .pub file, or from the key itself.
 
     Raises:
-        SignatureFailed: it is no key.
+        SignatureFailed: it is not a key.
     """
     path = key if key.endswith(".pub") else f"{key}.pub"
     if os.path.exists(path):

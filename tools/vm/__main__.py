@@ -19,7 +19,7 @@ from tools.images import busybox, glibc, write_archive
 from tools.vm import machine
 from tools.vm.guest import GUESTS, Guest, prepare
 
-# How much longer than on the host things may take.
+# The factor for timeouts, relative to the host.
 _PATIENCE: Final = 5
 
 _JOB: Final = """\
@@ -37,17 +37,17 @@ exec {command}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command in one guest after the other.
+    """Run a command in one guest after another.
 
     Args:
-        arguments: what the shell was given; ``sys.argv`` if None.
+        arguments: the command line; ``sys.argv`` if None.
 
     Returns:
-        The command's exit status, the first that is not 0; 1 with one line on stderr if there
-        was none.
+        The command's first exit status that is not 0; 1 with one line on stderr if there was
+        none.
     """
     options = _parser().parse_args(arguments)
-    # Whatever ends us, the machine and what was made for it go first.
+    # Remove the machine and its files before this process exits for any reason.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     worst = 0
     try:
@@ -64,18 +64,18 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.vm",
-        description="Run a command of this checkout in virtual machines made of Debian's packages.",
+        description="Run a command of this checkout in virtual machines with Debian.",
         allow_abbrev=False,
     )
-    parser.add_argument("--guest", action="append", choices=GUESTS, help="all if none is named")
+    parser.add_argument(
+        "--guest", action="append", choices=GUESTS, help="the guests to use (default: all)"
+    )
     parser.add_argument(
         "--cgroups", type=int, choices=machine.CGROUPS, default=machine.CGROUPS[-1],
         help="the version that systemd sets up (2); 1 needs a systemd that still can, as debian-12",
     )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=7200, help="seconds for each guest (7200)")
-    parser.add_argument(
-        "command", nargs="+", help="what to run, with the checkout as its directory"
-    )
+    parser.add_argument("command", nargs="+", help="the command, run in the checkout's directory")
     return parser
 
 
@@ -84,11 +84,11 @@ def _run(name: str, command: list[str], timeout: float, cgroups: int) -> int:
     guests = os.path.join(cache, "vm")
     began = time.monotonic()
     guest = prepare(name, guests, REPOSITORY, say=_say)
-    # One machine at a time, and one that writes what they all see.
+    # One machine at a time, because it writes files that all share.
     with locked(guests):
         images = write_archive(os.path.join(guests, "images.tar"), [busybox(), glibc()])
         node = os.path.join(guests, "node")
-        shutil.rmtree(node, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(node, ignore_errors=True)  # left by a killed run
         with SimulatedNode.create(node, Scenario.load("two"), say=_say):
             _say(f"{name} ready after {time.monotonic() - began:.0f} s")
             began = time.monotonic()
@@ -99,7 +99,7 @@ def _run(name: str, command: list[str], timeout: float, cgroups: int) -> int:
             code = machine.run(
                 guest, job, shares=shares, out=sys.stdout.buffer, timeout=timeout, cgroups=cgroups
             )
-    _say(f"{name} ended with {code} after {time.monotonic() - began:.0f} s")
+    _say(f"{name} exited with {code} after {time.monotonic() - began:.0f} s")
     return code
 
 

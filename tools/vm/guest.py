@@ -1,20 +1,20 @@
-"""What a guest boots from and runs with, kept in the cache.
+"""The files that a guest boots from and runs with, kept in the cache.
 
     DIR/root/      its files, with its kernel in boot/; its Python compiles modules for the guest
     DIR/disk.img   a disk with those
     DIR/tools/     the packages that tests need
-    DIR/site/      those that the shim needs, and nothing else
+    DIR/site/      only the packages that the shim needs
 
 Rules
-- It boots into a target of its own, which has what every system has (basic.target: udev, the
-  journal, D-Bus on demand) and the job, and none of what a machine with users has. What a first
-  boot would make or update is masked: it is made each time anew, since nothing is kept.
-- The Python packages are had by the host, in the versions and with the hashes of the requirements
-  files, and compiled by the guest's own interpreter, which runs on the host beside its libc: in the
-  guest it would take minutes.
-- A part is made anew when what it is made of has changed: a file beside it says of what it is. A
-  part that fails to be made has none. What the archive offers is no part of that; ``make clean``
-  forgets everything.
+- It boots into its own target, which contains the basic system (basic.target: udev, the journal,
+  D-Bus on demand) and the job, and no services for users. Work of a first boot is masked, because
+  it would be repeated each time: nothing is kept.
+- The host downloads the Python packages, in the versions and with the hashes of the requirements
+  files. The guest's interpreter compiles them, run on the host with its own libc: in the guest it
+  would take minutes.
+- A part is rebuilt when its inputs have changed, which a stamp file next to it records. A part that
+  could not be built has no stamp. The archive's contents do not count as inputs; ``make clean``
+  deletes everything.
 
 Source: mmdebstrap(1), initramfs-tools(7), systemd.exec(5), mke2fs(8); pip-install(1),
 "--python-version"; ld.so(8), "--library-path".
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 TARGET: Final = "nvshim.target"
-"""What a guest boots into."""
+"""The guest's boot target."""
 
-# What tests run in a guest, or need of it; and what the guest itself needs.
+# Packages for tests in the guest, and for the guest itself.
 _PACKAGES: Final = (
     "busybox-static", "containerd", "criu", "crun", "gcc", "iproute2", "iptables", "libc6-dev",
     "procps", "python3", "runc", "strace",
@@ -54,11 +54,11 @@ _PACKAGES: Final = (
 
 _JOB: Final = "usr/lib/nvshim/job"
 _BESIDE: Final = os.path.dirname(os.path.abspath(__file__))
-# The modules of this project, compiled for the guest where they are.
+# The project's modules, which are compiled in place for the guest.
 _ROOMS: Final = ("api", "hooks", "integration", "shim", "tests")
 
 _FILES: Final = {
-    # Of the initial root, what it needs to find the disk; before the kernel is installed.
+    # Only the modules to find the disk; must exist before the kernel is installed.
     "etc/initramfs-tools/conf.d/nvshim": "MODULES=list\n",
     "usr/share/initramfs-tools/modules.d/nvshim": "virtio_pci\nvirtio_blk\next4\n",
     f"etc/systemd/system/{TARGET}": """\
@@ -68,7 +68,7 @@ Requires=basic.target nvshim.service
 After=basic.target
 AllowIsolate=yes
 """,
-    # A container's process that the kernel kills for want of memory is no fault of the job.
+    # The kernel's OOM kill of a container's process must not fail the job.
     "etc/systemd/system/nvshim.service": f"""\
 [Unit]
 Description=What this machine was started for
@@ -89,7 +89,7 @@ StandardError=tty
 TTYPath=/dev/ttyS0
 """,
 }
-# Any id does, but without one the first boot would make it.
+# Any id is good; without one, the first boot would create it.
 _OF_MACHINE: Final = {
     "etc/machine-id": "6e7673686d2d766d2d67756573740001\n",
     "etc/fstab": "",
@@ -97,7 +97,7 @@ _OF_MACHINE: Final = {
     "etc/hosts": "127.0.0.1 localhost guest\n",
 }
 
-# Of no use here: each costs time, or waits for something that does not come.
+# Not needed here: each takes time, or waits for an event that does not happen.
 _MASKED: Final = (
     "apt-daily-upgrade.timer", "apt-daily.timer", "dpkg-db-backup.timer", "e2scrub_all.timer",
     "fstrim.timer", "getty@tty1.service", "ldconfig.service", "serial-getty@ttyS0.service",
@@ -112,60 +112,67 @@ _MASKED: Final = (
 )  # fmt: skip
 _NOT_NEEDED: Final = ("doc", "man", "locale", "info")
 
-# Room for what tests write: snapshots of containers, mostly.
+# Space for files of tests, mostly snapshots of containers.
 _SPARE_MIB: Final = 1024
 
-# How the machine's apt reaches the archive. Who may read it is told by files of their own.
-_REACH: Final = re.compile(r"^Acquire::(?:https?|Retries)\b.* \"[^\"]*\";$", re.MULTILINE)
+# The machine's apt settings for the archive's access, and whether a mirror may be out of date.
+# Credentials are in separate files.
+_REACH: Final = re.compile(
+    r"^Acquire::(?:https?|Retries|Check-Valid-Until)\b.* \"[^\"]*\";$", re.MULTILINE
+)
+
+DEVELOPMENT: Final = "requirements/dev.txt"
+RUNTIME: Final = "requirements/runtime.txt"
+"""The files that are installed in a guest, by their path in the repository."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A release of Debian, and where what is made of it is."""
+    """A release of Debian, and the directory of its parts."""
 
     release: str  # its codename ("bookworm")
     python: str  # the version of its Python ("3.11")
-    directory: str  # of its parts
+    directory: str  # the directory of its parts
 
     @property
     def root(self) -> str:
-        """Its files."""
+        """Return the directory of its files."""
         return os.path.join(self.directory, "root")
 
     @property
     def disk(self) -> str:
-        """Its disk, raw."""
+        """Return its raw disk."""
         return os.path.join(self.directory, "disk.img")
 
     @property
     def site(self) -> str:
-        """Python packages for the shim."""
+        """Return the directory of Python packages for the shim."""
         return os.path.join(self.directory, "site")
 
     @property
     def tools(self) -> str:
-        """Python packages for the tests."""
+        """Return the directory of Python packages for the tests."""
         return os.path.join(self.directory, "tools")
 
     def boots(self, name: str) -> str:
-        """The kernel (``vmlinuz``), or its initial root (``initrd.img``)."""
+        """Return the kernel (``vmlinuz``), or its initial root (``initrd.img``)."""
         [path] = glob.glob(os.path.join(glob.escape(self.root), "boot", f"{name}-*"))
         return path
 
 
 GUESTS: Final = {"debian-12": ("bookworm", "3.11"), "debian-13": ("trixie", "3.13")}
-"""Release and version of Python of each guest, by its name."""
+"""Release and Python version of each guest, by its name."""
 
 
 def prepare(name: str, cache: str, repository: str, *, say: Callable[[str], None]) -> Guest:
-    """Have a guest ready to be started; what is there already is not made again.
+    """Build the missing parts of a guest, and return it.
 
     Args:
-        cache: a directory of guests, made if missing.
-        repository: the checkout whose requirements and modules it is for.
+        cache: the directory of guests, created if missing.
+        repository: the checkout with the requirements and modules.
 
     Raises:
-        GuestNotBuilt: a part could not be made.
+        GuestNotBuilt: a part could not be built.
         ToolMissing: a program is not installed.
         PackagesError: the machine's apt configuration names no archive.
     """
@@ -178,8 +185,8 @@ def prepare(name: str, cache: str, repository: str, *, say: Callable[[str], None
                 say(f"installing {name} into a directory")
                 shutil.rmtree(guest.root, ignore_errors=True)
                 _make_disk(guest, say)
-        for part, requirements in ((guest.tools, "-dev"), (guest.site, "")):
-            path = os.path.join(repository, f"requirements{requirements}.txt")
+        for part, requirements in ((guest.tools, DEVELOPMENT), (guest.site, RUNTIME)):
+            path = os.path.join(repository, requirements)
             with _made(part, [path]) as stale:
                 if stale:
                     say(f"downloading Python packages for {name}")
@@ -191,7 +198,7 @@ def prepare(name: str, cache: str, repository: str, *, say: Callable[[str], None
 
 @contextlib.contextmanager
 def _made(part: str, sources: Iterable[str]) -> Iterator[bool]:
-    """Whether a part has to be made anew, which is done in the context."""
+    """Yield whether a part must be rebuilt; the caller does that in the context."""
     digest = hashlib.sha256()
     for path in sources:
         with open(path, "rb") as file:
@@ -230,17 +237,17 @@ def install(
     files: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Install packages of a release of Debian into a directory.
+    """Install packages of a Debian release into a directory.
 
     Args:
-        packages: what is installed, besides what each release has at least.
+        packages: the packages, in addition to each release's minimum.
         directory: where; it must not exist.
-        files: what is there before them, by the path.
+        files: files to create first, by their path.
 
     Raises:
         PackagesError: the machine's apt configuration names no archive.
         ToolMissing: mmdebstrap is not installed.
-        GuestNotBuilt: the packages could not be had or not be installed; nothing is left.
+        GuestNotBuilt: the packages could not be downloaded or installed; nothing is left.
     """
     argv = [
         "mmdebstrap", "--variant=minbase", "--mode=root", "--quiet", "--format=directory",
@@ -261,7 +268,7 @@ def install(
 
 
 def _machine_options() -> list[str]:
-    """What the machine's apt is told of proxies and passwords, as lines of apt.conf."""
+    """Return the machine's apt settings for proxies and passwords, as lines of apt.conf."""
     asked = "the machine's apt configuration"
     lines = _REACH.findall(tools.run(asked, ["apt-config", "dump"]))
     argv = ["apt-config", "shell", "FILE", "Dir::Etc::netrc/f", "PARTS", "Dir::Etc::netrcparts/d"]
@@ -282,10 +289,10 @@ def _install_python(guest: Guest, requirements: str, directory: str) -> None:
 
 
 def _compile(guest: Guest, directories: Iterable[str]) -> None:
-    """Compile what is not compiled yet, as the guest's interpreter does."""
+    """Compile modules without bytecode, with the guest's interpreter."""
     libraries = f"{guest.root}/usr/lib/x86_64-linux-gnu"
-    # Some packages ship templates and old syntax, on which this ends with 1: they stay as they
-    # are, and whoever imports one will see why.
+    # Some packages contain templates and old syntax, so this exits with 1. Such files stay
+    # uncompiled, and importing one shows its error.
     script = "import compileall, sys\nfor d in sys.argv[1:]: compileall.compile_dir(d, quiet=2)\n"
     argv = [
         f"{libraries}/ld-linux-x86-64.so.2", "--library-path", libraries,

@@ -1,9 +1,9 @@
-"""One run of one machine: boots, does its job, and tells the job's exit code.
+"""One run of one machine: boot, run the job, and return its exit code.
 
-The job is a shell script that runs as root when the guest is up. What it prints comes over the
-serial console and is passed on as it comes.
+The job is a shell script that runs as root once the guest is up. Its output arrives over the serial
+console, and is passed on at once.
 
-Source: qemu(1); isa-debug-exit (hw/misc/debugexit.c): the emulator ends with (code << 1) | 1.
+Source: qemu(1); isa-debug-exit (hw/misc/debugexit.c): the emulator exits with (code << 1) | 1.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tools.vm.guest import TARGET, Guest
 _CPUS: Final = 2
 _MEMORY_MIB: Final = 1024
 
-# Never "kvm": where it starts, it may hang (a nested machine); and times would not compare.
+# Never "kvm": it may hang in a nested machine, and times would not be comparable.
 _ACCELERATOR: Final = "tcg,thread=multi,tb-size=512"
 
-# With version 1, nothing of version 2 beside it, where crun 1.8 makes no cgroup.
+# cgroup v1 without a v2 hierarchy next to it, in which crun 1.8 creates no cgroup.
 _COMMAND_LINE: Final = (
     "console=ttyS0 quiet panic=-1 root=/dev/vda rootfstype=ext4 rw fsck.mode=skip"
     " systemd.unified_cgroup_hierarchy={unified} systemd.legacy_systemd_cgroup_controller=1"
@@ -36,11 +36,11 @@ _COMMAND_LINE: Final = (
 )
 
 CGROUPS: Final = (1, 2)
-"""Versions of cgroups that a guest can have; the newest is what it has by itself."""
+"""Versions of cgroups that a guest can have; the newest is its default."""
 
 _SHARED: Final = "security_model=none,multidevs=remap,readonly=on"
 
-# What job.sh adds to the exit code of the job.
+# The offset that job.sh adds to the job's exit code.
 _OFFSET: Final = 16
 
 
@@ -57,8 +57,8 @@ def run(
 
     Args:
         shares: directories of the host that the guest sees at the same paths, read-only.
-        out: what the console says is written there at once.
-        timeout: seconds that all of it may take.
+        out: gets the console's output at once.
+        timeout: seconds for the whole run.
         cgroups: one of :data:`CGROUPS`.
 
     Returns:
@@ -67,7 +67,7 @@ def run(
     Raises:
         ToolMissing: the emulator is not installed.
         MachineTimeout: it took too long. The machine is killed.
-        MachineFailed: the machine ended, and its job did not.
+        MachineFailed: the machine stopped before its job finished.
     """
     with tempfile.TemporaryDirectory(prefix="nvshim-job-") as directory:
         _write(directory, "shares", "".join(f"{_tag(i)} {p}\n" for i, p in enumerate(shares)))
@@ -78,7 +78,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A Ctrl-C at the terminal is for us, and we kill it then.
+            # Only this process gets a Ctrl-C at the terminal, and then kills the machine.
             start_new_session=True,
         )
         try:
@@ -96,7 +96,7 @@ def run(
     if code < (_OFFSET << 1 | 1) or not code & 1:
         raise MachineFailed(
             f"a job in {guest.release}",
-            found=f"the emulator ended with {code}; its last words: {last}",
+            found=f"the emulator exited with {code}; its last line: {last}",
         )
     return (code >> 1) - _OFFSET
 
@@ -104,17 +104,17 @@ def run(
 def command(
     guest: Guest, exported: Sequence[tuple[str, str]], cgroups: int = CGROUPS[-1]
 ) -> list[str]:
-    """The command line of the emulator.
+    """Return the command line of the emulator.
 
     Args:
         exported: directories of the host, and the tags under which the guest mounts them.
-        cgroups: as of :func:`run`.
+        cgroups: the same as for :func:`run`.
     """
     virtfs = []
     for path, tag in exported:
         virtfs += ["-virtfs", f"local,path={_escape(path)},mount_tag={tag},{_SHARED}"]
     return [
-        # The machine goes when its starter does, however that ends.
+        # The machine is killed when its parent exits in any way.
         tools.find("setpriv"), "--pdeathsig", "KILL",
         tools.find("qemu-system-x86_64"),
         "-machine", "pc-q35-7.2", "-accel", _ACCELERATOR, "-cpu", "max",
@@ -131,7 +131,7 @@ def command(
 
 
 def _relay(process: subprocess.Popen[bytes], out: BinaryIO, deadline: float) -> str | None:
-    """Pass the console on until it ends; its last lines, or None if time is up."""
+    """Copy the console until it closes; return its last lines, or None if time is up."""
     if process.stdout is None:
         return ""
     descriptor = process.stdout.fileno()
@@ -155,7 +155,7 @@ def _tag(number: int) -> str:
 
 
 def _escape(path: str) -> str:
-    """A path as a value of the emulator's options."""
+    """Return a path as a value of the emulator's options."""
     return path.replace(",", ",,")
 
 

@@ -1,4 +1,4 @@
-"""The programs that machines are made with."""
+"""The programs that create and run machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 
 
 def find(program: str) -> str:
-    """The path of a program.
+    """Return the path of a program.
 
     Raises:
         ToolMissing: it is not installed.
@@ -44,11 +44,11 @@ def run(
         argv: the command line; a program without a slash is looked up.
 
     Returns:
-        What it wrote to its standard output.
+        Its standard output.
 
     Raises:
         ToolMissing: it is not installed.
-        GuestNotBuilt: it ended with another code than 0.
+        GuestNotBuilt: its exit code is not 0.
     """
     program = argv[0] if "/" in argv[0] else find(argv[0])
     done = subprocess.run(
@@ -59,5 +59,7 @@ def run(
     if done.returncode != 0:
         said = (done.stderr or done.stdout).splitlines()
         why = [line for line in said if line.startswith(("E:", "ERROR", "error"))] or said[-3:]
-        raise GuestNotBuilt(asked, found=f"{argv[0]} ended with {done.returncode}: {' '.join(why)}")
+        raise GuestNotBuilt(
+            asked, found=f"{argv[0]} exited with {done.returncode}: {' '.join(why)}"
+        )
     return done.stdout

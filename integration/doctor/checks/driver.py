@@ -1,4 +1,4 @@
-"""NVIDIA's driver, its GPUs, device nodes and services: D001 to D017."""
+"""NVIDIA's driver, its GPUs, device nodes and services: D001 to D019."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from hooks.node.drained import DRIVER
+from integration.devices.drain_marks import OF_MIG
 from integration.doctor.facts import Driver, Machine, Nvml, Policy
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 
@@ -179,10 +180,32 @@ def _drained(driver: Driver) -> Iterator[Trouble]:
         command = "nvshim undrain " + ("--driver" if device == DRIVER else device)
         line = f"{device} is out of service {why}"
         if reset:
+            of_mig = reset.startswith(OF_MIG)
+            what, words = ("mig apply", "FILE") if of_mig else ("reset", device)
             yield Trouble(
-                f"{line}; its reset stopped at: {reset}",
-                remedy="wait for the running `nvshim reset`, or run it again",
-                command=f"nvshim reset {device}",
+                f"{line}; its {'change' if of_mig else 'reset'} stopped at: {reset}",
+                remedy=f"wait for the running `nvshim {what}`, or run it again",
+                command=f"nvshim {what} {words}",
             )
         else:
             yield Trouble(line, command=command)
+
+
+@check("D018")
+def _manifests(driver: Driver) -> Iterator[Trouble]:
+    for path, _, why in driver.manifests:
+        if why:
+            yield Trouble(
+                f"{path}: {why}",
+                severity=WARNING,
+                remedy="install the driver's package again; containers get the file as it is",
+            )
+    changed = [f"{path} ({', '.join(paths)})" for path, paths, why in driver.manifests if not why]
+    if changed:
+        yield Trouble(f"containers get changed copies of {listed(changed)}")
+
+
+@check("D019")
+def _others(driver: Driver) -> Iterator[str]:
+    if driver.others:
+        yield listed(driver.others)

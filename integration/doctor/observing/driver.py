@@ -17,11 +17,13 @@ from hooks.errors import DriverMismatch, InventoryError
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import read_majors
 from hooks.node.drained import read_drains
+from hooks.node.driver import Driver as FoundDriver
 from hooks.node.driver import find_driver
 from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.gpus import Gpu as FoundGpu
 from hooks.node.gpus import Nodes, find_gpus, look_at_nodes, mark_excluded
 from hooks.node.host_setup import is_loaded, may_make_nodes, parse_parameters
+from hooks.node.manifests import is_manifest, library_paths, read_manifest
 from hooks.node.roots import DRIVER_CONTAINER, choose, is_version, module_version
 from hooks.platforms import platform_of
 from integration.containers.node_processes import node_processes
@@ -46,14 +48,15 @@ def look_at_driver(places: Places) -> Driver:
     platform = platform_of(config)
     version = root = fault = ""
     mismatch = False
+    found: FoundDriver | None = None
     try:
-        driver = find_driver(fingerprint, config)
-        version, root = driver.version, places.within(driver.root)
+        found = find_driver(fingerprint, config)
+        version, root = found.version, places.within(found.root)
     except InventoryError as error:
         fault, mismatch = error.found, isinstance(error, DriverMismatch)
     gpus = find_gpus(fingerprint, config, None).gpus
     gpus, _ = mark_excluded(gpus, config.excluded_gpus)
-    other_dev = f"{driver.root}/dev" if root not in {"", "/"} else None
+    other_dev = f"{found.root}/dev" if found is not None and root != "/" else None
     nodes = look_at_nodes(config, gpus, (), other_dev)
     pci = tuple(_pci(config))
     lost = [gpu for gpu in gpus if not gpu.excluded and _is_lost(gpu, pci)]
@@ -88,7 +91,28 @@ def look_at_driver(places: Places) -> Driver:
         imex_channels=sum(name.startswith("channel") for name in channels),
         platform_faults=tuple(_platform_faults(config, platform)),
         drained=tuple((each.device, each.why, each.reset) for each in read_drains(config)),
+        manifests=tuple(_manifests(places, found)) if found is not None else (),
+        others=found.others if found is not None else (),
     )
+
+
+def _manifests(places: Places, driver: FoundDriver) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Yield manifests: the path of each, the paths in it, and why it is of no use ("" if it is)."""
+    names = {library.soname for library in driver.libraries}
+    for file in driver.files:
+        if not is_manifest(file.name):
+            continue
+        paths: tuple[str, ...] = ()
+        why = ""
+        try:
+            paths = library_paths(file.name, read_manifest(file.source))
+        except (OSError, ValueError) as error:
+            why = str(error)
+        unknown = [path for path in paths if os.path.basename(path) not in names]
+        if unknown:
+            why = f"it names {', '.join(unknown)}, which this driver does not have"
+        if paths or why:
+            yield places.within(file.source), paths, why
 
 
 def _pipes(places: Places) -> Iterator[str]:

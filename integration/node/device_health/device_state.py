@@ -22,8 +22,8 @@ Rules
   unnoticed. A device that answers but delivers no events stays suspect.
 - The driver's own recovery action decides, as with Xid 154: a reset or more counts as a fatal
   error, and "nothing left to recover" counts as a reset.
-- A lasting defect (memory rows that are pending a remap, or could not be remapped) counts once,
-  when it appears. So a person can return such a device to service.
+- A lasting defect (memory rows that are pending a remap, or could not be remapped, and the like)
+  counts once, when it appears. So a person can return such a device to service.
 - A person may return a device to service, except one that is lost.
 
 The module does no I/O and reads no clock; callers pass the time. All state is in
@@ -34,10 +34,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
+from api.values import dataclass, replace
 from integration.node.faults.xids import Severity
 from integration.node.values.health import HealthState
 
@@ -112,8 +112,8 @@ class Condition:
     lost: str = ""  # why the device does not answer; "" if it does
     was_away: bool = False  # whether the device itself, not NVML, stopped answering
     unwatched: str = ""  # why there are no events for it; "" if there are
-    pending: bool = False  # whether memory rows are pending a remap
-    failed: bool = False  # whether memory rows could not be remapped
+    pending: bool = False  # whether a repair waits for a reset
+    failed: bool = False  # whether memory is beyond repair
     asks: str = ""  # the recovery action that the driver names; "" for none
     falls: int = 0  # number of failures in a row
     fell: float = 0.0  # the last failure
@@ -152,10 +152,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """NVML answered, with this memory state."""
+    """NVML answered, with this state of the device."""
 
-    pending: bool = False  # whether memory rows are pending a remap
-    failed: bool = False  # whether memory rows could not be remapped
+    pending: str = ""  # which repair waits for a reset, for display; "" for none
+    failed: str = ""  # what is beyond repair, for display; "" for nothing
     # the recovery action that the driver names; "" for none, None if it names nothing
     asks: str | None = None
 
@@ -257,13 +257,12 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
             return _bad(known, Need.RESET, _ASKED, now, rules, remedy=answer.asks)
         known = step(known, Reset(), now, rules)
     failed, pending = answer.failed and not known.failed, answer.pending and not known.pending
-    known = replace(known, failed=answer.failed, pending=answer.pending)
+    known = replace(known, failed=bool(answer.failed), pending=bool(answer.pending))
     if failed:
-        reason = "memory rows could not be remapped"
         known = replace(known, last_error=now.boot)
-        return _bad(known, Need.RESET, reason, now, rules, remedy=_OF_ROWS)
+        return _bad(known, Need.RESET, answer.failed, now, rules, remedy=_OF_ROWS)
     if pending:
-        known = _suspected(known, "memory rows are pending a remap", now, _OF_PENDING)
+        known = _suspected(known, answer.pending, now, _OF_PENDING)
     if known.state == HealthState.UNHEALTHY and known.need < Need.RESET and not answer.pending:
         state = TRANSITIONS[known.state, Cause.ANSWERS]
         return replace(known, state=state, since=now.epoch, answers_since=now.boot)

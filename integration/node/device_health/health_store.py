@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, Final
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.node.fingerprint import read_text
 from integration.files import read_file, replace_file

@@ -43,11 +43,12 @@ from integration.node.device_health.device_state import (
     due,
     step,
 )
-from integration.node.faults.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
+from integration.node.faults.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of, xid_of
+from integration.node.faults.sxids import title_of
 from integration.node.faults.xids import Scope, Severity, about
 from integration.node.values.health import HealthState
 from integration.nvml.values import GpuEvent, GpuSample, Sample
-from shim.causes.xids import Action, recovery_action
+from shim.causes.xids import Action, Remedy, recovery_action
 
 _CONTAINED: Final = 94
 
@@ -303,8 +304,11 @@ def _gone(
 def judge(table: HealthTable, event: GpuEvent, policy: Policy) -> Verdict:
     """Return the meaning of an event."""
     gpu = table.gpu_of(event)
-    xid = about(event.xid) if event.kind == XID else None
+    number = xid_of(event)
+    xid = about(number) if number else None
     severity, remedy, over = severity_of(event, policy, table.contained.get(gpu))
+    if event.switch is not None:
+        return _judge_switch(table, gpu, title_of(event, event.switch), severity, remedy)
     if not gpu:
         suspects = tuple(uuid for uuid in table.places if uuid not in table.gone)
         serious = severity.weight >= Severity.UNHEALTHY.weight
@@ -326,6 +330,22 @@ def judge(table: HealthTable, event: GpuEvent, policy: Policy) -> Verdict:
         return Verdict(gpu, xid, severity, hit, remedy=remedy)
     capped = min(severity, Severity.SUSPECT, key=lambda each: each.weight)
     return Verdict(gpu, xid, capped, everything, certain=False, remedy=remedy)
+
+
+def _judge_switch(
+    table: HealthTable, gpu: str, what: str, severity: Severity, remedy: Remedy
+) -> Verdict:
+    """Return the meaning of an NVSwitch's error (:mod:`integration.node.faults.sxids`)."""
+    parted = {place.gpu for place in table.places.values() if not place.is_gpu}
+    linked = tuple(
+        uuid
+        for uuid, place in table.places.items()
+        if place.is_gpu and gpu in {"", uuid} and uuid not in table.gone | parted
+    )
+    if severity != Severity.FATAL or not linked:
+        return Verdict(gpu, None, Severity.IGNORE, (), what=what)
+    capped = severity if gpu else Severity.SUSPECT
+    return Verdict(gpu, None, capped, linked, certain=bool(gpu), remedy=remedy, what=what)
 
 
 def _instance(number: int | None) -> int | None:
@@ -423,8 +443,8 @@ def _after_answer(
     table = replace(table, counters={**table.counters, gpu.uuid: counted})
     parts = {device.uuid for device in gpu.mig}
     answer = Answer(
-        pending=bool(gpu.rows_pending),
-        failed=bool(gpu.rows_failed),
+        pending=_first_of(_PENDING, gpu),
+        failed=_first_of(_FAILED, gpu),
         asks=_asked(gpu.recovery_action),
     )
     # An answer from before the last error proves nothing.
@@ -434,6 +454,22 @@ def _after_answer(
         if (uuid == gpu.uuid or uuid in parts) and when > table.conditions[uuid].last_error
     ]
     return _stepped(table, proven, answer, now, rules)
+
+
+_PENDING: Final = {
+    "rows_pending": "memory rows are pending a remap",
+    "channel_repair_pending": "a memory channel is pending a repair",
+    "tpc_repair_pending": "a processing cluster is pending a repair",
+}
+_FAILED: Final = {
+    "rows_failed": "memory rows could not be remapped",
+    "unrepairable_memory": "it has memory that cannot be repaired",
+}
+
+
+def _first_of(reasons: Mapping[str, str], gpu: GpuSample) -> str:
+    """Return the reason of the first flag that is set; "" if none is."""
+    return next((reason for name, reason in reasons.items() if getattr(gpu, name)), "")
 
 
 def _asked(action: int | None) -> str | None:

@@ -16,9 +16,9 @@ only holder of a GPU that fell off the bus does not make the failure that contai
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
+from api.values import dataclass
 from integration.containers.bundles import Container
 from integration.containers.cgroups import cgroups_in, own_cgroup
 from integration.node.faults.policy import Verdict

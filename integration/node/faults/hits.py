@@ -22,9 +22,9 @@ Source: NVIDIA's Xid catalogue; "Multi-Process Service", error containment.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from integration.containers.bundles import Container
 from integration.node.faults.fault_attribution import Attribution, How
 from integration.node.faults.policy import Verdict
@@ -71,7 +71,7 @@ def hits_of(
         mps: UUIDs of GPUs whose containers share an MPS server.
     """
     xid = verdict.xid
-    if event.kind != XID or xid is None or not xid.ends or is_nonfatal(event.xid, event.text):
+    if xid is None or not xid.ends or is_nonfatal(event.xid, event.text):
         return ()
     blamed, needed = with_recovery(xid, action)
     own = whose.container

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from integration.containers.bundles import Container
 from integration.node.faults.fault_log import GPU_MEMORY
 from integration.node.faults.hits import Hit

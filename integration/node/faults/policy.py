@@ -12,8 +12,10 @@ Sources of the severity; a later one overrides an earlier one:
 Then the context of the error applies
 - A double-bit ECC error (48) close to a contained error (94) was contained: no reset is needed.
 - An NVLink error (144 to 150) whose line says "Nonfatal" is ignored, unless 2 or 4 names it.
-- If the driver names its recovery action (154), that decides: reset, reboot, or nothing. An action
-  that this version does not know makes the device unhealthy.
+- If the driver names its recovery action (154, and NVML's event for it), that decides: reset,
+  reboot, or nothing. An action that this version does not know makes the device unhealthy. What the
+  operator says of 154 counts for both.
+- A fatal error of an NVSwitch is fatal for the GPU at its port (:mod:`.sxids`).
 
 NVIDIA's plugin skips words that it does not understand; here a word that is not a number is an
 error.
@@ -29,9 +31,17 @@ from typing import Final
 
 from hooks.config import Config
 from integration.agent_errors import XidListWrong
+from integration.node.faults.sxids import is_fatal
 from integration.node.faults.xids import Severity, Xid, about
 from integration.nvml.values import GpuEvent
-from shim.causes.xids import RECOVERY, Action, Remedy, is_nonfatal, recovery_asked
+from shim.causes.xids import (
+    RECOVERY,
+    Action,
+    Remedy,
+    is_nonfatal,
+    recovery_action,
+    recovery_asked,
+)
 
 DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
@@ -115,6 +125,7 @@ def _numbers(variable: str, text: str) -> tuple[frozenset[int], frozenset[str]]:
 
 ECC_DOUBLE: Final = "ecc-double"
 XID: Final = "xid"
+RECOVERY_ACTION: Final = "recovery-action"
 DBE: Final = 48
 
 TOGETHER: Final = 30.0
@@ -133,16 +144,29 @@ class Verdict:
     remedy: Remedy = Remedy.NOTHING  # what a person can do
     over: bool = False  # whether the driver says that nothing is left to recover
     blamed: tuple[str, ...] = ()  # display names of the containers it is attributed to
+    what: str = "a double-bit ECC error"  # in words, without a number
 
     @property
     def reason(self) -> str:
         """The reason for a device's state."""
-        what = "a double-bit ECC error"
+        what = self.what
         if self.xid is not None:
             what = f"XID {self.xid.number}: {self.xid.meaning}"
         if self.certain:
             return what
         return f"{what}, of {'another instance of it' if self.gpu else 'an unknown GPU'}"
+
+
+def xid_of(event: GpuEvent) -> int:
+    """Return the number that an event is judged by; 0 for none."""
+    return RECOVERY if event.kind == RECOVERY_ACTION else event.xid
+
+
+def action_of(event: GpuEvent) -> Action | None:
+    """Return the recovery action that an event names; None if it names none."""
+    if event.action is not None:
+        return recovery_action(event.action)
+    return recovery_asked(event.text) if event.xid == RECOVERY else None
 
 
 def severity_of(
@@ -155,16 +179,20 @@ def severity_of(
     """
     if event.kind == ECC_DOUBLE:  # its XID says whether it was contained
         return Severity.SUSPECT, Remedy.RESET_LATER, False
-    if event.kind != XID:
+    if is_fatal(event):
+        remedy = Remedy.RESET if event.gpu else Remedy.SWITCHES
+        return Severity.FATAL, remedy, False
+    number = xid_of(event)
+    if not number:
         return Severity.IGNORE, Remedy.NOTHING, False
-    severity, remedy = policy.severity(event.xid), about(event.xid).remedy
+    severity, remedy = policy.severity(number), about(number).remedy
     if is_nonfatal(event.xid, event.text) and not policy.names(event.xid):
         return Severity.IGNORE, remedy, False
     was_contained = contained is not None and abs(event.when - contained) <= TOGETHER
     if event.xid == DBE and severity == Severity.FATAL and was_contained:
         return Severity.UNHEALTHY, remedy, False
-    if event.xid == RECOVERY and severity == Severity.SUSPECT:
-        return _ACTIONS[recovery_asked(event.text)]
+    if number == RECOVERY and severity == Severity.SUSPECT:
+        return _ACTIONS[action_of(event)]
     return severity, remedy, False
 
 

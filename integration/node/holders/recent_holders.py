@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from integration.containers.bundles import Container
 from integration.node.holders.values import DeviceUse, Holding, Ledger
 

@@ -18,9 +18,9 @@ Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVID
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api.values import dataclass
 from integration.agent_errors import MpsNotReady
 from integration.node.mps.paths import SHM, Places, shm
 from integration.node.values.resources import Resource, Settings

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.node.driver import Driver
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
@@ -114,10 +114,13 @@ class Plan:
             f"set_default_active_thread_percentage {self.percentage}",
             *(
                 f"set_default_device_pinned_mem_limit {number} {self.limits[uuid]}M"
-                for number, uuid in enumerate(devices)
-                if uuid in self.limits
+                for number, uuid in self.limited(devices)
             ),
         )
+
+    def limited(self, devices: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+        """Return those of a daemon's devices whose memory is limited: number and UUID of each."""
+        return tuple(each for each in enumerate(devices) if each[1] in self.limits)
 
 
 def plan_of(resource: Resource, inventory: Inventory) -> Plan:

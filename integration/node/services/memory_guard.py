@@ -29,7 +29,6 @@ from api.errors import NvshimError, printable
 from hooks.config import Beyond
 from integration.agent_errors import ContainerNotKilled
 from integration.containers.bundles import Container
-from integration.containers.shim_client import kill
 from integration.detached import run_detached
 from integration.node.faults.hits import Hit
 from integration.node.faults.limits import (
@@ -195,6 +194,9 @@ async def _kill_container(container: Container) -> None:
     asked = f"to kill the container {container.title}"
     if not container.address:
         raise ContainerNotKilled(asked, found="the address of its shim is unknown")
+    # Half a megabyte, which few agents need.
+    from integration.containers.shim_client import kill  # noqa: PLC0415
+
     try:
         await kill(container, signal.SIGKILL, timeout=_KILL_TIMEOUT)
     except (NvshimError, OSError) as error:

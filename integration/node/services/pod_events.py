@@ -118,7 +118,7 @@ def _notices(ledger: Ledger) -> Iterator[Notice]:
             missing.device, "DeviceMissing",
             f"container {missing.container} runs without {missing.device} ({missing.resource}), "
             "which the kubelet allocated to it; check that the pod names the shim's RuntimeClass, "
-            "and run `nvshim doctor` on the node",
+            "or that the agent served NRI when it started, and run `nvshim doctor` on the node",
         )  # fmt: skip
     for denied in ledger.denied:
         yield Notice(

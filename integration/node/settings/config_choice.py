@@ -17,9 +17,9 @@ Source: k8s-device-plugin cmd/config-manager/main.go; Kubernetes, "Downward API"
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.schema import Declarations, list_of, one_of, text
 from integration.agent_errors import NoSettingsChosen, SettingsUnreadable
 from integration.files import read_some

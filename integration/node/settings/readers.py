@@ -39,6 +39,9 @@ _UUID: Final = rf"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 _DEVICE: Final = re.compile(
     rf"\d+(:\d+)?|(?P<new>GPU-|MIG-){_UUID}|(?P<old>MIG-GPU-){_UUID}/\d+/\d+", re.ASCII
 )
+PATTERN: Final = "*"
+"""Stands for any characters in the name of a GPU's model."""
+
 _FEWEST_REPLICAS: Final = 2
 # More than fit into one message to the kubelet for a single GPU. The exact limit depends on the
 # node's devices (integration.node.services.plugin.resources checks it).
@@ -219,9 +222,15 @@ def _devices(value: Any) -> tuple[tuple[str, ...] | None, int | None]:
         return None, count
     devices = []
     for number, entry in enumerate(value):
+        if isinstance(entry, str) and PATTERN in entry:
+            devices.append(_printable(entry))
+            continue
         device = _DEVICE.fullmatch(str(entry) if isinstance(entry, (str, int)) else "")
         if device is None:
-            wanted = "an index (0, or 0:1 for a MIG device) or a UUID"
+            wanted = (
+                "an index (0, or 0:1 for a MIG device), a UUID, or a pattern of the GPU's name such"
+                " as *H100*"
+            )
             raise WrongValue(wanted, entry, f"[{number}]")
         prefix = device["new"] or device["old"] or ""
         devices.append(prefix + device[0].removeprefix(prefix).lower())

@@ -236,17 +236,24 @@ def _resources(value: Any, at: Place) -> tuple[SharedResource, ...]:
 
 
 def _check_names(resource: SharedResource, before: Sequence[SharedResource], at: Place) -> None:
-    """Check that an entry has a resource name and devices that no earlier entry has."""
+    """Check that an entry has a resource name and devices that no earlier entry has.
+
+    Entries of one resource with devices of their own may differ in nothing but their replicas. An
+    MPS daemon has one limit for all its devices, so with MPS each of them is a resource of its own.
+    """
     alike = [each for each in before if each.name == resource.name]
-    taken = {each.name for each in before} | {each.rename for each in before} - {""}
+    is_mps = at.path.startswith("sharing.mps.")
+    others = before if is_mps else [each for each in before if each not in alike]
+    taken = {each.name for each in others} | {each.rename for each in others} - {""}
     if not alike and resource.name in taken:
         at.key("name").fail(resource.name, _UNUSED)
     if resource.rename in taken:
         at.key("rename").fail(resource.rename, _UNUSED)
-    if not all(each.devices and each.rename for each in (*alike, resource) if alike):
+    needed = "devices and rename" if is_mps else "devices"
+    entries = (*alike, resource) if alike else ()
+    if not all(each.devices and (each.rename or not is_mps) for each in entries):
         at.key("name").fail(
-            resource.name,
-            f"{_UNUSED}; or set devices and rename in each entry with this name",
+            resource.name, f"{_UNUSED}; or set {needed} in each entry with this name"
         )
     for each in alike:
         if both := {*(each.devices or ())} & {*(resource.devices or ())}:

@@ -47,8 +47,8 @@ from integration.node.values.claims import (
 )
 
 __all__ = [
-    "UUIDS", "drivers", "held", "is_written", "known_fields", "load", "plugin_allocated",
-    "read_record", "recorded", "save", "save_drivers", "write_record",
+    "UUIDS", "claims_of", "drivers", "held", "is_written", "known_fields", "load",
+    "plugin_allocated", "read_record", "recorded", "save", "save_drivers", "write_record",
 ]  # fmt: skip
 
 UUIDS: Final = ("GPU-", "MIG-")
@@ -87,7 +87,10 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
     Raises:
         DraStateUnwritten: writing failed. The file is as before.
     """
-    texts = [_text(claim, claim.phase, claim.previous) for claim in claims]
+    texts = [
+        _text(claim, claim.phase, claim.previous, claim.pod_claim, has_metadata=claim.has_metadata)
+        for claim in claims
+    ]
     if texts or os.path.lexists(os.path.join(config.state, _FILE)):
         write_record(config, _FILE, "claims", f"[{', '.join(texts)}]")
 
@@ -152,19 +155,28 @@ def write_record(config: Config, file: str, key: str, value: str) -> None:
 
 
 @lru_cache(_MOST_TEXTS)
-def _text(claim: Claim, phase: ClaimPhase, previous: tuple[ClaimDevice, ...]) -> str:
+def _text(
+    claim: Claim,
+    phase: ClaimPhase,
+    previous: tuple[ClaimDevice, ...],
+    pod_claim: str | None,
+    *,
+    has_metadata: bool,
+) -> str:
     """Return a claim as JSON.
 
-    Each change writes all claims, of which the others are in the cache. Equal claims may be in
-    different phases, so those are arguments of their own.
+    Each change writes all claims, of which the others are in the cache. Equal claims may differ in
+    the other arguments.
     """
-    content = asdict(claim)
-    del content["phase"], content["previous"]
-    if phase is not ClaimPhase.PREPARED:
-        content["phase"] = phase
-    if previous:
-        content["previous"] = [asdict(each) for each in previous]
-    return json.dumps(content)
+    rare = {
+        "phase": "" if phase is ClaimPhase.PREPARED else phase,
+        "previous": [asdict(each) for each in previous],
+        "pod_claim": pod_claim,
+        "has_metadata": has_metadata,
+    }
+    content = {key: value for key, value in asdict(claim).items() if key not in rare}
+    told = {key: value for key, value in rare.items() if value or value is None}
+    return json.dumps({**content, **told})
 
 
 def _write_over(path: str, content: bytes) -> bool:
@@ -182,9 +194,12 @@ def _write_over(path: str, content: bytes) -> bool:
 
 def held(config: Config) -> tuple[ClaimDevice, ...]:
     """Return the devices in the checkpoint, except those with admin access."""
-    return tuple(
-        device for claim in _read(config) or () for device in claim.held if not device.admin
-    )
+    return tuple(device for claim in claims_of(config) for device in claim.held if not device.admin)
+
+
+def claims_of(config: Config) -> tuple[Claim, ...]:
+    """Return the claims in the checkpoint; none without a checkpoint of this boot."""
+    return tuple(_read(config) or ())
 
 
 def _boot(config: Config) -> str:
@@ -202,6 +217,8 @@ def _read(config: Config) -> list[Claim] | None:
                 tuple(map(_device, each["devices"])),
                 _phase(each.get("phase")),
                 tuple(map(_device, each.get("previous", ()))),
+                None if (name := each.get("pod_claim", "")) is None else str(name),
+                each.get("has_metadata") is True,
             )
             for each in read_record(config, _FILE)["claims"]
         ]
@@ -236,7 +253,7 @@ def _from_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
         for each in data.get("ClaimInfoStateList") or ():
             prepared = (each.get("DriverState") or {}).get(driver) or {}
             # A kubelet that called twice recorded the answer twice.
-            unique = {str(one): one for one in prepared.get("Devices") or ()}.values()
+            unique = [*{str(one): one for one in prepared.get("Devices") or ()}.values()]
             devices = tuple(
                 ClaimDevice(
                     str((one.get("RequestNames") or [""])[0]),
@@ -249,9 +266,12 @@ def _from_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                 for one in unique
             )
             if devices:
+                names = [name for one in unique for name in one.get("CDIDeviceIDs") or ()]
                 yield Claim(
-                    str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices
-                )
+                    str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices,
+                    pod_claim=None,
+                    has_metadata=any(str(name).startswith(f"{driver}/metadata=") for name in names),
+                )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError):
         return
 

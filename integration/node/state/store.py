@@ -39,9 +39,9 @@ from integration.nvml.values import GpuEvent, Sample, Sampler, now
 class Unsampled:
     """The sampler while no monitor runs: every sample is a failure."""
 
-    async def sample(self, *, max_age: float) -> Sample:
+    async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         """See :class:`~integration.nvml.values.Sampler`."""
-        del max_age
+        del max_age, profile
         return Sample(now(), failure="no monitor samples NVML")
 
 
@@ -79,6 +79,10 @@ class State:
         self.sample: Topic[Sample | None] = Topic(
             None, ServiceName.MONITOR, "the newest sample of NVML"
         )
+        self.cliques: Topic[frozenset[str] | None] = Topic(
+            None, ServiceName.MONITOR,
+            "the NVLink cliques that GPUs of the node are in; none before the first sample",
+        )  # fmt: skip
         self.unwatched: Topic[Mapping[str, str]] = Topic(
             {}, ServiceName.MONITOR,
             "why a GPU's events cannot be received, by UUID (empty string: all GPUs)",
@@ -93,6 +97,10 @@ class State:
         self.nvml_pause: Topic[str] = Topic(
             "", ServiceName.MONITOR, "why NVML is closed for another process; empty if it is not"
         )
+        self.resetting_gpus: Topic[frozenset[str]] = Topic(
+            frozenset(), ServiceName.MONITOR,
+            "the GPUs whose reset or MIG layout has NVML closed, by UUID; empty if none has",
+        )  # fmt: skip
 
         # -- health, causes, memory guard, ledger ----------------------------------------------
         self.health: Topic[Mapping[str, Condition]] = Topic(
@@ -123,6 +131,9 @@ class State:
         )
         self.resources: Topic[tuple[Resource, ...]] = Topic(
             (), ServiceName.PLUGIN, "the resources that the kubelet is offered"
+        )
+        self.announced: Topic[bool] = Topic(
+            False, ServiceName.PLUGIN, "whether a kubelet got a list of devices, or none is due"
         )
         self.plugin_allocations: Topic[Mapping[str, float]] = Topic(
             {}, ServiceName.PLUGIN,

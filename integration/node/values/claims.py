@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+from api.values import dataclass, field, replace
 
 __all__ = [
     "ALL", "GPU", "INTERVALS", "MEBI", "MIG", "PART", "Claim", "ClaimDevice", "ClaimPhase",
@@ -68,6 +69,8 @@ class ClaimDevice:
     share: str = ""  # the id of the claim's share of the device; "" for the whole device
     memory: int = 0  # MiB of the share; 0 if the allocation does not say
     shares: int = 0  # how many of the device's shares; 0 if the allocation does not say
+    # the subrequest that the scheduler chose ("any" of "gpu/any"); "" without a choice
+    chosen: str = field(default="", compare=False)
 
 
 class Reference(NamedTuple):
@@ -95,6 +98,10 @@ class Claim:
     phase: ClaimPhase = field(default=ClaimPhase.PREPARED, compare=False)
     # what it had prepared before the transaction that is now in progress
     previous: tuple[ClaimDevice, ...] = field(default=(), compare=False)
+    # what the pod calls it, if it was made from a template, else ""; None if that is unknown
+    pod_claim: str | None = field(default="", compare=False)
+    # whether its containers get files with the attributes of its devices
+    has_metadata: bool = field(default=False, compare=False)
 
     @property
     def reference(self) -> Reference:

@@ -59,6 +59,8 @@ class Counters:
         updates: lists of devices sent to a kubelet, by resource.
         last_xids: when the driver last reported an error, in seconds since boot, by the GPU's UUID
             and the error's number. The state's ``xid_counts`` has how many there were.
+        switch_errors: errors of NVSwitches, by the switch, its PCI address, the error's number and
+            its severity.
         faults: faults that hit containers, by kind, number ("" for none) and cause.
         restarts: restarts of services, by name.
         checks: checks of the node, by result; a check that found a fault has the result failed.
@@ -66,6 +68,7 @@ class Counters:
         latest_check: when the latest check was, in seconds since boot; None if there was none.
         last_good_check: when the latest check without a fault was, in seconds since boot; None if
             there was none.
+        nri_answers: answers to NRI about containers with GPUs, by result.
     """
 
     def __init__(self) -> None:
@@ -74,12 +77,14 @@ class Counters:
         self.registrations: dict[Labels, int] = {}
         self.updates: dict[Labels, int] = {}
         self.last_xids: dict[Labels, float] = {}
+        self.switch_errors: dict[Labels, int] = {}
         self.faults: dict[Labels, int] = {}
         self.restarts: dict[Labels, int] = {}
         self.checks: dict[Labels, int] = {}
         self.check_durations = Durations()
         self.latest_check: float | None = None
         self.last_good_check: float | None = None
+        self.nri_answers: dict[Labels, int] = {}
 
     def allocated(self, resource: str, seconds: float, result: str) -> None:
         """Count a response to Allocate.
@@ -104,7 +109,13 @@ class Counters:
         _count(self.updates, (resource,))
 
     def add_event(self, event: GpuEvent) -> None:
-        """Note the time of an Xid. The state calls this for each of its ``gpu_events``."""
+        """Note the time of an Xid, and count an NVSwitch's error.
+
+        The state calls this for each of its ``gpu_events``.
+        """
+        if (error := event.switch) is not None:
+            labels = (error.switch, event.bus_id, str(error.number), error.severity)
+            _count(self.switch_errors, labels, event.times)
         if event.xid:
             key = _bounded(self.last_xids, (event.gpu, str(event.xid)))
             self.last_xids[key] = event.when
@@ -116,6 +127,10 @@ class Counters:
     def restarted(self, service: str) -> None:
         """Count a restart of a service."""
         _count(self.restarts, (service,))
+
+    def nri_answered(self, result: str) -> None:
+        """Count an answer to NRI: :data:`OK`, :data:`REFUSED` or :data:`FAILED`."""
+        _count(self.nri_answers, (result,))
 
     def checked(self, seconds: float, *, faults: bool) -> None:
         """Count a check of the node."""
@@ -133,6 +148,6 @@ def _bounded(counted: Mapping[Labels, object], key: Labels) -> Labels:
     return (OTHERS,) * len(key)
 
 
-def _count(counted: dict[Labels, int], key: Labels) -> None:
+def _count(counted: dict[Labels, int], key: Labels, times: int = 1) -> None:
     key = _bounded(counted, key)
-    counted[key] = counted.get(key, 0) + 1
+    counted[key] = counted.get(key, 0) + times

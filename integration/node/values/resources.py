@@ -59,7 +59,8 @@ class SharedResource:
     name: str  # the resource's name ("nvidia.com/gpu")
     replicas: int  # how many containers may share each device
     rename: str = ""  # the name of the shared resource; "" for the same name
-    devices: tuple[str, ...] | None = None  # the shared devices, by UUID or index; None for all
+    # the shared devices, by UUID, index or a pattern of the model's name; None for all
+    devices: tuple[str, ...] | None = None
     count: int | None = None  # how many devices are shared, lowest index first; None for all
 
 
@@ -129,12 +130,16 @@ class Resource:
     name: str  # "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
     devices: tuple[Device, ...]  # its devices, in the order of their indices
     sharing: str = ""  # TIME_SLICING, MPS; "" if its devices are not shared
-    replicas: int = 1  # shares of each device; 1 if they are not shared
+    replicas: int = 1  # shares of each device, at most; 1 if they are not shared
     one_each: bool = False  # whether a request for more than one is refused
     original: str = ""  # the name before renaming
     # the devices by id; there may be thousands
     by_id: Mapping[str, Device] = field(init=False, repr=False, compare=False)
+    unhealthy: frozenset[str] = field(init=False, repr=False, compare=False)  # ids of these devices
 
     def __post_init__(self) -> None:
-        """Build the index once, because every call of the kubelet uses it."""
-        object.__setattr__(self, "by_id", {device.id: device for device in self.devices})
+        """Build the indices once, because every call of the kubelet uses them."""
+        by_id = {device.id: device for device in self.devices}
+        object.__setattr__(self, "by_id", by_id)
+        unhealthy = frozenset(id_ for id_, device in by_id.items() if not device.is_healthy)
+        object.__setattr__(self, "unhealthy", unhealthy)

@@ -1,4 +1,4 @@
-"""What tests of pods share: a containerd that serves the CRI, and pods that leave nothing."""
+"""Fixtures for pods: a containerd that serves the CRI, and pods that leave nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HANDLER: Final = "runc" if os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK else "
 def cri_containerd(
     shim_directory: str, shim_config: str, parts: Parts, low_level: str | None, workshop: str
 ) -> Iterator[CriContainerd]:
-    """The containerd of the session. Tests ask for ``pods``, which looks for leaks."""
+    """Return the session's containerd. Tests use ``pods``, which checks for leaks."""
     crun = crun_for_this_host(workshop, parts.crun)
     plugin = CriPlugin(_handlers(workshop, crun, low_level), sandbox_image=PAUSE)
     with containerd_for_pods(
@@ -44,7 +44,7 @@ def cri_containerd(
 
 @pytest.fixture
 def pods(cri_containerd: CriContainerd) -> Iterator[Pods]:
-    """Pods with the runtime under test. The test fails if anything of them is left."""
+    """Return pods with the runtime under test. The test fails if they leave anything."""
     with nothing_left(cri_containerd):
         pods = Pods(cri_containerd, HANDLER)
         yield pods
@@ -55,7 +55,7 @@ def pods(cri_containerd: CriContainerd) -> Iterator[Pods]:
 
 @pytest.fixture
 def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Pods:
-    """Pods on the node with two GPUs."""
+    """Return pods on the node with two GPUs."""
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     configure(node=two_gpus)
@@ -63,11 +63,11 @@ def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None]) ->
 
 
 def _handlers(workshop: str, crun: str, low_level: str | None) -> dict[str, Any]:
-    """The handlers: that of docs/engines.md, others of ours, and containerd's to compare."""
+    """Return the handlers: the one in docs/engines.md, more of ours, and containerd's own."""
     with open(os.path.join(REPOSITORY, "docs/engines.md"), encoding="utf-8") as file:
         found = re.search(r"```toml\n(# /etc/containerd/config.toml.*?)```", file.read(), re.DOTALL)
     assert found is not None
-    # No systemd runs where the tests do.
+    # The tests run where there is no systemd.
     text = found[1].replace("SystemdCgroup = true", "SystemdCgroup = false")
     assert text != found[1]
     plugin = tomllib.loads(text)["plugins"]["io.containerd.grpc.v1.cri"]
@@ -77,7 +77,7 @@ def _handlers(workshop: str, crun: str, low_level: str | None) -> dict[str, Any]
     plain: dict[str, Any] = {"runtime_type": OURS}
     stock: dict[str, Any] = {"runtime_type": STOCK}
     if low_level:
-        # containerd 1.6 hands on nothing else to ours.
+        # containerd 1.6 passes nothing else to our shim.
         chosen = {"ConfigPath": _write(f"{workshop}/low-level.toml", {"BinaryName": low_level})}
         handlers["nvidia"]["options"].update(chosen)
         plain["options"] = chosen

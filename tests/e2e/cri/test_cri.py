@@ -18,12 +18,13 @@ import pytest
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused, CriUnreachable
+from integration.node.services.metrics.pod_labels import PodLabels
 from tests.harness.pods import IDLE, PodContainer, Pods, host_directory
 from tests.harness.raising import raises
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
-# Of each process: what it is, which namespaces and cgroup it has, and what it may.
+# Prints a process's identity, namespaces, cgroup and permissions.
 PORTRAIT: Final = """
 id; pwd; umask; hostname | tr -d 0-9
 env | grep -v HOSTNAME | sort
@@ -49,8 +50,19 @@ def test_pod_and_its_containers_have_one_shim(pods: Pods) -> None:
     assert other.shims != pod.shims
     (shim,) = pod.shims
     pod.remove()
-    eventually(lambda: not is_alive(shim), "the shim has ended")
+    eventually(lambda: not is_alive(shim), "the shim has exited")
     assert pods.ids() == [other.id]
+
+
+@pytest.mark.anyio
+async def test_labels_of_a_pod_are_told_for_metrics(pods: Pods) -> None:
+    config = pods.config()
+    config.labels["app.kubernetes.io/name"] = "web"
+    pods.run_config(config)
+    labels = PodLabels(["app.kubernetes.io/name", "tier"], (), [pods.containerd.address])
+    uid = config.metadata.uid
+    assert labels.names == ("app_kubernetes_io_name", "tier")
+    assert await labels.of({uid, "unknown"}) == {uid: ("web", ""), "unknown": ("", "")}
 
 
 def test_container_is_created_started_stopped_and_removed(pods: Pods) -> None:
@@ -61,7 +73,7 @@ def test_container_is_created_started_stopped_and_removed(pods: Pods) -> None:
     assert container.state == "RUNNING"
     assert container.status.started_at >= container.status.created_at
     pid = container.pid
-    eventually(lambda: container.output() == "up\n", "its trap is set")
+    eventually(lambda: container.output() == "up\n", "the container has set its trap")
     container.stop(grace=10)
     status = container.status
     assert (container.state, status.exit_code, status.reason) == ("EXITED", 7, "Error")
@@ -70,7 +82,7 @@ def test_container_is_created_started_stopped_and_removed(pods: Pods) -> None:
     container.remove()
     with pytest.raises(CriRefused, match="not found"):
         _ = container.status
-    # As a kubelet does again and again.
+    # The kubelet repeats this call.
     container.remove()
 
 
@@ -78,12 +90,12 @@ def test_container_that_does_not_heed_a_signal_is_killed_after_the_grace_period(
     pod = pods.run()
     script = "trap '' TERM; echo up; while :; do sleep 0.05; done"
     container = pod.start("sh", "-c", script)
-    eventually(lambda: container.output() == "up\n", "its trap is set")
+    eventually(lambda: container.output() == "up\n", "the container has set its trap")
     began = time.monotonic()
     container.stop(grace=1)
     assert 1 <= time.monotonic() - began < 10
     assert container.exit_code() == 137
-    # A pod is stopped without one.
+    # A pod is stopped without a grace period.
     stubborn = pod.start("sh", "-c", script)
     pod.stop()
     assert stubborn.exit_code() == 137
@@ -151,7 +163,7 @@ def test_exec_has_both_streams_a_code_and_a_limit(pods: Pods) -> None:
     with raises(CriUnreachable, match="timeout 1s exceeded"):
         container.exec("sh", "-c", "exec sleep 78", timeout=1)
     assert time.monotonic() - began < 20
-    # What exceeded the limit was killed, and the container was not.
+    # The exec that exceeded its limit was killed; the container was not.
     eventually(lambda: "sleep 78" not in container.exec("ps").stdout, "it is gone")
     assert container.state == "RUNNING"
 
@@ -219,11 +231,11 @@ def test_server_knows_the_handler_as_the_readme_configures_it(pods: Pods) -> Non
 @pytest.mark.parametrize("handler", ["crun", "crun by file"])
 def test_handler_with_crun_and_other_options(pods: Pods, handler: str) -> None:
     if handler == "crun" and pods.containerd.parts.version < (1, 7):
-        pytest.skip("containerd 1.6 hands on the path of a file only")
+        pytest.skip("containerd 1.6 passes only the path of an options file")
     pod = pods.run(handler=handler)
     container = pod.start("sh", "-c", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
     assert container.exec("sh", "-c", "echo in; exit 3").stdout == "in\n"
-    eventually(lambda: container.output() == "up\n", "its trap is set")
+    eventually(lambda: container.output() == "up\n", "the container has set its trap")
     with open(f"{container.bundle}/options.json") as file:
         assert os.path.basename(json.load(file)["binary"]) == "crun"
     container.stop(grace=10)
@@ -238,25 +250,25 @@ def test_what_happens_to_containers_is_told_as_events(pods: Pods) -> None:
     seen: list[tuple[str, int]] = []
 
     def listen(cri: Cri) -> None:
-        with suppress(grpc.RpcError):  # it is closed at the end
+        with suppress(grpc.RpcError):  # the stream is closed at the end
             for event in _events(cri, 40):
                 seen.append((event.container_id, event.container_event_type))  # noqa: PERF401 - one by one
 
     def is_heard() -> bool:
-        # Nothing tells when the subscription stands, but an event that comes.
+        # Only an event shows that the subscription is active.
         pods.run().remove()
         return bool(seen)
 
     with Cri(pods.containerd.address) as cri:
         thread = Thread(target=listen, args=(cri,))
         thread.start()
-        eventually(is_heard, "an event is heard")
+        eventually(is_heard, "an event arrives")
         pod = pods.run()
         container = pod.run("true")
         # Different parts of containerd report an exit and a removal, so their order is not fixed.
-        eventually(lambda: (container.id, pb.CONTAINER_STOPPED_EVENT) in seen, "the end is told")
+        eventually(lambda: (container.id, pb.CONTAINER_STOPPED_EVENT) in seen, "the exit event")
         pod.stop()
-        eventually(lambda: (pod.id, pb.CONTAINER_STOPPED_EVENT) in seen, "the pod's end, too")
+        eventually(lambda: (pod.id, pb.CONTAINER_STOPPED_EVENT) in seen, "the pod's exit event")
         pod.remove()
         eventually(lambda: (pod.id, pb.CONTAINER_DELETED_EVENT) in seen, "the last event")
     thread.join(20)
@@ -268,7 +280,7 @@ def test_what_happens_to_containers_is_told_as_events(pods: Pods) -> None:
 
 
 def _events(cri: Cri, timeout: float) -> Iterator[pb.ContainerEventResponse]:
-    """What happens to containers, from now on, for so many seconds at most."""
+    """Yield the container events that arrive within ``timeout`` seconds."""
     call = cri.channel.unary_stream(
         f"/{pb.DESCRIPTOR.package}.RuntimeService/GetContainerEvents",
         request_serializer=pb.GetEventsRequest.SerializeToString,

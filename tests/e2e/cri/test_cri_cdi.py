@@ -1,4 +1,4 @@
-"""A kubelet that names devices by CDI, to a containerd that gives them by itself as well."""
+"""A kubelet that names CDI devices, on a containerd that applies CDI itself."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.newest
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 NODES: Final = ("nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-# What containerd hands on of a container's annotations is a setting of the handler.
+# The handler's settings decide which annotations containerd passes on.
 HANDLER: Final = {"runtime_type": OURS, "container_annotations": ["cdi.k8s.io/*"]}
 
 
 @pytest.fixture(scope="module")
 def specs(workshop: str, two_gpus: SimulatedNode) -> str:
-    """A directory with a CDI spec like one of nvidia-ctk's, without its hooks."""
+    """Return a directory with a CDI spec like nvidia-ctk's, without its hooks."""
     library = f"libcuda.so.{two_gpus.driver_version}"
     directory = next("/" + os.path.dirname(p) for p in glibc().tree if p.endswith("/libc.so.6"))
     (source,) = (
@@ -72,7 +72,7 @@ def specs(workshop: str, two_gpus: SimulatedNode) -> str:
 
 @pytest.fixture
 def pods(shim_directory: str, two_gpus: SimulatedNode, specs: str) -> Iterator[Pods]:
-    """Pods of a containerd 2, which has CDI."""
+    """Return pods of a containerd 2, which supports CDI."""
     plugin = CriPlugin({"nvidia": HANDLER}, PAUSE, "nvidia", cdi_directories=(specs,))
     with pods_of(
         plugin,
@@ -96,7 +96,7 @@ def test_what_containerd_has_given_is_not_given_twice(pods: Pods, two_gpus: Simu
     granted = deviceplugin_pb2.ContainerAllocateResponse(annotations=annotations)
     both = pod.start(*IDLE, image=GLIBC, granted=granted, env={DEVICES: "all"})
     spec = spec_of(both.bundle)
-    assert f"{DEVICES}=void" in spec["process"]["env"], "containerd has not given anything"
+    assert f"{DEVICES}=void" in spec["process"]["env"], "containerd has not applied CDI"
     for entries, key in (
         (spec["linux"]["devices"], "path"),
         (spec["mounts"], "destination"),
@@ -113,7 +113,7 @@ def test_what_containerd_has_given_is_not_given_twice(pods: Pods, two_gpus: Simu
     with open(os.path.join(both.bundle, "nvidia.json")) as file:
         assert json.load(file)["request"]["origin"] == "annotations"
 
-    # By the CRI's own field, containerd alone gives.
+    # With the CRI's own field, only containerd applies the devices.
     fields = {"CDI_devices": [pb.CDIDevice(name="nvidia.com/gpu=1")]}
     alone = pod.start(*IDLE, image=GLIBC, **fields)
     assert not os.path.exists(os.path.join(alone.bundle, "nvidia.json"))
@@ -143,10 +143,10 @@ def test_capabilities_beyond_those_of_the_engines_spec_are_added_for_its_devices
         record = json.load(file)
     assert record["request"]["origin"] == "spec"
     assert [gpu["uuid"] for gpu in record["grant"]["gpus"]] == [two_gpus.scenario.gpus[1].uuid]
-    # What cannot be understood keeps nobody from what the engine has given.
+    # An invalid request does not take away what the engine has applied.
     odd = pod.start(*IDLE, image=GLIBC, env={"NVIDIA_DRIVER_CAPABILITIES": "grafics"}, **fields)
     assert "nvidia1" in odd.exec(*show).stdout.splitlines()
-    # To name capabilities is to ask for no device.
+    # Capabilities alone do not request a device.
     none = pod.start(*IDLE, image=GLIBC, env=more)
     assert "nvidia" not in none.exec(*show).stdout
 
@@ -177,7 +177,7 @@ def test_commands_tell_what_containerd_alone_has_given(pods: Pods, two_gpus: Sim
     assert uuid in told
     none = nvshim("explain", f"{pod.config.metadata.name}/none", *where).stdout
     assert "nothing requested" in none
-    # Nor does a configuration that cannot be read keep anybody from seeing what runs.
+    # The commands also work when the configuration cannot be read.
     blind = nvshim("ps", "-o", "json", "--config", "/nonexistent", *where[2:])
     assert pod.shims[0] in [row["pid"] for row in blind.items]
     assert blind.stderr.startswith("NVSHIM-E0")
@@ -195,7 +195,7 @@ def test_hooks_of_a_spec_that_containerd_has_applied_do_not_run(
         record = json.load(file)
     assert len(record["spec_hooks"]["done"]) == 3 * 8
     assert alone.exec("probe", "dlopen", "libcuda.so", "libcuda.so.1").code == 0
-    # What it has by its engine it is counted for.
+    # Devices that the engine applied count for the limits too.
     where = ("--containerd-state", f"{pods.containerd.directory}/state")
     rows = nvshim("list", "-o", "json", "--config", two_gpus.config_path, *where).items
     held = {row["uuid"] for row in rows if row["containers"]}

@@ -1,4 +1,4 @@
-"""The CDI spec that we write, with containerd's own CDI and its own shim: none of ours is there."""
+"""The CDI spec that we generate works with containerd's own CDI and shim, without ours."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LOADS: Final = "probe dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1"
 LISTED: Final = re.compile(r"\(UUID: (GPU|MIG)-[0-9a-f-]+\)")
 
 pytestmark = pytest.mark.skipif(
-    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="chooses its parts itself"
+    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="the test picks its own parts"
 )
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """A node with two GPUs in MIG mode, and two that are not."""
+    """Return a node with two GPUs in MIG mode, and two that are not."""
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
         yield node
 

@@ -1,4 +1,4 @@
-"""What the device plugin answers goes into a container of a pod, which has just those devices."""
+"""A container gets exactly the devices in the device plugin's answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPU: Final = "nvidia.com/gpu"
 SLICE: Final = "nvidia.com/mig-1g.5gb"
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb", "1g.5gb"]}
-# What containerd hands on of a container's annotations is a setting of the handler.
+# The handler's settings decide which annotations containerd passes on.
 HANDLERS: Final[dict[str, dict[str, Any]]] = {
     "nvidia": {"runtime_type": OURS, "container_annotations": ["cdi.k8s.io/*"]},
     "runc": {"runtime_type": STOCK},
@@ -41,7 +41,7 @@ PREFIX: Final = {GPU: "GPU-", SLICE: "MIG-"}
 
 
 class Way(NamedTuple):
-    """A way of giving devices; whether the engine does it, by CDI."""
+    """A way to pass devices to a container; whether the engine does it, with CDI."""
 
     strategies: tuple[str, ...]
     called: str = "uuid"
@@ -49,7 +49,7 @@ class Way(NamedTuple):
     by_engine: bool = False
 
 
-# containerd 1.6, which knows no CDI; 1.7, where it is switched on; 2, where it always is.
+# containerd 1.6 has no CDI; in 1.7 CDI is optional; in 2 it is always on.
 WAYS: Final = {
     "installed": (
         Way(("envvar", "cdi-cri")),
@@ -72,7 +72,7 @@ SHARING: Final = {
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """Two whole GPUs, and one that is cut into three."""
+    """Return a node with two whole GPUs, and one that is split into three MIG devices."""
     scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
     with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
         with open(node.config_path, "a", encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def kubelet(node: SimulatedNode, tmp_path: Path) -> Iterator[KubeletPlugins]:
 def pods_with(
     release: str, node: SimulatedNode, shim_directory: str, *, cdi: str
 ) -> Iterator[Pods]:
-    """Pods of a containerd that reads CDI specs from a directory, if it knows CDI."""
+    """Return pods of a containerd that reads CDI specs from a directory, if it supports CDI."""
     known = (cdi,) if cdi and release != "installed" else ()
     plugin = CriPlugin(HANDLERS, PAUSE, "nvidia", cdi_directories=known)
     with pods_of(
@@ -106,7 +106,7 @@ def pods_with(
 
 
 def apply(agent: NodeAgent, way: Way) -> None:
-    """Have the agent give devices in another way."""
+    """Switch the agent to another way to pass devices."""
     plugin = {
         "deviceListStrategy": list(way.strategies),
         "deviceIDStrategy": way.called,
@@ -115,11 +115,28 @@ def apply(agent: NodeAgent, way: Way) -> None:
     before = len(agent.said(APPLIED)) if agent.process is not None else None
     agent.configure(flags={"migStrategy": "mixed", "plugin": plugin}, sharing=SHARING)
     if before is not None:
-        eventually(lambda: len(agent.said(APPLIED)) > before, f"{way} is in force")
+        eventually(lambda: len(agent.said(APPLIED)) > before, f"{way} is active")
+
+
+def wait_for(kubelet: KubeletPlugins, way: Way) -> None:
+    """Wait until the plugin's answers pass devices in the new way; settings take effect earlier."""
+    plugin = kubelet.plugins[SLICE]
+    (first, *_) = sorted(plugin.devices)
+
+    def is_given_so() -> bool:
+        answer = plugin.allocate(first)
+        names = [each.name for each in answer.cdi_devices] + list(answer.annotations.values())
+        return (
+            bool(answer.cdi_devices) == ("cdi-cri" in way.strategies)
+            and bool(answer.devices) == way.nodes
+            and all((PREFIX[SLICE] in name) == (way.called == "uuid") for name in names)
+        )
+
+    eventually(is_given_so, f"answers pass devices by {way}")
 
 
 def give(pod: Pod, kubelet: KubeletPlugins, resource: str, count: int) -> Any:
-    """Have devices given to a container, and see that it has them and no other; its spec."""
+    """Allocate devices to a container, check that it has only those, and return its spec."""
     name = new_name()
     answer = kubelet.allocate(resource, count, pod=name)
     given = {each.partition("::")[0] for each in kubelet.assignments[-1].ids}
@@ -127,7 +144,7 @@ def give(pod: Pod, kubelet: KubeletPlugins, resource: str, count: int) -> Any:
     done = container.exec("nvidia-smi", "-L")
     assert done.code == 0, done.stdout + done.stderr
     listed = set(LISTED.findall(done.stdout))
-    # Of a MIG device its GPU is listed as well.
+    # nvidia-smi lists the GPU of a MIG device as well.
     assert {each for each in listed if each.startswith(PREFIX[resource])} == given
     nodes = set(container.exec("sh", "-c", "ls -d /dev/nvidia[0-9]*").lines)
     if resource == SLICE:
@@ -161,18 +178,19 @@ def test_every_way_of_giving_gives_just_what_was_allocated(
         for way in (first, *others):
             if way is not first:
                 apply(agent, way)
+                wait_for(kubelet, way)
             give(pod, kubelet, SLICE, 1)
             if way.by_engine:
-                # Any other runtime gives the same, which knows nothing of us.
+                # A runtime that does not know us gives the same devices.
                 give(pods.run(handler="runc"), kubelet, GPU, 1)
-        if not others:  # then the engine alone has given them
+        if not others:  # then only the engine has applied them
             refuse_another(pod, kubelet, node)
 
 
 def test_pod_of_an_engine_that_reads_no_cdi_names_has_its_gpu_all_the_same(
     node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
 ) -> None:
-    """containerd 1.7 is not told to read them; nobody has set anything."""
+    """containerd 1.7 does not read CDI names by default, and this configuration does not ask."""
     with pods_with("trixie", node, shim_directory, cdi="") as pods:
         engine = pods.containerd.address
         agent = NodeAgent(node, str(tmp_path), kubelet.socket, engine=engine)
@@ -185,7 +203,7 @@ def test_pod_of_an_engine_that_reads_no_cdi_names_has_its_gpu_all_the_same(
 def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
     node: SimulatedNode, shim_directory: str, tmp_path: Path
 ) -> None:
-    """It names no handler of ours, and its engine reads no CDI names: Running, Ready, no GPU."""
+    """A pod without our handler, on an engine without CDI names: Running, Ready, no GPU."""
     resources, name = str(tmp_path / "pod-resources.sock"), "main"
     with (
         KubeletPlugins(str(tmp_path / "kubelet"), pod_resources=resources) as kubelet,
@@ -208,19 +226,19 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             pod = pods.run(handler="runc")
             answer = kubelet.allocate(GPU, 1, pod=pod.config.metadata.name)
             (uuid,) = kubelet.assignments[-1].ids
-            # Until its image is there it is as any pod.
+            # Until its image is pulled, it looks like any pod.
             assert nvshim(*checking).code == 0
             pod.start(*IDLE, image=GLIBC, name=name, granted=answer)
             title = f"tests/{pod.config.metadata.name}/{name}"
-            (line,) = eventually(lambda: agent.said("runs without a device"), "it is said")
+            (line,) = eventually(lambda: agent.said("runs without a device"), "the report")
             assert (line["container"], line["device"], line["level"]) == (title, uuid, "error")
             checked = nvshim(*checking, "-o", "wide", check=False)
             assert checked.code == 3
             assert title in checked.stdout
-            refused = eventually(lambda: agent.said("NVSHIM-E2769"), "it may make no events")
+            refused = eventually(lambda: agent.said("NVSHIM-E2769"), "no right to events")
             assert "403" in refused[0]["event"]
             assert api.events == []
-        # The token that it had is not good any more, and another one is there.
+        # The old token has expired, and a new one is in its place.
         api.is_forbidden = False
         api.rotate("second")
         with agent:
@@ -235,7 +253,7 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             assert event["metadata"]["namespace"] == "tests"
             wants = pods.run()
             wants.start(*IDLE, image=GLIBC, name=name, env={"NVIDIA_VISIBLE_DEVICES": "all"})
-            eventually(lambda: len(api.events) > 1, "an event of the pod that nobody granted a GPU")
+            eventually(lambda: len(api.events) > 1, "an event of the pod that was granted no GPU")
             denied = api.events[1][1]
             assert (denied["type"], denied["reason"]) == ("Warning", "DeviceDenied")
             assert denied["involvedObject"]["uid"] == wants.config.metadata.uid
@@ -251,7 +269,7 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
 
 
 def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> None:
-    """What the engine gives is limited like what we give: both GPUs have their containers."""
+    """Limits also count containers that the engine gave devices: both GPUs are in use."""
     with open(node.config_path, "a", encoding="utf-8") as file:
         file.write('\n[sharing]\nholders = "exclusive"\n')
     answer = kubelet.allocate(GPU, 1, pod=new_name())

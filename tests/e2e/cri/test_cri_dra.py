@@ -1,8 +1,9 @@
-"""What a claim was prepared with goes into containers of its pods: just those devices."""
+"""A pod's containers get exactly the devices that its claim was prepared with."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from typing import TYPE_CHECKING, Final
 
@@ -30,21 +31,25 @@ if TYPE_CHECKING:
 
 NODE: Final = "node-1"
 CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
-# Beside the two that are there, which begin at its first slices.
+# Next to the two existing devices, which start at the first slices.
 COULD_BE: Final = 5 + 5 + 3 + 2 + 1
-ALL: Final = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as images of CUDA have it
+METADATA: Final = (
+    f"/var/run/kubernetes.io/dra-device-attributes/resourceclaims/*/gpu/{DRA_DRIVER}-metadata.json"
+)
+UUID: Final = re.compile(r'"gpu.nvidia.com/uuid": {\s*"string": "([^"]+)"')
+ALL: Final = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as CUDA images set it
 
 
 @pytest.fixture
 def root() -> Iterator[str]:
-    """The kubelet's directory: the path of a socket may not be long."""
+    """Yield the kubelet's directory, with a short path: socket addresses are limited."""
     with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
         yield directory
 
 
 @pytest.fixture
 def node(tmp_path: Path, root: str) -> Iterator[SimulatedNode]:
-    """Two whole GPUs, and one that is cut into two."""
+    """Return a node with two whole GPUs, and one that is split into two MIG devices."""
     scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
     with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
         with open(node.config_path, encoding="utf-8") as file:
@@ -56,18 +61,24 @@ def node(tmp_path: Path, root: str) -> Iterator[SimulatedNode]:
 
 
 def seen_in(pod: Pod, answer: dra_pb2.NodePrepareResourceResponse) -> tuple[set[str], set[str]]:
-    """The UUIDs and the nodes that a container has, of an image that wants all GPUs."""
+    """Return the UUIDs and the nodes in a container whose image asks for all GPUs."""
     names = [name for device in answer.devices for name in device.cdi_device_ids]
     devices = [cri.CDIDevice(name=name) for name in names]
     container = pod.start(*IDLE, image=GLIBC, env=ALL, CDI_devices=devices)
     done = container.exec("nvidia-smi", "-L")
     assert done.code == 0, done.stdout + done.stderr
     nodes = set(container.exec("sh", "-c", "ls -d /dev/nvidia[0-9]*").lines)
-    return {each.lower() for each in LISTED.findall(done.stdout)}, nodes
+    uuids = {each.lower() for each in LISTED.findall(done.stdout)}
+    metadata = container.exec("sh", "-c", f"cat {METADATA}")
+    described = UUID.findall(metadata.stdout)
+    assert len(described) == len(answer.devices), metadata.stderr
+    assert {each.lower() for each in described} <= uuids
+    assert container.exec("sh", "-c", f"for each in {METADATA}; do : > $each; done").code != 0
+    return uuids, nodes
 
 
 @pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
-# With runc's handler it is containerd that applies the spec, which the tests of CDI have.
+# With runc's handler containerd applies the spec; the CDI tests cover that.
 @pytest.mark.parametrize("handler", ["nvidia", pytest.param("runc", marks=pytest.mark.thorough)])
 def test_containers_of_a_claim_have_its_devices_and_no_others(
     release: str, handler: str, node: SimulatedNode, root: str, shim_directory: str, tmp_path: Path
@@ -79,13 +90,13 @@ def test_containers_of_a_claim_have_its_devices_and_no_others(
         pods_with(release, node, shim_directory, cdi=cdi) as pods,
     ):
         agent = NodeAgent(
-            node, str(tmp_path), f"{root}/nowhere", "--dra", "--node-name", NODE,
+            node, str(tmp_path), f"{root}/nowhere", "--dra", "--dra-metadata", "--node-name", NODE,
             "--api-server", "127.0.0.1", "--api-port", str(cluster.port),
             "--service-account", cluster.service_account, "--pod-resources", "",
             engine=pods.containerd.address,
         )  # fmt: skip
         with agent:
-            eventually(lambda: len(cluster.published()) == 4, "the devices are published")
+            eventually(lambda: len(cluster.published()) == 4, "the driver publishes the devices")
             whole, _ = sorted(each for each in cluster.published() if each.startswith("gpu-"))
             part, _ = sorted(each for each in cluster.published() if each.startswith("mig-"))
             driver = kubelet.wait_for(DRA_DRIVER)
@@ -95,8 +106,8 @@ def test_containers_of_a_claim_have_its_devices_and_no_others(
                     {"request": "gpu", "driver": DRA_DRIVER, "pool": NODE, "device": each}
                     for each in devices
                 ]
-                uid = cluster.claim("claim", results)
-                answer = driver.prepare(("default", uid, "claim"))[uid]
+                uid = cluster.claim(devices[0], results)
+                answer = driver.prepare(("default", uid, devices[0]))[uid]
                 assert not answer.error
                 return answer
 
@@ -109,7 +120,7 @@ def test_containers_of_a_claim_have_its_devices_and_no_others(
             assert part in uuids
             assert not [each for each in uuids if each.startswith("mig-") and each != part]
             assert nodes == {"/dev/nvidia2"}
-            # The agent may be away: a container is started again by what is on the node.
+            # A container restarts from files on the node; the agent may be down.
             agent.kill()
             assert seen_in(pods.run(handler=handler), one)[0] == {whole}
             agent.start()
@@ -143,7 +154,7 @@ def test_a_container_has_the_mig_device_that_was_made_for_its_claim(
             uid = cluster.claim("claim", [result])
             answer = driver.prepare(("default", uid, "claim"))[uid]
             assert not answer.error
-            # The simulated NVML of a container knows no instances but the scenario's.
+            # The simulated NVML in a container knows only the scenario's instances.
             made = inventory_of(load_config(node.config_path), fresh=True).mig_devices[-1]
             assert made.profile == "3g.20gb"
             pod = pods.run(handler="nvidia")

@@ -1,4 +1,4 @@
-"""What a claim asks for is in its containers: the daemon's pipes and memory, and variables."""
+"""A claim's sharing settings reach its containers: the MPS pipes and memory, and variables."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["node", "root"]
 
 MPS: Final = {"memoryLimit": "1Gi", "threadPercentage": 30}
-# That containerd's own shim gives a claim's devices is in test_cri_dra.py.
+# test_cri_dra.py covers claims with containerd's own shim.
 HANDLERS: Final = ["nvidia", pytest.param("runc", marks=pytest.mark.thorough)]
 
 
 @pytest.fixture
 def mps(node: SimulatedNode) -> Iterator[Path]:
-    """mpsRoot: the path of a socket may not be long."""
+    """Yield mpsRoot, with a short path: socket addresses are limited."""
     directory = Path(tempfile.mkdtemp(prefix="mps-"))
     yield directory
     end_daemons(directory, node)
@@ -63,7 +63,7 @@ def test_containers_of_a_claim_are_clients_of_its_daemon(
         )  # fmt: skip
         agent.configure(flags={"mpsRoot": str(mps)})
         with agent:
-            eventually(lambda: len(cluster.published()) == 4, "the devices are published")
+            eventually(lambda: len(cluster.published()) == 4, "the driver publishes the devices")
             gpus = sorted(each for each in cluster.published() if each.startswith("gpu-"))
             results = [
                 {"request": "gpu", "driver": DRA_DRIVER, "pool": NODE, "device": each}
@@ -119,10 +119,10 @@ def test_containers_of_shares_know_their_part_and_the_shim_counts_them(
             "--dra-shares", "4", engine=pods.containerd.address,
         )  # fmt: skip
         with agent:
-            eventually(lambda: len(cluster.published()) == 4, "the devices are published")
+            eventually(lambda: len(cluster.published()) == 4, "the driver publishes the devices")
             devices = [each for one in cluster.slices() for each in one["spec"]["devices"]]
             gpu = next(each for each in devices if each["name"].startswith("gpu-"))
-            # The shim lets no more containers have it, so there are no more shares.
+            # The shim's limit on containers is also the number of shares.
             assert gpu["capacity"]["gpu.nvidia.com/shares"]["value"] == "2"
             driver = kubelet.wait_for(DRA_DRIVER)
 

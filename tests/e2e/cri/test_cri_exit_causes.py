@@ -1,4 +1,4 @@
-"""Why a container of a pod ended, as a kubelet reads it."""
+"""The kubelet can read why a pod's container exited."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failing(
 
 
 def start(pod: Pod, failing: FailingNode, message: MessageFile, name: str = "main") -> PodContainer:
-    """A container with the first GPU, and with what a kubelet mounts."""
+    """Start a container with the first GPU and the kubelet's message file."""
     mount = pb.Mount(container_path="/dev/termination-log", host_path=message.path)
     granted = {DEVICES: failing.uuid()}
     return pod.start(*IDLE, name=name, granted=granted, mounts=[mount])
@@ -59,7 +59,7 @@ def test_a_kubelet_tells_why_it_ended(pods: Pods, failing: FailingNode, tmp_path
     status = container.status
     assert (status.reason, status.exit_code) == ("Error", KILLED)
     [mount] = [each for each in status.mounts if each.container_path == "/dev/termination-log"]
-    assert mount.host_path == message.path, "where a kubelet looks"
+    assert mount.host_path == message.path, "the kubelet reads this path"
     assert re.fullmatch(
         r"GPU failure: Xid 79 \(GPU has fallen off the bus\) on GPU-[0-9a-f]{4}… at [0-9:]{8}, "
         r"\d+\.\d s before exit, and 1 more\. Not the application's fault\. Node \S+ needs a "
@@ -102,7 +102,7 @@ def test_a_container_that_is_gone_is_explained(
     document = nvshim("explain", container.id, "-o", "json", *where).document
     assert document["end"]["cause"] == message.text.strip()
     assert [fault["code"] for fault in document["end"]["faults"]] == [79]
-    # The next attempt runs, and people ask by the same name.
+    # The next attempt runs, and users query it by the same name.
     container.remove()
     again = pod.start(*IDLE, name="main", granted={DEVICES: failing.uuid()})
     state = f"{pods.containerd.directory}/state"
@@ -115,7 +115,7 @@ def test_a_container_that_is_gone_is_explained(
 def test_a_container_that_has_its_gpu_by_another_is_told_too(
     pods: Pods, failing: FailingNode, tmp_path: Path
 ) -> None:
-    """As by an engine that applies CDI itself: the node is in the spec before the shim sees it."""
+    """As with an engine that applies CDI: the spec has the node before the shim sees it."""
     message = MessageFile(str(tmp_path / "kubelet"))
     mount = pb.Mount(container_path="/dev/termination-log", host_path=message.path)
     given = pb.Device(

@@ -1,4 +1,4 @@
-"""What our handlers can do, as a containerd tells the kubelet that asks runc's type alone."""
+"""A handler with runc's type announces its features to the kubelet through containerd."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def ask(*arguments: str) -> Any:
 
 
 def handler(shim_directory: str, runc: str) -> dict[str, Any]:
-    """The handler of docs/engines.md that has runc's type, with this machine's paths."""
+    """Return the handler in docs/engines.md with runc's type, with this machine's paths."""
     with open(os.path.join(REPOSITORY, "docs/engines.md"), encoding="utf-8") as file:
         (text,) = re.findall(r"```toml\n(# [^`]*?runtime_path[^`]*)```", file.read())
     runtimes = tomllib.loads(text)["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]
     table: dict[str, Any] = runtimes["runtimes"]["nvidia"]
     assert os.path.basename(table["runtime_path"]) == PROGRAM
     table["runtime_path"] = os.path.join(shim_directory, PROGRAM)
-    table["options"] |= {"SystemdCgroup": False, "BinaryName": runc}  # no systemd runs here
+    table["options"] |= {"SystemdCgroup": False, "BinaryName": runc}  # systemd does not run here
     return table
 
 
@@ -79,7 +79,7 @@ def test_a_handler_of_runcs_type_announces_what_runcs_does_and_gives_gpus(
     with open(os.path.join(container.bundle, "nvidia.json"), encoding="utf-8") as file:
         assert json.load(file)["request"]["devices"] == [uuid]
     (shim,) = pod.shims
-    # Our commands know the shim and the container, whatever containerd calls their type.
+    # Our commands recognize the shim and the container whatever type containerd stores.
     where = ("--containerd-state", os.path.join(pods.containerd.directory, "state"))
     (row,) = [each for each in ask("ps", *where) if each["pid"] == shim]
     assert (row["kind"], row["id"]) == ("shim", pod.id)

@@ -1,4 +1,4 @@
-"""Pods with GPUs of a simulated node, asked for as a kubelet asks."""
+"""Pods with a simulated node's GPUs, requested as the kubelet requests them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_containers_of_a_pod_have_different_gpus(gpus: Pods, two_gpus: Simulated
     assert len(set(seen)) == 2
     without = pod.start(*IDLE, image=GLIBC)
     assert without.exec("sh", "-c", "echo /dev/nvidia*").stdout == "/dev/nvidia*\n"
-    # The pod's first container asks for nothing, and gets nothing.
+    # The pod's pause container requests nothing and gets nothing.
     assert len(pod.shims) == 1
 
 
@@ -58,7 +58,7 @@ def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(
     assert executed.code == 0, executed.stdout + executed.stderr
     done = container.exec("nvidia-smi", "-L")
     assert len(LISTED.findall(done.stdout)) == 2, done.stdout + done.stderr
-    # The groups of an exec are those of the container's own process.
+    # An exec has the same groups as the container's own process.
     groups = container.exec("id", "-G").stdout.split()
     with open(f"/proc/{container.pid}/status") as file:
         own = next(line for line in file if line.startswith("Groups:")).split()[1:]

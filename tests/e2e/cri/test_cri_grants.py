@@ -1,4 +1,4 @@
-"""A GPU of another pod is not had by any way that the author of a pod has: the kubelet decides."""
+"""A pod's author has no way to get another pod's GPU: only the kubelet grants devices."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def uuids(two_gpus: SimulatedNode) -> list[str]:
 
 
 def seen(container: PodContainer) -> list[int]:
-    """The GPUs that it has a node of."""
+    """Return the GPUs that have a device node in the container."""
     return sorted(int(n) for n in SEEN.findall(container.exec("ls", "/dev").stdout))
 
 
 def denied(container: PodContainer) -> str:
-    """The one reason for which it does not get what it wants."""
+    """Return the single reason why a container was denied its request."""
     with open(os.path.join(container.bundle, "nvidia.json"), encoding="utf-8") as file:
         (reason,) = json.load(file)["policy"]["denied"]
     return str(reason)
@@ -63,7 +63,7 @@ def test_pod_that_knows_the_uuid_of_another_pods_gpu_does_not_get_it(
     one, two = gpus.run(), gpus.run()
     owner = start(one, name="main", granted={DEVICES: uuids[0]})
     assert seen(owner) == [0]
-    # Each container can read the UUIDs of the node, below /proc/driver/nvidia.
+    # Every container can read the node's UUIDs below /proc/driver/nvidia.
     thief = start(two, name="main", env={DEVICES: uuids[0]})
     assert seen(thief) == []
     reason = denied(thief)
@@ -92,7 +92,7 @@ def test_no_way_of_asking_gives_a_gpu_that_the_kubelet_did_not_give(
     one, two = gpus.run(handler="annotated"), gpus.run(handler="annotated")
     start(one, name="main", granted={DEVICES: theirs})
     given = {"granted": {DEVICES: mine}} if own else {}
-    ways: list[dict[str, Any]] = [  # tests/unit/hooks/requests/test_wishes.py has the others
+    ways: list[dict[str, Any]] = [  # tests/unit/hooks/requests/test_wishes.py tests the others
         {"env": {DEVICES: f"{mine},{theirs}"}},
         {"env": {DEVICES: f"{PLUGIN}{theirs}"}},
         {"env": {"DOCKER_RESOURCE_GPU": theirs, DEVICES: mine}},
@@ -105,15 +105,15 @@ def test_no_way_of_asking_gives_a_gpu_that_the_kubelet_did_not_give(
         try:
             container = start(two, name=f"c{number}", **given, **way)
         except CriRefused as refused:
-            # An engine that applies CDI names itself has no spec with any of these.
+            # An engine that applies CDI itself has no spec for these names.
             if "annotations" not in way or "unresolvable CDI devices" not in refused.said:
                 raise
             continue
-        # "all" by whatever way is all that was given.
+        # "all", in any form, means all granted devices.
         narrowed = own and "all" in str(way)
         assert seen(container) == ([1] if narrowed else []), way
         assert narrowed or "no device plugin gave it" in denied(container), way
-        # Nor does what is started in it have it.
+        # Processes executed in it have no GPU either.
         assert container.exec("sh", "-c", f"{DEVICES}={theirs} ls /dev/nvidia0").code != 0
         container.stop()
 
@@ -124,11 +124,11 @@ def test_record_is_of_one_container_and_of_one_pod(gpus: Pods, uuids: list[str])
     wish = {"env": {DEVICES: uuids[0]}}
     gpus.kubelet.record(pod.config.metadata.uid, "init", answer)
     gpus.kubelet.record(pod.config.metadata.uid, "main", answer)
-    # What the init container had the main container has afterwards; a sidecar has none of it, and
-    # neither has an ephemeral container, of which the kubelet records nothing.
+    # The main container gets the init container's devices afterwards. A sidecar gets none of them,
+    # and an ephemeral container gets none because the kubelet records nothing for it.
     for name, given in (("init", [0]), ("main", [0]), ("sidecar", []), ("debugger", [])):
         assert seen(start(pod, name=name, **wish)) == given, name
-    # A pod that is made anew under the same name has another UID.
+    # A pod that is recreated under the same name has another UID.
     later = start(again, name="main", **wish)
     assert seen(later) == []
     assert again.config.metadata.uid in denied(later)
@@ -137,7 +137,7 @@ def test_record_is_of_one_container_and_of_one_pod(gpus: Pods, uuids: list[str])
 def test_nothing_that_an_engine_hands_on_of_a_pods_annotations_makes_it_another(
     gpus: Pods, uuids: list[str], configure: Callable[[str], None]
 ) -> None:
-    """Where an operator has all annotations of pods handed on, as CRI-O does by itself."""
+    """The operator lets the engine pass on all of a pod's annotations, as CRI-O does by default."""
     owner = gpus.run()
     start(owner, name="main", granted={DEVICES: uuids[0]})
     with open(gpus.containerd.shim_config, encoding="utf-8") as file:
@@ -199,7 +199,7 @@ def test_claims_of_a_pod_give_their_cdi_names_to_it_alone(
 
 
 def test_records_of_a_real_kubelet_decide_for_its_pods(gpus: Pods, uuids: list[str]) -> None:
-    """The GPUs of the recorded node are those of this simulated one."""
+    """The recorded node's GPUs are those of this simulated node."""
     shutil.copy(
         os.path.join(RECORDED, "checkpoint-envvar.json"),
         os.path.join(gpus.kubelet.directory, CHECKPOINT),

@@ -1,4 +1,4 @@
-"""A client of MPS in a pod, with what the device plugin answers to the kubelet."""
+"""An MPS client in a pod, with the device plugin's answer to the kubelet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.harness.waiting import eventually, settled
 from tools.images import GLIBC
 
 USER: Final = 1000
-MPS_CONNECTION_FAILED: Final = 805  # what CUDA says if the server, which has no GPU, has ended
+MPS_CONNECTION_FAILED: Final = 805  # CUDA's error if the server, which has no GPU, has exited
 
 CLIENT: Final = """
 #include <dlfcn.h>
@@ -40,7 +40,7 @@ int main(void)
 
 @pytest.fixture
 def root(two_gpus: SimulatedNode) -> Iterator[Path]:
-    """The host's directory of MPS; its path is short, for addresses of sockets are."""
+    """Yield the MPS root directory on the host; its path is short for socket addresses."""
     top = tempfile.mkdtemp(prefix="mps-")
     root = Path(top, "mps")
     yield root
@@ -50,7 +50,7 @@ def root(two_gpus: SimulatedNode) -> Iterator[Path]:
 
 @pytest.fixture
 def agent(pods: Pods, two_gpus: SimulatedNode, tmp_path: Path, root: Path) -> Iterator[NodeAgent]:
-    """One that shares each GPU among four, by MPS, for a kubelet that is not there yet."""
+    """Return an agent that shares each GPU among four with MPS, before the kubelet starts."""
     socket = str(tmp_path / "kubelet/kubelet.sock")
     state = f"{pods.containerd.directory}/state"
     agent = NodeAgent(two_gpus, str(tmp_path), socket, "--containerd-state", state)
@@ -73,10 +73,10 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
     cc = shutil.which("cc") or pytest.fail("no C compiler")
     subprocess.run([cc, "-xc", "-", "-o", programs / "client"], input=CLIENT, text=True, check=True)
     with KubeletPlugins(str(tmp_path / "kubelet")) as kubelet:
-        # Devices are healthy when their daemon serves, and not before.
+        # Devices become healthy only when their daemon is serving.
         kubelet.wait_for(RESOURCE, 8)
-        # What it is about to run looks like it for a moment.
-        eventually(lambda: len(processes(root)) == 1, "there is a daemon, and nothing else")
+        # A child of the daemon looks like the daemon until it executes its program.
+        eventually(lambda: len(processes(root)) == 1, "one daemon runs, and nothing else")
         (daemon,) = processes(root)
         with pytest.raises(grpc.RpcError, match="NVSHIM-E"):  # one share each, by default
             kubelet.allocate(RESOURCE, 2, pod="greedy")
@@ -102,7 +102,7 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
         done = container.exec(*command)
         return done.stdout + done.stderr
 
-    # What the kubelet said has stayed, beside the one GPU that it is about.
+    # The kubelet's mounts and variables are still there, next to its one GPU.
     assert "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe" in run("env").splitlines()
     assert run("sh", "-c", "echo /dev/nvidia[0-9]*") == f"/dev/nvidia{number}\n"
     with open(f"/proc/{container.pid}/mountinfo", encoding="utf-8") as file:
@@ -111,7 +111,7 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
     assert mounted["/dev/shm"][5].startswith("rw,")
     shm = os.stat(f"/proc/{container.pid}/root/dev/shm")
     assert shm.st_dev == os.stat(f"/proc/{daemon}/root/dev/shm").st_dev
-    # A client needs to write there, and nowhere else.
+    # A client can write there and nowhere else.
     assert run("sh", "-c", "echo ours >/dev/shm/sem.client && cat /dev/shm/sem.client") == "ours\n"
     assert "ead-only file system" in run("sh", "-c", "echo >/mps/nvidia.com/gpu/pipe/control_lock")
 
@@ -120,7 +120,7 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
     log = root / RESOURCE / "log/control.log"
     eventually(lambda: f"for user {USER}" in log.read_text(), "a client of that user")
 
-    # The agent ends: the container may be a client later, so the daemon stays.
+    # The agent stops. The daemon stays, because the container may use it later.
     assert agent.stop() == 0
     assert settled(lambda: processes(root), [daemon]) == [daemon]
     assert run("sh", "-c", "echo get_server_list | nvidia-cuda-mps-control && echo yes") == "yes\n"

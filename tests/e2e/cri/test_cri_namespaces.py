@@ -27,9 +27,9 @@ def test_containers_share_network_ipc_and_hostname_and_not_processes(pods: Pods)
     assert pod.ip in first.exec("ip", "-o", "addr").stdout
     assert first.exec("sh", "-c", "echo mine > /dev/shm/word").code == 0
     assert second.exec("cat", "/dev/shm/word").stdout == "mine\n"
-    # A container runs from the moment at which it is told to execute its program.
+    # A container counts as running once it has been told to execute its program.
     assert settled(lambda: first.exec("ps").stdout.count("sleep"), 1) == 1
-    # Pods see one another.
+    # Pods can reach each other.
     other = pods.run().start(*IDLE)
     assert other.exec("ping", "-c", "1", "-W", "5", pod.ip).code == 0
 
@@ -40,7 +40,7 @@ def test_pod_with_one_process_namespace(pods: Pods) -> None:
     eventually(lambda: "sleep 1001" in second.exec("ps").stdout, "it is there")
     assert "1 /pause" in second.exec("ps", "-o", "pid,args").stdout
     assert _namespace(first, "pid") == _namespace(second, "pid")
-    # What a dead container leaves behind goes with it; its neighbours stay.
+    # A dead container's processes are killed with it; its neighbours stay.
     assert first.exec("sh", "-c", "sleep 1003 >/dev/null 2>&1 &").code == 0
     eventually(lambda: "sleep 1003" in second.exec("ps").stdout, "it is there")
     os.kill(first.pid, signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_pod_in_the_process_namespace_of_the_host(pods: Pods) -> None:
     assert _namespace(container, "pid") == os.readlink("/proc/self/ns/pid")
     child = container.exec("sh", "-c", "sleep 1004 >/dev/null 2>&1 & echo $!").stdout
     container.stop()
-    # All of the container is ended, and nothing else.
+    # All of the container's processes are killed, and no others.
     eventually(lambda: not is_alive(int(child)), "its other process is gone")
     assert container.exit_code() == 137 or container.exit_code() == 143
 
@@ -99,7 +99,7 @@ def test_user_and_groups(pods: Pods) -> None:
     script = "id; grep NoNewPrivs /proc/self/status; echo words > /dev/stdout"
     container = pod.start("sh", "-c", f"{script}; exec sleep 1000", security=security)
     expected = ["uid=1000(user) gid=3000 groups=3000,4000,5000", "NoNewPrivs:\t1", "words"]
-    eventually(lambda: container.output().splitlines() == expected, "what it says")
+    eventually(lambda: container.output().splitlines() == expected, "its output")
     assert container.exec("sh", "-c", script).lines == expected
 
 

@@ -1,4 +1,4 @@
-"""What ``nvshim`` tells of a node with pods that have GPUs, as a person runs it."""
+"""``nvshim`` commands on a node with GPU pods, run as an operator runs them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any, Final
 
+from hooks.node.roots import cuda_of_branch
 from integration.simulated import SimulatedNode
 from shim import VERSION
 from tests.harness.nvshim import nvshim
@@ -13,7 +14,7 @@ from tests.harness.pods import IDLE, PodContainer, Pods
 from tests.harness.waiting import eventually
 from tools.images import GLIBC
 
-# A name that would clear a terminal, begin a line of its own, and read backwards.
+# A name that would clear a terminal, start a new line, and read backwards.
 HOSTILE: Final = "evil\x1b[2J\nGPU\x9b7m-0\u202e"
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 
@@ -26,7 +27,7 @@ def ask(*arguments: str) -> Any:
 def tell(*arguments: str) -> list[str]:
     done = nvshim(*arguments)
     lines = done.stdout.splitlines()
-    # Nothing of a name has reached the terminal as it is.
+    # No raw control character of a name reached the terminal.
     assert "\n".join(lines) + "\n" == done.stdout
     assert all(line.isprintable() for line in lines), done.stdout
     return lines
@@ -46,7 +47,7 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
 ) -> None:
     node = two_gpus
     pod = gpus.run()
-    # Its init calls itself a shim; it is listed as a container and as nothing else.
+    # The container's init calls itself a shim; it is listed only as a container.
     lie = ("bash", "-c", f"exec -a {PROGRAM} bash -c 'sleep 1000; :' -id {pod.id}")
     first = _with_gpu(gpus, pod, node, 0, name="server", command=lie)
     second = _with_gpu(gpus, pod, node, 1, name=HOSTILE)
@@ -93,16 +94,16 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert {r["kind"] for r in ours} <= {"shim", "fork-server", "spare"}
     assert f"tests/{name}" in "\n".join(tell("ps", "-o", "wide", *where))
 
-    # Where containerd has its state, its shims say.
+    # The shims' arguments show where containerd keeps its state.
     holding = {c["id"] for row in ask("list", *config) for c in row["containers"]}
     assert {first.id, second.id} <= holding
 
-    # A shim that a fork server has forked is warm, the fork server and its spare are told apart.
+    # A forked shim is warm; the fork server and its spare are listed separately.
     def servers() -> set[str]:
         rows = [r for r in ask("ps", *where) if r["containerd"] == gpus.containerd.address]
         return {r["kind"] for r in rows}
 
-    eventually(lambda: {"fork-server", "spare"} <= servers(), "there are a fork server and a spare")
+    eventually(lambda: {"fork-server", "spare"} <= servers(), "a fork server and a spare run")
     other = gpus.run()
     (warm,) = [r for r in ask("ps", *where) if r["pid"] in other.shims]
     assert warm["warm"] is True
@@ -137,15 +138,16 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"} <= {
         device["path"] for device in known["devices"] if device["fault"] is None
     }
-    assert f"driver         {node.driver_version}, CUDA 12.2" in "\n".join(tell("info", *config))
+    cuda = cuda_of_branch(node.driver_version)
+    assert f"driver         {node.driver_version}, CUDA {cuda}" in "\n".join(tell("info", *config))
 
-    # What has ended holds nothing.
+    # A stopped container holds nothing.
     first.stop()
     assert [len(row["containers"]) for row in ask("list", *config, *where)] == [0, 1]
 
 
 def _undone(after: dict[str, Any], differences: list[dict[str, Any]]) -> dict[str, Any]:
-    """The spec without what was added to it; nothing else may have been done."""
+    """Remove the additions from a spec, and check that the shim changed nothing else."""
     for each in differences:
         assert each["kind"] == "added", each
         *above, last = each["path"].split(".")

@@ -1,4 +1,4 @@
-"""Who gets a GPU in a pod: what the image says, what a kubelet says, and what the operator says."""
+"""Which pods get a GPU, by the image, the kubelet and the operator's policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
 
 @pytest.fixture(scope="module")
 def node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with two GPUs, a switch and IMEX channels."""
+    """Return a node with two GPUs, a switch and IMEX channels."""
     scenario = replace(
         Scenario.load("two"), imex_channels=(0, 3), companion_drivers=("gdrcopy", "nvswitch")
     )
@@ -41,7 +41,7 @@ def node(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _image(cri_containerd: CriContainerd, workshop: str) -> None:
-    """An image whose author wants every GPU of the node."""
+    """Create an image that asks for every GPU of the node."""
     environment = {DEVICES: "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
     archive = write_archive(
         os.path.join(workshop, "wants-all.tar"), [glibc().named(WANTS_ALL, environment=environment)]
@@ -55,7 +55,7 @@ def _image(cri_containerd: CriContainerd, workshop: str) -> None:
 def set_policy(
     pods: Pods, node: SimulatedNode, configure: Callable[..., None]
 ) -> Callable[..., None]:
-    """Writes a policy into the configuration, which is read for each container."""
+    """Return a function that writes a policy; the shim reads it for each container."""
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
     with open(node.config_path) as file:
@@ -94,8 +94,8 @@ def test_image_that_wants_all_gpus_starts_without_any_and_it_is_said(
         lines = pods.containerd.log().splitlines()
         return [line for line in lines if "does not get" in line and container.id in line]
 
-    # What a shim says, containerd copies to its log by and by.
-    assert "unprivileged" in eventually(said, "it is said")[0]
+    # containerd copies the shim's log to its own with a delay.
+    assert "unprivileged" in eventually(said, "it is reported")[0]
 
 
 def test_kubelet_operator_and_privilege_are_believed(
@@ -136,7 +136,7 @@ def test_with_one_gpu_an_image_gets_no_switch_and_not_every_channel(
     denied = _record(container)["policy"]["denied"]
     denied_for = [line.partition(":")[0] for line in denied]
     assert denied_for == ["nvswitch", "IMEX channels (every one)"]
-    # A device plugin names the channel that it gives by the same variable; it has no other.
+    # A device plugin names a channel with the same variable; there is no other.
     numbered = pod.start(*IDLE, image=GLIBC, granted=granted)
     assert "nvidia-caps-imex-channels/channel0" in numbered.exec(*SHOW).lines
     for channels in (" 0 , channel3", ",".join(map(str, range(2048)))):
@@ -148,6 +148,25 @@ def test_with_one_gpu_an_image_gets_no_switch_and_not_every_channel(
     set_policy('trusted-namespaces = ["tests"]')
     seen = pod.start(*IDLE, image=GLIBC, env={**granted, **greedy}).exec(*SHOW).lines
     assert {"nvidia-nvswitchctl", "nvidia-caps-imex-channels/channel0"} <= set(seen)
+
+
+def test_annotations_of_nvidias_toolkit_give_devices_in_trusted_namespaces_alone(
+    pods: Pods, set_policy: Callable[..., None]
+) -> None:
+    annotations = {
+        "nvidia.cdi.k8s.io": "nvidia.com/gpu=0",
+        "nvidia.cdi.k8s.io/container.manager": "management.nvidia.com/gpu=all",
+    }
+    pod = pods.run(handler="handing on", annotations=annotations)
+    void = {DEVICES: "void"}
+    manager = pod.start(*IDLE, image=GLIBC, env=void, name="manager")
+    assert manager.exec(*SHOW).lines == []
+    manager.remove()
+    set_policy('trusted-namespaces = ["tests"]')
+    seen = pod.start(*IDLE, image=GLIBC, env=void).exec(*SHOW).lines
+    assert {"nvidia0", "nvidia1"}.intersection(seen) == {"nvidia0"}
+    manager = pod.start(*IDLE, image=GLIBC, env=void, name="manager")
+    assert {"nvidia0", "nvidia1"} <= set(manager.exec(*SHOW).lines)
 
 
 def test_a_gpu_of_the_kubelets_brings_nothing_that_only_the_image_asked_for(
@@ -165,11 +184,11 @@ def test_a_gpu_of_the_kubelets_brings_nothing_that_only_the_image_asked_for(
     except CriRefused as refused:
         if "unresolvable CDI devices" not in refused.said:
             raise
-        pytest.skip("this containerd knows CDI, and looks for the names in specs itself")
+        pytest.skip("this containerd supports CDI and resolves the names itself")
     assert alone.exec(*SHOW).lines == ["nvidia0"]
     denied = [line.partition(":")[0] for line in _record(alone)["policy"]["denied"]]
     assert denied == ["gdrcopy", "gds", "mofed", "nvswitch", "IMEX channels (0, 3)"]
-    # What the kubelet has named itself is given.
+    # Devices that the kubelet itself names are granted.
     named = "nvidia.com/gpu=0,nvidia.com/gdrcopy=all,nvidia.com/imex-channel=3"
     both = pod.start(*IDLE, image=GLIBC, env=greedy, granted=_annotated(named))
     seen = set(both.exec(*SHOW).lines)
@@ -181,7 +200,7 @@ BELOW: Final = "/var/run/nvidia-container-devices"
 
 
 def _bound(*names: str) -> list[pb.Mount]:
-    """What a volume of type hostPath makes of /dev/null."""
+    """Return mounts of /dev/null, as hostPath volumes produce them."""
     return [pb.Mount(host_path="/dev/null", container_path=name) for name in names]
 
 
@@ -235,7 +254,7 @@ def test_excluded_gpu_is_given_to_nobody(
     assert _listed(container) == [second.uuid]
     nodes = container.exec("sh", "-c", "echo /dev/nvidia[0-9] /dev/dri/card*").stdout
     assert nodes == "/dev/nvidia1 /dev/dri/card1\n"
-    # Its index stays: number 1 is the one that nvidia-smi calls so on the node.
+    # Indexes do not change: GPU 1 is the GPU that nvidia-smi calls 1 on the node.
     assert _listed(pod.start(*IDLE, image=GLIBC, env=_env("1"))) == [second.uuid]
     for name in (first.uuid, "0"):
         _expect_refusal(pod, "NVSHIM-E0222", first.uuid, env=_env(name))
@@ -252,7 +271,7 @@ def _env(devices: str) -> dict[str, str]:
 
 
 def _listed(container: PodContainer) -> list[str]:
-    """The GPUs that it sees; it is stopped then."""
+    """Return the GPUs that a container sees, and stop it."""
     done = container.exec("sh", "-c", "command -v nvidia-smi >/dev/null && nvidia-smi -L")
     found = LISTED.findall(done.stdout)
     assert bool(found) == (done.code == 0), done.stdout + done.stderr
@@ -260,7 +279,7 @@ def _listed(container: PodContainer) -> list[str]:
 
 
 def _annotated(names: str) -> deviceplugin_pb2.ContainerAllocateResponse:
-    """What a device plugin answers that tells by annotations."""
+    """Return the answer of a device plugin that uses annotations."""
     return deviceplugin_pb2.ContainerAllocateResponse(annotations={"cdi.k8s.io/kubelet": names})
 
 
@@ -270,7 +289,7 @@ def _expect_refusal(pod: Pod, code: str, named: str, *, image: str = GLIBC, **fi
         container.start()
     assert named in refused.value.said
     assert "\n" not in refused.value.said
-    # containerd 1 ends the line with words for our status, where a reader looks for the remedy.
+    # containerd 1 appends the text of our status, where the remedy should be last.
     assert "invalid argument" not in refused.value.said
     container.remove()
 

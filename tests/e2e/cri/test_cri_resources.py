@@ -1,4 +1,4 @@
-"""Statistics, limits and what happens beyond them, as a kubelet sees them."""
+"""Statistics, limits and out-of-memory kills, as the kubelet sees them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_statistics_of_containers_and_pods_are_what_the_kernel_counts(pods: Pods
     stats = _stats(pods, busy)
     assert stats.attributes.metadata.name == busy.status.metadata.name
     used = stats.cpu.usage_core_nano_seconds.value
-    eventually(lambda: _used(pods, busy) > used + 50_000_000, "it has worked on")
+    eventually(lambda: _used(pods, busy) > used + 50_000_000, "processor time grows")
     counted = int(read_cgroup(busy.pid, "cpuacct", v1="cpuacct.usage", v2="cpu.stat").split()[0])
     assert used < counted
     assert 0 < _stats(pods, idle).memory.working_set_bytes.value < 50 * MIB
@@ -56,7 +56,7 @@ def test_limits_hold_and_can_be_changed_while_it_runs(pods: Pods) -> None:
         "256",
         "10",
     }
-    # What was not named stays.
+    # Other limits are unchanged.
     assert "50000" in read_cgroup(container.pid, "cpu", v1="cpu.cfs_quota_us", v2="cpu.max")
     with pytest.raises(CriRefused) as refused:
         pods.cri.update_container_resources(

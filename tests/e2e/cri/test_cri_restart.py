@@ -1,4 +1,4 @@
-"""Pods outlast containerd, and what went on without it is known afterwards."""
+"""Pods survive a restart of containerd, which then learns what happened meanwhile."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ UNTIL_TOLD = ("sh", "-c", "trap 'exit 17' USR1; echo up; while :; do sleep 0.05;
 def test_pod_goes_on_while_containerd_is_killed(pods: Pods) -> None:
     pod = pods.run()
     idle, ending = pod.start(*IDLE, env={"WORD": "kept"}), pod.start(*UNTIL_TOLD)
-    eventually(lambda: ending.output() == "up\n", "its trap is set")
+    eventually(lambda: ending.output() == "up\n", "the container has set its trap")
     shims, pid, dying = pod.shims, idle.pid, ending.pid
     pods.containerd.kill()
     os.kill(dying, signal.SIGUSR1)
-    eventually(lambda: not is_alive(dying), "it has ended")
+    eventually(lambda: not is_alive(dying), "it has exited")
     _start_again(pods)
     assert pod.is_ready
     assert pod.shims == shims
     assert (idle.state, idle.pid) == ("RUNNING", pid)
     assert idle.exec("sh", "-c", "echo $WORD").stdout == "kept\n"
     assert ending.exit_code() == 17
-    # Nothing stands in the way of what comes next.
+    # The pods still work.
     ending.remove()
     assert pod.run("sh", "-c", "exit 3").status.exit_code == 3
     idle.stop()
     assert idle.exit_code() == 137
     pod.remove()
-    eventually(lambda: not is_alive(shims[0]), "the shim has ended")
+    eventually(lambda: not is_alive(shims[0]), "the shim has exited")
 
 
 def test_log_goes_on_after_a_restart(pods: Pods) -> None:
@@ -75,5 +75,5 @@ def _start_again(pods: Pods) -> None:
 def _serves(pods: Pods) -> bool:
     try:
         return bool(pods.cri.version(pb.VersionRequest()).runtime_name)
-    except CriError:  # it reads first what there was
+    except CriError:  # it is still recovering its state
         return False

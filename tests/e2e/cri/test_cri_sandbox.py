@@ -38,10 +38,10 @@ CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 
 @pytest.fixture(scope="module")
 def new_containerd(shim_directory: str, workshop: str, parts: Parts) -> Iterator[CriContainerd]:
-    """A containerd that has the sandbox API, without a pause image, on a node with GPUs."""
+    """Return a containerd with the sandbox API, without a pause image, on a node with GPUs."""
     if parts.version < (2, 0):
         parts = Parts.of_release(UNSTABLE)
-    # An options table would be in the way of containerd itself: see docs/engines.md.
+    # containerd does not accept an options table here: see docs/engines.md.
     handlers = {HANDLER: {"runtime_type": OURS, "sandboxer": "shim"}}
     plugin = CriPlugin(handlers, sandbox_image=PAUSE, default_handler=HANDLER)
     node = SimulatedNode.create(f"{workshop}/cri-sandbox", Scenario.load("two"))
@@ -61,7 +61,7 @@ def new_containerd(shim_directory: str, workshop: str, parts: Parts) -> Iterator
 
 @pytest.fixture
 def pods(new_containerd: CriContainerd) -> Iterator[Pods]:
-    """Pods that the shim holds. The test fails if anything of them is left."""
+    """Return pods that the shim holds. The test fails if they leave anything."""
     if not new_containerd.pid:
         new_containerd.start()
     census = Census(new_containerd)
@@ -82,14 +82,14 @@ def _namespace(container: PodContainer, kind: str) -> str:
 
 
 def _holder(pod: Pod) -> int:
-    """The process that holds a pod's namespaces."""
+    """Return the process that holds a pod's namespaces."""
     (shim,) = pod.shims
     with open(f"/proc/{shim}/task/{shim}/children") as file:
         children = [int(word) for word in file.read().split()]
     names = {}
     for child in children:
         with (
-            suppress(FileNotFoundError, ProcessLookupError),  # it has ended since
+            suppress(FileNotFoundError, ProcessLookupError),  # the process has exited since
             open(f"/proc/{child}/comm") as file,
         ):
             names[file.read().strip()] = child
@@ -111,7 +111,7 @@ def _answers(pods: Pods) -> bool:
 
 
 def _is_over(pod: Pod) -> bool:
-    """Whether the CRI knows that a pod is not ready; while its shim dies it knows nothing."""
+    """Whether the CRI reports a pod as not ready; it reports nothing while the shim exits."""
     try:
         return not pod.is_ready
     except CriError:
@@ -146,7 +146,7 @@ def test_pod_without_a_pause_container(pods: Pods) -> None:
     assert _is_over(pod)
     assert not is_alive(holder)
     pod.remove()
-    eventually(lambda: not any(is_alive(shim) for shim in shims), "the shim has ended")
+    eventually(lambda: not any(is_alive(shim) for shim in shims), "the shims have exited")
 
 
 def test_processes_are_shared_when_asked_for(pods: Pods) -> None:
@@ -162,7 +162,8 @@ def test_processes_are_shared_when_asked_for(pods: Pods) -> None:
 def test_the_hosts_processes_are_shared_only_when_asked_for(pods: Pods) -> None:
     pod = pods.run(namespaces=pb.NamespaceOption(pid=pb.NODE))
     assert _namespace(pod.start(*IDLE), "pid") == os.readlink("/proc/self/ns/pid")
-    # A pod whose containers have their own: one that asks for the pod's gets no more than that.
+    # Containers have separate namespaces. One that asks for the pod's gets the holder's, and not
+    # the host's.
     other = pods.run(namespaces=pb.NamespaceOption(pid=pb.CONTAINER))
     security = pb.LinuxContainerSecurityContext(
         namespace_options=pb.NamespaceOption(pid=pb.POD),
@@ -195,20 +196,20 @@ def test_pod_goes_on_while_containerd_is_killed(pods: Pods) -> None:
     pod = pods.run()
     idle = pod.start(*IDLE)
     ending = pod.start("sh", "-c", "trap 'exit 17' USR1; echo up; while :; do sleep 0.05; done")
-    eventually(lambda: ending.output() == "up\n", "its trap is set")
+    eventually(lambda: ending.output() == "up\n", "the container has set its trap")
     shims, dying = pod.shims, ending.pid
     pods.containerd.kill()
     os.kill(dying, signal.SIGUSR1)
-    eventually(lambda: not is_alive(dying), "it has ended")
+    eventually(lambda: not is_alive(dying), "it has exited")
     _start_again(pods)
     assert (pod.is_ready, pod.shims) == (True, shims)
     assert idle.exec("echo", "here").stdout == "here\n"
     assert ending.exit_code() == 17
     assert pod.run("sh", "-c", "exit 3").status.exit_code == 3
     os.kill(_holder(pod), signal.SIGKILL)
-    eventually(lambda: _is_over(pod), "the end of the sandbox is known")
+    eventually(lambda: _is_over(pod), "the CRI reports that the sandbox stopped")
     pod.remove()
-    eventually(lambda: not is_alive(shims[0]), "the shim has ended")
+    eventually(lambda: not is_alive(shims[0]), "the shim has exited")
 
 
 def test_nothing_is_left_of_a_pod_whose_shim_was_killed(pods: Pods) -> None:
@@ -216,7 +217,7 @@ def test_nothing_is_left_of_a_pod_whose_shim_was_killed(pods: Pods) -> None:
     containers = [pod.start(*IDLE) for _ in range(3)]
     pids = [container.pid for container in containers] + [_holder(pod)]
     os.kill(pod.shims[0], signal.SIGKILL)
-    eventually(lambda: not any(is_alive(pid) for pid in pids), "all of the pod is ended")
+    eventually(lambda: not any(is_alive(pid) for pid in pids), "the pod's processes exit")
     eventually(lambda: _is_over(pod), "it is known")
     assert {container.exit_code() for container in containers} == {255}
     pod.remove()

@@ -32,7 +32,7 @@ def test_exec_on_a_terminal_can_be_typed_at_resized_and_interrupted(pods: Pods) 
     container = pods.run().start(*IDLE)
     with ProcessStream(container.exec_url("sh", tty=True)) as stream:
         stream.resize(132, 43)
-        # The size has a way of its own, and may come later than what is typed.
+        # The size uses another channel, and may arrive after the input.
         stream.write(b"until stty size | grep '43 132'; do :; done; tty\n")
         assert b"43 132\r\n" in stream.read_until(b"/dev/pts/")
         stream.write(b"sleep 77\n")
@@ -51,12 +51,12 @@ def test_attach_reads_and_writes_the_containers_own_stdio(pods: Pods) -> None:
     with ProcessStream(container.attach_url()) as stream:
         stream.write(b"one\n")
         stream.read_until(b"got one\n")
-    # A client that goes away is not the end of its input.
+    # A client that disconnects does not close the container's input.
     with ProcessStream(container.attach_url()) as stream:
         stream.write(b"two\n")
         stream.read_until(b"got two\n")
     assert container.state == "RUNNING"
-    # containerd writes the log beside what it sends, not before.
+    # containerd writes the log concurrently with what it sends, not before.
     eventually(lambda: container.output() == "got one\ngot two\n", "both are in the log")
 
 

@@ -1,4 +1,4 @@
-"""Pods whose root is another user on the host, as ``hostUsers: false`` asks for."""
+"""Pods whose root is another user on the host: ``hostUsers: false``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
 HANDLER: Final = "nvidia"
 FIRST_ID: Final = 200_000
 IDS: Final = pb.IDMapping(container_id=0, host_id=FIRST_ID, length=65_536)
-# As a kubelet says it.
+# The kubelet's form.
 MAPPED: Final = pb.NamespaceOption(
     pid=pb.CONTAINER,
     userns_options=pb.UserNamespace(mode=pb.POD, uids=[IDS], gids=[IDS]),
@@ -43,13 +43,13 @@ MAPPED: Final = pb.NamespaceOption(
 def new_containerd(
     request: pytest.FixtureRequest, shim_directory: str, shim_config: str, workshop: str
 ) -> Iterator[CriContainerd]:
-    """A containerd that knows such pods: held by it or by the shim, and made by runc or crun."""
+    """Return a containerd with such pods, held by it or by the shim, run by runc or crun."""
     parts = Parts.of_release(UNSTABLE)
     handler: dict[str, Any] = {"runtime_type": OURS, "sandboxer": "podsandbox"}
     if request.param == "shim":
         handler["sandboxer"] = "shim"
     elif request.param != "podsandbox":
-        # For such pods containerd 2.1 takes any table of options for runc's.
+        # For such pods containerd 2.1 parses any options table as runc's.
         program = (
             crun_for_this_host(workshop, parts.crun) if request.param == "crun" else parts.runc
         )
@@ -70,7 +70,7 @@ def new_containerd(
 
 @pytest.fixture
 def pods(new_containerd: CriContainerd) -> Iterator[Pods]:
-    """Pods of it; the test fails if anything of them is left."""
+    """Return its pods. The test fails if they leave anything."""
     with nothing_left(new_containerd):
         pods = Pods(new_containerd, HANDLER)
         yield pods
@@ -104,7 +104,7 @@ def test_container_of_such_a_pod_has_its_gpu(
 
 @pytest.fixture
 def drm_node() -> Iterator[str]:
-    """A DRM node of the machine itself: of what engines give, runtimes mount it from there."""
+    """Yield a DRM node of the machine: runtimes mount engine-applied nodes from the host."""
     path = "/dev/dri/renderD255"
     had_directory = os.path.isdir("/dev/dri")
     os.makedirs("/dev/dri", exist_ok=True)
@@ -127,8 +127,8 @@ def test_node_that_a_plugin_has_listed_can_be_opened_too(pods: Pods, drm_node: s
     assert not os.path.exists(os.path.join(container.bundle, "nvidia.json"))
 
 
-# Nobody has the driver's kernel module here. So a node that may be opened says ENXIO, and one that
-# may not EACCES (by its mode) or EPERM (by the container's device rules).
+# No kernel module is behind the driver's nodes here. So a node that may be opened answers ENXIO.
+# Otherwise it answers EACCES (by its mode) or EPERM (by the container's device rules).
 OPEN: Final = """
 for node in /dev/nvidia1 /dev/nvidiactl /dev/dri/card1 /dev/dri/renderD129; do
     stat -c '%n %u:%g %a' $node
@@ -158,5 +158,5 @@ def test_nodes_of_such_a_pod_can_be_opened(
     assert set(opened) == {"No such device or address"}, done
     video = video_group()
     assert [line.split()[1:] for line in nodes[2:]] == [[f"0:{video}", "660"]] * 2
-    # The node's own are as they were.
+    # The nodes on the host are unchanged.
     assert os.stat(f"{two_gpus.dev}/dri/card1").st_gid == video

@@ -1,4 +1,4 @@
-"""``nvshim verify`` on a simulated node with a real containerd: whole, and with one fault each."""
+"""``nvshim verify`` on a simulated node with a real containerd: healthy, and with one fault."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 GPU: Final = "nvidia.com/gpu"
 ALL: Final = [check.name for check in CHECKS]
 
-# runc, but for what a file says is broken of it.
+# runc, with a fault that a file selects.
 RUNTIME: Final = """\
 #!/usr/bin/python3
 import json, os, sys
@@ -86,7 +86,7 @@ os.execvp("runc", ["runc", *words])
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node of a cluster, as far as it is verified: its containerd, kubelet and node agent."""
+    """A cluster node as ``nvshim verify`` sees it: its containerd, kubelet and node agent."""
 
     node: SimulatedNode
     pods: Pods
@@ -99,13 +99,13 @@ class Place:
         return ["verify", *where, *words]
 
     def verify(self, *words: str) -> tuple[int, dict[str, Any]]:
-        """The exit status and the document."""
+        """Return the exit status and the document."""
         done = nvshim(*self.words("-o", "json", *words), check=False)
         assert done.stdout, done.stderr
         return done.code, done.document
 
     def red(self, *words: str) -> dict[str, Any]:
-        """The one check that fails."""
+        """Return the only check that fails."""
         code, document = self.verify(*words)
         failed = [check for check in document["checks"] if check["outcome"] == "failed"]
         assert len(failed) == 1, document
@@ -117,7 +117,7 @@ class Place:
         return check
 
     def breaks(self, fault: str) -> None:
-        """Have the low-level runtime be broken in some way."""
+        """Make the low-level runtime fail in some way."""
         self.faults.write_text(fault)
 
     def breaks_nvml(self, fault: str) -> None:
@@ -126,13 +126,13 @@ class Place:
             file.write(fault)
 
     def policy(self, text: str) -> AbstractContextManager[None]:
-        """Have the shim go by a policy."""
+        """Run the shim with a policy."""
         path = Path(self.node.config_path)
         return self.configured(f"{path.read_text(encoding='utf-8')}\n[policy]\n{text}")
 
     @contextmanager
     def configured(self, text: str) -> Iterator[None]:
-        """Have the shim go by another configuration."""
+        """Run the shim with another configuration."""
         path = Path(self.node.config_path)
         before = path.read_text(encoding="utf-8")
         path.write_text(text, encoding="utf-8")
@@ -143,7 +143,7 @@ class Place:
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
-        """Have the agent be started again when it ends, as systemd and a kubelet do."""
+        """Restart the agent when it exits, as systemd and the kubelet do."""
         is_over = threading.Event()
 
         def supervise() -> None:
@@ -161,7 +161,7 @@ class Place:
 
     @contextmanager
     def verified(self) -> Iterator[Node]:
-        """What a check is given, to make one here."""
+        """Yield the node argument of a check, to run a check in this process."""
         config = load_config(self.node.config_path)
         os.makedirs(f"{self.node.state}/verify", exist_ok=True)
         made = PodSettings(
@@ -173,7 +173,7 @@ class Place:
         shutil.rmtree(f"{self.node.state}/verify")
 
     def ready(self) -> list[str]:
-        """The pods that run."""
+        """Return the running pods."""
         listed = self.pods.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items
         return [pod.id for pod in listed if pod.state == pb.SANDBOX_READY]
 
@@ -199,7 +199,7 @@ def place(
         options.write_text(to_toml({"BinaryName": str(runtime)}))
         ours = {"runtime_type": OURS, "options": {"ConfigPath": str(options)}}
         handlers: dict[str, dict[str, Any]] = {"nvidia": ours, "stock": {"runtime_type": STOCK}}
-        # Debian 12's containerd knows no CDI, and no setting of it.
+        # Debian 12's containerd has no CDI, and no setting for it.
         cdi = () if PARTS == INSTALLED else (f"{directory}/cdi",)
         plugin = CriPlugin(handlers, PAUSE, "stock", cdi_directories=cdi)
         with (
@@ -220,7 +220,7 @@ def place(
 
 @pytest.fixture(autouse=True)
 def whole(place: Place) -> Iterator[None]:
-    """The node is as it was, whatever a test has broken."""
+    """Undo what a test has broken."""
     yield
     place.breaks("")
     place.is_clean()
@@ -279,7 +279,7 @@ def test_what_is_broken_of_the_runtime_turns_one_check_red(
 
 @pytest.mark.parametrize(
     ("handler", "seen"),
-    # containerd 2 lists its handlers; of another one it is known when it refuses the pod.
+    # containerd 2 lists its handlers; an older one refuses the pod.
     [("missing", "it has .*nvidia|no runtime for"), ("stock", f"it runs {re.escape(STOCK)}")],
 )
 def test_a_handler_that_is_missing_or_another_runtime_is_one_failure(
@@ -292,7 +292,7 @@ def test_a_handler_that_is_missing_or_another_runtime_is_one_failure(
 
 
 def test_a_handler_of_runcs_type_is_ours_if_its_path_is(place: Place, shim_directory: str) -> None:
-    """As user namespaces need it, of a containerd that knows the setting."""
+    """User namespaces need this, on a containerd that has the setting."""
     handler = {"runtime_type": STOCK, "runtime_path": os.path.join(shim_directory, PROGRAM)}
     with pods_of(
         CriPlugin({"nvidia": handler, "stock": {"runtime_type": STOCK}}, PAUSE, "stock"), pause(),
@@ -321,7 +321,7 @@ def test_a_device_that_the_kubelet_cannot_give_is_named(place: Place) -> None:
 def test_a_plugin_that_is_not_registered_is_one_failure(place: Place) -> None:
     assert place.agent.stop() == 0
     try:
-        eventually(lambda: not place.kubelet.healthy(GPU), "the kubelet has none")
+        eventually(lambda: not place.kubelet.healthy(GPU), "the kubelet has no healthy GPU")
         check = place.red("--skip", "exec", "--skip", "exit", "--skip", "no-gpu", "--skip", "gpu")
     finally:
         place.agent.start()
@@ -340,12 +340,12 @@ def test_a_restart_of_the_agent_loses_nothing(place: Place) -> None:
 
 @contextmanager
 def verifying(place: Place) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that is under way, and has made a pod."""
+    """Yield a running verification that has created a pod."""
     with subprocess.Popen(
         [sys.executable, "-m", "integration.cli", *place.words("--only", "gpu", "--only", "exec")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
-        eventually(place.ready, "a pod of it")
+        eventually(place.ready, "the run has created a pod")
         yield process
 
 
@@ -361,24 +361,24 @@ def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) ->
     with verifying(place) as process:
 
         def has_a_pod() -> bool:
-            """It is held there; what it has asked for before is to stop a pod, not to remove it."""
+            """Whether there is a pod; then the run stays stopped, before it removes the pod."""
             process.send_signal(signal.SIGSTOP)
             if place.ready():
                 return True
             process.send_signal(signal.SIGCONT)
             return False
 
-        eventually(has_a_pod, "a pod of it")
+        eventually(has_a_pod, "the run has created a pod")
         process.kill()
         process.wait()
     assert place.pods.ids()
-    with place.verified():  # what they had is not to be in use
+    with place.verified():  # their devices must not be in use
         assert place.pods.ids() == []
 
 
 def test_a_run_leaves_nothing_of_one_that_was_killed_nor_a_cgroup_of_its_own(place: Place) -> None:
     def left() -> set[str]:
-        """What the engine makes for pods without a parent."""
+        """Return the cgroups that the engine creates for pods without a parent."""
         return {*glob.glob("/sys/fs/cgroup/k8s.io"), *glob.glob("/sys/fs/cgroup/*/k8s.io")}
 
     before = left()
@@ -418,8 +418,8 @@ def test_pods_that_a_kubelet_does_not_know_are_made_again_when_it_removes_them(
 def test_a_container_that_is_killed_just_before_its_pod_is_stopped_says_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a kubelet does it: the containers first, and the pod a moment later."""
-    # On a busy machine the moment is longer.
+    """The kubelet stops the containers first, and the pod a moment later."""
+    # A busy machine needs longer between the two.
     monkeypatch.setattr(pods, "_REMOVAL_GRACE", 60.0)
     stopping: list[threading.Timer] = []
 
@@ -467,8 +467,8 @@ def test_where_no_request_is_believed_pods_are_of_a_trusted_namespace(place: Pla
         assert [check["outcome"] for check in document["checks"]] == ["passed", outcome]
 
 
-# A node that is well is checked GPU by GPU on the same road; what a container sees of MIG devices
-# is in tests/unit/verify/test_visibility.py.
+# The GPU checks of a healthy node run the same code; tests/unit/verify/test_visibility.py checks
+# what a container sees of MIG devices.
 @pytest.mark.thorough
 def test_mig_devices_are_checked_one_by_one_on_a_node_without_a_kubelet(
     place: Place, tmp_path: Path

@@ -1,4 +1,4 @@
-"""What tests of containerd's configuration share."""
+"""Fixtures for tests of containerd's configuration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tools.parts import Parts
 
 @pytest.fixture(scope="module")
 def asked_once() -> Iterator[None]:
-    """Plans do not ask a containerd twice for its version, or about the same files.
+    """Ask each containerd only once for its version, and for the dump of the same files.
 
-    What is in place is asked anew.
+    What is installed on the machine is queried every time.
     """
     answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 

@@ -1,7 +1,7 @@
-"""The shim as CRI-O calls one for a handler of the type ``vm``, which no release here has.
+"""The shim as CRI-O calls one for a handler with the type ``vm``. No CRI-O is installed here.
 
-CRI-O is no containerd: it has no socket for events, mounts the root itself, names an absolute path
-to it in the spec, and is told a bare address. The words and variables are those of its
+CRI-O differs from containerd: it has no socket for events, mounts the root itself, puts an absolute
+path to it in the spec, and expects a bare address. The arguments and variables are those in its
 internal/oci/runtime_vm.go.
 """
 
@@ -25,7 +25,7 @@ STATE = "/run/containerd/runc/default"
 
 
 def start(launcher: str, bundle: str) -> str:
-    """Call the verb as CRI-O does; returns the address."""
+    """Call ``start`` as CRI-O does; return the address."""
     with open(f"{bundle}/config.json") as file:
         spec = json.load(file)
     os.rename(f"{bundle}/rootfs", f"{bundle}-merged")
@@ -37,13 +37,13 @@ def start(launcher: str, bundle: str) -> str:
             launcher, "-namespace", "default", "-address", "", "-publish-binary", "/usr/bin/crio",
             "-id", os.path.basename(bundle), "start",
         ],
-        cwd=bundle, capture_output=True, text=True, check=True, timeout=20,
+        cwd=bundle, capture_output=True, text=True, check=True, timeout=60,
         env={
             "PATH": os.environ["PATH"], "NAMESPACE": "default", "MAX_SHIM_VERSION": "2",
             "TTRPC_ADDRESS": "", "GRPC_ADDRESS": "", "NVSHIM_FORK_SERVER": "0",
         },
     )  # fmt: skip
-    # Where CRI-O looks for it when it was restarted.
+    # CRI-O reads this file after a restart.
     assert content_of(f"{bundle}/address").decode() == done.stdout
     return done.stdout
 
@@ -55,7 +55,7 @@ async def test_container_lives_and_dies_as_crio_drives_it(shim_directory: str) -
     had_state = os.path.exists(STATE)
     log = -1
     try:
-        # Of its own: the namespace is everybody's.
+        # A unique name: the namespace is shared.
         name = os.path.basename(shim.directory)
         bundle = f"{shim.directory}/{name}"
         shim.bundle(name, "sh", "-c", "echo ran; exit 3")
@@ -70,8 +70,8 @@ async def test_container_lives_and_dies_as_crio_drives_it(shim_directory: str) -
             await shim.call("Delete", id=name)
             assert content_of(output) == b"ran\n"
             await shim.call("Shutdown", id=name)
-        # It does not wait for ever for somebody who takes its events.
-        eventually(lambda: not is_alive(shim.pid), "the shim has ended", timeout=15)
+        # The shim does not wait forever for a subscriber to its events.
+        eventually(lambda: not is_alive(shim.pid), "the shim has exited")
     finally:
         if log >= 0:
             os.close(log)

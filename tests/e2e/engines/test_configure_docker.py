@@ -1,4 +1,4 @@
-"""``nvshim configure docker`` on the daemon.json of many nodes, judged by the real dockerd."""
+"""``nvshim configure docker`` on many nodes' daemon.json, checked with the real dockerd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dockerd() -> str:
 
 
 class Node:
-    """A node's /etc/docker, and where the hook and our record would be."""
+    """A node's /etc/docker, and the places of the hook and of our record."""
 
     def __init__(self, directory: str, dockerd: str) -> None:
         self.directory = directory
@@ -128,13 +128,13 @@ def test_place_of_nvidias_runtime_is_taken_and_given_back_to_the_byte(node: Node
     configured = node.read()
     apply(plan_removal(node.options()))
     assert (node.read(), node.tree()) == (NVIDIAS, tree)
-    # Killed between the record and the file, it goes on in either direction.
+    # After a kill between record and file, both install and removal complete.
     change = plan(node.options(replace=True, enable_cdi=True, set_default=True))
     apply(type(change)("docker", change.files[:1], change.need, "", change.lock))
     assert node.read() == NVIDIAS
     apply(plan(node.options(replace=True, enable_cdi=True, set_default=True)))
     assert node.read() == configured
-    # What somebody changes meanwhile stays.
+    # Later edits by others stay.
     node.write(node.read().replace("/srv/docker", "/srv/mine"))
     apply(plan_removal(node.options()))
     assert json.loads(node.read()) == json.loads(NVIDIAS.replace("/srv/docker", "/srv/mine"))
@@ -186,7 +186,7 @@ def test_hook_of_others_is_left_alone_and_ours_is_not_overwritten_blindly(node: 
 
 
 def picky(node: Node) -> str:
-    """A dockerd that takes every file but one with our runtime."""
+    """Return a dockerd that accepts every file except one with our runtime."""
     path = f"{node.directory}/dockerd"
     with open(path, "w") as file:
         file.write(f"""#!/bin/sh
@@ -213,7 +213,7 @@ def test_what_stands_in_the_way_is_one_line(node: Node) -> None:
     with pytest.raises(ConfigRefused, match="no-such-shim"):
         plan(node.options(program=picky(node)))
     node.write('{"no-such-option": 1}')
-    assert "no-such-option" in plan(node.options()).notes[0], "dockerd refuses it without us too"
+    assert "no-such-option" in plan(node.options()).notes[0], "dockerd refuses it even unchanged"
     node.write("{}")
     os.makedirs(f"{node.directory}/records")
     with open(node.options().record, "w") as file:

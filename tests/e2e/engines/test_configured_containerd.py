@@ -1,4 +1,4 @@
-"""A containerd that ``nvshim configure containerd`` has told of the shim, and pods on it."""
+"""Run pods on a containerd that ``nvshim configure containerd`` has configured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Configured:
-    """A containerd whose configuration is ours to change before it starts."""
+    """A containerd whose configuration the test changes before it starts."""
 
     def __init__(self) -> None:
         self.options = ["--set-default"]
@@ -38,7 +38,7 @@ class Configured:
         self.containerd: CriContainerd
 
     def amend(self, path: str) -> None:
-        """What a person does: the node's own file is there, and nvshim adds to it."""
+        """Configure as an operator does: the node has a file, and nvshim adds to it."""
         with open(path, "rb") as file:
             self.before = file.read()
         self.nvshim(path, *self.options)
@@ -62,7 +62,7 @@ class Configured:
 
 @pytest.fixture(scope="module", autouse=True)
 def _signals_as_from_a_terminal() -> Iterator[None]:
-    """What nohup has made ignored, containerd would ignore as well."""
+    """Reset signals that nohup has ignored: containerd would ignore them as well."""
     with restored():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         yield
@@ -76,7 +76,7 @@ def configured(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Configured]:
     configured = Configured()
-    # Of its own: it is told where the kubelet's record is.
+    # A separate configuration, because it names the kubelet's record.
     config = shutil.copy(two_gpus.config_path, tmp_path_factory.mktemp("shim") / "config.toml")
     configured.containerd = CriContainerd(
         shim_directory=shim_directory,
@@ -93,7 +93,7 @@ def configured(
 
 
 def start_gpu_container(pods: Pods, uuid: str) -> str:
-    """Which GPUs a container sees that a device plugin has given one."""
+    """Return the GPUs in a container that a device plugin has given one."""
     given = ContainerAllocateResponse(envs={DEVICES: uuid})
     container = pods.run().start(*IDLE, image=GLIBC, granted=given)
     shim = f"{container.bundle}/nvidia.json"
@@ -124,7 +124,7 @@ def test_pod_of_the_handler_gets_its_gpu_as_the_default_does_and_others_are_as_b
 
 @pytest.mark.parametrize("configured", of_releases("trixie", UNSTABLE), indirect=True)
 def test_the_containerd_that_runs_is_asked_and_named(configured: Configured) -> None:
-    """Not the one that a person's or a service's PATH leads to first, which is another release."""
+    """The running containerd, not a different release that is first in the PATH."""
     containerd = configured.containerd
     assert containerd.parts.containerd != Parts.installed().containerd
     words = (
@@ -133,7 +133,7 @@ def test_the_containerd_that_runs_is_asked_and_named(configured: Configured) -> 
         "--records", f"{containerd.directory}/records", "--dry-run",
     )  # fmt: skip
     if containerd.parts.version < (2, 0):
-        # The installed one knows nothing of it.
+        # The installed containerd does not know the option.
         assert "+enable_cdi = true" in nvshim(*words, "--enable-cdi", check=False).stdout
         return
     with open(configured.path, "rb") as file:
@@ -154,11 +154,11 @@ def test_options_reach_the_shim_and_removal_leaves_the_file_as_it_was(
     configured: Configured,
 ) -> None:
     containerd = configured.containerd
-    # Written over the handler that is there: the file was written anew, our drop-in was not.
+    # Replace the existing handler: the file was rewritten, our drop-in was not.
     configured.restart("--set-default", "--systemd-cgroup", "yes")
     with nothing_left(containerd):
         pods = Pods(containerd, "")
-        # No systemd runs here, and it is our shim that says so: the option has reached it.
+        # Our shim reports that systemd does not run here: the option has reached it.
         with pytest.raises(CriRefused, match="NVSHIM-E1206"):
             pods.run()
         pods.close()
@@ -188,9 +188,9 @@ def test_restart_by_a_signal_is_refused_where_nobody_starts_what_it_ends(
     )  # fmt: skip
     assert done.code == 1
     assert "NVSHIM-E2568" in done.stderr
-    assert re.search(r"(changed|created) /", done.stdout), "the files are in place, and it says so"
+    assert re.search(r"(changed|created) /", done.stdout), "it lists the files that it wrote"
     assert is_alive(pid)
     assert containerd.ctr("version").code == 0
-    # What SIGHUP would have done.
+    # A restart does what SIGHUP would have done.
     os.kill(pid, signal.SIGHUP)
-    eventually(lambda: not is_alive(pid), "containerd has ended")
+    eventually(lambda: not is_alive(pid), "containerd has exited")

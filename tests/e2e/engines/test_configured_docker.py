@@ -1,4 +1,4 @@
-"""A dockerd that ``nvshim configure docker`` has told of the shim: ``docker run --gpus``."""
+"""``docker run --gpus`` on a dockerd that ``nvshim configure docker`` has configured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def docker(shim_directory: str, two_gpus: SimulatedNode) -> Iterator[PrivateDock
 
 
 def check_first(document: Any) -> None:
-    assert document["restart"]["needed"] == "restart", "--gpus is looked for at the start"
+    assert document["restart"]["needed"] == "restart", "dockerd finds the hook at its start"
     assert {os.path.basename(file["path"]) for file in document["files"]} >= {HOOK, "daemon.json"}
 
 
@@ -67,7 +67,7 @@ def test_gpus_flag_works_and_the_stand_in_says_what_it_is(
     )
     assert said.returncode == 1
     assert "stand-in" in said.stderr
-    # Where another runtime is to run it, the container does not start without its GPUs.
+    # With another runtime, the container fails instead of starting without its GPUs.
     other = docker.run("--gpus=all", "--runtime=runc", "--", "true")
     assert other.code != 0
     assert "stand-in" in other.stderr
@@ -78,13 +78,13 @@ def test_signal_tells_dockerd_of_another_runtime_without_a_restart(docker: Priva
     document = configure(docker, *words, "--restart", "signal").document
     assert document["restart"]["done"] == "signal"
 
-    # It has read its configuration when the command ends.
+    # dockerd has read its configuration when the command returns.
     done = docker.run("--gpus=all", "--", "sh", "-c", "ls /dev")
     assert "nvidia1" in done.stdout, done.stderr
     named = docker.run("--runtime=gpu", "--", "true")
     assert named.code == 0, named.stderr
     assert configure(docker, *words).document["changed"] is False
-    # What is gone from the file it keeps, and drops the reload if that was the default.
+    # It keeps a runtime that is gone from the file; if it was the default, reload fails.
     refused = configure(
         docker, "--runtime-name", "gpu", "--no-set-default", "--restart", "signal", check=False
     )

@@ -1,4 +1,4 @@
-"""``nvshim configure containerd`` where somebody else has written, too."""
+"""``nvshim configure containerd`` on configuration that other tools or people have edited."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("asked_once")
 
 
 def test_handler_goes_where_the_section_is_in_force(make: MakeEtc) -> None:
-    """With containerd 1, a drop-in of NVIDIA's has a copy of the section: it is what counts."""
+    """With containerd 1, a drop-in of NVIDIA's has a copy of the section, which takes effect."""
     node = make("trixie", GKE)
     copy = GKE[GKE.index("[plugins") :].replace("runtimes.runc", "runtimes.nvidia")
     copy = copy.replace(
@@ -65,7 +65,7 @@ def test_handler_goes_where_the_section_is_in_force(make: MakeEtc) -> None:
 
 
 def nvidias(version: int, *, plugin: str = "", default: bool = False) -> str:
-    """What NVIDIA's tool writes: handlers, and a copy of what the root file says of the plugin."""
+    """Return the output of NVIDIA's tool: handlers, and a copy of the plugin's section."""
     cri = f'plugins."{CRI[version]}"'
     lines = [f"version = {version}\n", f"[{cri}]", plugin, f"  [{cri}.containerd]"]
     lines += ['    default_runtime_name = "nvidia"'] if default else []
@@ -89,7 +89,7 @@ PAUSE: Final = '  sandbox_image = "registry.k8s.io/pause:3.9"'
 
 @pytest.fixture(params=of_releases(*RELEASES))
 def moving(request: pytest.FixtureRequest, make: MakeEtc) -> Etc:
-    """A node on which NVIDIA's toolkit has configured containerd, in a drop-in of its own."""
+    """Return a node where NVIDIA's toolkit has configured containerd, in its own drop-in."""
     release = request.param
     root = "version = 2\nimports = ['{directory}/conf.d/*.toml'] # by their tool\n"
     node = make(release, root)
@@ -113,7 +113,7 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
     assert ours["runtime_type"] == "io.containerd.nvidia.v1"
     assert "BinaryName" not in str(pruned(ours))
     assert dump.cri(after)["containerd"]["default_runtime_name"] == "nvidia"
-    # Whoever comes by again says less, and undoes nothing.
+    # A later run with fewer options undoes nothing.
     assert plan(node.options()).files == ()
     apply(plan(node.options(set_default=True, pod_annotations=("a/*",))))
     apply(plan_removal(node.options()))
@@ -140,7 +140,7 @@ def test_handler_that_stood_where_nobody_can_tell_any_more_is_not_lost_silently(
     node.write(re.sub(r"(?m)^# nvshim: the handler.*\n", "", node.read(name)), name)
     with raises(ChangedByHand, match=r"99-nvidia\.toml"):
         plan_removal(node.options())
-    # Their tool has written it anew: it is there, and stays.
+    # NVIDIA's tool has rewritten the handler: it stays.
     node.write(before.replace("SystemdCgroup = true", "SystemdCgroup = false"), name)
     theirs = node.read(name)
     refused(node, HandlerTaken, "has one that calls", replace=False)
@@ -163,7 +163,7 @@ def test_crash_while_a_place_is_taken_leaves_what_starts_and_can_be_gone_on_with
             if act is plan_removal:
                 apply(plan(node.options(replace=True)))
         if act is plan:
-            # Also from one configuration to another.
+            # Also when one configuration replaces another.
             apply(plan(node.options(replace=True)))
             other = plan(node.options(replace=True, set_default=True, shim="/opt/x"))
             for file in other.files[:1]:
@@ -208,17 +208,17 @@ def test_what_stands_in_the_way_of_containerd_2_is_one_line_that_says_what_to_do
 
 @pytest.mark.newest
 def test_sandboxer_that_can_end_this_containerd_is_refused_unless_forced(make: MakeEtc) -> None:
-    """Containerd issue 12983, which 2.3.0 mends: Debian's containerd 2 is older."""
+    """Containerd issue 12983, fixed in 2.3.0; Debian's containerd 2 is older."""
     table = f"[plugins.'{CRI[3]}'.containerd.runtimes"
     theirs = f'{table}.pods]\nruntime_type = "io.containerd.nvidia.v1"\nsandboxer = "shim"\n'
     node = make(UNSTABLE, f"version = 3\n{theirs}")
     refused(node, SandboxerUnsafe, r"handler pods.* 2\.1\.\S+ .*update containerd to 2\.3\.0")
     apply(plan(node.options(force=True)))
-    assert plan(node.options()).files == (), "what is in place already is the doctor's"
+    assert plan(node.options()).files == (), "the doctor reports what is already in place"
     apply(plan_removal(node.options()))
     for kind in (RUNC_TYPE, "io.containerd.kata.v2"):
         node.write(f"version = 3\n{theirs.replace(RUNTIME_TYPE, kind)}")
-        assert plan(node.options()).files, f"pods of {kind} are none of ours"
+        assert plan(node.options()).files, f"pods of {kind} do not use our shim"
 
 
 def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do(
@@ -233,7 +233,11 @@ def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do
     node.write(f'version = 2\n[plugins]\n"{CRI[2]}" = {{ sandbox_image = "x" }}\n')
     refused(node, EditImpossible, "inline tables")
 
+
+def test_a_wish_that_containerd_does_not_know_is_refused(make: MakeEtc) -> None:
     node = make("installed", DEBIAN)
+    if not node.is_1_6:
+        pytest.skip("the installed containerd knows enable_cdi")
     refused(node, ConfigIgnored, "enable_cdi", enable_cdi=True)
 
 
@@ -258,7 +262,7 @@ def test_what_somebody_changed_of_ours_is_kept_until_forced(make: MakeEtc, relea
 def test_import_that_somebody_has_written_otherwise_goes_with_what_it_imports(
     make: MakeEtc,
 ) -> None:
-    """containerd does not start without a file that is imported by its name."""
+    """containerd does not start if a file that it imports by name is missing."""
     node = make(UNSTABLE, VERSION_3)
     apply(plan(node.options()))
     path = f"{node.directory}/conf.d/99-nvshim.toml"
@@ -315,7 +319,7 @@ def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
 
 @pytest.mark.parametrize("name", ["config.toml.tmpl", "config-v3.toml.tmpl"])
 def test_template_of_k3s_is_not_edited_nor_made(make: MakeEtc, name: str) -> None:
-    """A template that is made replaces all that k3s writes by itself."""
+    """A template that nvshim created would replace all that k3s writes itself."""
     node = make("trixie", None)
     node.config = f"{node.directory}/{name}"
     version = 3 if "-v3" in name else 2
@@ -327,7 +331,7 @@ def test_template_of_k3s_is_not_edited_nor_made(make: MakeEtc, name: str) -> Non
 
 K0S: Final = """\
 # k0s_managed=true
-# (placeholder, written anew by k0s)
+# (placeholder, rewritten by k0s)
 imports = ["{directory}/run/k0s/containerd-cri.toml", "{directory}/conf.d/*.toml"]
 version = 2
 """
@@ -352,7 +356,7 @@ def test_file_that_k0s_writes_is_refused_whatever_it_imports(make: MakeEtc, rele
 
 @pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
 def test_file_that_k0s_will_write_is_not_made_in_its_place(make: MakeEtc, release: str) -> None:
-    """What is there without the mark, k0s takes for somebody's own, and leaves its CRI out."""
+    """k0s treats a file without the mark as the operator's, and leaves its CRI settings out."""
     node = make(release, None)
     version = 3 if release == UNSTABLE else 2
     node.config = f"{node.directory}/k0s/containerd.toml"
@@ -392,7 +396,7 @@ COMMENTS: Final = """\
     ],
 )  # fmt: skip
 def test_root_without_a_version_and_plugins_gets_one(make: MakeEtc, root: str) -> None:
-    """The usual file of kubeadm's nodes with Docker's packages: comments alone."""
+    """Nodes of kubeadm with Docker's packages usually have this file: only comments."""
     node = make(UNSTABLE, root)
     files, before = node.files(), node.dump()
     apply(plan(node.options()))

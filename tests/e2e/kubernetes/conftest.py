@@ -1,4 +1,4 @@
-"""A node of a cluster, under a cover: its images, its simulated GPUs, and a kubelet's side."""
+"""A cluster node in private namespaces: its images, simulated GPUs, and a kubelet's part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.node_image import node_image
 
 CONFIG: Final = "/etc/containerd/config.toml"
 
-# As an administrator has it; the rest is for a machine without some capabilities.
+# An administrator's file; the last lines help machines without some capabilities.
 _CONTAINERD: Final = f"""\
 version = 2  # of this file
 [plugins."io.containerd.grpc.v1.cri"]
@@ -45,7 +45,7 @@ def kubelet(gpus: SimulatedNode, images: str, workshop: str) -> Iterator[Kubelet
     image = write_image(os.path.join(workshop, "kubernetes-world.tar"))
     with World(gpus, image) as world:
         world.do(f"cat >{CONFIG} <<'end'\n{_CONTAINERD}end")
-        # As systemd has it; a container may see what is mounted on the node after it has begun.
+        # As systemd sets it: mounts made later on the node propagate into containers.
         world.do("mount --make-rshared /")
         world.do(f"systemctl restart containerd && ctr -n k8s.io images import {images}")
         with Kubelet(world) as kubelet:

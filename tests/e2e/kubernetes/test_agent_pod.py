@@ -1,7 +1,7 @@
 """The node agent as its DaemonSet runs it: the rendered manifest, its image, a real containerd.
 
-The kubelet's part has two halves: one makes pods of manifests (:mod:`tests.harness.kubelet`), the
-other has device plugins register, and asks them (:mod:`tests.harness.kubelet_plugins`).
+The kubelet's part has two halves: one creates pods from manifests (:mod:`tests.harness.kubelet`),
+the other accepts device plugins and calls them (:mod:`tests.harness.kubelet_plugins`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tools.node_image import IMAGE
 RESOURCE: Final = "nvidia.com/gpu"
 SPEC: Final = "/run/cdi/nvidia.yaml"
 _PREFIX: Final = "/opt/containerd-shim-nvidia"
-# Debian 12's containerd reads no CDI names of the CRI, by which devices are given unless somebody
-# says otherwise; nobody does.
+# Debian 12's containerd does not read the CRI's CDI names, which the agent uses unless the
+# configuration says otherwise. This one does not.
 _PLAIN: Final = "version: v1\n"
 _SHARED: Final = (
     f"{_PLAIN}sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 3}}]}}}}\n"
@@ -39,7 +39,7 @@ _SHARED: Final = (
 
 
 def _prepare(kubelet: Kubelet, tree: Tree) -> None:
-    """What the installer does to a node, in short: a tree in effect, and a handler."""
+    """Prepare a node as the installer does: an installed tree, and a handler."""
     world = kubelet.world
     world.do(
         f"mkdir -p {_PREFIX} && ln -s {tree.path} {_PREFIX}/current\n"
@@ -49,7 +49,7 @@ def _prepare(kubelet: Kubelet, tree: Tree) -> None:
         "systemctl restart containerd"
     )
     kubelet.reconnect()
-    # Of a time before the agent.
+    # A spec from before the agent existed.
     world.do(f"mkdir -p /run/cdi && printf '{MARK_OF_UNIT.decode().strip()}\\n' >{SPEC}")
 
 
@@ -64,7 +64,7 @@ def _status(kubelet: Kubelet) -> dict[str, Any]:
 
 
 def _gpu_pod(kubelet: Kubelet, given: deviceplugin_pb2.ContainerAllocateResponse) -> Container:
-    """A pod that has asked for GPUs, with what the plugin has answered."""
+    """Start a pod that has requested GPUs, with the plugin's answer."""
     pod = kubelet.run_pod("cuda", handler="nvidia")
     config = pb.ContainerConfig(
         metadata=pb.ContainerMetadata(name="cuda"),
@@ -86,7 +86,7 @@ def _machine_has_gpu() -> bool:
 def test_on_a_node_without_a_gpu_both_daemon_sets_are_ready_and_do_nothing(
     kubelet: Kubelet,
 ) -> None:
-    """Its simulated GPUs are on no bus, and nobody has asked for every node."""
+    """The simulated GPUs are on no bus, and the manifests do not ask for every node."""
     rendered = render(Kubectl.of_release("trixie"), "not-default")
     started = []
     for manifest in (each for each in rendered if each["kind"] == "DaemonSet"):
@@ -128,11 +128,11 @@ def test_a_pod_gets_its_gpu_from_the_agent_of_the_daemon_set(
             assert uuids == {gpu.uuid for gpu in gpus.scenario.gpus}
             eventually(lambda: agent.probe("readiness").code == 0, "ready")
             assert _status(kubelet)["resources"] == {RESOURCE: {"devices": 2, "healthy": 2}}
-            assert kubelet.read(SPEC).startswith(MARK.decode())  # it has taken it over
-            # It is of the node's pid namespace, and was told by its manifest.
+            assert kubelet.read(SPEC).startswith(MARK.decode())  # the agent has taken over the spec
+            # It runs in the node's pid namespace, as its manifest configures.
             assert world.do(f"cat /proc/{_status(kubelet)['pid']}/cmdline").count("node") >= 1
 
-            # Its token is seen in the root that it has entered, and not on the node.
+            # Its token is visible in the root that it entered, and not on the node.
             token = "run/containerd-shim-nvidia/service-account/token"
             seen_there = world.do(f"cat /proc/{_status(kubelet)['pid']}/root/{token}")
             assert seen_there.startswith("token of node-agent")
@@ -148,7 +148,7 @@ def test_a_pod_gets_its_gpu_from_the_agent_of_the_daemon_set(
             }
             assert seen == {f"nvidia{numbers[had]}"}
 
-            # A ConfigMap that is changed is heeded, and what was given stays given.
+            # The agent applies a changed ConfigMap, and keeps earlier allocations.
             kubelet.change_config_map("device-plugin", {"config.yaml": _SHARED})
             shares = plugins.wait_for(RESOURCE, 6)
             assert {share.partition("::")[0] for share in shares} == uuids

@@ -1,7 +1,8 @@
 """The installer as its DaemonSet runs it: the rendered manifest, its image, a real containerd.
 
-The machine is this one under a cover (:mod:`tests.harness.world`); the pods are what a kubelet
-would make of the manifests (:mod:`tests.harness.kubelet`), with the image of ``make image``.
+The node is this machine in private namespaces (:mod:`tests.harness.world`). The pods are those that
+a kubelet would create from the manifests (:mod:`tests.harness.kubelet`), with the image of
+``make image``.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _SYS_CHROOT: Final = 1 << 18
 
 
 def _installer(*components: str) -> dict[str, Any]:
-    """The installer's DaemonSet beside the GPU operator, rendered."""
+    """Render the installer's DaemonSet for a cluster with the GPU operator."""
     rendered = render(Kubectl.of_release("trixie"), "beside-gpu-operator", *components)
     sets = [each for each in rendered if each["kind"] == "DaemonSet"]
     (found,) = (each for each in sets if each["metadata"]["name"] == "installer")
-    # Twenty looks a second in place of one in five.
+    # Poll twenty times a second instead of every five seconds.
     found["spec"]["template"]["spec"]["containers"][0]["env"] += [
         {"name": "NVSHIM_INTERVAL", "value": "0.05"},
-        # Simulated GPUs are on no bus.
+        # The simulated GPUs are on no bus.
         {"name": "NVSHIM_EVERY_NODE", "value": "true"},
     ]
     return found
@@ -62,7 +63,7 @@ def _reaches(kubelet: Kubelet, container: Container, state: str) -> None:
 
 
 def _damage(kubelet: Kubelet) -> None:
-    """As of a disk that was full, or that lost what was not written yet."""
+    """Damage a tree as a full disk or a lost write does."""
     world = kubelet.world
     world.do(": >/opt/containerd-shim-nvidia/current/lib/integration/cli/app.py")
     world.do("rm -r /opt/containerd-shim-nvidia/current/lib/integration/cli/__pycache__")
@@ -70,7 +71,7 @@ def _damage(kubelet: Kubelet) -> None:
 
 
 def _gpu_pod(kubelet: Kubelet, uuid: str) -> Container:
-    """A pod of the RuntimeClass, with what a device plugin gives it: a UUID."""
+    """Start a pod of the RuntimeClass with a device plugin's answer: a UUID."""
     pod = kubelet.run_pod("cuda", handler="nvidia")
     config = pb.ContainerConfig(
         metadata=pb.ContainerMetadata(name="cuda"),
@@ -89,7 +90,7 @@ def test_the_image_is_the_tree_and_an_archive_of_it(images: str, built_tree: Tre
     assert os.path.getsize(images) < 200 << 20
 
 
-# Some installations and a removal, by a tree's own interpreter, on a machine that may be busy.
+# Several installations and a removal with the tree's interpreter take long.
 def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     kubelet: Kubelet, gpus: SimulatedNode
 ) -> None:
@@ -98,13 +99,13 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     manifest = _installer()
     _, installer = kubelet.run_daemon_set(manifest, image=IMAGE)
 
-    # It waits for the operator's validator.
+    # The installer waits for the operator's validator.
     _reaches(kubelet, installer, "waiting-for-driver")
     assert installer.probe("startup").code == 0
     assert installer.probe("readiness").code == 1
     assert not os.path.exists(world.path("/opt/containerd-shim-nvidia/current"))
 
-    # It is root of files, and of nothing else.
+    # It has root's rights on files, and no other capabilities.
     pid = int(world.do("pgrep -f 'nvshim.* node-installer' | head -1"))
     status = dict(
         line.split(":\t", 1)
@@ -117,12 +118,12 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     refused = world.do(f"touch /proc/{pid}/root/host/usr/x /proc/{pid}/root/x 2>&1 || :")
     assert refused.count("Read-only file system") == 2
 
-    # Of two, one works.
+    # Of two installers, one works at a time.
     _, second = kubelet.run_daemon_set(manifest, image=IMAGE)
     assert second.exit_code() == 1
     assert "NVSHIM-E2660 installer-running" in second.log()
 
-    # The driver is ready: everything is put in place, and nothing restarted.
+    # The driver is ready: the installer installs everything and restarts nothing.
     world.do(f"mkdir -p {VALIDATIONS} && printf 'IS_HOST_DRIVER=false\\nNVIDIA_DRIVER_ROOT="
         f"{gpus.driver_root}\\n' >{VALIDATIONS}/driver-ready")  # fmt: skip
     _reaches(kubelet, installer, "restart-outstanding")
@@ -133,7 +134,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert not os.path.exists(world.path(f"{VALIDATIONS}/toolkit-ready"))
     assert world.do("nvshim status -o json >/dev/null; echo $?").strip() in {"0", "3"}
 
-    # Somebody restarts containerd, and it notices.
+    # The installer notices that containerd was restarted.
     world.do("systemctl restart containerd")
     kubelet.reconnect()
     _reaches(kubelet, installer, "ready")
@@ -141,13 +142,13 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert installer.probe("liveness").code == 0
     assert os.path.exists(world.path(f"{VALIDATIONS}/toolkit-ready"))
 
-    # A pod of the RuntimeClass has its GPU, and the driver's libraries.
+    # A pod of the RuntimeClass gets its GPU and the driver's libraries.
     cuda = _gpu_pod(kubelet, gpus.scenario.gpus[0].uuid)
     assert cuda.exit_code() == 0, cuda.log()
     assert "nvidia0" in cuda.log().split()
     assert "nvidia1" not in cuda.log().split()
 
-    # Told to end, it leaves all of it.
+    # The installer stops and leaves everything installed.
     installer.stop(manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
     assert installer.exit_code() == 0, installer.log()
     assert _status(kubelet)["state"] == "ended"
@@ -157,7 +158,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     for pod in kubelet.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
         kubelet.remove_pod(pod.id)
 
-    # A person asks for more, and the engine runs with the old settings: that is not ready.
+    # An operator adds a setting that the engine has not loaded: not ready.
     world.do("nvshim configure containerd --pod-annotation example.com/*")
     amended = kubelet.read(CONFIG)
     assert amended != configured
@@ -166,7 +167,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert _status(kubelet)["restart_outstanding"] is True
     assert "pod_annotations" in _status(kubelet)["message"]
     assert other.probe("readiness").code == 1
-    assert kubelet.read(CONFIG) == amended, "what the person asked for is not undone"
+    assert kubelet.read(CONFIG) == amended, "the operator's settings stay"
     world.do("systemctl restart containerd")
     kubelet.reconnect()
     _reaches(kubelet, other, "ready")
@@ -178,7 +179,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     for pod in kubelet.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
         kubelet.remove_pod(pod.id)
 
-    # Another one finds a tree that is damaged: it has its own, and puts that beside it.
+    # A second installer finds a damaged tree, and installs its own next to it.
     _damage(kubelet)
     _, again = kubelet.run_daemon_set(_installer("remove-on-exit"), image=IMAGE)
     _reaches(kubelet, again, "ready")
@@ -186,7 +187,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert os.readlink(world.path("/opt/containerd-shim-nvidia/current")) == f"{tree}.2"
     world.do("nvshim --version")
 
-    # Asked to clean up, it leaves nothing; also of a tree that is damaged meanwhile.
+    # The cleanup leaves nothing, not even of a damaged tree.
     _damage(kubelet)
     again.stop(60)
     assert again.exit_code() == 0, again.log()

@@ -1,4 +1,4 @@
-"""The Jobs that try a cluster out, as a kubelet would run their pods."""
+"""The Jobs that verify a cluster, run as a kubelet would run their pods."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_job_tells_what_it_has_found_and_leaves_nothing(
     world = kubelet.world
     job = _jobs()["verify"]
     _prepare(kubelet, built_tree)
-    # Nobody has configured the handler yet.
+    # The handler is not configured yet.
     _, pod = kubelet.run_daemon_set(job, image=IMAGE)
     assert pod.exit_code() == 1, pod.log()
     assert "failed  handler" in pod.log()
@@ -57,7 +57,7 @@ def test_the_job_tells_what_it_has_found_and_leaves_nothing(
         _, pod = kubelet.run_daemon_set(job, image=IMAGE)
         assert pod.exit_code() == 1, pod.log()
     told = {found[2]: found[1] for found in _OUTCOME.finditer(pod.log())}
-    # A kubelet is there, and nobody has registered with it.
+    # The kubelet runs, and no plugin has registered with it.
     assert told.pop("plugin") == "failed"
     assert [name for name, outcome in told.items() if outcome == "passed"] == [
         "handler", "exit", "exec", "no-gpu", "gpu",

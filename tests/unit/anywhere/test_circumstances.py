@@ -1,4 +1,4 @@
-"""Machines unlike this one: each circumstance is there inside, and nowhere else."""
+"""Machines unlike this one: each circumstance exists inside, and nowhere else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_root() -> None:
 
 
 def inside(name: str, directory: Path, *argv: str) -> str:
-    """What a program prints in a circumstance."""
+    """Return the output of a program in a circumstance."""
     words = [*ROWS[name].wrapper(str(directory)), *argv]
     return subprocess.run(words, capture_output=True, check=True, text=True).stdout.strip()
 
@@ -50,7 +50,7 @@ def test_uptime_is_what_it_says_also_in_another_time_namespace(
         assert 0 <= each - seconds < 60
     with open("/proc/uptime", encoding="ascii") as file:
         before = float(file.read().split()[0])
-    # A namespace's offsets are from the first one, whatever the one is that we are in.
+    # A namespace's offsets are relative to the initial one, not to the current one.
     script = "from tests.anywhere import wrappers as w; import os; a = w.uptime('', 5000);"
     script += " os.execvp(a[0], [*a, 'cat', '/proc/uptime'])"
     nested = inside(name, tmp_path, "python3", "-c", script)
@@ -65,7 +65,7 @@ def test_names_and_mounts_are_seen_inside_alone(tmp_path: Path) -> None:
         script = 'cd "$TMPDIR" && stat --file-system --format %T . && findmnt -fno PROPAGATION -T .'
         script += f" && echo $TMPDIR && echo x >{tmp_path.name}.seen-inside"
         found = inside(name, tmp_path, "sh", "-c", script).splitlines()
-        # Mounts of a pod's volumes are shared, as systemd makes those of the host.
+        # Mounts of a pod's volumes are shared, like those of the host under systemd.
         assert found == [kind, "shared", "/tmp"]
         assert not os.path.exists(f"/tmp/{tmp_path.name}.seen-inside")
     assert len(inside("long-tmpdir", tmp_path, "sh", "-c", 'echo "$TMPDIR"')) == 90
@@ -157,7 +157,7 @@ def test_several_circumstances_hold_at_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the runner keeps what came of a run."""
+    """Return the directory in which the runner keeps results."""
     monkeypatch.setattr(anywhere, "KEPT", str(tmp_path))
     monkeypatch.setattr(anywhere, "_RESULTS", str(tmp_path / "results.json"))
     monkeypatch.setattr(anywhere, "_commit", lambda: "c0ffee")
@@ -205,7 +205,7 @@ def test_what_the_machines_python_runs_needs_nothing_of_its_packages() -> None:
     }
     assert len(programs) >= 4
     script = "; ".join(sorted(programs))
-    # Without what Debian has installed for its own programs, some machines more than others.
+    # Without Debian's packages of Python modules, which differ between machines.
     subprocess.run(["/usr/bin/python3", "-S", "-c", script], cwd=REPOSITORY, check=True)
 
 

@@ -1,4 +1,4 @@
-"""Where tests have their temporary directories."""
+"""The choice of the tests' temporary directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.temporary import usable_tmpdir
 
 @pytest.fixture(autouse=True)
 def usable(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one that these tests have, which can be used. TMPDIR is a test's to change."""
+    """Return the temporary directory of this run, which is usable. A test may change TMPDIR."""
     directory = tempfile.gettempdir()
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", directory)
@@ -44,7 +44,7 @@ def test_one_on_an_overlay_is_exchanged_for_memory_which_goes(
     usable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = temporary._LONGEST
-    monkeypatch.setattr(temporary, "_LONGEST", 100)  # any name of its own is too long
+    monkeypatch.setattr(temporary, "_LONGEST", 100)  # any directory in it is too long
     with tempfile.TemporaryDirectory(prefix="o-", dir=usable) as directory:
         for name in ("l", "u", "w", "t"):
             os.mkdir(f"{directory}/{name}")

@@ -1,4 +1,4 @@
-"""The power with which a cost grows is found whatever the constant below it."""
+"""The fit finds the exponent of a cost's growth, whatever its constant part is."""
 
 from __future__ import annotations
 

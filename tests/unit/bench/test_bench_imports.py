@@ -1,4 +1,4 @@
-"""What imports cost is counted by package."""
+"""Import costs are summed by package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured is kept without a loss, and told in tables that say what was reached."""
+"""Results are stored without loss, and shown in tables with the goals that were reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.launcher import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What a whole run of the benchmark makes, by the names that documents have for it.
+# The files of a whole benchmark run, by their names in the documentation.
 KNOWN = {
     "machine", "targets", "costs", "curves", "runs", "crun", "start", "first-call", "cpu",
     "at-once-10", "at-once-30", "exec", "state", "connect", "output", "growth-figures",
@@ -68,17 +68,17 @@ def test_ratio_is_the_median_of_ratios_within_a_round() -> None:
 @pytest.mark.parametrize(
     ("times", "verdict"),
     [
-        (0.79, "better than aimed at"),
-        (0.80, "as aimed at"),
-        (0.81, "reached"),
-        (0.95, "reached"),
-        (0.96, "**missed**"),
+        (0.64, "better than aimed at"),
+        (0.65, "as aimed at"),
+        (0.66, "reached"),
+        (0.70, "reached"),
+        (0.71, "**missed**"),
     ],
 )
 def test_verdict_is_by_must_and_aim(times: float, verdict: str) -> None:
     told = targets(_results(tuple(value * times for value in STOCK)))
     assert _line(told, "`ctr run --rm true`, no GPU, warm, ÷ stock shim")[1:] == [
-        "≤ 0.95", "0.80", f"{times:.2f}", verdict,
+        "≤ 0.70", "0.65", f"{times:.2f}", verdict,
     ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_figures_are_judged_too_and_what_was_not_measured_is_said() -> None:
     title = "PSS of a running idle shim among many, with GPUs, ÷ stock without"
     assert _line(told, title)[3:] == ["1.75", "**missed**"]
     assert _line(told, "idle wake-ups per minute")[3:] == ["0", "as aimed at"]
-    assert _line(told, "ten at once, wall, ÷ stock")[3:] == ["", "not measured"]
+    assert _line(told, "ten at once with 2 GPUs ÷ stock without")[3:] == ["", "not measured"]
     assert targets(Results()) == ""
 
 

@@ -1,4 +1,4 @@
-"""Faults of a container: their file, the table of Xids, and the line that people read."""
+"""Faults of a container: their file, the table of Xids, and the message for users."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ def test_each_number_says_whose_it_is_and_what_to_do() -> None:
     assert [n for n in (48, 79, 94, 95, 119, 140) if XIDS[n].whose != Whose.DEVICE] == []
     assert not XIDS[45].ends
     assert about(4711).whose == Whose.UNCLEAR
-    # These are what the driver itself asks for.
-    asked = {Remedy.IMEX, Remedy.BUS_RESET, Remedy.CATALOGUE}
+    # Actions that the driver itself requests, or that an NVSwitch error needs.
+    asked = {Remedy.IMEX, Remedy.BUS_RESET, Remedy.CATALOGUE, Remedy.SWITCHES}
     assert {Remedy(xid.remedy) for xid in XIDS.values()} == set(Remedy) - asked
 
 
@@ -299,7 +299,7 @@ def test_a_neighbour_that_need_not_have_reached_the_container_counts_for_moments
     assert relevant([doubtful, old], EXIT) == [doubtful]
     sure = replace(doubtful, sure=True, at=EXIT - 600)  # as by an MPS server
     assert relevant([sure], EXIT) == [sure]
-    # Its own fault says more, and one that is sure more than one that is not.
+    # The container's own fault explains more, and a certain fault more than an uncertain one.
     own, likely = replace(WILD, at=EXIT - 60), replace(WILD, at=EXIT - 1, sure=False)
     assert relevant([doubtful, likely, own], EXIT) == [own, likely, doubtful]
     assert relevant([own, sure], EXIT) == [sure, own]

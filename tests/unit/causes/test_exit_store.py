@@ -1,4 +1,4 @@
-"""What is remembered of containers that a fault ended."""
+"""The stored causes of containers that a fault ended."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _names(state: Path) -> set[str]:
 
 
 def test_a_tenant_that_ends_often_pushes_out_no_other(tmp_path: Path) -> None:
-    """Neither one namespace of pods another's, nor one pod another's of its namespace."""
+    """Limits apply per namespace, and per pod within a namespace."""
     state, most = str(tmp_path), exit_store.MOST_ENDED
     quiet = {
         "other": container("other", pod=_in_pod("quiet", "train"), ended=1.0),

@@ -1,4 +1,4 @@
-"""The termination message: which file it is, and what is written behind a container's own."""
+"""The termination message: the choice of its file, and the text that is appended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OTHER = KUBELETS.replace("0a1b2c3d", "4e5f6a7b")
         ([bind(KUBELETS[1:])], {}, ""),
         ([None, 7, {}, {"source": KUBELETS}, {"destination": DEFAULT},
           bind(KUBELETS, options=None)], {}, KUBELETS),
-        # A pod's own volume at that place is another's file.
+        # A pod's own volume at that path is not the kubelet's file.
         ([bind("/a")], {}, ""),
         ([bind("/dev/nvidia0")], {}, ""),
         ([bind("/a", "/tmp/end")], {PATH: "/tmp/end"}, ""),
@@ -77,7 +77,7 @@ def test_the_policy_is_heeded() -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the kubelet has its file; there is none yet."""
+    """Return the path of the kubelet's file, which does not exist yet."""
     path = tmp_path / "kubelet" / OF_KUBELET
     path.parent.mkdir(parents=True)
     return path
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_the_kubelets_is_not_written_to(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFCHR])
 def test_what_is_no_regular_file_is_not_even_opened(path: Path, kind: int) -> None:
-    """Opening acts: a watchdog starts, a tape is rewound, a FIFO's writer goes on."""
+    """Opening has effects: a watchdog starts, a tape rewinds, a FIFO's writer continues."""
     os.mknod(path, kind | 0o666, os.makedev(1, 3))
     watch = syscalls.inotify_init()
     try:

@@ -1,4 +1,4 @@
-"""A node that commands look at, and what they print."""
+"""A node for commands, and the output of commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.hooks.fake_node import Node
 
 @dataclass(frozen=True)
 class Said:
-    """What a command has printed."""
+    """The output of a command."""
 
     out: str
     err: str
@@ -37,7 +37,7 @@ def _no_podman_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nvshim(capsys: pytest.CaptureFixture[str]) -> Nvshim:
-    """Run a command, which has to end as is said here."""
+    """Run a command, and check its exit status."""
 
     def run(*words: str, ends: int = exits.OK) -> Said:
         capsys.readouterr()
@@ -51,7 +51,7 @@ def nvshim(capsys: pytest.CaptureFixture[str]) -> Nvshim:
 
 @pytest.fixture
 def config_file(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The node's configuration, which every command finds."""
+    """Write the node's configuration, which every command finds."""
     path = tmp_path / "config.toml"
     roots = {"driver-root": node.driver, "dev": node.dev, "proc": node.proc, "sys": node.sys}
     lines = [f'{key} = "{value}"\n' for key, value in roots.items()]

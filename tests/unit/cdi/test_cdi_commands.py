@@ -78,7 +78,7 @@ def test_podman_that_refuses_groups_gets_a_spec_without_them(
     command, ctk = ("cdi", "generate", "-o", "json"), ("compat", "nvidia-ctk", "cdi", "generate")
 
     def groups(*words: str) -> tuple[set[int], bool]:
-        """What the spec has, and whether Podman was the reason."""
+        """Return the groups in the spec, and whether Podman was the reason."""
         seen = nvshim(*words)
         found = yaml.safe_load(seen.out)
         edits = [each["containerEdits"] for each in found["devices"]]
@@ -96,7 +96,7 @@ def test_podman_that_refuses_groups_gets_a_spec_without_them(
         assert groups(*words) == (everything if reads else (set(), True))
     assert groups(*command, "--groups") == everything
     assert groups(*command, "--no-groups") == nothing
-    # One that does not run reads no spec.
+    # An engine that does not run reads no specs.
     for text in ("#!/bin/sh\nexit 1\n", "no program"):
         program.write_text(text)
         assert groups(*command) == everything
@@ -284,7 +284,7 @@ def moved(path: Path, nvshim: Nvshim, *words: str) -> dict[str, Any]:
 
 @pytest.fixture
 def rooted(tmp_path: Path) -> Path:
-    """A spec with everything that has a path."""
+    """Return a spec with every kind of path."""
     inside = {
         "hookName": "createContainer", "path": f"{ROOT}/bin/nvidia-cdi-hook",
         "args": ["hook", f"--link={ROOT}/a::{ROOT}/b", "--folder", f"{ROOT}/lib"],

@@ -1,4 +1,4 @@
-"""``nvidia-container-cli``: what it prints, in the form in which the original does."""
+"""``nvidia-container-cli`` prints what the original prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_
 
 @pytest.fixture
 def inventory(node: Node) -> Inventory:
-    """GPU 0 whole, GPU 1 with a MIG device."""
+    """Return an inventory: GPU 0 whole, GPU 1 with a MIG device."""
     node.add_mig(1, 3, 0, (21, 22))
     return node.take_inventory(
         nvml_gpu(0, brand=2, compute_capability="9.0"),

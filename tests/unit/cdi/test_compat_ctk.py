@@ -1,4 +1,4 @@
-"""``nvidia-ctk``: its flags, its variables, and what it prints."""
+"""``nvidia-ctk``: its flags, its variables and its output."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_default_configuration_means_what_no_keys_mean() -> None:
     default = parse_nvidia_config(toolkit_config.DEFAULT.encode(), "default")
     empty = parse_nvidia_config(b"", "default")
     assert default == empty
-    assert len(default.notes) == 1  # whose policy holds
+    assert len(default.notes) == 1  # about whose policy is in effect
     shown = "\n".join(
         line[1:] if re.match(r"#[-a-z]+ =", line) else line
         for line in toolkit_config.DEFAULT.splitlines()

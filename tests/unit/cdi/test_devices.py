@@ -29,7 +29,7 @@ CONTROL = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
 
 @pytest.fixture
 def loaded(node: Node) -> Node:
-    """A node with all modules loaded, parameters, and no device node made."""
+    """Make a node with all modules loaded and their parameters, but no device nodes."""
     for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
         (node.sys / "module" / module).mkdir(parents=True)
     text = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"

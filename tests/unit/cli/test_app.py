@@ -26,7 +26,7 @@ class Unlucky(NvshimError):
 
 @pytest.fixture
 def ask() -> Iterator[Callable[..., int]]:
-    """Runs a command that a test makes up, by the name of ``try``."""
+    """Return a function that runs a test's own command as ``try``."""
 
     def ask(function: Callable[..., Any], *arguments: str) -> int:
         app.nvshim.command("try")(function)

@@ -1,4 +1,4 @@
-"""What a shell is told that may follow."""
+"""Completion in a shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def complete(*words: str) -> list[str]:
-    """What bash is told, of the last word."""
+    """Return the suggestions of bash for the last word."""
     environment = {
         **os.environ,
         "_NVSHIM_COMPLETE": "bash_complete",

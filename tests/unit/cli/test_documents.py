@@ -1,4 +1,4 @@
-"""What commands answer: documents as the schema of the reference says, tables in 80 columns."""
+"""The output of commands: documents match the reference's schema, tables fit in 80 columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OF_PODS: Final = {
 
 
 class Place:
-    """A node with two GPUs, a container of a pod that holds one, and what nvshim is told of it."""
+    """A node with two GPUs, a pod's container that holds one, and the files that nvshim reads."""
 
     def __init__(self, node: SimulatedNode, directory: Path) -> None:
         self.node, self._directory = node, directory
@@ -54,13 +54,14 @@ class Place:
         (process / "cgroup").write_text(f"0::/kubepods/pod1/{self.bundle.name}\n")
 
     def words(self, line: str) -> list[str]:
-        """A line with the places of this node."""
+        """Fill the paths of this node into a command line."""
         places = {
             "CONFIG": f"--config {self.node.config_path}",
             "WHERE": f"--containerd-state {self._directory}/state --procfs {self._directory}/proc",
             "BUNDLE": str(self.bundle),
             "SPECS": f"--spec-dir {self._directory}/cdi",
             "NODE": self.node.directory,
+            "LAYOUTS": f"{self._directory}/layouts.yaml",
             "EMPTY": str(self._directory / "empty"),
         }
         words = line.split(" ")
@@ -72,9 +73,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("documents")
     with SimulatedNode.create(str(directory / "node"), Scenario.load("two")) as node:
         os.mkdir(directory / "cdi")
+        (directory / "layouts.yaml").write_text(LAYOUTS)
         (directory / "cdi" / "broken.json").write_text("{")
         yield Place(node, directory)
 
+
+LAYOUTS: Final = """
+version: v1
+mig-configs:
+  a-layout-with-a-long-name-for-each-of-the-two-gpus:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.10gb: 2, 1c.3g.40gb: 1}}
+"""
 
 COMMANDS: Final = (
     "list CONFIG WHERE",
@@ -90,6 +99,8 @@ COMMANDS: Final = (
     "explain BUNDLE/config.json CONFIG",
     "explain NVSHIM-E0202",
     "explain D096",
+    "explain libcuda.so.1 CONFIG WHERE",
+    "explain package:torch CONFIG",
     "doctor CONFIG --only D070 --only D031 --only D022",
     "doctor --list",
     "ledger check CONFIG WHERE",
@@ -106,19 +117,22 @@ COMMANDS: Final = (
     "cdi validate CONFIG SPECS",
     "drain 1 CONFIG WHERE --reason fan",
     "undrain all CONFIG",
+    "mig list CONFIG LAYOUTS",
+    "mig diff CONFIG LAYOUTS",
+    "mig apply CONFIG WHERE LAYOUTS --dry-run",
     "simulate show NODE",
     "simulate list",
     "simulate scenarios",
 )
 
-# Whose paths and differences are not broken, so that they can be copied.
+# Their paths and diffs are not wrapped, so that they can be copied.
 WHOLE: Final = (
     "config set", "config unset", "config validate", "cdi validate", "simulate show",
 )  # fmt: skip
 
 
 def check(document: Any) -> None:
-    """See that a document is of its kind, by the schema of all."""
+    """Check a document against the schema of its kind."""
     jsonschema.Draft202012Validator(
         {**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{document['kind']}"}]}
     ).validate(document)
@@ -134,7 +148,9 @@ def test_a_document_has_the_keys_that_the_schema_says(
     document = json.loads(seen.err if status == 1 else seen.out)
     check(document)
     named = [KINDS[words] for words in KINDS if line.startswith(words)]
-    special = {"HoldingList", "CodeMeaning", "CheckList", "Error"}
+    special = {
+        "HoldingList", "CodeMeaning", "CheckList", "DriverFile", "DriverPackage", "Error",
+    }  # fmt: skip
     assert document["kind"] in {*named, *special}
     assert (document["kind"] == "Error") == line.startswith("explain default/no")
 
@@ -146,7 +162,7 @@ def test_a_table_fits_80_columns_where_there_is_no_terminal(
     monkeypatch.setenv("COLUMNS", "300")
     app.main(place.words(line.replace("BUNDLE/", f"{place.bundle}/")))
     lines = capsys.readouterr().out.splitlines()
-    # Problems are sentences, of whatever engines this machine has.
+    # Problems are sentences about the engines of this machine.
     lines = [each for each in lines if " names a shim that does " not in each]
     assert all(len(each) <= 80 for each in lines), lines
 

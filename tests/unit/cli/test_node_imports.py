@@ -1,4 +1,4 @@
-"""What a kubelet's probe of the node agent answers, and what it costs."""
+"""The answers of the kubelet's probes of the node agent, and their cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integration.cli import app
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What the agent needs, and who asks whether it is ready does not.
+# Modules of the agent that a readiness check must not import.
 HEAVY = (
     "anyio", "google.protobuf", "grpc", "hooks.engine", "integration.engines",
     "integration.node.agent", "integration.node.state.store", "structlog", "yaml",
@@ -31,12 +31,41 @@ HEAVY = (
 def test_a_probe_of_the_kubelet_imports_nothing_of_the_agent(
     words: str, spared: tuple[str, ...]
 ) -> None:
-    """Each is two programs: one in the pod, and the one of the node that it becomes."""
+    """A probe is two programs: the one in the pod executes the one of the node."""
     code = (
         f"import sys; sys.argv[1:] = {words.split()!r}\n"
         "from integration.cli.__main__ import main; main()\n"
         f"print(*sys.modules.keys() & {set(spared)!r})"
     )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+# Modules that the agent imports only for non-default options, or never.
+_UNWANTED = (
+    "api.ttrpc", "hooks.engine", "http.client", "integration.apiserver.client",
+    "integration.cri.client", "integration.engines", "prometheus_client", "pygments", "pynvml",
+    "rich",
+)  # fmt: skip
+
+
+def test_an_agent_with_the_default_options_imports_only_what_they_need() -> None:
+    """The defaults run the device plugin, without claims, metrics and an API server."""
+    code = f"""
+import sys
+from importlib import import_module
+from integration.cli import app, node, node_agent
+from integration.kubelet import pod_resources_client
+from integration.node.options import Options
+from integration.node.service import SERVICES
+from integration.node.services.plugin import serving
+node_agent._log("logfmt")("info", "it starts")
+for each in SERVICES.values():
+    if each.is_wanted(Options()):
+        import_module(each.module)
+print(*sys.modules.keys() & {set(_UNWANTED)!r})
+import rich.traceback
+"""
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert loaded.stdout.split() == []
 

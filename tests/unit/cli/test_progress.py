@@ -1,4 +1,4 @@
-"""What is being done, as a person at a terminal and as a log see it."""
+"""Progress messages, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from integration.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
-    """A stream that a person looks at."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Commands that errors and the doctor's findings name: each is one that nvshim takes."""
+"""Every command that errors and the doctor's findings suggest is valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.reference.sources import remedies
 
 
 def _named() -> set[str]:
-    """Every command of nvshim that a remedy names."""
+    """Return every nvshim command that a remedy names."""
     texts = [text for several in remedies().values() for text in several]
     texts += [entry.remedy for entry in every_error()]
     texts += [check.remedy for check in CHECKS]

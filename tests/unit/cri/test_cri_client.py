@@ -1,4 +1,4 @@
-"""The client of the CRI, and the configuration of a server for it."""
+"""The CRI client, and the configuration of a server for it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ class _Server(grpc.GenericRpcHandler):  # type: ignore[misc] # it ships no types
 
 @pytest.fixture
 def cri(tmp_path: Path) -> Iterator[Cri]:
-    server = grpc.server(ThreadPoolExecutor(1), handlers=(_Server(),))
-    server.add_insecure_port(f"unix://{tmp_path}/s")
-    server.start()
-    with Cri(f"{tmp_path}/s") as cri:
-        yield cri
-    server.stop(None).wait()
+    with ThreadPoolExecutor(1) as workers:
+        server = grpc.server(workers, handlers=(_Server(),))
+        server.add_insecure_port(f"unix://{tmp_path}/s")
+        server.start()
+        with Cri(f"{tmp_path}/s") as cri:
+            yield cri
+        server.stop(None).wait()
 
 
 def test_call_has_a_typed_answer(cri: Cri) -> None:

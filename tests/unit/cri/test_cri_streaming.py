@@ -1,4 +1,4 @@
-"""Streams of the CRI against a server that says what a test has it say."""
+"""CRI streams, with a server that sends what a test chooses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILURE = (
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    """Serve clients, and return where."""
+    """Serve clients, and return the address."""
     servers = []
 
     def start(talk: Talk, **how: object) -> str:
@@ -139,7 +139,7 @@ def test_server_that_does_not_agree_is_quoted(served: Served) -> None:
 
 
 def test_nobody_there_is_an_error() -> None:
-    with socket.socket() as nobody:  # keeps the port from others, and does not listen
+    with socket.socket() as nobody:  # reserves the port, but does not listen
         nobody.bind(("127.0.0.1", 0))
         with raises(StreamRefused, match="refused"):
             PortStream(f"http://127.0.0.1:{nobody.getsockname()[1]}/x", 80)

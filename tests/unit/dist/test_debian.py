@@ -1,4 +1,4 @@
-"""What the .deb says of itself, and that the same tree gives the same package."""
+"""The metadata of the .deb; and building the same tree twice gives the same package."""
 
 from __future__ import annotations
 

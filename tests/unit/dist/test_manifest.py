@@ -1,4 +1,4 @@
-"""A tree's list of its files says whether they are still what they were."""
+"""A tree's manifest shows whether its files have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a checkout goes into a tree."""
+"""The files of a checkout that go into a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a payload has twice."""
+"""Duplicate files in a payload."""
 
 from __future__ import annotations
 

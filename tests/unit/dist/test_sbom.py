@@ -1,4 +1,4 @@
-"""The lists of what is inside a tree: complete, and the same in both formats."""
+"""The SBOMs of a tree are complete, and the same in both formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manual pages: one for each command that the help lists, of what that command says itself."""
+"""Each command in the help has a manual page, made from the command's own help."""
 
 from __future__ import annotations
 

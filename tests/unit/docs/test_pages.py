@@ -1,4 +1,4 @@
-"""The documentation holds together: links lead somewhere, and every command is accounted for."""
+"""The documentation is consistent: links work, and every command is run or has a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.pages import anchors, blocks, links, pages, read_page
 from tools.reference.site import with_plain_bars, without_links_out
 
 PAGES: Final = pages()
-# What a forge shows to whoever comes to the project.
+# The community pages that GitHub links for visitors.
 COMMUNITY: Final = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
@@ -70,8 +70,8 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_pa
     )
     assert done.returncode == 0, done.stderr
     built = sorted(site.rglob("*.html"))
-    assert len(built) > len(PAGES) - 1  # README is not in it, a page for errors is
-    # Only a link that a person follows may lead away.
+    assert len(built) > len(PAGES) - 1  # without README, but with a page for errors
+    # Only links that a user follows may lead to other sites.
     fetched = re.compile(r"<(?!a\b)[a-z]+[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
     for path in built:
         assert fetched.findall(path.read_text()) == [], path
@@ -79,13 +79,13 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_pa
 
 # -- commands -------------------------------------------------------------------------------
 
-# What a page for people who are to run it may be made of.
+# The kinds of fenced blocks that a page may contain.
 KINDS: Final = {"", "mermaid", "sh", "output", "toml", "json", "yaml", "ini", "text", "promql"}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_commands_is_one_that_tests_know(page: str) -> None:
-    """Shells' blocks under another name would be run by nobody."""
+    """No test would run a shell block that has another name."""
     kinds = set(re.findall(r"^```+(\w*)", read_page(page), re.MULTILINE))
     assert kinds <= KINDS
     blocks(page)
@@ -93,7 +93,7 @@ def test_every_block_of_commands_is_one_that_tests_know(page: str) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *COMMUNITY])
 def test_what_make_is_said_to_do_it_does(page: str) -> None:
-    """Also in prose, and in blocks that are not run."""
+    """This includes prose, and blocks that are not run."""
     with open(os.path.join(REPOSITORY, "Makefile"), encoding="utf-8") as file:
         targets = set(re.findall(r"^([a-z-]+):", file.read(), re.MULTILINE))
     text = read_page(page)

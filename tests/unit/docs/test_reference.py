@@ -1,4 +1,4 @@
-"""The reference says what the code does, and leaves nothing out."""
+"""The reference matches the code, and is complete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_page_is_what_the_code_says() -> None:
 
 
 def _named(page: str) -> set[str]:
-    """What the tables of a page, or of a part of one, are about: the codes in their first cells."""
+    """Return the code spans in the first cells of a page's tables."""
     cells = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
@@ -44,13 +44,13 @@ REQUESTS: Final = read_page("docs/requests.md")
 
 
 def _section(title: str) -> str:
-    """A part of the page of requests, from its heading to the next one."""
+    """Return a section of the page about requests."""
     return REQUESTS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 DECLARED: Final = _named(read_page("docs/reference/variables.md")) | _named(_section("Variables"))
 
-# Names that the code has and nobody sets for us, with the reason.
+# Variables in the code that a user does not set, with the reason.
 ELSEWHERE: Final = {
     "CONTAINERD_SNAPSHOTTER": "set for ctr",
     "CRIU_CONFIG_FILE": "written for CRIU",
@@ -60,7 +60,7 @@ ELSEWHERE: Final = {
     "NVIDIA_REQUIRE_CUDA": "one of NVIDIA_REQUIRE_*",
 }
 
-# Modules that read variables by names that are not in them.
+# Modules that read variables whose names are defined elsewhere.
 BY_NAMES_OF_OTHERS: Final = {
     "integration/cli/node_options.py": "of a table in integration.node.settings.table",
     "integration/cli/nvidia_ctk/cdi.py": "of a table in integration.compat.cdi_generate",
@@ -108,7 +108,7 @@ def test_every_name_that_looks_like_a_variable_is_in_the_table() -> None:
 def test_nothing_is_in_the_table_that_the_code_has_not() -> None:
     named = {text for module in modules() for _, text in texts(module)}
     named |= {name for _, name in variables_of_c()}
-    of_libraries = {"NO_COLOR"}  # rich obeys it
+    of_libraries = {"NO_COLOR"}  # read by rich
     missing = {name for name in DECLARED if name.removesuffix("*") not in named | of_libraries}
     assert missing == set()
     assert {name for name in ELSEWHERE if name not in named} == set()
@@ -134,6 +134,7 @@ def test_what_reads_a_variable_is_found() -> None:
 
 ANNOTATION: Final = re.compile(
     r"io\.(?:kubernetes|containerd\.(?:runc|nvidia\.v1\.))[A-Za-z0-9./-]*|cdi\.k8s\.io/.*"
+    r"|nvidia\.cdi\.k8s\.io"
 )
 KIND: Final = re.compile(r"(?:[a-z]+\.)*(?:nvidia|amd|intel)\.com/[a-z-]+")
 DECIDING: Final = ("hooks", "shim")
@@ -165,7 +166,7 @@ def test_every_error_is_on_the_page_or_explained_by_nvshim() -> None:
     raised = remedies()
     for error in every_error():
         if f"**{error.code}** " not in page:
-            # One that only others hang on, or that is not for people.
+            # A mere branch of the error tree, or an error that users never see.
             assert (error.is_branch and error.name not in raised) or not is_met(error)
             assert error.module.startswith("tests.") or explain_code(error.code).meaning
     assert len(raised) > 100
@@ -203,7 +204,7 @@ SPAN: Final = re.compile(r"`(nvshim [^`]+)`")
 
 
 def _calls(page: str) -> list[list[str]]:
-    """What a page has people type: calls of nvshim, in a line of prose or in a block."""
+    """Return the calls of nvshim on a page, in prose and in blocks."""
     unfenced = re.sub(r"(?ms)^```.*?^```", "", read_page(page))
     text = re.sub(r"\s+", " ", unfenced)
     spans = SPAN.findall(text)

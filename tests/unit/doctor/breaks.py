@@ -1,4 +1,4 @@
-"""Ways to break a node: each takes a tree, and leaves it with one thing wrong."""
+"""Ways to break a node: each takes a tree and introduces one fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Break = Callable[[Tree], object]
 
 OPTIONS: Final = 'BinaryName = "/usr/bin/runc"\nSystemdCgroup = true\n'
 MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
-# A program of this machine that no node of these tests has.
+# A program of this machine that the nodes of these tests lack.
 ELSEWHERE_ONLY: Final = os.path.realpath(sys.executable)
 EVIDENCE: Final = "/was-run"
 PCI: Final = "/sys/bus/pci/devices"
@@ -46,7 +46,7 @@ def text(path: str, content: str, mode: int = 0o644) -> Break:
 
 
 def large(path: str) -> Break:
-    """A file that takes much space."""
+    """Make a large file."""
 
     def make(tree: Tree) -> None:
         tree.write(path, "")
@@ -69,7 +69,7 @@ def all_of(*breaks: Break) -> Break:
 
 
 def gpu_driver(name: str) -> Break:
-    """The first GPU, bound to another driver of the kernel."""
+    """Bind the first GPU to another kernel driver."""
 
     def bind(tree: Tree) -> None:
         device = min(os.listdir(tree.at(PCI)))
@@ -95,6 +95,12 @@ def module_of_another_version(tree: Tree) -> None:
     tree.write(banner, re.sub(r"\d+\.\d+\.\d+", "550.54.14", tree.read(banner)))
 
 
+def future_library(tree: Tree) -> None:
+    directory = tree.at(f"/driver/usr/lib/{os.uname().machine}-linux-gnu")
+    (libcuda,) = (name for name in os.listdir(directory) if name.startswith("libcuda.so.5"))
+    os.link(f"{directory}/{libcuda}", f"{directory}/{libcuda.replace('cuda', 'nvfuture')}")
+
+
 def other_driver_container(tree: Tree) -> None:
     tree.write("/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14", "")
 
@@ -108,7 +114,7 @@ def unpackaged(program: str, said: str) -> Break:
 
 
 def said_by(program: str) -> Break:
-    """What a program of this machine says, of one that does not run without procfs."""
+    """Install a script that prints this machine's version of a program, which needs procfs."""
 
     def write(tree: Tree) -> None:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
@@ -144,7 +150,7 @@ def another_gpu(spec: Any) -> None:
 
 
 def without_containerd(tree: Tree) -> None:
-    """Only the files are left to go by: Debian 12's containerd does not know CDI."""
+    """Remove the program, so that only the files count: Debian 12's containerd lacks CDI."""
     tree.remove("/usr/bin/containerd")
 
 
@@ -167,7 +173,7 @@ def in_k0s(tree: Tree, mark: str = "# k0s_managed=true\n") -> None:
 
 
 def container_of(image: str = "", **variables: str) -> Break:
-    """The container that runs, with its spec and the default driver capabilities."""
+    """Change the running container's spec, with the default driver capabilities."""
 
     def write(tree: Tree) -> None:
         record = json.loads(tree.read(f"{BUNDLE}/nvidia.json"))
@@ -187,7 +193,7 @@ def no_handler(tree: Tree) -> None:
 
 
 def of_runcs_type(more: str = "", options: str = OPTIONS) -> Break:
-    """Our handler, as a containerd needs it that asks runc's type alone."""
+    """Configure our handler with runc's runtime type, which some versions of containerd need."""
 
     def change(tree: Tree) -> None:
         tree.change(CONTAINERD, 'io.containerd.nvidia.v1"', RUNCS_TYPE + more)
@@ -197,7 +203,7 @@ def of_runcs_type(more: str = "", options: str = OPTIONS) -> Break:
 
 
 def sandboxer_of(version: str) -> Break:
-    """Sandboxes that our shim makes, for a containerd that says it is of a version."""
+    """Let our shim create the sandboxes of a containerd that reports this version."""
 
     def change(tree: Tree) -> None:
         ours = 'io.containerd.nvidia.v1"'
@@ -231,7 +237,7 @@ def older_version(tree: Tree) -> None:
 
 
 def in_version_1(rules: str) -> Break:
-    """The container in a cgroup of version 1, without systemd."""
+    """Put the container in a cgroup v1, without systemd."""
 
     def change(tree: Tree) -> None:
         tree.remove("/run/systemd/system")

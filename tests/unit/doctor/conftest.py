@@ -1,4 +1,4 @@
-"""The node that the tests of this room break."""
+"""The node that the doctor's tests break."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.doctor.trees import Healthy, Tree
 
 @pytest.fixture(scope="session")
 def healthy() -> Iterator[Healthy]:
-    """A node with nothing wrong. Its paths are short: a socket is below them."""
+    """Make a node without faults. Its path is short, because a socket is below it."""
     if os.geteuid() != 0:
         pytest.skip("needs root: device nodes, and a root to run programs in")
     node = Healthy(tempfile.mkdtemp(prefix="nvdoc-"))
@@ -23,7 +23,7 @@ def healthy() -> Iterator[Healthy]:
 
 @pytest.fixture
 def tree(healthy: Healthy) -> Iterator[Tree]:
-    """A node of one's own."""
+    """Make a node that the test may change."""
     made = healthy.copy()
     yield made
     made.remove("")

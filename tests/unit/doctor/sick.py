@@ -1,4 +1,4 @@
-"""Nodes that are broken: how, and what is to be found of each."""
+"""Broken nodes: how each is broken, and the finding that the doctor reports."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.unit.doctor.breaks import (
     changed,
     container_of,
     enable_cdi,
+    future_library,
     gpu_driver,
     gpu_off_the_bus,
     handler_in,
@@ -63,9 +64,12 @@ from tests.unit.doctor.trees import (
     TREE,
 )
 
+ICD: Final = '{{"ICD": {{"library_path": "{}"}}}}'
+OF_VULKAN: Final = "/driver/usr/share/vulkan/icd.d"
+
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
-# How to break a node, and what of it is to be found: code, severity, and a word of what is said.
+# How to break a node, and the expected finding: code, severity, and a word of its text.
 SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "no driver": (without("/driver/usr"), "D001", ERROR, "no libcuda"),
     "module of another version": (
@@ -80,7 +84,24 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reset": "nvidia-smi resets it"}'),
         "D017", WARNING, "its reset stopped at: nvidia-smi resets it",
     ),
-    "a driver container beside": (other_driver_container, "D003", NOTE, "550.54.14"),
+    "a manifest with a path of the host": (
+        text(f"{OF_VULKAN}/nvidia_icd.json", ICD.format("/usr/lib64/libGLX_nvidia.so.0")),
+        "D018", NOTE, "nvidia_icd.json (/usr/lib64/libGLX_nvidia.so.0)",
+    ),
+    "a manifest of another driver": (
+        text(f"{OF_VULKAN}/nvidia_icd.json", ICD.format("/x/libother.so.0")),
+        "D018", WARNING, "it names /x/libother.so.0, which this driver does not have",
+    ),
+    "a manifest that no loader understands": (
+        text(f"{OF_VULKAN}/nvidia_icd.json", "{"),
+        "D018", WARNING, "/driver/usr/share/vulkan/icd.d/nvidia_icd.json: it is not valid JSON",
+    ),
+    "a library of no known capability": (future_library, "D019", NOTE, "libnvfuture.so."),
+    "a MIG layout that was interrupted": (
+        text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reset": "MIG layout: changed"}'),
+        "D017", WARNING, "its change stopped at: MIG layout: changed",
+    ),
+    "a second driver in a container": (other_driver_container, "D003", NOTE, "550.54.14"),
     "no GPU in procfs": (without("/proc/driver/nvidia/gpus"), "D004", ERROR, "2 on the PCI bus"),
     "a GPU off the bus": (gpu_off_the_bus, "D004", ERROR, "fell off the bus"),
     "uvm not loaded": (without("/sys/module/nvidia_uvm"), "D007", NOTE, "nvidia-uvm"),
@@ -187,7 +208,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a shim that is not there": (
         without(PROGRAM), "D037", ERROR, "nvidia",
     ),
-    "a shim beside containerd's path": (
+    "a shim that is not on containerd's path": (
         text(f"/proc/{CONTAINERD_PID}/environ", "PATH=/sbin:/bin\0"), "D037", ERROR, "/sbin:/bin",
     ),
     "a runtime that is not there": (
@@ -196,8 +217,8 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "configured after the start": (
         lambda tree: tree.began(CONTAINERD_PID, -3600), "D038", WARNING, CONTAINERD,
     ),
-    "k3s writes it anew": (in_k3s, "D039", WARNING, "k3s"),
-    "k0s writes it anew": (in_k0s, "D039", WARNING, "k0s"),
+    "k3s overwrites it": (in_k3s, "D039", WARNING, "k3s"),
+    "k0s overwrites it": (in_k0s, "D039", WARNING, "k0s"),
     "a drop-in that takes a section away": (
         text(DROP_IN, f'version = 2\n{RUNTIMES}.kata]\nruntime_type = "io.containerd.kata.v2"\n'),
         "D045", ERROR, "runc",
@@ -223,7 +244,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         changed("/usr/bin/containerd", "v2.3.5", "v2.2.6"), "D047", NOTE, "does not ask nvidia",
     ),
     "a sandboxer that is runc's": (
-        # Debian 12's containerd knows no sandboxer.
+        # Debian 12's containerd has no sandboxers.
         all_of(of_runcs_type('\nsandboxer = "shim"'), without_containerd),
         "D048", ERROR, "sandboxer",
     ),
@@ -398,7 +419,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         lambda tree: tree.script("/usr/bin/containerd-shim-nvidia-v1"), "D092", WARNING, "/usr/bin",
     ),
     "shims of an older version": (older_version, "D093", NOTE, "0.0.9"),
-    "a version that nobody uses": (
+    "a version that is not in use": (
         lambda tree: shutil.copytree(tree.at(TREE), tree.at(f"{PREFIX}/0.0.1-cc")),
         "D093", NOTE, "0.0.1-cc",
     ),
@@ -463,8 +484,8 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
 }  # fmt: skip
 
-# Broken where no file can do it: by a fault of NVML's, or of the kernel that runs the tests; or of
-# an agent that runs (test_doctor_agent.py).
+# Findings that files cannot cause: they need a fault of NVML or of the kernel that runs the tests,
+# or a running agent (test_doctor_agent.py).
 ELSEWHERE: Final = {
     "D005",
     "D006",

@@ -75,6 +75,6 @@ def test_every_row_can_be_read_and_no_row_is_there_twice() -> None:
     assert len(set(keys)) == len(keys)
     for advisory in ADVISORIES:
         assert all(parse_version(version) for version in advisory.fixed)
-        # Of no version that is fixed may the table say that it is affected.
+        # The table must not list a fixed version as affected.
         for version in advisory.fixed:
             assert advisory not in affecting(advisory.program, version)

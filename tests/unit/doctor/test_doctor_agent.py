@@ -1,4 +1,4 @@
-"""The node agent by its own word, on a node where one runs."""
+"""The findings about the node agent, from its status file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110", "D111", 
 
 @contextmanager
 def agent(tree: Tree, **status: Any) -> Iterator[None]:
-    """An agent that has the node, as others see it: its lock, and what it says of itself."""
+    """Run a stand-in for a node's agent: it holds the lock and has a status file."""
     document = {"pid": 7, "poll": 60.0, "faults": [], "resources": {}, **status}
     tree.write(f"{STATE}/node.json", json.dumps(document))
     tree.write(f"{STATE}/node.lock", "7\n")
@@ -47,7 +47,7 @@ def test_of_an_agent_that_does_its_work_nothing_is_said(tree: Tree) -> None:
     tree.link("/etc/systemd/system/multi-user.target.wants/nvshim-node.service", "/x")
     with agent(tree, resources=served(2, 2)):
         assert found(tree) == {}
-    assert set(found(tree)) == {"D104"}  # it has ended
+    assert set(found(tree)) == {"D104"}  # it has exited
 
 
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", DRA_DRIVER])

@@ -1,4 +1,4 @@
-"""Each check against a node that is broken for it, and against one that is not."""
+"""Each check on a node with its fault, and on a healthy one."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_each_row_of_the_table_has_a_function() -> None:
 def test_on_a_healthy_node_no_check_says_anything(healthy: Healthy) -> None:
     def look() -> list[Examination]:
         seen = examine(healthy.tree.places())
-        # While the machine is busy, programs are slow, NVML's among them.
+        # On a busy machine programs are slow, NVML's included.
         return [] if {found.code for found in seen.findings} == {"NVSHIM-D005"} else [seen]
 
-    (examination,) = eventually(look, "NVML answers at once", timeout=30)
+    (examination,) = eventually(look, "NVML answers at once")
     assert examination.findings == ()
     assert not any(isinstance(getattr(examination.node, group), Unseen) for group in GROUPS)
 
@@ -97,7 +97,7 @@ def test_a_container_that_has_ended_is_nobody_s_trouble(tree: Tree) -> None:
     in_version_1("")(tree)
     codes = ["D100", "D101", "D102", "D103"]
     assert {f.code[-4:] for f in examine(tree.places(), choose(codes)).findings} == {"D100", "D101"}
-    # Its number is that of another process; and nobody's.
+    # Another process has its pid now; then no process has.
     tree.write("/proc/970/cgroup", "5:devices:/user\n0::/user.slice\n")
     assert examine(tree.places(), choose(codes)).findings == ()
     tree.remove("/proc/970")
@@ -169,7 +169,7 @@ def test_nvml_that_fails_and_one_that_is_slow(healthy: Healthy) -> None:
             os.unlink(faults)
         assert finding.severity is severity
         assert words in finding.found
-    eventually(lambda: not found(healthy.tree, "D005"), "NVML answers at once", timeout=30)
+    eventually(lambda: not found(healthy.tree, "D005"), "NVML answers at once")
 
 
 def test_a_driver_that_is_shut_down_when_nobody_uses_it(tree: Tree) -> None:
@@ -208,7 +208,7 @@ def test_what_a_package_s_changelog_names_is_fixed(tree: Tree) -> None:
 
 
 def test_a_node_that_has_just_booted_has_lost_nothing(tree: Tree) -> None:
-    # No module is loaded before somebody needs one, and then a container's shim loads it.
+    # Modules are loaded on demand: the first container's shim loads them.
     tree.remove("/proc/driver/nvidia", *(f"/sys/module/{m}" for m in MODULES))
     tree.change("/proc/devices", "nvidia", "nobody")
     codes = ("D001", "D002", "D004", "D007", "D008", "D009")
@@ -229,7 +229,7 @@ def test_every_command_that_is_advised_is_one() -> None:
                 found = command.get_command(click.Context(command), name)
                 assert found is not None, line
                 command = found
-            # Without running it: the words are read, or it is an error of usage.
+            # Without running it: the arguments are parsed, or rejected as a usage error.
             command.make_context(program, words)
 
 
@@ -237,7 +237,7 @@ def test_every_command_that_is_advised_is_one() -> None:
 def test_a_process_that_only_calls_itself_containerd_is_not_believed(
     tree: Tree, whose: dict[str, Any]
 ) -> None:
-    # Its program would be run by root, and its configuration read in the place of the node's.
+    # Root would run its program, and read its configuration instead of the node's.
     tree.script("/home/evil/containerd", f"echo >{EVIDENCE}", "exit 1")
     tree.write("/home/evil/config.toml", "version = 2\n")
     tree.remove(f"/proc/{CONTAINERD_PID}")
@@ -249,7 +249,7 @@ def test_a_process_that_only_calls_itself_containerd_is_not_believed(
     assert not isinstance(containerd, Unseen)
     assert (containerd.pid, containerd.path, containerd.dump_fault) == (0, CONTAINERD, "")
     assert not os.path.exists(tree.at(EVIDENCE))
-    # Of root's own, in the node's namespace, it is.
+    # It is reported for a process of root in the node's namespace.
     tree.process(CONTAINERD_PID, *words)
     assert {f.code for f in examine(tree.places(), choose(["D030"])).findings} == {"NVSHIM-D030"}
     assert os.path.exists(tree.at(EVIDENCE))
@@ -265,7 +265,7 @@ def test_names_of_others_stay_on_their_line(tree: Tree) -> None:
 
 
 def test_containerd_s_own_word_counts_and_not_what_the_files_seem_to_say(tree: Tree) -> None:
-    # containerd 1 takes all of the plugin's section from the drop-in, and nothing from the root.
+    # containerd 1 takes the plugin's whole section from the drop-in, none from the main file.
     assert found(tree, "D032") == found(tree, "D045") == []
     other = f'version = 2\n{RUNTIMES}.kata]\nruntime_type = "io.containerd.kata.v2"\n'
     tree.write("/etc/containerd/conf.d/zz-other.toml", other)
@@ -274,7 +274,7 @@ def test_containerd_s_own_word_counts_and_not_what_the_files_seem_to_say(tree: T
 
 
 def test_own_handler_of_containerd_that_a_drop_in_takes_away_is_named(tree: Tree) -> None:
-    """What is left of a node that has gone back from containerd 2 to 1."""
+    """This happens on a node that was downgraded from containerd 2 to 1."""
     tree.write(CONTAINERD, 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
     assert found(tree, "D045") == []
     tree.write(DROP_IN, f"version = 2\n{HANDLER}")
@@ -344,7 +344,7 @@ def test_handler_of_runcs_type_that_calls_our_shim_is_ours(tree: Tree) -> None:
     assert not isinstance(examination.node.containerd, Unseen)
     assert examination.node.containerd is not None
     assert [h.name for h in examination.node.containerd.handlers if h.is_ours] == ["nvidia"]
-    # Without its path it is runc's.
+    # Without runtime_path, containerd would run runc's shim.
     tree.change(CONTAINERD, f'runtime_path = "{PROGRAM}"\n', "")
     tree.remove(DAEMON)
     assert {each.code for each in found(tree, "D031")} == {"NVSHIM-D031"}

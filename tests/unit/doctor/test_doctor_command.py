@@ -1,4 +1,4 @@
-"""The command as a process; the bundle; and what an examination does when it cannot look."""
+"""The command as a process, the support bundle, and checks that cannot run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def doctor(*words: str, **variables: str) -> Answer:
 def test_a_healthy_node_is_zero_and_says_so_on_stderr(healthy: Healthy) -> None:
     done = doctor("--root", healthy.tree.root)
     assert done.code == exits.OK, done.stdout + done.stderr
-    # The head alone: which node it is.
+    # Only the header, which names the node.
     titles = [line.partition(" ")[0] for line in done.stdout.splitlines()]
     assert titles == ["GPUs", "engine", "nvshim"]
     assert f"; driver {healthy.driver}\n" in done.stdout
@@ -55,9 +55,9 @@ def test_an_error_is_three_and_told_with_its_remedy(tree: Tree) -> None:
     assert lines[0].startswith("GPUs    could not look: ") or "; no driver" in lines[0]
     first = lines.index("error   D070  the shim's configuration is invalid")
     assert lines.index("              nvshim config validate") > first
-    # The same layout as at a terminal: paths of this test's own are as long as they are.
+    # The same layout as on a terminal, whatever the length of this test's paths is.
     assert all(len(line) <= 80 for line in lines if tree.root not in line)
-    # What could not be seen for want of a configuration is no error.
+    # A check that a missing configuration prevents is not an error.
     heads = [line.split()[0] for line in lines[first + 1 :] if line and not line[0].isspace()]
     assert set(heads) == {"note"}
     wide = doctor("--root", tree.root, "-o", "wide", "--errors-only").stdout.splitlines()
@@ -83,7 +83,7 @@ def test_a_person_at_a_terminal_gets_blocks_that_are_not_cut(tree: Tree, colours
     )
     os.close(keyboard)
     written = b""
-    with contextlib.suppress(OSError):  # its end, where a terminal has one
+    with contextlib.suppress(OSError):  # the end of a terminal
         while piece := os.read(screen, 1 << 16):
             written += piece
     text = written.decode().replace("\r\n", "\n")
@@ -114,7 +114,7 @@ def test_a_warning_is_zero_and_the_document_has_every_key(tree: Tree) -> None:
 
 
 def test_one_check_of_a_node_without_gpu_and_driver(tmp_path: Path) -> None:
-    """What `nvshim list` calls an error must not look as if all were well."""
+    """If `nvshim list` reports an error, the check must not pass."""
     for directory in ("proc/self", "sys/bus/pci/devices", "dev", "etc"):
         (tmp_path / directory).mkdir(parents=True)
     done = doctor("--root", str(tmp_path), "--only", "D001", "-o", "json")
@@ -252,7 +252,7 @@ def test_a_bundle_has_facts_and_findings_and_no_secret(healthy: Healthy, tmp_pat
     facts = json.loads(files["nvshim-doctor/facts.json"])
     assert facts["driver"]["version"] == healthy.driver
     assert facts["containerd"]["handlers"]
-    # containerd's environment, its configuration and daemon.json all have one.
+    # containerd's environment, its configuration and daemon.json each contain one.
     assert "hunter2" in healthy.tree.read(CONTAINERD)
     assert not any("hunter2" in text for text in files.values())
     assert not any("TOKEN" in text for text in files.values())
@@ -318,7 +318,7 @@ def test_a_look_that_hangs_or_fails_costs_its_own_group(
 def test_a_node_below_a_root_is_not_left_by_its_links(tree: Tree) -> None:
     places = tree.places()
     assert places.at("/var/run/cdi/nvidia.json") == tree.at(CDI)
-    # Also where nothing is yet: the host's /run is not the node's.
+    # Also before any exist: the host's /run is not the node's.
     assert places.at("/var/run/not/there") == tree.at("/run/not/there")
     assert places.at("/../../etc") == tree.at("/etc")
     assert places.config().cdi_spec_dirs == (tree.at("/etc/cdi"), tree.at("/run/cdi"))

@@ -1,8 +1,8 @@
-"""A node in a directory that has everything that a doctor looks at, and can be broken.
+"""A directory with everything on a node that the doctor examines. Tests break it.
 
-It is a simulated GPU node with, beside the driver, what else is on a node: containerd's real
-configuration and program (with its libraries, so that it runs within the root), processes as
-procfs shows them, an installation of ours, a container.
+It is a simulated GPU node with a driver, containerd's real configuration and program (with its
+libraries, so that it runs in a chroot), the procfs files of processes, an installation of ours and
+a container.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = true
 """
-# In the root file, since containerd 1 takes a plugin's section from one file.
+# In the main file, since containerd 1 takes a plugin's section from one file.
 HANDLER: Final = """\
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
 runtime_type = "io.containerd.nvidia.v1"
@@ -109,7 +109,7 @@ class Tree:
             return file.read()
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """A file in the place of another, which another tree may share."""
+        """Replace a file, which another tree may share."""
         here = self.at(path)
         os.makedirs(os.path.dirname(here), exist_ok=True)
         if os.path.lexists(here):
@@ -151,7 +151,7 @@ class Tree:
     def process(
         self, pid: int, *words: str, name: str = "", uid: int = 0, mounts: int = 1, **files: str
     ) -> None:
-        """A process that is younger than every file of the node."""
+        """Add a process that is younger than every file of the node."""
         self.began(pid, 86400)
         self.write(f"/proc/{pid}/comm", f"{name or os.path.basename(words[0])[:15]}\n")
         self.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in words))
@@ -161,16 +161,16 @@ class Tree:
             self.write(f"/proc/{pid}/{file}", text)
 
     def began(self, pid: int, seconds: int, state: str = "S") -> None:
-        """A process that was started so long after now, or before."""
+        """Set a process's start time relative to now."""
         ticks = (time.clock_gettime(time.CLOCK_BOOTTIME) + seconds) * os.sysconf("SC_CLK_TCK")
         fields = [state, *["0"] * 18, str(int(ticks)), *["0"] * 20]
         self.write(f"/proc/{pid}/stat", f"{pid} (a) b) {' '.join(fields)}\n")
 
     def real(self, program: str, path: str) -> None:
-        """A program of this machine with the libraries that it needs."""
+        """Add a program of this machine with the libraries that it needs."""
         shutil.copyfile(program, _room(self.at(path)))
         os.chmod(self.at(path), 0o755)
-        # Of a static program it says nothing, and fails.
+        # For a static program it prints nothing, and fails.
         said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
         for word in said.stdout.split():
             if word.startswith("/") and not os.path.exists(self.at(word)):
@@ -178,7 +178,7 @@ class Tree:
                 os.chmod(self.at(word), 0o755)
 
     def package(self, name: str, version: str, path: str, changelog: str = "") -> None:
-        """As if dpkg had installed a program."""
+        """Register a program as installed by dpkg."""
         self.write(f"/var/lib/dpkg/info/{name}.list", f"/.\n{path}\n")
         status = f"Package: {name}\nStatus: install ok installed\nVersion: {version}\n"
         self.write("/var/lib/dpkg/status", f"Package: other\nVersion: 1\n\n{status}\n")
@@ -187,7 +187,7 @@ class Tree:
             subprocess.run(["gzip"], input=changelog.encode(), stdout=file, check=True)
 
     def container(self, uuids: Iterable[str], driver: str) -> None:
-        """A container that has two devices of the first GPU."""
+        """Add a container that has two devices of the first GPU."""
         record = {
             "format": 1,
             "node": {"driver": driver},
@@ -232,7 +232,7 @@ def _room(path: str) -> str:
 
 
 class Healthy:
-    """A node with nothing wrong; others are made of it."""
+    """A node without faults, which tests copy."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -252,7 +252,7 @@ class Healthy:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def copy(self) -> Tree:
-        """Another node like it, which shares its files until they are replaced."""
+        """Copy the node; the copy shares its files until they are replaced."""
         self._made += 1
         root = os.path.join(self.directory, f"c{self._made}")
         subprocess.run(["cp", "-al", self.tree.root, root], check=True)

@@ -1,4 +1,4 @@
-"""Who holds what is out of service, of all kinds; and what they are called."""
+"""The holders of devices that are out of service, and how messages name them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROC: Final = "shown"
 
 
 class Place:
-    """A node with a whole GPU and one with two MIG devices; its processes and its bundles."""
+    """A node with a whole GPU and one with two MIG devices, with processes and bundles."""
 
     def __init__(self, node: Node, sockets: ExitStack) -> None:
         self.node, self._sockets = node, sockets
@@ -40,7 +40,7 @@ class Place:
         self.state = node.base / "containerd"
 
     def process(self, pid: int, name: str, *nodes: str, parent: int = 1, cgroup: str = "/") -> None:
-        """One that has nodes open."""
+        """Start a process that has device nodes open."""
         here = self.proc / str(pid)
         (here / "fd").mkdir(parents=True)
         for number, path in enumerate(nodes):
@@ -50,7 +50,7 @@ class Place:
         (here / "cgroup").write_text(f"0::{cgroup}\n")
 
     def bundle(self, name: str, *gpus: int, listens: bool = True, pid: int = 0) -> Path:
-        """That of a container that was given GPUs."""
+        """Make the bundle of a container that has GPUs."""
         bundle = self.state / TASKS / "k8s.io" / name
         bundle.mkdir(parents=True)
         (bundle / "config.json").write_text('{"process": {"env": []}}')
@@ -94,7 +94,7 @@ def place(node: Node) -> Iterator[Place]:
 
 def test_processes_are_known_by_the_numbers_of_what_they_have_open(place: Place) -> None:
     dev = place.node.dev
-    place.node.add_node("elsewhere", 195, 0)  # as a container may call it
+    place.node.add_node("elsewhere", 195, 0)  # a container may use another name
     place.process(10, "python", f"{dev}/nvidia0", f"{dev}/nvidiactl", "/dev/null")
     place.process(11, "renamed", f"{dev}/elsewhere")
     place.process(12, "nvidia-cuda-mps", f"{dev}/nvidia0")
@@ -126,7 +126,7 @@ def test_modules_of_others_keep_the_drivers_loaded(place: Place) -> None:
 
 
 def test_what_the_kernel_counts_and_nobody_shows_is_a_holder_of_the_driver(place: Place) -> None:
-    """As with persistence mode without its daemon."""
+    """For example, persistence mode without its daemon."""
     module = place.node.sys / "module/nvidia"
     (module / "holders/nvidia_uvm").mkdir(parents=True)
     (module / "refcnt").write_text("1\n")
@@ -166,7 +166,7 @@ def test_a_container_holds_from_its_record_to_the_end_of_its_init(place: Place) 
         ("k8s.io/being-made", 0), ("k8s.io/running", 30),
     ]  # fmt: skip
     place.begin(made, 32)
-    # A process of it that has the node open is the container's, and not one more.
+    # Its process with the open node belongs to the container, and is not another holder.
     place.process(33, "worker", f"{place.node.dev}/nvidia0", cgroup="/pods/running/below")
     place.process(34, "worker", f"{place.node.dev}/nvidia0", cgroup="/pods/other")
     assert [(each.kind, each.name, each.pid) for each in place.found("0")] == [
@@ -191,12 +191,12 @@ def test_one_whose_init_is_made_while_it_is_looked_at_has_not_stopped(
         return found
 
     monkeypatch.setattr(holders, "all_containers", look_and_begin)
-    # It is listed as one that is being made, and by its process the next time.
+    # First it is listed as a container that is being created, then by its process.
     for pid in (0, 40):
         assert [(each.name, each.pid) for each in place.found("0")] == [("k8s.io/starts", pid)]
 
 
-# A node that anybody may make and open, and the program that has it open or mapped.
+# A node that any user may create and open, and the program that has it open or mapped.
 NULL: Final = os.makedev(1, 3)
 OPENS: Final = """if True:
     import mmap, os, sys
@@ -212,7 +212,7 @@ OPENS: Final = """if True:
 
 @contextmanager
 def has(path: str, flags: int, does: str = "open", within: tuple[str, ...] = ()) -> Iterator[int]:
-    """A process that has a node open or mapped, and no other."""
+    """Start a process that has only this node open or mapped."""
     words = [*within, sys.executable, "-c", OPENS, str(flags), path, does]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -228,7 +228,7 @@ def has(path: str, flags: int, does: str = "open", within: tuple[str, ...] = ())
 def test_a_descriptor_that_only_names_a_node_holds_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an unprivileged container makes it: mknod, and open with O_PATH."""
+    """An unprivileged container can do this: mknod, and open with O_PATH."""
     monkeypatch.setattr(holders, "read_majors", lambda _: {"nvidia": os.major(NULL)})
     node = place.node.add_node("nvidia7", os.major(NULL), os.minor(NULL))
 
@@ -250,7 +250,7 @@ def test_a_node_that_is_mapped_and_not_open_any_more_is_held(
 ) -> None:
     zero = os.makedev(1, 5)
     monkeypatch.setattr(holders, "read_majors", lambda _: {"nvidia": os.major(zero)})
-    # With a /dev of its own, in which the file of that name is a node, or is none.
+    # With its own /dev, in which that name is a device node or another file.
     (tmp_path / "plain").write_bytes(bytes(4096))
     make = {
         True: f"mknod /dev/nvidia0 c {os.major(zero)} {os.minor(zero)}",
@@ -269,7 +269,7 @@ def test_a_node_that_is_mapped_and_not_open_any_more_is_held(
 def test_what_a_process_has_many_of_is_gone_through_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mounts are read once for each namespace, and a node is asked for its number once."""
+    """Mounts are read once per namespace, and each node's number once."""
     dev = place.node.dev
     place.process(10, "python", *(f"{dev}/nvidia0" for _ in range(50)))
     here = place.proc / "10"

@@ -1,4 +1,4 @@
-"""Marks of what is out of service: who writes them, in which order, and what is left of them."""
+"""Marks of devices out of service: their writers, the order of steps, and leftovers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GPU: Final = "GPU-0"
 PERSON: Final = Drain(GPU, reason="fan", since=5.0)
-RESET: Final = Drain(GPU, reason="reset", since=9.0, lets_go=True, reset="waits")
+RESET: Final = Drain(GPU, reason="reset", since=9.0, reset="waits")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def known(config: Config) -> Drain:
 def test_a_mark_leaves_nothing_behind(config: Config) -> None:
     marks.put(config, PERSON)
     assert read_drains(config) == (PERSON,)
-    # What one that was killed has left of writing it.
+    # A partial file that a killed writer left.
     left = os.path.join(config.drained, f".{GPU}.abcdefgh.new")
     with open(left, "w", encoding="ascii"):
         assert marks.take(config, GPU) == PERSON
@@ -67,15 +67,20 @@ def test_a_reset_gives_back_what_it_has_taken_alone(config: Config, interruption
     assert read_drains(config) == ()
 
 
+@pytest.mark.parametrize("lets_go", [False, True])
 @pytest.mark.parametrize("interruptions", [0, 1, 2])
-def test_what_a_person_took_stays_out_after_a_reset(config: Config, interruptions: int) -> None:
-    marks.put(config, PERSON)
+def test_what_a_person_took_stays_out_after_a_reset(
+    config: Config, interruptions: int, lets_go: bool
+) -> None:
+    person = replace(PERSON, lets_go=lets_go)
+    marks.put(config, person)
     for _ in range(interruptions + 1):
         marks.put(config, RESET)
+        marks.step(config, GPU, "nvidia-smi resets it", closed=True)
         marks.step(config, GPU, "it failed: no")
-    assert known(config) == replace(PERSON, reset="it failed: no", lets_go=True, stays=True)
+    assert known(config) == replace(person, reset="it failed: no", stays=True)
     assert not marks.finish(config, GPU)
-    assert known(config) == PERSON
+    assert known(config) == person
 
 
 def test_what_a_person_takes_while_it_is_reset_stays_out(config: Config) -> None:
@@ -90,7 +95,7 @@ def test_what_a_person_takes_while_it_is_reset_stays_out(config: Config) -> None
             pass
         assert not marks.finish(config, GPU)
     assert (known(config).reset, known(config).reason) == ("", "fan")
-    # And what it takes over from one that was interrupted is its own.
+    # It also owns the marks that it takes over from an interrupted run.
     marks.put(config, RESET)
     marks.put(config, Drain(GPU, reason="fan"))
     assert (known(config).reset, known(config).stays) == ("", False)

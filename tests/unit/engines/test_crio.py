@@ -1,4 +1,4 @@
-"""The drop-in of CRI-O, as far as it can be looked at without a CRI-O."""
+"""The drop-in of CRI-O, tested without a CRI-O."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_handler_is_a_file_of_its_own_that_goes_again(options: Any, tmp_path: Pa
 def test_nothing_is_ever_in_its_directory_but_whole_files(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CRI-O reads every file that is in there, hidden ones and those below it among them."""
+    """CRI-O reads every file in it, including hidden ones and those in subdirectories."""
     seen: list[list[str]] = []
     rename = os.rename
 

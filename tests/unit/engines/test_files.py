@@ -1,4 +1,4 @@
-"""Files that are replaced: whole or not at all, by one at a time, with their owner and mode."""
+"""Files are replaced atomically, by one process at a time, and keep their owner and mode."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(
 
 
 def killed(change: Change, step: int) -> bool:
-    """Do it in a process that is killed at a step of it; False if it had fewer."""
+    """Run it in a process that is killed at a step; return False if it has fewer steps."""
     pid = os.fork()
     if pid == 0:
         left = [step]

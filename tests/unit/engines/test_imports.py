@@ -1,4 +1,4 @@
-"""Which files containerd reads, of a node as it would be."""
+"""The files that containerd would read on a node."""
 
 from __future__ import annotations
 

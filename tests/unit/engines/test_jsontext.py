@@ -1,4 +1,4 @@
-"""Edits of JSON text: only the member changes, and a removal takes out what was put in."""
+"""Edits of JSON text: only the member changes, and a removal undoes an insertion."""
 
 from __future__ import annotations
 

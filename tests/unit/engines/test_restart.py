@@ -1,4 +1,4 @@
-"""Telling an engine: who is asked, who is refused, and that nothing happens unasked."""
+"""Restarting engines: which processes are signalled or refused, and never without a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ signal.signal(signal.SIGHUP, reload)
 print("ready", flush=True)
 while True:
     client, _ = listener.accept()
-    client.settimeout(20)
+    client.settimeout(60)
     try:
         asked = client.recv(999)
         if asked.startswith(b"GET /"): client.send(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
@@ -83,7 +83,7 @@ def test_docker_is_told_by_sighup_whoever_made_its_socket(
         change("docker", Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker"
     )
     assert done is Mode.SIGNAL
-    assert os.path.exists(f"{tmp_path}/s.hup"), "who answered was told, and has done it"
+    assert os.path.exists(f"{tmp_path}/s.hup"), "the daemon on the socket reloaded"
     assert daemon.poll() is None
     with pytest.raises(RestartRefused, match="reload"):
         restart(change("docker"), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker")
@@ -125,7 +125,7 @@ def test_containerd_gets_sighup_only_where_systemd_starts_it_again(
             change("containerd"), Mode.SIGNAL, address=f"{tmp_path}/s", unit="c", systemctl=program
         )
 
-    # In no unit of systemd, as here.
+    # Not in a systemd unit, as here.
     monkeypatch.setattr(restarts, "_unit_of", lambda pid: None)
     with pytest.raises(RestartRefused, match="nothing would start it again"):
         signal_containerd("always")

@@ -1,4 +1,4 @@
-"""Programs that run beside their own libraries."""
+"""Programs that are bundled with their own libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that computes on a GPU, with a CUDA driver that computes on the processor."""
+"""The program that computes on a GPU, run with a CUDA driver that computes on the CPU."""
 
 from __future__ import annotations
 

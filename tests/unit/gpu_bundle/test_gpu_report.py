@@ -1,4 +1,4 @@
-"""What a report says of checks, and how answers from inside containers are judged."""
+"""The report of the checks, and how answers from inside containers are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's tests share."""
+"""Fixtures of the engine's tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rootfs(tmp_path: Path, elves: Elves) -> Path:
-    """An image like Debian's, with nothing but its loader and C library."""
+    """Make a Debian-like image with only its loader and C library."""
     rootfs = tmp_path / "rootfs"
     elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
     elves.write(rootfs / MULTIARCH / "libc.so.6", "libc.so.6")

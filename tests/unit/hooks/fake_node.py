@@ -1,4 +1,4 @@
-"""A node to look at, made of real ELF files, device nodes and trees of procfs and sysfs."""
+"""A node in a directory, with real ELF files, device nodes, and procfs and sysfs trees."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ GPU Excluded:\t {excluded}
 
 
 def put_link(path: Path, target: str) -> None:
-    """A link in place of whatever file is there."""
+    """Replace a file with a link."""
     path.unlink(missing_ok=True)
     path.symlink_to(target)
 
 
 def put_directory(path: Path) -> None:
-    """A directory in place of a file."""
+    """Replace a file with a directory."""
     path.unlink()
     path.mkdir()
 
 
 def put_fifo(path: Path) -> None:
-    """A FIFO in place of a file."""
+    """Replace a file with a FIFO."""
     path.unlink()
     os.mkfifo(path)
 
@@ -88,7 +88,7 @@ class Elves:
 
 
 class Node:
-    """A directory that has what the engine looks at; edit it as a node would change."""
+    """A directory with the files that the engine reads; change them as a node would change."""
 
     def __init__(self, base: Path, elves: Elves) -> None:
         self.base = base
@@ -191,7 +191,7 @@ class Node:
                 self.add_node(f"nvidia-caps/nvidia-cap{cap}", CAPS, cap, 0o444)
 
     def add_features(self) -> None:
-        """Nodes of what goes with GPUs, and something wrong beside each."""
+        """Add the device nodes of features such as IMEX, each with an invalid one next to it."""
         imex, fs, switch, gdr, verbs, misc = IMEX, FS, 502, 503, VERBS, 10
         devices = self.proc / "devices"
         more = {
@@ -211,23 +211,23 @@ class Node:
             ("nvidia-caps-imex-channels/channel0", imex, 0),
             ("nvidia-caps-imex-channels/channel7", imex, 7),
             ("nvidia-caps-imex-channels/channel8", imex, 9),  # of another number
-            # The driver's by their numbers, and not by their names.
+            # The driver's nodes are recognized by number, not by name.
             ("mine", NVIDIA, 9), ("nvidia-nvlink9", NVIDIA, 9),
         ):  # fmt: skip
             self.add_node(name, major, minor, 0o660 if "verbs" in name else 0o666, gid=9)
 
     def take_inventory(self, *gpus: dict[str, Any], **report: Any) -> Inventory:
-        """The inventory, taken and kept, with what NVML reports of these GPUs."""
+        """Take the inventory with NVML's report of these GPUs, and cache it."""
         return take_inventory(self.config, nvml_report(*gpus, **report))
 
 
 def nvml_report(*gpus: dict[str, Any], **fields: Any) -> bytes:
-    """What the NVML child reports."""
+    """Build a report of the NVML child."""
     return json.dumps({"driver": VERSION, "gpus": gpus, **fields}).encode()
 
 
 def nvml_gpu(minor: int, bus: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A GPU as the NVML child reports it."""
+    """Build a GPU of the NVML child's report."""
     return {
         "index": minor,
         "uuid": uuid_of(minor),

@@ -1,8 +1,8 @@
-"""Golden tables: a table's cases in, what becomes of each out, compared as a whole.
+"""Golden tables: the results of all cases of a table, compared as a whole.
 
-So that nothing comes, goes or moves unnoticed. After a change that is meant,
-``NVSHIM_TEST_GOLDEN=write`` in the environment writes a table anew, to be read before it is
-committed. A case that comes out as another does is written as that one's name.
+So no result appears, disappears or changes unnoticed. After an intended change,
+``NVSHIM_TEST_GOLDEN=write`` in the environment rewrites a table; read the diff before you commit
+it. A case with the same result as another one is written as the name of that case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ USUAL = Mount("", "").options
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A table of outcomes: a file of JSON in this directory."""
+    """A table of results: a JSON file in this directory."""
 
     file: str
 
@@ -39,11 +39,11 @@ class Golden:
 
 
 def outcome(make: Callable[[], Iterable[Contribution]], dev: str, names: Mapping[str, str]) -> Any:
-    """What is contributed, or the error; the paths of a node by names.
+    """Return a contribution in readable form, or the error. Node paths appear by name.
 
     Args:
-        dev: the node's directory of devices.
-        names: of paths.
+        dev: the node's device directory.
+        names: the names of paths.
     """
     try:
         shown = [contributed(each, dev) for each in make()]
@@ -57,7 +57,7 @@ def outcome(make: Callable[[], Iterable[Contribution]], dev: str, names: Mapping
 
 
 def contributed(made: Contribution, dev: str) -> dict[str, Any]:
-    """A contribution for people, without what is empty and without reasons."""
+    """Return a readable form of a contribution, without empty fields and without reasons."""
     plan, bounds = made.plan, made.bounds
     groups = {device.gid: f"that of {device.path}" for device in reversed(plan.devices)}
     assert bounds.majors == {d.major for d in plan.devices if d.kind == "c"}
@@ -73,7 +73,7 @@ def contributed(made: Contribution, dev: str) -> dict[str, Any]:
 
 
 def planned(plan: Plan, dev: str) -> dict[str, Any]:
-    """A plan for people, but for its groups."""
+    """Return a readable form of a plan, without its groups."""
     return {
         "devices": [_device(device, dev) for device in plan.devices],
         "mounts": [mounted(mount) for mount in plan.mounts],
@@ -92,7 +92,7 @@ def planned(plan: Plan, dev: str) -> dict[str, Any]:
 
 
 def _device(device: Device, dev: str) -> str:
-    """Its path, and what is not as at that path of the node."""
+    """Describe a device: its path, and the fields that differ from the node at that path."""
     numbers = f"{device.kind} {device.major}:{device.minor} {device.mode:o}"
     told = f"{numbers} {device.uid}:{device.gid} {device.access}"
     with suppress(OSError):
@@ -104,7 +104,7 @@ def _device(device: Device, dev: str) -> str:
 
 
 def mounted(mount: Mount) -> str:
-    """Its source, where it is mounted if not at the same path, and what is not usual."""
+    """Describe a mount: its source, its target if that differs, and unusual options."""
     place = "" if mount.source.endswith(mount.destination) else f" at {mount.destination}"
     ways = (
         "" if (mount.kind, mount.options) == ("bind", USUAL) else f" {mount.kind} {mount.options}"
@@ -113,5 +113,5 @@ def mounted(mount: Mount) -> str:
 
 
 def _set(edit: Hook | IntelRdt) -> dict[str, Any]:
-    """The fields that are set."""
+    """Return the fields that are set."""
     return {name: value for name, value in asdict(edit).items() if value}

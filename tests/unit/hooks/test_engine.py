@@ -108,7 +108,7 @@ def test_denied_container_is_left_alone_and_its_record_says_why(
     before = tree(rootfs)
     spec = spec_with("NVIDIA_VISIBLE_DEVICES=all") | {"annotations": OF_A_POD}
     verdict = engine.judge(spec, engine.read_request(spec), bare_node.config)
-    # This node has no driver at all, and nobody looks for one.
+    # This node has no driver, and the engine does not search for one.
     assert not engine.needs_inventory(verdict.allowed, bare_node.config)
     done = engine.inject(
         spec, verdict.allowed, None,
@@ -222,7 +222,7 @@ def test_file_of_the_host_that_is_no_drivers_does_not_verify(
     node: Node, rootfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def greedy(*given: Any) -> Plan:
-        # Below the driver's root, as everything is where that is the host's.
+        # Below the driver's root, like all files if that is the host's root.
         return Plan(mounts=(Mount(f"{node.config.driver_root}/etc/shadow", "/etc/shadow"),))
 
     monkeypatch.setattr(contributions, "make_plan", greedy)

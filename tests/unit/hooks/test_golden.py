@@ -1,7 +1,7 @@
-"""Golden tables: a request and an image in, every edit out.
+"""Golden tables: all edits for a request and an image.
 
-``golden.json`` has of each case what the container gets: the entries that its spec has more, and
-what becomes of the image's files.
+``golden.json`` has for each case what the container gets: the entries that are added to its spec,
+and the changes of the image's files.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ MOUNTS = [
 
 @pytest.fixture
 def full(bare_node: Node) -> Node:
-    """A node with three GPUs, one of them divided, and a driver with some of everything."""
+    """Make a node with three GPUs, one with MIG devices, and a driver with all kinds of files."""
     node = bare_node
     node.add_kernel()
     node.add_driver()
@@ -141,7 +141,7 @@ def inject(
 def shown(
     node: Node, before: dict[str, Any], done: engine.Injection, changed: dict[str, str]
 ) -> dict[str, Any]:
-    """What a container gets, for people; paths of the node by names."""
+    """Return a readable form of what a container gets. Node paths appear by name."""
     after = done.spec
     linux, process = after["linux"], after["process"]
     got = {
@@ -171,7 +171,7 @@ def shown(
 
 
 def changes(before: images.Tree, root: Path) -> dict[str, str]:
-    """What was made or changed in an image: links' targets, sonames of a cache, other content."""
+    """Return the changes in an image: links' targets, the sonames of a cache, other content."""
     after = images.tree(str(root))
     assert set(before) <= set(after)
     found = {}
@@ -206,7 +206,7 @@ def test_container_gets(full: Node, tmp_path: Path, case: str) -> None:
         return
     found = shown(full, spec, done, changes(before, root))
     given = [each.split()[0] for each in (*found["devices"], *found["mounts"])]
-    assert len(given) == len(set(given)), "nothing is given twice"
+    assert len(given) == len(set(given)), "no device or mount appears twice"
     GOLDEN.compare(case, found)
 
 
@@ -224,9 +224,13 @@ def test_image_that_takes_no_writes_gets(full: Node, tmp_path: Path, case: str) 
         done = inject(full, spec, root)
         assert images.tree(str(root)) == before
     GOLDEN.compare(f"{case}, read-only", shown(full, spec, done, {}))
+    elsewhere = done.record["elsewhere"]
+    assert elsewhere["/usr/bin/nvidia-smi"] == "/run/containerd-shim-nvidia/bin/nvidia-smi"
+    assert elsewhere.keys().isdisjoint(done.record["left_out"])
+    assert set(elsewhere.values()) <= {mount["destination"] for mount in done.spec["mounts"]}
 
 
-# What more than NVIDIA's GPUs is asked for is not prepared.
+# Requests beyond NVIDIA's GPUs are not prepared.
 NOT_PREPARED = ("management", " alone", "GDS=", "IMEX_CHANNELS=")
 
 
@@ -242,7 +246,7 @@ def test_what_was_prepared_is_what_would_have_been_done(
     shutil.copytree(alone, layer, symlinks=True)
     request, inventory = engine.read_request(spec), engine.load_inventory(full.config)
     assert inventory is not None
-    # As it is kept: the same for all containers that ask the same.
+    # As it is cached, for all containers with the same request.
     with Rootfs.open(str(layer)) as tree:
         kept, _ = engine.prepare(
             spec, request, inventory, tree, rootfs=str(alone), config=full.config

@@ -20,7 +20,7 @@ from hooks.requests.request import read_request
 from hooks.words import NamedDevices
 from tests.harness.raising import Kind, raises
 
-# As the toolkit's packages install it: what is commented out there is left out here.
+# As the toolkit's packages install it, without the lines that are commented out.
 AS_INSTALLED = """
 #accept-nvidia-visible-devices-as-volume-mounts = false
 #accept-nvidia-visible-devices-envvar-when-unprivileged = true
@@ -72,7 +72,7 @@ def read(text: str) -> Config:
 
 
 def changed(config: Config) -> dict[str, Any]:
-    """The fields that differ from those of a file that says nothing."""
+    """Return the fields that differ from those of an empty file."""
     plain = read("")
     return {
         name: getattr(config, name)
@@ -232,7 +232,7 @@ def test_the_default_kind_counts_in_mode_cdi_only(mode: str) -> None:
 def test_the_file_of_the_gpu_operator_gives_a_gpu_by_index_and_uuid(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gpu-operator 1876: it sets the management kind, and leaves the mode at auto."""
+    """gpu-operator 1876: the file sets the management kind, and leaves the mode at auto."""
     theirs = tmp_path / "theirs.toml"
     theirs.write_text(
         '[nvidia-container-runtime]\nmode = "auto"\n'

@@ -1,4 +1,4 @@
-"""Which platform a node is; what a container gets on Tegra and in WSL2."""
+"""Detecting a node's platform, and what a container gets on Tegra and in WSL2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MACHINE = os.uname().machine
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SimulatedNode]]:
-    """A node of each platform, made once and not to be changed."""
+    """Make a node of each platform once; tests must not change them."""
     top = tmp_path_factory.mktemp("platforms")
     made = {
         name: SimulatedNode.create(str(top / name), Scenario.parse({"platform": name}))
@@ -50,7 +50,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sim
 def copied(
     pristine: dict[str, SimulatedNode], tmp_path: Path
 ) -> Iterator[Callable[[str], SimulatedNode]]:
-    """A copy of a platform's node, to be changed."""
+    """Copy a platform's node for a test that changes it."""
     made = []
 
     def copy(name: str) -> SimulatedNode:
@@ -68,13 +68,13 @@ def copied(
 
 def _copy(source: str, target: str) -> str:
     seen = os.lstat(source)
-    if stat.S_ISCHR(seen.st_mode):  # shutil would read it
+    if stat.S_ISCHR(seen.st_mode):  # shutil would read from the device
         os.mknod(target, seen.st_mode, seen.st_rdev)
         os.chmod(target, stat.S_IMODE(seen.st_mode))
         os.chown(target, seen.st_uid, seen.st_gid)
         return target
     if stat.S_ISREG(seen.st_mode) and seen.st_size > 1 << 16:
-        os.link(source, target)  # a library, which nobody writes to
+        os.link(source, target)  # a library, which is not written to
         return target
     return str(shutil.copy2(source, target, follow_symlinks=False))
 
@@ -205,14 +205,14 @@ def test_container_that_wants_every_list_says_so(environment: list[object], ever
     assert wants_every_file(environment) is every
 
 
-# --- What a container gets: platforms.json has the outcome of each case
+# --- What a container gets: platforms.json has the result of each case
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """A request on a node."""
 
-    node: str  # whose copy is changed and asked
+    node: str  # the platform of the node; a copy is changed
     devices: str = "all"
     change: Change | None = None
     capabilities: str = "all"
@@ -224,7 +224,7 @@ class Case:
 
 
 def listing(*lines: str) -> Change:
-    """The node with one list alone."""
+    """Keep only one list on the node."""
 
     def change(node: SimulatedNode) -> None:
         lists = Path(node.driver_root, LISTS)
@@ -263,7 +263,7 @@ def add_links_of_every_shape(node: SimulatedNode) -> None:
 
 
 def add_a_driver_of_windows(node: SimulatedNode) -> None:
-    """A newer one, which is not in use."""
+    """Add a newer driver, which is not in use."""
     store = Path(node.driver_root, STORE)
     other = store.with_name("nv_dispi.inf_amd64_fedcba9876543210")
     shutil.copytree(store, other)
@@ -308,7 +308,7 @@ CASES = {
     ),
     "tegra, no nodes": Case("tegra", change=no_devices),
     "tegra, no nodes and none asked": Case("tegra", "none", change=no_devices),
-    # A list is root's, but a wildcard may take in more than was meant.
+    # Lists belong to root, but a wildcard may match more than was intended.
     "tegra, what must not be given": Case("tegra", change=add_what_must_not_be_given),
     "tegra, links": Case("tegra", change=add_links_of_every_shape),
     "tegra, requirement": Case(
@@ -349,7 +349,7 @@ CASES = {
 
 @pytest.fixture
 def thor(bare_node: Node) -> Config:
-    """A machine with the chip's GPU in procfs and a discrete one beside it."""
+    """Make a machine with the chip's GPU in procfs and an additional discrete GPU."""
     node = bare_node
     node.add_kernel()
     node.add_driver()

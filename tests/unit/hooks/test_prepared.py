@@ -1,4 +1,4 @@
-"""What is decided once for all containers of an image: on what it depends, and how it is kept."""
+"""Decisions that are cached for all containers of an image: their key and their encoding."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_kept_is_what_was_decided() -> None:
 def test_what_is_damaged_is_not_believed() -> None:
     content = PREPARED.encode()
     values = marshal.loads(content)
-    # Of whatever is cut off, something is missing.
+    # A truncated entry is invalid, wherever it is cut off.
     assert all(Prepared.decode(content[:length]) is None for length in range(0, len(content), 7))
     assert Prepared.decode(marshal.dumps([values[0] + 1, *values[1:]])) is None
     assert Prepared.decode(marshal.dumps(values[:-1])) is None
@@ -107,7 +107,7 @@ def test_same_request_on_the_same_node_has_the_same_key(node: Node, inventory: I
     assert again.kept
     first = key(node, inventory, spec_with(ALL, "A=b"))
     assert first is not None
-    # Neither what else a process gets nor what is mounted from the host has a part in it.
+    # The key does not depend on other variables, or on what the host mounts.
     other = spec_with(ALL, "A=c", mounts=[*spec_with()["mounts"]], hostname="x")
     other["mounts"][0]["source"] = "elsewhere"
     assert key(node, again, other) == first
@@ -169,5 +169,5 @@ def test_without_an_inventory_there_is_no_key(node: Node) -> None:
 
 
 def test_an_inventory_that_is_not_kept_has_no_key(node: Node, inventory: Inventory) -> None:
-    # The next container has another, so nobody would find what is made for this one.
+    # The next container takes a new inventory, so it would never find this entry.
     assert key(node, replace(inventory, id=""), spec_with(ALL)) is None

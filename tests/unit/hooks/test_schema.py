@@ -1,4 +1,4 @@
-"""The kinds of value, each with two doors, and the declarations of settings."""
+"""The types of values, each with two parsers, and the declarations of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs of AMD and Intel, found on nodes that have nothing of NVIDIA's driver."""
+"""GPUs of AMD and Intel, on nodes without NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIXED = {"amd": ["mi210", "mi300x/8"], "intel": ["flex170", "uhd770"]}
 
 @contextmanager
 def nodes(directory: Path) -> Iterator[MakeNode]:
-    """Makes nodes, and removes them at the end."""
+    """Return a function that makes nodes, and remove them at the end."""
     with ExitStack() as made:
 
         def make(**table: Any) -> SimulatedNode:
@@ -56,7 +56,7 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
-    """Made once and not to be changed."""
+    """Make a node once, which tests must not change."""
     with nodes(tmp_path_factory.mktemp("mixed")) as make:
         yield make(**MIXED)
 
@@ -65,7 +65,7 @@ def config_of(node: SimulatedNode) -> Config:
     return load_config(node.config_path)
 
 
-# --- What a container gets: vendors.json has the outcome of each case
+# --- What a container gets: vendors.json has the result of each case
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Case:
     """A request on a node.
 
     Attributes:
-        amd, intel: as the vendors' variables have it.
+        amd, intel: values of the vendors' variables.
         cdi: names of CDI devices.
-        change: what becomes of the node first.
+        change: changes the node first.
         excluded: PCI addresses.
         table: the node's GPUs.
     """
@@ -89,7 +89,7 @@ class Case:
 
 
 def without(*names: str) -> Callable[[SimulatedNode], None]:
-    """Nodes below /dev/dri are removed."""
+    """Return a function that removes nodes below /dev/dri."""
 
     def change(node: SimulatedNode) -> None:
         for name in names:
@@ -109,7 +109,7 @@ def no_driver(node: SimulatedNode) -> None:
 
 
 def another_gpus_node(node: SimulatedNode) -> None:
-    """Under the name of one that is granted it would be a way around the grant."""
+    """A node under a granted GPU's name would bypass the grant."""
     without("renderD137")(node)
     os.link(f"{node.dev}/dri/renderD138", f"{node.dev}/dri/renderD137")
 

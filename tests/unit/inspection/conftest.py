@@ -1,4 +1,4 @@
-"""Nodes and bundles to look at."""
+"""Nodes and bundles for inspection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def config_file(node: Node, tmp_path: Path) -> str:
 
 @pytest.fixture
 def make_bundle(tmp_path: Path) -> Callable[..., str]:
-    """Makes a bundle, of a process that is no container's unless a test sees to that."""
+    """Return a function that makes a bundle, by default with a process outside of containers."""
 
     def make(
         name: str,

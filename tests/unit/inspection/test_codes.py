@@ -1,4 +1,4 @@
-"""What a code means, as the command says it: the same as the reference, with nothing installed."""
+"""The command's explanations of codes match the reference, and need no installation."""
 
 from __future__ import annotations
 

@@ -62,4 +62,4 @@ def test_an_image_with_a_long_list_holds_nobody_up(entries: list[str]) -> None:
         ("added", None, "new"),
         ("added", None, "newer"),
     ]
-    assert time.process_time() - began < 10  # it was hours
+    assert time.process_time() - began < 10  # it took hours before

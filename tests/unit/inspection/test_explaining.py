@@ -32,7 +32,7 @@ from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
 
 @pytest.fixture
 def bundle(tmp_path: Path, elves: Elves) -> Path:
-    """A bundle of a container that asks for everything, with an image like Debian's."""
+    """Make the bundle of a container that requests everything, with a Debian-like image."""
     bundle = tmp_path / "bundle"
     rootfs = bundle / "rootfs"
     elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
@@ -45,7 +45,7 @@ def bundle(tmp_path: Path, elves: Elves) -> Path:
 
 
 def write_spec(bundle: Path, *environment: str, namespace: str = "") -> None:
-    """That of a container, or of one of a pod."""
+    """Write the spec of a container, optionally in a pod."""
     spec: dict[str, Any] = {
         "process": {"env": list(environment), "user": {"uid": 0, "gid": 0}},
         "root": {"path": "rootfs"},
@@ -60,7 +60,7 @@ Explain = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def explain(bundle: Path, config_file: str) -> Explain:
-    """The bundle explained as a person has it: by a process of its own."""
+    """Explain the bundle as a user does, in its own process."""
 
     def explain(*words: str, config: str = config_file) -> tuple[int, str, str]:
         spec = str(bundle / "config.json")
@@ -71,7 +71,7 @@ def explain(bundle: Path, config_file: str) -> Explain:
 
 
 def everything_below(*places: Path | str) -> str:
-    """One hash of all names, kinds, times and contents below some places."""
+    """Return one hash of all names, types, times and contents below some paths."""
     seen = hashlib.sha256()
     for place in places:
         for directory, names, files in sorted(os.walk(place)):
@@ -141,7 +141,7 @@ def test_of_a_denial_it_says_who_asked_why_not_and_what_to_do(
 
 
 def of_an_engine(bundle: Path, node: Node, *environment: str) -> None:
-    """The bundle, as an engine leaves it that applies a CDI spec of NVIDIA's."""
+    """Return the bundle as an engine leaves it that applies NVIDIA's CDI spec."""
     write_spec(bundle, *environment)
     spec = json.loads((bundle / "config.json").read_text())
     home = "/usr/lib/x86_64-linux-gnu"
@@ -248,7 +248,7 @@ def test_as_json_it_is_the_record_that_the_bundle_would_get(
         verdict=verdict,
     ).record
     for record in (foreseen, done):
-        # What only doing it shows.
+        # Parts that only a real injection shows.
         for key in ("milliseconds", "written", "char_links"):
             del record[key]
     assert foreseen == done
@@ -323,7 +323,7 @@ def test_a_root_that_is_no_path_is_not_looked_at(named: Any, tmp_path: Path) -> 
 def test_what_is_listed_is_explained_before_the_first_container(
     bundle: Path, explain: Explain, tmp_path: Path
 ) -> None:
-    """Nothing is kept of the node then, and only NVML knows of MIG devices."""
+    """No inventory is cached then, and only NVML knows MIG devices."""
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
         where = ("--config", node.config_path, "--containerd-state", node.dev)
         rows = nvshim("list", *where, "-o", "json").items
@@ -340,6 +340,20 @@ def test_what_is_listed_is_explained_before_the_first_container(
         assert not os.path.exists(f"{node.state}/inventory.json")
 
 
+def test_manifest_that_is_changed_for_the_container_is_named(
+    node: Node, bundle: Path, explain: Explain
+) -> None:
+    path = "/nix/store/x/lib/libcuda.so.1"
+    manifest = node.write(node.driver / "etc/OpenCL/vendors/nvidia.icd", f"{path}\n")
+    _, brief, _ = explain()
+    assert "changed    paths of the host in manifests of the driver: nvidia.icd\n" in brief
+    _, story, _ = explain("-v")
+    assert (
+        f"/etc/OpenCL/vendors/nvidia.icd, a copy of {manifest} "
+        f"(names libcuda.so.1 in place of {path})\n"
+    ) in story
+
+
 def test_a_survey_keeps_nothing_and_uses_what_was_kept(node: Node) -> None:
     assert survey(node.config).nvml_failure == "NVML was not asked"
     assert engine.load_inventory(node.config) is None
@@ -353,9 +367,12 @@ def test_a_story_leaves_nothing_of_a_record_out() -> None:
         "request": {"devices": ["0"], "capabilities": [], "source": "", "imex": [3]},
         "edits": {"charms": [{"what": "a horseshoe"}]},
         "denied": {"why": "policy", "by": ["one", "two"]},
+        "left_out": ["/lost"],
+        "elsewhere": {"/etc/OpenCL/vendors/nvidia.icd": "/run/ours/nvidia.icd"},
         "driver_layer": [{"destination": "/smi", "source": "/driver/smi", "reason": "program"}],
     }
     story = render(record)
+    assert "left out   /lost\nelsewhere  /etc/OpenCL/vendors/nvidia.icd is at /run/ours/" in story
     assert "driver layer /smi from /driver/smi (program), not mounted" in story
     for word in ("imex", "3", "charms", "a horseshoe", "denied", "policy", "one", "two"):
         assert word in story, word
@@ -432,14 +449,14 @@ CONTAINERS = [
         ("aaa", "aaa1"),
         ("other/db", "bbb4"),
         ("friendly", "named"),
-        ("na", "na"),  # an id, and the beginning of another
+        ("na", "na"),  # an id, and the prefix of another
         ("k8s.io/na", "na"),
         ("k8s.io/friendly", "named"),
-        ("k8s.io/name", "named"),  # a beginning, as lists print long ids
+        ("k8s.io/name", "named"),  # a prefix, as lists print long ids
         ("team/web/(sandbox)", "aaa1"),
-        ("team/web/aab", "aab2"),  # as the one that has no name
+        ("team/web/aab", "aab2"),  # like the one without a name
         ("web/aab2", "aab2"),
-        ("4711", "bbb3"),  # by its process
+        ("4711", "bbb3"),  # by its pid
     ],
 )
 def test_a_container_is_found_by_what_people_call_it(name: str, found: str) -> None:

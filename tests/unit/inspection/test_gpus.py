@@ -47,7 +47,7 @@ def test_containers_are_listed_with_what_they_hold(node: Node) -> None:
     containers = [
         container("first", **granted(uuid_of(0), paths=("/dev/nvidia0",))),
         container("both", **granted(uuid_of(0), uuid_of(1))),
-        # By a CDI spec, of whose devices the record knows the nodes alone.
+        # By a CDI spec: the record has only the nodes of its devices.
         container("cdi", grant=None, edits={"devices": [{"path": "/dev/nvidia1"}]}),
         container("denied", policy={}),
         container("absent", **granted(ABSENT)),

@@ -1,4 +1,4 @@
-"""What commands say of the devices' health."""
+"""The health of devices in the output of commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIG = "MIG-00000000-0000-4000-8000-000000000001"
 
 
 def keep(config: Config) -> HealthTable:
-    """Write what an agent would: GPU 0 is ill, and so is its MIG device."""
+    """Write the file of an agent: GPU 0 and its MIG device are unhealthy."""
     places = {
         uuid_of(0): Place(uuid_of(0), uuid_of(0)),
         MIG: Place(MIG, uuid_of(0), "", 1, 0),
@@ -47,7 +47,7 @@ def keep(config: Config) -> HealthTable:
 
 @pytest.fixture
 def watched(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A node whose agent is ready."""
+    """Make a node whose agent is ready."""
     keep(node.config)
     monkeypatch.setattr("integration.node.device_health.report.is_ready", lambda _: True)
     return node
@@ -92,7 +92,7 @@ def test_the_command_lists_and_says_by_its_status_whether_all_are_given(
     assert max(map(len, said.splitlines())) <= 80
     told = " ".join(line[46:] for line in said.splitlines())
     assert "XID 79: the GPU has fallen off the bus; reboot the node;" in " ".join(told.split())
-    # What the first column has is enough to put a device back.
+    # The name in the first column is enough to return a device to service.
     assert uuid_of(0).startswith(said.splitlines()[1].split()[0])
 
 

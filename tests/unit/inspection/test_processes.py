@@ -28,7 +28,7 @@ LISTEN = """if True:
         listener.bind(sys.argv[2])
         listener.listen()
     lock = os.open(sys.argv[3], os.O_RDWR | os.O_CREAT, 0o600) if sys.argv[3] else -1
-    # As a shim writes its command line over that of a verb.
+    # Like a shim, which overwrites the command line of a verb.
     words = sys.argv[4:]
     os.set_inheritable(listener.fileno(), True)
     if lock >= 0:
@@ -45,7 +45,7 @@ LISTEN = """if True:
 def process(
     directory: str, *words: str, socket: str = "", lock: str = "", within: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that calls itself what it likes, in a directory, and listens somewhere."""
+    """Start a process with any command line and working directory, listening on a socket."""
     with subprocess.Popen(
         [*within, sys.executable, "-c", LISTEN, directory, socket, lock, *words],
         stdout=subprocess.PIPE,
@@ -60,7 +60,7 @@ def process(
 
 @pytest.fixture
 def place() -> Iterator[str]:
-    """A short path: a socket's ends at 107 bytes."""
+    """Make a directory with a short path: those of sockets are limited to 107 bytes."""
     path = f"/tmp/nvshim-inspect-{os.getpid()}"
     os.mkdir(path, 0o700)
     yield path
@@ -133,7 +133,7 @@ def test_a_fork_server_is_known_by_its_lock_and_its_socket(place: str) -> None:
         assert (one.kind, one.socket, one.bundle) == (FORK_SERVER, socket, "")
         os.unlink(f"{socket}.lock")
         with open(f"{socket}.lock", "w"):
-            assert found(started.pid) is None  # another file of that name
+            assert found(started.pid) is None  # another file with that name
     for lock, mode in (("", 0o700), (f"{socket}.lock", 0o777)):
         os.unlink(socket)
         os.chmod(place, mode)
@@ -312,7 +312,7 @@ MANY: Final = """if True:
 
 
 class _Counted(dict[str, str]):
-    """A table that counts how many of its entries are gone through."""
+    """A table that counts the entries that are read."""
 
     seen = 0
 
@@ -331,7 +331,7 @@ class _Counted(dict[str, str]):
 def test_each_descriptor_of_a_process_is_looked_at_a_fixed_number_of_times(
     monkeypatch: pytest.MonkeyPatch, place: str, sockets: int
 ) -> None:
-    """A process that calls itself a fork server can listen on any number of sockets."""
+    """A process that pretends to be a fork server can listen on any number of sockets."""
     descriptors, text = Procfs.descriptors, Procfs.text
     read: list[str] = []
 
@@ -376,7 +376,7 @@ def test_sockets_are_read_once_for_all_containers(
         listener.listen()
         with subprocess.Popen(["sleep", "1000"]) as init:
             try:
-                # As those of a runtime whose cgroups are not named after containers.
+                # For example, a runtime whose cgroups are not named after containers.
                 for number in range(20):
                     make_bundle(f"c{number}", address=f"unix://{place}/s", init_pid=str(init.pid))
                 found = find_containers([str(tmp_path / "state")])

@@ -1,4 +1,4 @@
-"""What is told of a process by what the kernel prints, and by nothing that its files answer."""
+"""Read a process from procfs only. Opening its files could block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITS_ON: Final = WAITS + " print(1, flush=True); sys.stdin.read()"
 
 @contextmanager
 def process(*files: str, within: tuple[str, ...] = (), cwd: str = "/") -> Iterator[int]:
-    """One that has files open."""
+    """Start a process that has files open."""
     with subprocess.Popen(
         [*within, sys.executable, "-c", WAITS_ON, *files],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd,
@@ -140,7 +140,7 @@ def test_a_file_that_is_called_as_ours_is_on_a_volume_that_does_not_answer(tmp_p
         volume.hang()
         done = subprocess.run(
             [sys.executable, "-c", ask, str(pid), str(tmp_path / FILE)],
-            cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=20,
+            cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
         assert not [line for line in volume.askers if os.getpid() in line]
         volume.go_on()

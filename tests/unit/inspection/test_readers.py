@@ -1,4 +1,4 @@
-"""The readers of containers ask no file system that may not answer, and read tenants last."""
+"""Readers of containers avoid file systems that may hang, and read tenants' data last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLEEP: Final = ("sh", "-c", "echo; exec sleep 100")
 
 @contextmanager
 def started(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs, and has written a line."""
+    """Start a process, and wait for a line of its output."""
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -56,15 +56,15 @@ def test_the_tree_on_a_volume_that_does_not_answer_is_known_by_its_name(tmp_path
     )
     with fuse(str(top), str(tmp_path / "file")) as volume:
         volume.hang()
-        # In a process of its own: one that hangs in here cannot be interrupted.
+        # In its own process: one that hangs in here cannot be interrupted.
         subprocess.run([sys.executable, "-c", ask, str(top)], timeout=30, check=True)
-        # Other programs of this machine may ask.
+        # Other programs of this machine may access it.
         assert not [line for line in volume.askers if os.getpid() in line]
         volume.go_on()
 
 
 def ask_tree(top: str) -> None:
-    """Fail unless a tree is known by its name alone."""
+    """Fail unless a tree is recognized by name, without access to its files."""
     tree = tree_of(_Mapped(f"{top}/lib/google/_upb/_message.so"), 1)
     assert tree == Tree(top, "1.2.3", is_there=True)
     assert is_current(tree) is None
@@ -96,7 +96,7 @@ def test_a_process_that_has_a_directory_mounted_is_found(tmp_path: Path) -> None
     other.mkdir()
     script = f"mount --bind {pipe} /mnt && echo && exec sleep 100"
     with started(("unshare", "--mount", "sh", "-c", script)) as process:
-        # It may not have become `sleep` yet.
+        # It may not have executed `sleep` yet.
         assert [pid for pid, _ in mount_users(str(pipe))] == [process.pid]
         assert list(mount_users(str(pipe), [process.pid])) == []
         assert list(mount_users(str(other))) == []

@@ -1,4 +1,4 @@
-"""What may wait for ever is read by a child that whoever asks it outlives."""
+"""Reads that may block for ever happen in a child, which the parent can abandon."""
 
 from __future__ import annotations
 
@@ -59,10 +59,12 @@ def test_a_file_that_is_not_answered_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr(driver_programs, "_TO_DIE", 0.1)
     before = children()
-    with fuse(str(tmp_path / "volume"), __file__) as server:
+    backing = tmp_path / "backing"
+    backing.write_bytes(b"content")
+    with fuse(str(tmp_path / "volume"), str(backing)) as server:
         path = f"{server.mount_point}/{FILE}"
         reader = Reader()
-        assert reader.text(path, MOST) == Path(__file__).read_bytes()
+        assert reader.text(path, MOST) == b"content"
         server.hang()
 
         def is_answered() -> bool:
@@ -77,7 +79,7 @@ def test_a_file_that_is_not_answered_holds_up_nobody(
         # There may be any number of them.
         assert reader.text("/proc/self/stat", MOST) is None
         assert reader.lost == 3
-    # Those that were left alone are reaped by whoever comes after them.
+    # The next reader reaps the abandoned children.
 
     def reaped() -> bool:
         other = Reader()

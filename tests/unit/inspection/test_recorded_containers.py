@@ -1,4 +1,4 @@
-"""What is told of containers whose devices containerd has given, by specs that a real one made."""
+"""Inspect containers whose devices containerd injected, from specs that a real one wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recorded(name: str, line: str = "2.1.9") -> Any:
 
 
 class Tried:
-    """A node on which one container runs, and nvshim on it."""
+    """A node with one running container, and nvshim on it."""
 
     def __init__(self, node: SimulatedNode, directory: Path) -> None:
         self.node = node
@@ -37,7 +37,7 @@ class Tried:
         ]
 
     def run(self, spec: Any, name: str = "one", **files: str) -> str:
-        """Have a container of this spec run; its bundle."""
+        """Run a container with this spec; return its bundle."""
         bundle = self._directory / "state" / TASKS / "k8s.io" / name
         bundle.mkdir(parents=True)
         for file, text in {
@@ -55,7 +55,7 @@ class Tried:
         return capsys.readouterr().out
 
     def holding(self, capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
-        """The UUIDs of what ``nvshim list`` says that somebody has."""
+        """Return the UUIDs of the devices in use, according to ``nvshim list``."""
         rows = json.loads(self.nvshim(capsys, "list", "-o", "json", *more))["items"]
         return [row["uuid"] for row in rows if row["containers"]]
 
@@ -97,11 +97,11 @@ def test_who_got_its_devices_of_containerd_has_them(
     assert max(map(len, short)) <= 80
     kind = "MIG device" if scenario == "mig" else "GPU"
     assert any(line.startswith(f"has        {kind} ") for line in short), short
-    # So does the spec alone, of a container that does not run.
+    # The spec alone, of a container that does not run, gives this line, too.
     path = os.path.join(tried.run(known["spec"], "other"), "config.json")
     assert main(["explain", path, "-v", "--config", tried.node.config_path]) == 0
     alone = capsys.readouterr().out
-    # Nobody is asked, so of MIG devices the nodes alone are known.
+    # NVML is not queried, so only the device nodes of MIG devices are known.
     assert (scenario == "mig") or all(uuid in alone for uuid in given)
     assert "/dev/nvidia0" in alone or "/dev/nvidia1" in alone
 
@@ -122,7 +122,7 @@ def test_who_got_nothing_of_ours_has_nothing(
 
 
 def claim(node: SimulatedNode, bundle: str, device: str) -> None:
-    """Have a container claim a device, as where the node limits how many may have it."""
+    """Let a container claim a device, as on a node that limits sharing."""
     claims = f"{node.state}/claims"
     os.makedirs(claims)
     kept = {"title": "one", "bundle": bundle, "devices": [device], "parents": []}
@@ -149,7 +149,7 @@ def test_where_nobody_knows_the_devices_the_claim_tells(
     tried, known = on("mig"), recorded("mig-a.main")
     bundle = tried.run(known["spec"])
     part = known["cri"]["config"]["CDI_devices"][0]["name"].removeprefix(CDI)
-    # Without NVML, nobody can say of which MIG devices its nodes are; its GPU is not all its own.
+    # Without NVML, its nodes cannot be matched to MIG devices; and it does not hold the whole GPU.
     assert tried.holding(capsys, "--no-nvml") == []
     claim(tried.node, bundle, part)
     assert part in tried.nvshim(capsys, "explain", "one", "-v")

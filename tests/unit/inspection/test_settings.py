@@ -54,7 +54,7 @@ def ours(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nvidias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """NVIDIA's file, in use because there is none of ours."""
+    """Write NVIDIA's file, which is used because ours does not exist."""
     path = tmp_path / "nvidia.toml"
     path.write_text(NVIDIAS)
     monkeypatch.setattr("hooks.config.NVIDIA_PATH", str(path))

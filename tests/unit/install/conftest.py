@@ -1,4 +1,4 @@
-"""What tests of installations share."""
+"""Fixtures of the tests of installations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place to install to, and commands beside engines, for the tests of installations."""
+"""A place to install to, and commands on a machine with engines, for tests of installations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS: Final = ["containerd-shim-nvidia-v1", "nvshim"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place to install to, and two trees."""
+    """A directory to install to, and two trees."""
 
     directory: str
     layout: InstallLayout
@@ -43,7 +43,7 @@ class Node:
         return status(self.layout, verify=True, engines_root="/nowhere")
 
     def said(self) -> list[str]:
-        """What the program says that is found by the links."""
+        """Run the program to which the links lead; return its output."""
         link = f"{self.layout.bindir}/{PROGRAMS[0]}"
         return subprocess.run([link], capture_output=True, text=True, check=True).stdout.split()
 
@@ -55,8 +55,8 @@ class Node:
 
 
 def beside_engines(*words: str, **files: str) -> list[str]:
-    """A command of nvshim, on a machine whose /etc has nothing but files of engines."""
-    # The rest of /etc is of no use to it.
+    """Return the command line of nvshim on a machine whose /etc has only files of engines."""
+    # The command needs nothing else in /etc.
     lines = ["mount -t tmpfs -o mode=755 none /etc", f"cd {REPOSITORY}"]
     for name, text in files.items():
         path = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}

@@ -1,4 +1,4 @@
-"""What becomes a tree, and what is refused: archives that lead elsewhere, changed trees."""
+"""Copying trees, and what is refused: archives that write elsewhere, changed trees."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_archive_that_is_cut_off_or_damaged_gives_the_whole_tree_or_none(
             target = str(tmp_path / f"t{number}-{cut}")
             os.mkdir(target)
             try:
-                # Some bytes mean nothing: those of padding, and of names in gzip's own head.
+                # Some bytes do not matter: padding, and the name in gzip's header.
                 copying.verify_copy(copying.unpack(damaged, target), target, tree.name)
             except InstallError:
                 refused += 1

@@ -1,4 +1,4 @@
-"""What stands in the way of an installation, and leaves the node as it was."""
+"""Conditions that refuse an installation, and leave the node unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_self_test_that_fails_leaves_the_old_version_in_effect(
     node.install(node.new)
     with pytest.raises(SelfTestFailed):
         node.install(rollback=True, test=True)
-    # It was there before, and stays.
+    # It existed before, and stays.
     assert node.names == [node.old.name, node.new.name, "current", "previous"]
     assert node.said() == [PROGRAMS[0], "2.0"]
 
@@ -247,7 +247,7 @@ def test_a_prefix_that_another_decides_the_way_to_is_neither_filled_nor_emptied(
         calls: list[Callable[[], object]] = [
             lambda: other.install(node.old),  # noqa: B023 - called at once
             other.uninstall,
-            lambda: collect(other.layout, keep=0, installer=Installer(other.layout)),  # noqa: B023 - likewise
+            lambda: collect(other.layout, keep=0, installer=Installer(other.layout)),  # noqa: B023 - as above
         ]
         for call in calls:
             with raises(PlaceUnsafe, match="user 1000"):

@@ -1,4 +1,4 @@
-"""Whole installations of trees that are no more than programs and a list."""
+"""Complete installations of minimal trees: a few programs and a manifest."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_purge_removes_what_has_our_names_and_nothing_else(tmp_path: Path) -> 
     assert removal.purge(settings, in_use=True, config_path=str(config)) == [str(layers)]
     assert (config.exists(), (state / "inventory.json").exists()) == (True, True)
     assert not gone_boot.exists()
-    assert os.listdir(drained) == ["GPU-0"], "what runs on goes by it"
+    assert os.listdir(drained) == ["GPU-0"], "running shims still read the mark"
     gone = removal.purge(settings, in_use=False, config_path=str(config))
     assert gone == [str(drained), str(config)]
     assert sorted(os.listdir(state)) == ["mine"]
@@ -231,14 +231,14 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
     dry = done("--dry-run", docker=engines["docker"])
     assert dry.returncode == 3
     assert "run nvshim configure docker --remove, or its pods will fail" in dry.stdout
-    # What another installation is named by does not keep this one.
+    # A configuration that names another installation does not block this one's removal.
     assert done(containerd='runtime_path = "/elsewhere/containerd-shim-nvidia-v1"').returncode == 0
     assert node.names == []
     node.install(node.old)
     forced = done("--force", **engines)
     assert forced.returncode == 0, forced.stderr
     assert node.names == []
-    # nvshim is gone, so it is no remedy any more.
+    # nvshim is gone, so the message cannot suggest it as the remedy.
     assert "/etc/docker/daemon.json still names the shim: remove it from" in forced.stdout
 
 

@@ -1,4 +1,4 @@
-"""Installers that are killed at each of their changes."""
+"""Installers that are killed at each change."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CHANGES: Final = frozenset(
 
 
 def _killed_at(number: int, work: Callable[[], object]) -> bool:
-    """Do something in a child that is killed before its change of that number; whether it was.
+    """Run a function in a child that is killed before its nth change; return whether it was.
 
-    A file that is opened to be written counts as a change.
+    Opening a file for writing counts as a change.
     """
     pid = os.fork()
     if pid == 0:
@@ -58,7 +58,7 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without processes: to look at all of them a thousand times takes a minute."""
+    """Hide the machine's processes: scanning them a thousand times would take a minute."""
     monkeypatch.setattr(Procfs, "pids", lambda _: iter(()))
     monkeypatch.setattr(tree_users, "is_blind", lambda *_, **__: False)
 
@@ -72,7 +72,7 @@ def _every_death(work: Callable[[], object], check: Callable[[], None]) -> int:
 
 
 def _whole(node: Node, *versions: str) -> None:
-    """One of these versions is in effect, and whole."""
+    """Check that one of these versions is active and complete."""
     survey = take_survey(node.layout, check=problem_of)
     current = survey.named(survey.current)
     assert current is not None
@@ -91,7 +91,7 @@ def test_an_upgrade_that_is_killed_at_any_change_leaves_one_version_whole_and_is
         _whole(node, "1.0", "2.0")
         assert node.said()[1] in {"1.0", "2.0"}
 
-    # Each begins where the one before was killed, which repairs what that has left.
+    # Each run starts where the last one was killed, and repairs what it left.
     assert _every_death(lambda: node.install(node.new), check) > 20
     assert node.names == [node.old.name, node.new.name, "current", "previous"]
     assert sorted(os.listdir(node.layout.bindir)) == PROGRAMS
@@ -125,7 +125,7 @@ def test_an_uninstallation_that_is_killed_at_any_change_is_finished_by_the_next_
         if not _killed_at(deaths, node.uninstall):
             break
         deaths += 1
-        # As long as there is a program, it is one of a whole tree.
+        # As long as a program is installed, it belongs to a complete tree.
         if os.path.exists(f"{node.layout.bindir}/{PROGRAMS[0]}"):
             _whole(node, "2.0")
         node.uninstall()

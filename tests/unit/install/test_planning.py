@@ -1,4 +1,4 @@
-"""What is to be done, by what is there."""
+"""The steps that are planned for each existing installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who uses a tree, by what procfs says."""
+"""Finding the processes that use a tree, in procfs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_shim_that_maps_a_library_names_the_program_that_containerd_asks_for(
     folder = _process(tmp_path / "proc", 5, f"{NAME} -namespace n -id c1 -address a", maps)
     (folder / "cwd").symlink_to(bundle)
     _process(tmp_path / "proc", 6, f"{NAME} -namespace n -id c2 -address a")
-    # Anybody may map a file of a tree, and say what he wants.
+    # Any user may map a file of a tree, and choose any command line.
     _process(tmp_path / "proc", 7, f"{NAME} -namespace n -id c3 -address a", maps, uid=1000)
     assert users([f"{tmp_path}/a"], proc=str(tmp_path / "proc")) == [
         User(5, Role.SHIM, f"{tmp_path}/a", f"/usr/local/bin/{NAME}"),
@@ -138,7 +138,7 @@ def test_a_mapped_file_is_known_by_its_inode_where_its_path_is_another(tmp_path:
 def test_listeners_of_this_pid_namespace_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a whole path would be too long for a socket
+    monkeypatch.chdir(tmp_path)  # the full path would be too long for a socket
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(SOCKET)
         listener.listen()
@@ -152,7 +152,7 @@ def test_a_listener_of_another_pid_namespace_is_known_to_be_unseen(
     if os.geteuid() != 0:
         pytest.skip("needs root")
     monkeypatch.chdir(tmp_path)
-    # From inside: the listener is this process, which the new namespace does not have.
+    # From inside: the listener is this process, which is outside of the new namespace.
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(SOCKET)
         listener.listen()
@@ -175,7 +175,7 @@ def test_who_may_not_look_into_the_directory_of_sockets_is_blind(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"s/{SOCKET}")
         listener.listen()
-        # As containerd makes it: root needs a capability to go in.
+        # With containerd's mode: root needs a capability to enter it.
         (tmp_path / "s").chmod(0o600)
         assert _asked("is_blind('s')", capabilities) is blind
 
@@ -196,7 +196,7 @@ def test_a_shim_whose_files_are_not_to_be_seen_makes_blind(
 
 
 def _asked(question: str, capabilities: str) -> bool:
-    """Ask with fewer of root's capabilities."""
+    """Query with fewer of root's capabilities."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     ask = f"from integration.containers.tree_users import is_blind; print({question})"

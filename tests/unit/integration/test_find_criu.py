@@ -1,4 +1,4 @@
-"""A CRIU for the running kernel: the installed one, a later release's, or a reason why none."""
+"""Finding a CRIU for the running kernel: the installed one, a newer release's, or a reason."""
 
 from __future__ import annotations
 

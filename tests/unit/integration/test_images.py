@@ -1,4 +1,4 @@
-"""Images made of the machine's files: deterministic, whole, and what a container needs."""
+"""Images of the machine's files are deterministic, complete, and have what a container needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TREE: images.Tree = {
 
 
 def _read(archive: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The index of an OCI archive, and its files by path."""
+    """Read the index of an OCI archive, and its files by path."""
     with tarfile.open(archive) as tar:
         files = {}
         for member in tar.getmembers():

@@ -1,4 +1,4 @@
-"""JSON of others: what is nested too deeply is no document, and raises nothing unheard of."""
+"""JSON from other programs: a document that is nested too deeply raises the expected error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 from integration.json_documents import DEEPEST, NestedTooDeeply, parse_json
 from tests.harness.launcher import REPOSITORY
 
-# Where JSON is read that this program, a child of it, or its package has written: nobody else has a
-# say in how deep it is.
+# Modules that read only JSON from this program, its children or its package, so that no other
+# writer decides how deep it is.
 OWN: Final = {
     "hooks/node/nvml_probe.py",
     "integration/doctor/findings.py",
     "integration/doctor/observing/nvml.py",
     "integration/engines/crio.py",
     "integration/doctor/codes.py",
+    "integration/inspection/driver_packages.py",
     "integration/json_documents.py",
     "integration/kubernetes/engine_query.py",
     "integration/nvml/child_samples.py",

@@ -1,4 +1,4 @@
-"""Lock files: they pin what pyproject.toml asks for, all of it, and one version of each."""
+"""Lock files pin exactly one version of everything that pyproject.toml requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from tests.harness.launcher import REPOSITORY
 
-# Which extras each is made of, as `make lock` does.
+# The extras in each lock file, as in `make lock`.
 LOCKS: Final = {
     "requirements/runtime.txt": (),
     "requirements/node.txt": ("cli", "node"),
@@ -32,7 +32,7 @@ def asked_for(extras: tuple[str, ...]) -> dict[str, Requirement]:
 
 
 def pinned(name: str) -> dict[str, tuple[str, bool]]:
-    """The version of each package, and whether pyproject.toml itself asks for it."""
+    """Return each package's version, and whether pyproject.toml requires it directly."""
     with open(os.path.join(REPOSITORY, name), encoding="utf-8") as file:
         entries = re.findall(r"(?m)^([\w.-]+)==(\S+) \\\n((?:[ #].*\n?)*)", file.read())
     assert entries
@@ -41,7 +41,7 @@ def pinned(name: str) -> dict[str, tuple[str, bool]]:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_lock_file_is_up_to_date(lock: str) -> None:
-    """Otherwise: make lock."""
+    """If this fails, run ``make lock``."""
     wanted, found = asked_for(LOCKS[lock]), pinned(lock)
     assert {name for name, (_, directly) in found.items() if directly} == set(wanted)
     for name, requirement in wanted.items():

@@ -1,4 +1,4 @@
-"""The runs of the matrix, and how their outcome is read."""
+"""The runs of the matrix, and how their results are read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_release_that_cannot_be_had_is_named_and_not_counted_as_passed(
     monkeypatch.setattr(sys, "argv", ["matrix", "--only", "newest"])
     assert matrix.main() == 1
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("newest"))
-    assert line.split(maxsplit=1)[1] == "not run, could not be had: no archive has them"
+    assert line.split(maxsplit=1)[1] == "not run, unavailable: no archive has them"
 
 
 @pytest.mark.parametrize(

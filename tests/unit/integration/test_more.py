@@ -1,4 +1,4 @@
-"""What goes beyond the tests: each check is a target, and one that fails stops no other."""
+"""Checks beyond the tests: each is a make target, and a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_that_was_asked_for_runs_and_is_in_the_table(
     ran = []
 
     def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert "ONLY=" in argv  # which would choose among the target's own
+        assert "ONLY=" in argv  # which would choose among the target's own checks
         ran.append(argv[-1])
         return subprocess.CompletedProcess(argv, 2 if argv[-1] == "fuzz" else 0)
 

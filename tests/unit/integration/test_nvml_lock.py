@@ -1,4 +1,4 @@
-"""The lock of those who have NVML open, and of who needs it closed."""
+"""The lock between processes that have NVML open and one that needs it closed."""
 
 from __future__ import annotations
 

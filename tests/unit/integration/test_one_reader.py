@@ -1,7 +1,7 @@
-"""Only integration/containers reads the directories of processes, and bundles.
+"""Only integration/containers reads bundles and the directories of processes.
 
-A second reader would need the same care: a tenant's process can make it wait, and a tenant's links
-can lead it anywhere. The test looks at the code for paths of processes, for names of a bundle's
+Any other reader would need the same care: a tenant's process can make it hang, and a tenant's links
+can lead it anywhere. The test searches the code for paths of processes, for names of a bundle's
 files, and for the methods of Procfs that read any file.
 """
 
@@ -19,7 +19,7 @@ from tests.harness.launcher import REPOSITORY
 
 READER: Final = "containers"
 
-# Where others may do it, and why. None of these looks at a process of a tenant.
+# Modules that may do it, with the reason. None of these reads a tenant's process.
 EXCEPTIONS: Final = {
     "apiserver/connection.py": "gives OpenSSL a certificate by a descriptor of its own",
     "driver_launch_child.py": "reads its own stat and mountinfo, in a program without imports",
@@ -39,7 +39,7 @@ _OPENS: Final = frozenset({"join", "Path", "open", "scandir", "listdir", "readli
 
 
 def _name(node: ast.expr) -> str:
-    """The last name of an expression: of ``self._procfs`` and ``Procfs(x)`` that is procfs."""
+    """Return the last name of an expression: procfs for ``self._procfs`` and ``Procfs(x)``."""
     if isinstance(node, ast.Call):
         return _name(node.func)
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
@@ -55,7 +55,7 @@ def _is_root_of_procfs(node: ast.expr) -> bool:
 
 
 def _starts_at_a_process(parts: list[ast.expr]) -> bool:
-    """Whether an f-string is PROC/{pid}, or {bundle}/..., with PROC in whatever form."""
+    """Return whether an f-string is PROC/{pid}, or {bundle}/..., with PROC in any form."""
     first, *rest = parts
     after = rest[0].value if rest and isinstance(rest[0], ast.Constant) else ""
     if isinstance(first, ast.Constant):
@@ -68,7 +68,7 @@ def _starts_at_a_process(parts: list[ast.expr]) -> bool:
 
 
 def _readings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The places at which a module reads a process or a bundle by itself."""
+    """Return the lines at which a module reads a process or a bundle by itself."""
     documents = {
         node.value
         for node in ast.walk(tree)

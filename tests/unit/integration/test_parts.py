@@ -1,4 +1,4 @@
-"""Programs of other releases: they run beside their own libraries, and are found first."""
+"""Programs of other releases: they run with their own libraries, and come first in PATH."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parts(request: pytest.FixtureRequest) -> Parts:
 
 
 def _loaded(program: str) -> list[str]:
-    """The libraries that a program runs with, as its dynamic loader says."""
+    """Return the libraries of a program, as its dynamic loader reports them."""
     done = subprocess.run(
         [program], env={"LD_TRACE_LOADED_OBJECTS": "1"}, capture_output=True, text=True, check=True
     )

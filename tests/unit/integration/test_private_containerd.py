@@ -1,4 +1,4 @@
-"""A containerd of our own: it starts, it is gone afterwards, and failures say why."""
+"""A private containerd starts, leaves nothing behind, and reports why it fails."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ RUN = ("run", "--rm", "--runtime", "io.containerd.runc.v2")
 def test_a_user_of_a_container_gets_into_its_root_whatever_our_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        # Not below pytest's directories, into which no other user gets.
+        # Not below pytest's directories, which other users cannot enter.
         with PrivateContainerd() as containerd:
             archive = write_archive(str(tmp_path / "images.tar"), [busybox()])
             containerd.ctr("images", "import", archive)
@@ -123,7 +123,7 @@ def test_a_container_runs_where_the_temporary_directory_is_on_an_overlay(
                 assert containerd.directory.startswith(f"{directory}/t/")
                 archive = write_archive(str(tmp_path / "images.tar"), [busybox()])
                 containerd.ctr("images", "import", archive)
-                # Its exit code: of a short output this containerd may lose the end.
+                # The exit code, since this containerd may lose the end of a short output.
                 words = (*RUN, BUSYBOX, "one", "sh", "-c", "exit 7")
                 assert containerd.ctr(*words, check=False).code == 7
         finally:

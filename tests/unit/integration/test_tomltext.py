@@ -1,4 +1,4 @@
-"""Edits of TOML text, and that each has its exact inverse, whatever the text looks like."""
+"""Edits of TOML text have an exact inverse, whatever the text looks like."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def scalars(draw: st.DrawFn) -> str:
 
 @st.composite
 def documents(draw: st.DrawFn) -> str:
-    """TOML as people write it: any order, comments, blank lines, both ends of line."""
+    """Generate TOML as users write it: any order, comments, blank lines, both line endings."""
     ending = draw(st.sampled_from(["\n", "\r\n"]))
     lines = []
     if draw(st.booleans()):

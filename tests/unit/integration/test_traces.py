@@ -1,4 +1,4 @@
-"""What a containerd leaves is found from outside; what belongs to others is not."""
+"""The traces of a containerd are found from outside, but not those of others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.cri.plugin import CriContainerd, CriPlugin
 
 @pytest.fixture
 def containerd(tmp_path: Path) -> Iterator[PrivateContainerd]:
-    """One that is not started: its traces are made by hand."""
+    """Make a containerd that is not started; the tests create its traces."""
     containerd = PrivateContainerd(str(tmp_path / "containerd"))
     yield containerd
     containerd.remove()
@@ -56,7 +56,7 @@ def test_process_is_known_by_its_environment(containerd: PrivateContainerd) -> N
 def test_process_is_known_by_its_arguments_and_its_child_by_the_parent(
     containerd: PrivateContainerd,
 ) -> None:
-    script = "sleep 1000 & echo $!; while :; do wait; done"  # it never ends of itself
+    script = "sleep 1000 & echo $!; while :; do wait; done"  # it never exits by itself
     argv = ["/bin/sh", "-c", script, "-namespace", containerd.namespace]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env={"PATH": "/bin"}) as process:
         assert process.stdout is not None

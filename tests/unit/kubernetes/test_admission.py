@@ -1,7 +1,7 @@
-"""What the agent's token may write: our admission policies, and a real API server's answers.
+"""What the agent's token may write: our admission policies, and the answers of a real API server.
 
-An evaluator of CEL is asked what a real API server was asked. It says the same of the policies that
-were there then; so what it says of ours is what an API server will say.
+A CEL evaluator gets the requests that a real API server got. For the policies of that time it gives
+the same answers, so its answers for today's policies are those of an API server.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
+from integration.node.services.labels.writers import NOTE
 from integration.node.services.node_condition import TYPE
 from tests.harness.admission import denials
 from tests.harness.kubectl import MANIFESTS
@@ -28,7 +29,13 @@ AGENT: Final = "system:serviceaccount:containerd-shim-nvidia:node-agent"
 BOUND: Final = "authentication.kubernetes.io/node-name"
 OWN, OTHER, FOREIGN = "gpu.containerd-shim-nvidia", "other", "gpu.example.com"
 CONDITION: Final = "containerd-shim-nvidia-node-condition"
+LABELS: Final = "containerd-shim-nvidia-node-labels"
+FEATURES: Final = "containerd-shim-nvidia-node-labels-nfd"
 DRA: Final = "containerd-shim-nvidia-dra"
+PATHS: Final = (
+    "node-condition/node-access.yaml", "node-labels/label-access.yaml",
+    "node-labels-nfd/feature-access.yaml", "dra/dra-access.yaml",
+)  # fmt: skip
 
 
 def read(name: str) -> Any:
@@ -42,7 +49,7 @@ NAME: Final = NODE["metadata"]["name"]
 
 
 def ours() -> Iterator[Object]:
-    for path in ("node-condition/node-access.yaml", "dra/dra-access.yaml"):
+    for path in PATHS:
         with open(os.path.join(MANIFESTS, "components", path), encoding="utf-8") as file:
             yield from yaml.safe_load_all(file)
 
@@ -53,7 +60,7 @@ NOW: Final = {
 
 
 class Question(NamedTuple):
-    """A request of the agent's account."""
+    """A request of the agent's service account."""
 
     policy: str
     request: Object
@@ -75,7 +82,7 @@ def asked(operation: str, group: str, what: str, part: str = "", **more: Any) ->
 
 
 def node(change: Callable[[Object], Any], old: Object = NODE, **more: Any) -> Question:
-    """A patch of the Node's status that makes it another."""
+    """Return a patch of the Node's status that applies a change."""
     new = deepcopy(old)
     change(new)
     new["metadata"] |= {"resourceVersion": "7777", "managedFields": [{"manager": "nvshim"}]}
@@ -114,7 +121,7 @@ TAINT: Final = {"key": "a", "value": "b", "effect": "NoSchedule"}
 OWNER: Final = {"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "1"}
 NEW: Final = {"type": "New", "status": "True", "reason": "r", "message": "m"}
 
-# By the names that answers.txt has; what the server itself sets back is not in it.
+# By their names in answers.txt, without changes that the server itself reverts.
 NODES: Final = {
     "node: own condition": node(drained),
     "node: Ready=False": node(lambda n: of_type(n, "Ready").update(status="False")),
@@ -134,7 +141,7 @@ NODES: Final = {
     "node: unbound": node(drained, unbound=True),
     "other node's condition": node(drained, ELSEWHERE),
 }
-# What a real server allowed with the policy of then, and must not any more.
+# Requests that a real server allowed with the old policy, and that must be denied now.
 CLOSED: Final = {
     "node: addresses", "node: daemonEndpoints", "node: labels", "node: annotations",
     "node: ownerRef/finalizer", "node: images",
@@ -178,7 +185,7 @@ DENIED: Final = {
     "volumes in use": node(lambda n: n["status"].update(volumesInUse=["a"])),
     "volumes attached": node(lambda n: n["status"].update(volumesAttached=[{"name": "a"}])),
     "a configuration": node(lambda n: n["status"].update(config={"error": "a"})),
-    "a field that nobody knows yet": node(lambda n: n["status"].update(fieldOf2030={"a": 1})),
+    "a future field": node(lambda n: n["status"].update(fieldOf2030={"a": 1})),
     "Ready taken away": node(lambda n: conditions(n).remove(of_type(n, "Ready"))),
     "all conditions taken away": node(lambda n: n["status"].pop("conditions")),
     "Ready, with ours": node(lambda n: [c.update(status="Unknown") for c in conditions(n)]),
@@ -206,6 +213,134 @@ def test_of_its_node_the_agent_may_write_its_own_condition_alone(name: str) -> N
         assert ALLOWED[name].answer(NOW) == []
     else:
         assert DENIED[name].answer(NOW)
+
+
+# -- labels --------------------------------------------------------------------------------------
+
+
+def labelled(change: Callable[[Object], Any], old: Object = NODE, **more: Any) -> Question:
+    """Return a patch of the Node itself. The API server ignores changes of its status."""
+    new = deepcopy(old)
+    change(new)
+    new["metadata"] |= {"resourceVersion": "7777", "managedFields": [{"manager": "nvshim"}]}
+    return Question(LABELS, asked("UPDATE", "", "nodes", **more), new, old)
+
+
+def labels(there: Object) -> Object:
+    found: Object = there["metadata"].setdefault("labels", {})
+    return found
+
+
+def notes_of(there: Object) -> Object:
+    found: Object = there["metadata"].setdefault("annotations", {})
+    return found
+
+
+UNLABELLED: Final = deepcopy(NODE)
+UNLABELLED["metadata"].pop("labels")
+UNLABELLED["metadata"].pop("annotations")
+PRODUCT: Final = {"nvidia.com/gpu.product": "H100"}
+
+LABELS_ALLOWED: Final = {
+    "a label": labelled(lambda n: labels(n).update(PRODUCT)),
+    "another value": labelled(lambda n: labels(n).update({"nvidia.com/gpu.present": "false"})),
+    "a label's removal": labelled(lambda n: labels(n).pop("nvidia.com/gpu.present")),
+    "the first label": labelled(lambda n: labels(n).update(PRODUCT), UNLABELLED),
+    "the note": labelled(lambda n: notes_of(n).update({NOTE: "two"})),
+    "the first annotation": labelled(lambda n: notes_of(n).update({NOTE: "2"}), UNLABELLED),
+    "nothing": labelled(lambda _: None),
+    "another generation": labelled(lambda n: n["metadata"].update(generation=2)),
+    "what another account writes": labelled(
+        lambda n: labels(n).update(a="b"), user="system:node:gpu-node"
+    ),
+}
+LABELS_DENIED: Final = {
+    "another label": labelled(lambda n: labels(n).update(a="b")),
+    "a role": labelled(lambda n: labels(n).update({"node-role.kubernetes.io/master": ""})),
+    "a longer domain": labelled(lambda n: labels(n).update({"nvidia.com.example/gpu": "a"})),
+    "a domain below": labelled(lambda n: labels(n).update({"x.nvidia.com/gpu": "a"})),
+    "another's label with ours": labelled(lambda n: labels(n).update(PRODUCT | {"a": "b"})),
+    "another's label changed": labelled(
+        lambda n: labels(n).update({"kubernetes.io/hostname": "elsewhere"})
+    ),
+    "another's label taken away": labelled(lambda n: labels(n).pop("kubernetes.io/hostname")),
+    "all labels taken away": labelled(lambda n: n["metadata"].pop("labels")),
+    "another annotation": labelled(lambda n: notes_of(n).update({"nvidia.com/a": "b"})),
+    "an annotation taken away": labelled(lambda n: notes_of(n).popitem()),
+    "all annotations taken away": labelled(lambda n: n["metadata"].pop("annotations")),
+    "a finalizer": labelled(lambda n: n["metadata"].update(finalizers=["a.b/c"])),
+    "an owner": labelled(lambda n: n["metadata"].update(ownerReferences=[OWNER])),
+    "another uid": labelled(lambda n: n["metadata"].update(uid="1")),
+    "a deletion": labelled(
+        lambda n: n["metadata"].update(deletionTimestamp="2026-11-29T10:00:00Z")
+    ),
+    "an unknown field": labelled(lambda n: n["metadata"].update(fieldOf2030="a")),
+    "a taint": labelled(lambda n: with_spec(n, taints=[TAINT])),
+    "unschedulable": labelled(lambda n: with_spec(n, unschedulable=True)),
+    "a provider": labelled(lambda n: with_spec(n, providerID="aws:///i-1")),
+    "an unknown part": labelled(lambda n: n.update(part2030={"a": 1})),
+    "a condition, were it not set back": labelled(drained),
+    "another node": labelled(lambda n: labels(n).update(PRODUCT), ELSEWHERE),
+    "a token of no node": labelled(lambda n: labels(n).update(PRODUCT), unbound=True),
+}
+
+
+@pytest.mark.parametrize("name", [*LABELS_ALLOWED, *LABELS_DENIED])
+def test_of_its_node_the_agent_may_write_labels_of_nvidia_alone(name: str) -> None:
+    if name in LABELS_ALLOWED:
+        assert LABELS_ALLOWED[name].answer(NOW) == []
+    else:
+        assert LABELS_DENIED[name].answer(NOW)
+
+
+def feature(
+    operation: str = "CREATE",
+    change: Callable[[Object], Any] = lambda _: None,
+    name: str = f"nvidia-features-for-{NAME}",
+    **more: Any,
+) -> Question:
+    metadata = {"name": name, "labels": {"nfd.node.kubernetes.io/node-name": NAME}}
+    empty: Object = {"flags": {}, "attributes": {}, "instances": {}}
+    new = {"metadata": metadata, "spec": {"labels": dict(PRODUCT), "features": empty}}
+    old = deepcopy(new)
+    change(new)
+    request = asked(operation, "nfd.k8s-sigs.io", "nodefeatures", version="v1alpha1", **more)
+    return Question(
+        FEATURES, request, None if operation == "DELETE" else new,
+        None if operation == "CREATE" else old,
+    )  # fmt: skip
+
+
+FEATURES_ALLOWED: Final = {
+    "made": feature(),
+    "changed": feature("UPDATE", lambda f: f["spec"]["labels"].update({"nvidia.com/a": "b"})),
+    "noted": feature("UPDATE", lambda f: f["metadata"].update(annotations={NOTE: "two"})),
+    "deleted": feature("DELETE"),
+    "another's": feature(name=OTHER, user="system:serviceaccount:nfd:nfd-worker"),
+}
+FEATURES_DENIED: Final = {
+    **{f"{each} of another": feature(each, name=f"nvidia-features-for-{OTHER}")
+       for each in ("CREATE", "UPDATE", "DELETE")},
+    **{f"{each} unbound": feature(each, unbound=True) for each in ("CREATE", "UPDATE", "DELETE")},
+    "the worker's object": feature("DELETE", name=NAME),
+    "for another node": feature(
+        "UPDATE",
+        lambda f: f["metadata"]["labels"].update({"nfd.node.kubernetes.io/node-name": OTHER}),
+    ),
+    "for no node": feature("UPDATE", lambda f: f["metadata"].pop("labels")),
+    "another label": feature("UPDATE", lambda f: f["spec"]["labels"].update(a="b")),
+    "a flag": feature("UPDATE", lambda f: f["spec"]["features"]["flags"].update(a={})),
+    "other features": feature("UPDATE", lambda f: f["spec"]["features"].update(x={"a": 1})),
+    "another part": feature("UPDATE", lambda f: f["spec"].update(taints=[TAINT])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FEATURES_ALLOWED, *FEATURES_DENIED])
+def test_the_agent_may_write_the_features_of_its_own_node_with_labels_of_nvidia(name: str) -> None:
+    if name in FEATURES_ALLOWED:
+        assert FEATURES_ALLOWED[name].answer(NOW) == []
+    else:
+        assert FEATURES_DENIED[name].answer(NOW)
 
 
 # -- slices --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The installer's variables, and what becomes of each."""
+"""The installer's variables, and the effect of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of the installer that decide: backoff, validation files, probes, what an engine tells."""
+"""Decisions of the installer: backoff, validation files, probes, the engine's report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_first_time_nothing_is_waited_and_then_twice_as_long_each_time() -> 
         now = due
     assert waits == [0, 10, 20, 40, 80, 160, 320, 600, 600]
     assert (FIRST, LONGEST) == (10, 600)
-    # In an hour of a fight that is less than a dozen times, and after a calm one it begins anew.
+    # That is less than a dozen rewrites in an hour; after a calm period the backoff is reset.
     assert backoff.due(now + CALM) == now + CALM
     assert backoff.is_calm(now + CALM)
 
@@ -221,7 +221,7 @@ def test_an_engine_that_does_not_answer_is_not_one_that_does_not_tell(tmp_path: 
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-    # By itself: a child of a process that has used gRPC before would hang, until it is given up.
+    # In a new process: a forked child of a process that has used gRPC would hang until its timeout.
     for dead in (path, tmp_path / "missing"):
         ask = f"query_engine({str(dead)!r})"
         program = f"from integration.kubernetes.engine_query import query_engine; {ask}"

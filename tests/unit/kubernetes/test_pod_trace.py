@@ -1,4 +1,4 @@
-"""What is made of strace's log of a pod, and the diagram in the documentation."""
+"""Evaluating strace's log of a pod, and the diagram in the documentation."""
 
 from __future__ import annotations
 

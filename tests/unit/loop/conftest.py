@@ -1,4 +1,4 @@
-"""The tests of this room run on the shim's loop."""
+"""The tests in this directory run on the shim's loop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Nothing is collected while the test runs but by its own calls."""
+    """Disable the garbage collector; only the test's own calls collect."""
     gc.collect()
-    gc.freeze()  # what earlier tests have left is not looked through by the test's own calls
+    gc.freeze()  # the test's own calls skip the objects of earlier tests
     gc.disable()
     yield
     gc.enable()

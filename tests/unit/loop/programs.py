@@ -1,9 +1,9 @@
-"""Small programs of scopes, groups, events, locks and times, and what comes of them.
+"""Small programs of scopes, groups, events, locks and delays, and their results.
 
-A program is run with a clock that stands still while anybody has something to do, and jumps to
-the next time when nobody has. Every wait for a time takes a length that no other takes, so that
-no two things happen at once but those that a step does in one go: what comes of it does not hang
-on the order in which a loop looks at equals.
+The clock of a program stands still while any task can run, and jumps to the next deadline when
+none can. Every delay has a different length, so that only things that one step does happen at the
+same time. So the results do not depend on the order in which a loop runs tasks that are due at the
+same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kind = Literal[
 
 @dataclass
 class Step:
-    """One thing that a program does, and perhaps what it does around it."""
+    """One step of a program, perhaps with steps inside."""
 
     kind: Kind
     number: int = 0
@@ -61,7 +61,7 @@ _seconds = st.integers(0, 4)
 
 
 def programs() -> st.SearchStrategy[list[Step]]:
-    """Lists of steps, nested."""
+    """Generate nested lists of steps."""
     simple = st.builds(Step, st.sampled_from(_SIMPLE), _numbers, _seconds)
     return st.recursive(
         st.lists(simple, min_size=2, max_size=4),
@@ -81,12 +81,12 @@ def programs() -> st.SearchStrategy[list[Step]]:
 
 
 class Error(Exception):
-    """What programs raise."""
+    """The error that programs raise."""
 
 
 @dataclass
 class _Around:
-    """Where a task stands: its name, the innermost group, how many it has started."""
+    """The context of a task: its name, the innermost group, how many tasks it has started."""
 
     name: str
     group: Any
@@ -94,7 +94,7 @@ class _Around:
 
 
 class Machine:
-    """Runs a program, and writes down what comes of it, by task."""
+    """Runs a program, and records its trace by task."""
 
     def __init__(self, program: list[Step]) -> None:
         self._program = program
@@ -120,7 +120,7 @@ class Machine:
         self.trace.setdefault(task, []).append((at, *what))
 
     def _length(self, seconds: int) -> float:
-        """A time that no sum of others is the same as."""
+        """Return a delay that differs from every sum of others."""
         self._waits += 1
         return seconds + 2.0 ** -(self._waits % 20 + 2)
 
@@ -141,7 +141,7 @@ class Machine:
             await anyio.sleep(self._length(0))
         await getattr(self, f"_do_{step.kind}")(step, around)
 
-    # -- what does not wait ------------------------------------------------------------------
+    # -- steps that do not wait --------------------------------------------------------------
 
     async def _do_set(self, step: Step, around: _Around) -> None:
         self._events[step.number % EVENTS].set()
@@ -168,7 +168,7 @@ class Machine:
         if scope := self._scope(step.number):
             scope.deadline = anyio.current_time() + self._length(step.seconds - 1)
 
-    # -- what waits ----------------------------------------------------------------------------
+    # -- steps that wait -----------------------------------------------------------------------
 
     async def _do_sleep(self, step: Step, around: _Around) -> None:
         await anyio.sleep(self._length(step.seconds))
@@ -177,10 +177,10 @@ class Machine:
         await anyio.lowlevel.checkpoint()
 
     async def _do_wait(self, step: Step, around: _Around) -> None:
-        with anyio.move_on_after(self._length(5)):  # no wait lasts for ever, shielded or not
+        with anyio.move_on_after(self._length(5)):  # every wait has a timeout, shielded or not
             await self._events[step.number % EVENTS].wait()
 
-    # -- what has something inside --------------------------------------------------------------
+    # -- steps with steps inside ----------------------------------------------------------------
 
     async def _do_lock(self, step: Step, around: _Around) -> None:
         lock = self._locks[step.number % LOCKS]
@@ -258,7 +258,7 @@ class Machine:
 
 
 def _shape(error: BaseException, cancelled: type[BaseException]) -> Any:
-    """What of an exception has to be the same."""
+    """Return the parts of an exception that have to match."""
     if isinstance(error, BaseExceptionGroup):
         return sorted(str(_shape(inner, cancelled)) for inner in error.exceptions)
     if isinstance(error, cancelled):
@@ -267,10 +267,10 @@ def _shape(error: BaseException, cancelled: type[BaseException]) -> Any:
 
 
 def _is_cancelled(group: Any) -> bool:
-    """Whether tasks of a group are cancelled from the start.
+    """Return whether tasks of a group are cancelled from the start.
 
-    Whoever starts them all the same does so from behind a shield. On asyncio it is chance whether
-    anyio cancels them then; on our loop they are cancelled, as with trio.
+    Only a shielded task can still start some. On asyncio it is chance whether anyio cancels them
+    then; on our loop they are cancelled, as with trio.
     """
     scope = group.cancel_scope
     ours = isinstance(scope, CancelScope)
@@ -278,13 +278,13 @@ def _is_cancelled(group: Any) -> bool:
 
 
 class _Clock:
-    """Stands still until somebody waits for it to go on."""
+    """A clock that moves only when the loop waits."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def wait(self, seconds: float | None) -> None:
-        assert seconds is not None, "nobody will ever go on"
+        assert seconds is not None, "deadlock: no task can run"
         self.now += max(seconds, 0)
 
 
@@ -308,14 +308,14 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def on_asyncio(program: list[Step]) -> dict[str, list[Any]]:
-    """What comes of it on asyncio, by way of anyio."""
+    """Return the trace on asyncio, with anyio."""
     machine = Machine(program)
     anyio.run(machine.run, backend_options={"loop_factory": _VirtualLoop})
     return machine.trace
 
 
 def on_ours(program: list[Step], patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What comes of it on our own anyio."""
+    """Return the trace on our own loop."""
     machine = Machine(program)
     clock = _Clock()
     poll = Descriptors.poll

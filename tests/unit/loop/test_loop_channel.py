@@ -1,4 +1,4 @@
-"""Descriptors that are watched, and sockets that the loop reads without a task."""
+"""Watched descriptors, and sockets that the loop reads without a task."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def peers() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """One entry for each turn of the loop."""
+    """Return a list with one entry for each turn of the loop."""
     turns: list[float | None] = []
     poll = Descriptors.poll
 

@@ -1,4 +1,4 @@
-"""Waiting for descriptors that are closed, opened again, duplicated, or no such thing."""
+"""Waiting for descriptors that are closed, reused, duplicated, or invalid."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_what_cannot_be_waited_for_is_an_error_and_leaves_nothing(
     closed.close()
     with pytest.raises(ValueError, match=r"."):
         await loop.wait_readable(closed)
-    # The number of the file, as something that can be waited for.
+    # Reuse the regular file's number for a descriptor that can be waited for.
     os.dup2(pipe[0], file)
     os.write(pipe[1], b"x")
     with loop.fail_after(5):
@@ -201,4 +201,4 @@ async def test_a_descriptor_that_is_ready_in_the_turn_of_a_cancellation(
             woken = True
     assert scope.cancelled_caught
     assert not woken
-    await loop.wait_readable(pipe[0])  # and it is still there
+    await loop.wait_readable(pipe[0])  # and it still works

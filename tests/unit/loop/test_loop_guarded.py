@@ -1,4 +1,4 @@
-"""A task that fails ends no other."""
+"""A failing task does not end others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that a loop has done is left for the garbage collector."""
+"""The loop leaves no garbage cycles."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def _threads() -> None:
     with loop.move_on_after(0.0001):
         await loop.run_in_thread(fail_late)
     go_on.release()
-    await loop.run_in_thread(lambda: time.sleep(0.05))  # the other has its turn, and its end
+    await loop.run_in_thread(lambda: time.sleep(0.05))  # the other task runs, and ends
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a program does on our own loop is what it does on asyncio."""
+"""A program does the same on our own loop as on asyncio."""
 
 from __future__ import annotations
 

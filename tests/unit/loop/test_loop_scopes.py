@@ -1,4 +1,4 @@
-"""Who is cancelled, when, and who catches it."""
+"""Which tasks are cancelled, when, and which scope catches it."""
 
 # ruff: noqa: PT012 - what a group or a scope raises, it raises when it is left
 
@@ -57,7 +57,7 @@ async def test_of_two_cancelled_scopes_the_outer_one_catches() -> None:
 
 
 async def test_a_shield_that_is_cancelled_itself_catches_in_a_cancelled_scope() -> None:
-    # What follows a shielded clean-up whose time is over still happens.
+    # Code after a shielded cleanup that timed out still runs.
     after = False
     with loop.CancelScope() as outer:
         outer.cancel()
@@ -203,7 +203,7 @@ async def test_what_need_not_wait_is_a_point_of_cancellation() -> None:
             await wait()
         assert scope.cancelled_caught, wait
     async with lock:
-        pass  # nobody holds it
+        pass  # the lock is free
 
 
 async def test_no_thread_is_begun_by_who_is_cancelled() -> None:

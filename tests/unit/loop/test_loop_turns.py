@@ -1,4 +1,4 @@
-"""Our own loop: its turns, times, threads and end."""
+"""Our own loop: its turns, timers, threads and shutdown."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_a_base_exception_of_a_task_is_its_groups() -> None:
     assert isinstance(caught.value.exceptions[0], KeyboardInterrupt)
 
 
-# -- times -------------------------------------------------------------------------------------
+# -- timers ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """For how long the loop has waited for descriptors, each time."""
+    """Return the timeouts with which the loop has polled."""
     waits: list[float | None] = []
     poll = Descriptors.poll
 
@@ -230,7 +230,7 @@ def test_a_thread_that_outlives_its_loop_writes_to_no_descriptor_of_others() -> 
     os.dup2(writing, number)
     go_on.release()
     assert done.acquire(timeout=5)
-    time.sleep(0.02)  # for what the thread does when its function has returned
+    time.sleep(0.02)  # until the thread has finished after its function returned
     os.set_blocking(reading, False)
     with pytest.raises(BlockingIOError):
         os.read(reading, 8)
@@ -239,7 +239,7 @@ def test_a_thread_that_outlives_its_loop_writes_to_no_descriptor_of_others() -> 
 
 
 def test_an_async_generator_that_is_left_is_closed_at_once_and_must_not_wait() -> None:
-    # As the documentation of shim.loop says: the loop finishes none.
+    # As documented in shim.loop, the loop does not finish asynchronous generators.
     script = """
 import sys
 sys.unraisablehook = lambda what: print(type(what.exc_value).__name__, what.exc_value)

@@ -1,4 +1,4 @@
-"""A mount namespace for one test: nobody else sees what it mounts, and nothing of it stays."""
+"""A private mount namespace for one test. Its mounts are invisible outside and leave nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ P = ParamSpec("P")
 
 
 def in_private_mount_namespace(test: Callable[P, None]) -> Callable[P, None]:
-    """Run a test in a thread whose mount namespace ends with it, and with what it started.
+    """Run a test in a thread whose mount namespace ends with it and its children.
 
     Args:
-        test: the test. What it asks of /proc has to be asked of ``/proc/thread-self``.
+        test: the test. It has to use ``/proc/thread-self`` instead of ``/proc/self``.
     """
 
     @functools.wraps(test)

@@ -1,4 +1,4 @@
-"""An overlay that is taken out of the tree ends with its last descriptor."""
+"""A detached overlay ends with its last descriptor."""
 
 from __future__ import annotations
 

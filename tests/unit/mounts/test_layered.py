@@ -1,4 +1,4 @@
-"""A container with a layer sees what it would see if everything were written for it alone."""
+"""A container with a shared layer sees the same as if everything were written for it alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def node(node: Node) -> Node:
 
 
 class Container:
-    """One container's bundle and snapshot, of an image of two layers."""
+    """The bundle and snapshot of a container, with an image of two layers."""
 
     def __init__(self, base: Path, image: Path) -> None:
         self.bundle = str(base / "bundle")
@@ -67,11 +67,11 @@ class Container:
         }
 
     def inject(self, node: Node, *, layer: bool, files: bool = False) -> engine.Injection:
-        """Do what the shim does; leaves the rootfs mounted.
+        """Inject as the shim does; leave the rootfs mounted.
 
         Args:
             layer: whether the container has a layer.
-            files: whether that has the driver's files.
+            files: whether the layer contains the driver's files.
         """
         config = replace(node.config, driver_layer=files)
         request: Request = engine.read_request(self.spec)
@@ -104,7 +104,7 @@ class Container:
 
 
 def container(base: Path, build: Callable[[str], str] = images.debian) -> Container:
-    """One of an image that is made at the first call."""
+    """Return a function that makes containers of one image."""
     image = base / "image"
     if not image.exists():
         (image / "lower").mkdir(parents=True)
@@ -120,7 +120,7 @@ def container(base: Path, build: Callable[[str], str] = images.debian) -> Contai
 
 
 def seen(root: Path) -> dict[str, Any]:
-    """All that programs in the container could see of its files, but for when they were made."""
+    """Return everything that programs can see of the container's files, except times."""
     found: dict[str, Any] = {}
     for path, (mode, uid, gid, content) in images.tree(str(root)).items():
         whole = str(root) + path
@@ -135,12 +135,12 @@ def seen(root: Path) -> dict[str, Any]:
 
 
 def of_driver(done: engine.Injection) -> dict[str, str]:
-    """The files of the driver in a container's layer: where each is from, by its place."""
+    """Return the driver's files in a container's layer: the source of each, by path."""
     return {file["destination"]: file["source"] for file in done.record["driver_layer"]}
 
 
 def mounted(done: engine.Injection) -> dict[str, str]:
-    """What is mounted besides what its spec had: from where, by its place."""
+    """Return the mounts that were added to its spec: the source of each, by path."""
     return {mount["destination"]: mount["source"] for mount in done.spec["mounts"][3:]}
 
 
@@ -160,13 +160,13 @@ def test_both_ways_show_the_same(tmp_path: Path, node: Node, build: Callable[[st
     found = second.inject(node, layer=True)
     files = seen(alone.rootfs)
     assert seen(first.rootfs) == seen(second.rootfs) == files
-    # What nobody had to touch looks as old as the image has it.
+    # Files that did not have to change keep their times from the image.
     changed = {path for path in files if (alone.upper / path[1:]).exists()}
     untouched = set(files) - changed
     assert times(second.rootfs, untouched) == times(alone.rootfs, untouched)
     assert changed
     assert os.listdir(first.upper) == os.listdir(second.upper) == []
-    # The spec and the record differ in where the bundle is, and in nothing else.
+    # The specs and records differ only in the path of the bundle.
     for done, each in ((made, first), (found, second)):
         whole = json.dumps({"spec": done.spec, "record": done.record})
         moved = json.loads(whole.replace(each.bundle, alone.bundle))
@@ -176,10 +176,10 @@ def test_both_ways_show_the_same(tmp_path: Path, node: Node, build: Callable[[st
         for key in ("milliseconds", "char_links"):
             del moved["record"][key], wanted["record"][key]
         assert moved == wanted
-        # Nothing is mounted from where others have it: a container may make it writable.
+        # Nothing is mounted from a shared path, because a container may make it writable.
         assert node.config.layers not in whole
         assert seen(Path(each.bundle, "nvidia")) == seen(Path(alone.bundle, "nvidia"))
-    # What one container does to its files no other sees.
+    # Containers do not see each other's changes.
     path = next(path for path in sorted(changed) if files[path][0] & stat.S_IFMT(0o170000))
     target = first.rootfs / path[1:]
     if target.is_dir():
@@ -187,7 +187,7 @@ def test_both_ways_show_the_same(tmp_path: Path, node: Node, build: Callable[[st
     else:
         target.unlink()
     assert seen(second.rootfs) == files
-    # Its next start goes on with what it has, and everything is there again.
+    # Its next start keeps its files, and everything is mounted again.
     unmount_rootfs(str(first.rootfs))
     again = Container.__new__(Container)
     again.__dict__ |= first.__dict__
@@ -256,7 +256,7 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
     assert of_driver(again) == files
     assert any("libcuda.so." in place for place in files)
     assert any("nvidia-smi" in place for place in files)
-    # Every file of the driver, and nothing else, is no longer mounted.
+    # Exactly the driver's files come from the layer, and not from mounts.
     for done in (made, again):
         ours = {place: each for place, each in mounted(done).items() if "/nvidia/" in each}
         assert files == {
@@ -266,7 +266,7 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
         }
         assert files.keys().isdisjoint(mounted(done))
         assert len(mounted(done)) == len(ours)
-    # They are what the driver has, and all else is as it is without a layer.
+    # They match the driver's files, and everything else is as without a layer.
     places = {os.path.realpath(f"{alone.rootfs}{place}") for place in files}
     places = {place.removeprefix(str(alone.rootfs)) for place in places}
     for one in (first, second):
@@ -282,9 +282,9 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
         )
         assert inside == outside
         assert os.listdir(one.upper) == []
-    # The driver's identity is checked at the start, as of what is mounted.
+    # The driver's identity is checked at the start, as for mounted files.
     assert again.record["identity"] == expected.record["identity"]
-    # What one writes no other sees, and neither does the host.
+    # Writes are invisible to other containers and to the host.
     place, source = next((p, s) for p, s in files.items() if "nvidia-smi" in p)
     before = Path(source).read_bytes()
     Path(f"{first.rootfs}{place}").write_bytes(b"evil")
@@ -293,7 +293,7 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
     third = container(tmp_path, build)
     third.inject(node, layer=True, files=True)
     assert Path(f"{third.rootfs}{place}").read_bytes() == before
-    # No space was taken.
+    # The layer takes no disk space.
     assert os.listdir(node.config.layers) == [os.path.basename(os.path.dirname(_layer_of(third)))]
     assert os.stat(f"{third.rootfs}{place}").st_ino == os.stat(source).st_ino
     for each in (alone, first, second, third):
@@ -301,7 +301,7 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
 
 
 def _layer_of(one: Container) -> str:
-    """The directory that is the uppermost layer of a container's rootfs."""
+    """Return the topmost lower directory of a container's rootfs."""
     for line in Path("/proc/thread-self/mountinfo").read_text(encoding="utf-8").splitlines():
         if line.split()[4] == str(one.rootfs):
             return line.partition("lowerdir=")[2].partition(":")[0]
@@ -311,7 +311,7 @@ def _layer_of(one: Container) -> str:
 
 @in_private_mount_namespace
 def test_whatever_the_image_has_at_the_place_of_a_file(tmp_path: Path, node: Node) -> None:
-    """The driver's file takes its place, as a mount would."""
+    """The driver's file replaces it, as a mount would."""
     smi, control = "/usr/bin/nvidia-smi", "/usr/bin/nvidia-cuda-mps-control"
     debugdump, manifest = "/usr/bin/nvidia-debugdump", "/etc/OpenCL/vendors/nvidia.icd"
 
@@ -320,7 +320,7 @@ def test_whatever_the_image_has_at_the_place_of_a_file(tmp_path: Path, node: Nod
         images.put(root, smi, b"of the image" * 200_000)
         images.put(root, "/opt/target", b"of the image")
         os.symlink("/opt/target", f"{root}{control}")
-        os.mkdir(f"{root}{debugdump}")  # what a bind mount of nothing has left
+        os.mkdir(f"{root}{debugdump}")  # left by a bind mount with a missing source
         os.makedirs(f"{root}/opt/vendors")
         os.makedirs(f"{root}/etc/OpenCL")
         os.symlink("../../opt/vendors", f"{root}/etc/OpenCL/vendors")
@@ -388,7 +388,7 @@ def test_driver_on_another_file_system_is_copied_once(
         assert one.st_mtime_ns == os.stat(source).st_mtime_ns
         assert one.st_mode == os.stat(source).st_mode
         assert Path(f"{first.rootfs}{place}").read_bytes() == Path(source).read_bytes()
-    # They go with the layers that have them.
+    # They are removed together with their layers.
     unmount_rootfs(str(first.rootfs))
     driver_files.sweep(node.config.layers)
     assert sorted((Path(node.config.layers) / ".files").iterdir()) == copies
@@ -397,7 +397,7 @@ def test_driver_on_another_file_system_is_copied_once(
     driver_files.sweep(node.config.layers)
     assert list((Path(node.config.layers) / ".files").iterdir()) == []
 
-    # A disk that they would fill is left alone.
+    # They are not created on a disk that they would fill.
     def full(_: int) -> os.statvfs_result:
         return os.statvfs_result((4096, 4096, 1000, 300, 200, 0, 0, 0, 0, 255))
 
@@ -457,7 +457,7 @@ def test_layers_of_a_driver_that_is_gone_are_removed_with_their_last_container(
 def test_linking_the_drivers_files_changes_nothing_that_is_kept_of_the_node(
     tmp_path: Path, node: Node
 ) -> None:
-    """The inventory stays true, and a container that was created before starts."""
+    """The cached inventory stays valid, and a container that was created before starts."""
     alone, layered_ = container(tmp_path), container(tmp_path)
     before = alone.inject(node, layer=False)
     inventory = engine.load_inventory(node.config)
@@ -467,7 +467,7 @@ def test_linking_the_drivers_files_changes_nothing_that_is_kept_of_the_node(
     assert inventory is not None
     assert again is not None
     assert again.id == inventory.id
-    # A change in place is one, and so is another file of the name.
+    # A change in place is detected, and so is a replaced file.
     libcuda = next(node.driver.rglob("libcuda.so.*"))
     with libcuda.open("ab") as file:
         file.write(b"x")

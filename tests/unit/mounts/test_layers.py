@@ -1,4 +1,4 @@
-"""How layers are made, held and removed. Real overlays, in a mount namespace of the test's own."""
+"""Creating, holding and removing layers: real overlays in the test's own mount namespace."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def overlay(tmp_path: Path) -> Overlay:
 
 
 def fill(tree: int, _top: str = "") -> bytes:
-    """Write a file beside one of the image, and replace that."""
+    """Add a file next to one of the image, and replace that one."""
     try:
         assert os.listdir(f"/proc/self/fd/{tree}/etc") == ["passwd"]
         for name in ("etc/new", "etc/passwd"):
@@ -267,7 +267,7 @@ def test_what_another_boot_or_a_killed_maker_left_is_removed(store: str, overlay
 
 @in_private_mount_namespace
 def test_what_else_is_in_the_directory_stays(store: str, overlay: Overlay) -> None:
-    """A person may name the top of a file system, with everything on it."""
+    """A user may configure the root of a file system, with everything on it."""
     make(store, overlay, layers.name_of(digest(b"x"))).close()
     others = ["io.containerd.content.v1.content", "lost+found", "00000000-backup", ".new-x"]
     others += [f"00000000-{digest(b'x')}0", f".old-{1:016X}x", f"0000000-{digest(b'x')}"]
@@ -320,7 +320,7 @@ def test_layer_stays_that_is_mounted_by_one_who_is_killed_while_it_is_looked_at(
     really = fcntl.flock
 
     def lock(fd: int, how: int) -> None:
-        """What happens before the collector has its lock."""
+        """Run a function before the collector takes its lock."""
         mount = overlay.with_layer(made.files)
         assert mount is not None
         mount_rootfs([mount], str(tmp_path / "rootfs"))

@@ -1,4 +1,4 @@
-"""Which call the kernel gets for which options."""
+"""The system calls for mount options."""
 
 from __future__ import annotations
 

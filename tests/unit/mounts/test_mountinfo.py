@@ -1,4 +1,4 @@
-"""What is mounted below a path, from the text that the kernel writes."""
+"""Finding the mounts below a path in mountinfo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rootfs can have one layer more."""
+"""Which rootfs can have an additional layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Mount:
-    """What containerd asks for: an image of two layers, and a fresh snapshot."""
+    """Return containerd's mount: an image of two layers, and a fresh snapshot."""
     for name in ("image/1", "image/2", "upper", "work"):
         (tmp_path / name).mkdir(parents=True)
     options = [
@@ -59,7 +59,7 @@ def test_layers_made_anew_at_their_paths_are_others(plain: Mount, tmp_path: Path
 
 @in_private_mount_namespace
 def test_layer_on_a_file_system_of_its_own_has_no_identity(plain: Mount, tmp_path: Path) -> None:
-    """Lazy snapshotters mount one for each; what its server says of it may come again."""
+    """Lazy snapshotters mount one per layer; their servers may reuse its identity."""
     overlay = read_overlay([plain])
     assert overlay is not None
     syscalls.mount("tmpfs", str(tmp_path / "image/2"), "tmpfs", 0)
@@ -128,7 +128,7 @@ def test_kernel_that_does_more_by_default_has_none(
     parameters = tmp_path / "parameters"
     parameters.mkdir()
     monkeypatch.setattr(overlays, "_PARAMETERS", str(parameters))
-    assert read_overlay([plain]) is not None  # a kernel that knows none of them
+    assert read_overlay([plain]) is not None  # on a kernel without these options
     (parameters / feature).write_text("N\n")
     assert read_overlay([plain]) is not None
     (parameters / feature).write_text("Y\n")

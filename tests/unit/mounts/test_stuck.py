@@ -1,4 +1,4 @@
-"""A file system whose server does not answer: it is recognised untouched, and outlived."""
+"""A file system whose server hangs is detected without access to it, and does not block."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_what_needs_a_served_file_system_is_recognised_without_touching_it(tmp_p
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The loop that a shim runs."""
+    """Run on the shim's loop."""
     loop_backend.register()
     return loop_backend.OURS
 
 
-# A mount namespace that anybody else makes meanwhile has this mount, too; umount(2) waits for
-# nothing then.
+# A mount namespace that another process creates meanwhile has this mount, too; then umount(2)
+# does not wait.
 @pytest.mark.serial
 @pytest.mark.anyio
 async def test_a_mount_that_comes_late_is_undone_and_an_unmount_that_hangs_is_waited_for_again(
@@ -73,9 +73,9 @@ async def test_a_mount_that_comes_late_is_undone_and_an_unmount_that_hangs_is_wa
             rootfs = Rootfs(context, path)
             with pytest.raises(MountFailed, match="had not returned after"):
                 await rootfs.mount([mount])
-            await rootfs.unmount()  # nothing is there yet
+            await rootfs.unmount()  # nothing is mounted yet
             server.go_on()
-        # Left when the thread has ended.
+        # Unmounted once the thread has ended.
         assert mount_points_below(path) == []
         async with anyio.create_task_group() as tasks:
             rootfs = Rootfs(cast("Any", SimpleNamespace(tasks=tasks)), path)

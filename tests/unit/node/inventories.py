@@ -1,4 +1,4 @@
-"""Inventories of nodes, as tests of the agent make them."""
+"""Inventories of nodes for tests of the agent."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ DRIVER: Final = Driver("535.104.05", Arch.X86_64, (), (), ())
 def node_with(
     *gpus: Gpu, mig: tuple[MigDevice, ...] = (), driver: Driver = DRIVER, **more: Any
 ) -> Inventory:
-    """A node with these GPUs, without device nodes if nothing else is said."""
+    """Make the inventory of a node with these GPUs, by default without device nodes."""
     nodes = more.pop("nodes", Nodes({}, {}, frozenset()))
     return Inventory(driver, gpus, mig, nodes, {}, **more)
 
 
 def inventory(*, mig: bool = True) -> Inventory:
-    """That of a node with a whole GPU, and one in MIG mode.
+    """Make the inventory of a node with a whole GPU, and one in MIG mode.
 
     Args:
-        mig: whether the MIG devices are there.
+        mig: whether the MIG devices exist.
     """
     parts = (MigDevice(1, 0, "MIG-a", 1, 0), MigDevice(1, 1, "MIG-b", 2, 0))
     return node_with(

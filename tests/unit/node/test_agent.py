@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from hooks.config import Config
 from integration.agent_errors import AgentRunning
 from integration.agent_status import is_ready, status_path
+from integration.node import agent
 from integration.node.agent import serve
-from integration.node.options import Options
+from integration.node.options import NO, Options
+from integration.node.service import SERVICES, Context
+from integration.node.values.service_name import ServiceName
+from tests.harness.node_state import publish
 from tests.harness.raising import raises
 
 if TYPE_CHECKING:
@@ -26,7 +32,7 @@ def silent(*_: object, **__: object) -> None: ...
 
 
 def nothing(tmp_path: Path) -> Config:
-    """A node without anything; but a directory for what is known of it."""
+    """Make a node without GPUs and driver, but with a state directory."""
     (tmp_path / "state").mkdir()
     return Config(
         driver_root=str(tmp_path / "driver"),
@@ -62,7 +68,7 @@ def test_an_agent_whose_last_look_is_of_the_future_is_not_ready(tmp_path: Path) 
     with (tmp_path / "state" / "node.lock").open("w") as agent:
         fcntl.flock(agent, fcntl.LOCK_EX)
         assert is_ready(config)
-        # The clock was set back: how long ago that look was is not known.
+        # The clock was set back, so the age of the last look is unknown.
         later = time.time() + 3600
         os.utime(status_path(config), (later, later))
         assert not is_ready(config)
@@ -77,3 +83,28 @@ def test_an_agent_is_not_ready_because_the_one_before_has_looked(tmp_path: Path)
             agent.seek(0)
             print(number, file=agent, flush=True)
             assert is_ready(config) is ready
+
+
+def test_what_a_kubelet_waits_for_is_started_first_and_health_before_it() -> None:
+    urgent = [name for name, service in SERVICES.items() if service.is_urgent]
+    assert urgent == [ServiceName.HEALTH, ServiceName.PLUGIN, ServiceName.DRA]
+
+
+@pytest.mark.parametrize("mode", ["auto", NO])
+async def test_other_work_waits_until_a_kubelet_has_the_devices(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(agent, "_TO_ANNOUNCE", math.inf)
+    context, done = Context(Config(), Options(device_plugin=mode), silent), anyio.Event()
+
+    async def wait() -> None:
+        await agent._announce(context)
+        done.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert done.is_set() == (mode == NO)
+        publish(context.state.announced, True)
+        with anyio.fail_after(20):
+            await done.wait()

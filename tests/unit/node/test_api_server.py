@@ -1,4 +1,4 @@
-"""The client of the API server: calls, refusals, and watches that end or are ended."""
+"""The API server client: calls, refusals, and watches that end or are closed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_changes_are_heard_in_order_until_the_server_ends_the_watch(
     assert (kind, found["metadata"]["name"]) == ("DELETED", "one")
     cluster.close_watches()
     assert list(watch) == []
-    # From what was heard last nothing is missed.
+    # A watch from the last resource version misses nothing.
     client.call("POST", SLICES, a_slice("two"))
     again = client.watch(SLICES, found["metadata"]["resourceVersion"], {})
     assert (again.next() or ("", {}))[1]["metadata"]["name"] == "two"
@@ -199,7 +199,7 @@ def test_a_connection_that_ended_or_leads_nowhere_is_made_anew(
     cluster.drop_connection()
     assert client.call("GET", SLICES)["items"] == []
     assert cluster.connections == 2
-    # As behind a balancer whose server is gone: it takes what it is sent, and says nothing.
+    # Like a load balancer without a backend: it accepts data, but does not answer.
     answer, waits = cluster.answer, threading.Event()
     heard: list[int] = []
 
@@ -276,7 +276,7 @@ def test_another_authority_is_trusted_from_then_on(client: ApiServer, cluster: C
     with pytest.raises(ApiServerSilent, match="certificate verify failed"):
         client.call("GET", SLICES)
     with open(path, "a", encoding="ascii") as file:
-        file.write(ours)  # as while an authority is replaced
+        file.write(ours)  # as during the rotation of a CA
     assert client.call("GET", SLICES)["items"] == []
 
 

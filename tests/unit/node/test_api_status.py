@@ -1,4 +1,4 @@
-"""Who refuses a call, by the words of a real server and of others."""
+"""Who refuses a call, from the messages of a real server and of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from integration.apiserver.status import Refusal, parse_status, remedy_of
 from tests.harness.recorded import recorded_lines
 
 RECORDED: Final = recorded_lines("dra/refusals.jsonl")
-# In these cases a server finds the object wrong; in others it does not.
+# In these cases the server finds the object invalid; in others it does not.
 WRONG: Final = {
     "129 devices": "spec.devices: Too many: 129",
     "17 taints": "spec.devices[0].taints: Too many: 17",
@@ -72,7 +72,7 @@ def test_what_helps_goes_by_what_was_asked(code: int, path: str, words: str) -> 
 @pytest.mark.parametrize(
     ("message", "denied_by"),
     [
-        # Where a policy's own expression fails, there is no binding.
+        # If a policy's own expression fails, the message names no binding.
         ("\"a\" is forbidden: ValidatingAdmissionPolicy 'a.b' denied request: failed to configure",
          "ValidatingAdmissionPolicy a.b"),
         ('admission webhook "a.b" denied the request without explanation', "admission webhook a.b"),
@@ -82,7 +82,7 @@ def test_what_helps_goes_by_what_was_asked(code: int, path: str, words: str) -> 
     ],
 )  # fmt: skip
 def test_a_denial_is_known_by_its_words_whatever_its_status(message: str, denied_by: str) -> None:
-    # What a webhook answers may look like the server's own judgement.
+    # A webhook's answer may look like the server's own validation.
     causes = [{"reason": "FieldValueInvalid", "field": "spec.driver", "message": "no"}]
     status = {"message": message, "details": {"causes": causes}}
     for code in (400, 401, 403, 409, 422, 500):

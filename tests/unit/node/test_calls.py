@@ -1,4 +1,4 @@
-"""Calls that are cancelled, and what becomes of the tasks beside those that wait for them."""
+"""Cancelled calls, and their effect on tasks other than those that wait for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import grpc.aio  # type: ignore[import-untyped] # as above
 import pytest
 
 from integration.grpc_anyio import answer_of
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def _call_without_reason(begun: anyio.Event) -> None:
-    """As one of grpc.aio: who cancels it is not told again why."""
+    """Make a call like grpc.aio's, which loses the message of a cancellation."""
     try:
         begun.set()
         await asyncio.get_running_loop().create_future()

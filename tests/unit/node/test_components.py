@@ -1,4 +1,4 @@
-"""How services of the agent are kept running."""
+"""Supervision of the agent's services."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def context(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 class Services:
-    """Keeps a service running that does what a test says, until that is enough."""
+    """Supervises a service whose behaviour a test chooses."""
 
     def __init__(self, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
         self.context = context
@@ -49,7 +49,7 @@ class Services:
         self._monkeypatch = monkeypatch
 
     async def stay(self) -> None:
-        """What a service does that has nothing to complain of."""
+        """Run as a healthy service does."""
         self.goes.set()
         await anyio.sleep_forever()
 

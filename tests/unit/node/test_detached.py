@@ -1,9 +1,11 @@
-"""What is done in a thread for which nobody waits any more."""
+"""Calls in daemon threads: their results, cancellations and late ends."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+
+import pytest
 
 from integration.detached import run_detached
 from tests.harness.waiting import eventually
@@ -24,3 +26,36 @@ def test_what_comes_after_the_end_of_the_loop_is_dropped() -> None:
     asyncio.run(leave())
     goes_on.set()
     eventually(lambda: dropped == ["a connection"], "it is dropped")
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["not told yet", "told, and not returned"])
+def test_what_comes_at_the_moment_of_the_cancellation_is_dropped(steps: int) -> None:
+    dropped = list[str]()
+    threads = list[threading.Thread]()
+
+    def call() -> str:
+        threads.append(threading.current_thread())
+        return "a connection"
+
+    async def leave() -> None:
+        before = {*threading.enumerate()}
+        waiting = asyncio.ensure_future(run_detached(call, drop=dropped.append))
+        await asyncio.sleep(0)
+        for thread in {*threading.enumerate(), *threads} - before:
+            thread.join()  # while the loop is blocked
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(leave())
+    assert dropped == ["a connection"]
+
+
+def test_an_error_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise KeyError("why")
+
+    with pytest.raises(KeyError, match="why"):
+        asyncio.run(run_detached(fail))

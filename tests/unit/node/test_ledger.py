@@ -1,4 +1,4 @@
-"""Who holds what: containers, an inventory and what the kubelet says, as values and as files."""
+"""The holders of devices, from containers, the inventory and the kubelet's record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ INVENTORY: Final = node_with(*GPUS, mig=PARTS)
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Procfs:
-    """Process 7 is a container's, and 6 its shim; 9's shim is gone, 1 has it."""
+    """Make a procfs: 7 is a container's process and 6 its shim; 9's shim is dead, so 1 has it."""
     for pid, parent, words in (
         (1, 0, "/sbin/init"),
         (6, 1, "/opt/x/containerd-shim-nvidia-v1\0-namespace\0k8s.io"),
@@ -101,7 +101,7 @@ def node(path: str, kind: str = "c") -> dict[str, Any]:
 
 
 def put(bundle: Path, record: str) -> Path:
-    """Make a bundle, which nobody watches yet."""
+    """Make a bundle, which is not watched yet."""
     bundle.mkdir(parents=True)
     (bundle / "nvidia.json").write_text(record)
     return bundle
@@ -205,7 +205,7 @@ def test_orphans_are_told_from_those_that_somebody_knows(
 @pytest.mark.parametrize(
     ("before", "later", "orphan"),
     [
-        ([], ["web"], ""),  # it came while the bundles were read
+        ([], ["web"], ""),  # it was created while the bundles were read
         (["web"], [], ""),
         ([], [], "the kubelet does not know its pod"),
         ([], None, ""),
@@ -268,18 +268,18 @@ def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) 
         Unheld("team", "web", "server", "nvidia.com/gpu", "GPU-b"),
         Unheld("team", "late", "server", "nvidia.com/gpu", "GPU-a::3"),
     )
-    # That it runs all the same is told of a process, and of no other container of the name.
+    # The pid is that of a container with a process, not of a sandbox with the same name.
     for pid, sandbox, runs in ((7, False, 7), (0, False, 0), (7, True, 0)):
         made = make(f"late-{pid}-{sandbox}", pid=pid, pod=Pod("team", "late"), sandbox=sandbox)
         *_, late = unheld_of(allocated, holdings, [replace(made, name="server")])
         assert (late.pod, late.pid) == ("late", runs)
 
 
-# -- hearing of containers -------------------------------------------------------------------
+# -- watching containers ---------------------------------------------------------------------
 
 
 async def heard(watcher: Watcher, state: str) -> bool:
-    """Whether something is heard, and then all that is new is watched."""
+    """Wait for an event, then watch everything new; return whether there was one."""
     told = await watcher.wait(10)
     while watcher.follow(watched_directories([state])):
         told = True
@@ -318,7 +318,7 @@ async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_pat
 async def at_work(
     tmp_path: Path, say: Callable[..., None], poll: float = 1000
 ) -> AsyncIterator[Context]:
-    """The part, of the containers that are below ``state``."""
+    """Run the service for the containers below ``state``."""
     options = Options("", poll, states=(str(tmp_path / "state"),), pod_resources="")
     context = Context(Config(state=str(tmp_path / "own")), options, say)
     publish(context.state.node, NodeSnapshot(inventory=INVENTORY))
@@ -369,7 +369,7 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
 async def test_what_could_not_be_watched_is_watched_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of inotify is reached by one container; there is room when the next one comes."""
+    """One container exceeds the inotify limit; there is room again when the next one starts."""
     watch, full = syscalls.inotify_watch_changes, True
 
     def limited(fd: int, directory: str, *, content: bool = True) -> int:
@@ -425,7 +425,7 @@ async def test_a_driver_that_nobody_told_of_is_found(
         await until(lambda: context.state.ledger.value.holdings)
         before = len(looks)
         await anyio.sleep(0.4)
-        # What is heard of is not read again and again.
+        # Events do not cause repeated reads.
         assert len(looks) <= before + 3
         assert said == []
         (tmp_path / "another").write_text("new")

@@ -1,4 +1,4 @@
-"""When the text of the agent's CDI spec is made anew."""
+"""When the agent generates its CDI spec again."""
 
 from __future__ import annotations
 

@@ -1,18 +1,22 @@
-"""What the child says of the GPUs: what NVML answers, believed where it can be true."""
+"""The child's report of the GPUs: NVML's answers, without impossible values."""
 
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace as Answer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from integration.nvml import child_samples
 from integration.nvml.child_samples import Asker
 from integration.nvml.sampler import _sample_of
 from integration.nvml.values import COMPUTE, GRAPHICS, DeviceSample, GpuSample, ProcessUse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from integration.nvml.values import Sample
 
 ONE, TWO = (f"GPU-{n}0000000-0000-0000-0000-0000000000ab" for n in (1, 2))
@@ -30,7 +34,19 @@ def process(pid: int, memory: int | None = None, gi: Any = NONE, ci: Any = NONE)
     return Answer(pid=pid, usedGpuMemory=memory, gpuInstanceId=gi, computeInstanceId=ci)
 
 
-# By the name of the question after "nvmlDevice"; what is no function is the answer for each GPU.
+def field(kind: int, **value: float) -> Answer:
+    return Answer(nvmlReturn=0, valueType=kind, value=Answer(**value))
+
+
+ABSENT = Answer(nvmlReturn=3, valueType=0, value=Answer())
+# By number; those of NVLinks have the scope of all links.
+FIELDS: dict[Any, Answer] = {
+    82: field(1, uiVal=70), 94: field(1, uiVal=4), 30: field(3, ullVal=2), 31: field(1, uiVal=1),
+    (138, NONE): field(3, ullVal=1 << 40), (139, NONE): field(4, sllVal=5),
+    29: field(99),  # an unknown type
+}  # fmt: skip
+
+# By the function's name after "nvmlDevice"; a plain value is the answer for each GPU.
 WHOLE: dict[str, Any] = {
     "GetMemoryInfo": lambda handle: Answer(
         total=10 if handle == "part" else 80 << 30, used=4 if handle == "part" else 1 << 30
@@ -43,8 +59,9 @@ WHOLE: dict[str, Any] = {
     "GetTemperature": -3,
     "GetClockInfo": lambda _, kind: {1: 345, 2: 2619}[kind],
     "GetTotalEccErrors": lambda _, kind, __: 4 + kind,
-    "GetRemappedRows": (0, 0, 1, 0),
+    "GetRemappedRows": (5, 6, 1, 0),
     "GetCurrentClocksThrottleReasons": 1,
+    "GetFieldValues": lambda _, numbers: [FIELDS.get(number, ABSENT) for number in numbers],
     "GetMigMode": (1, 1),
     "GetMaxMigDeviceCount": 1,
     "GetMigDeviceHandleByIndex": "part",
@@ -76,7 +93,7 @@ def nvml(count: int = 1, **answers: Any) -> Any:
 
 
 def sample(count: int = 1, known: dict[int, str] | None = None, **answers: Any) -> Sample:
-    """What the agent makes of an answer of the child's."""
+    """Parse the child's answer as the agent does."""
     said = Asker(nvml(count, **answers), known or {}, {}).all(5.0)
     return _sample_of(json.loads(json.dumps(said)))
 
@@ -94,8 +111,13 @@ def test_an_answer_in_the_units_of_the_project() -> None:
         GpuSample(
             ONE, 80 << 30, 1 << 30, 12, 3, 1, 2, 70.5, 123.456, -3, 345_000_000, 2_619_000_000,
             4, 5, rows_pending=True, rows_failed=False, throttle_reasons=1,
-            mig=(DeviceSample(MIG, 10, 4),),
-            missing={"recovery_action": "pynvml does not know it"},
+            mig=(DeviceSample(MIG, 10, 4),), memory_temperature_celsius=70, pcie_replays=4,
+            nvlink_sent_bytes=1 << 50, nvlink_received_bytes=5 << 10, rows_corrected=5,
+            rows_uncorrected=6, pages_uncorrected=2, pages_pending=True,
+            missing=dict.fromkeys(
+                ("unrepairable_memory", "channel_repair_pending", "tpc_repair_pending"),
+                "pynvml does not know it",
+            ),
         ),
     )  # fmt: skip
     assert found.processes == (
@@ -111,7 +133,7 @@ def test_an_answer_in_the_units_of_the_project() -> None:
 def test_what_is_not_said_is_none_with_the_reason() -> None:
     [gpu] = sample(**dict.fromkeys(set(WHOLE) - {"GetTemperature"}, failing(3))).gpus
     assert set(gpu.missing) == set(GpuSample.__dataclass_fields__) - {
-        "uuid", "temperature_celsius", "mig", "lost", "missing",
+        "uuid", "temperature_celsius", "fabric", "mig", "lost", "missing", "activity",
     }  # fmt: skip
     assert gpu == GpuSample(ONE, temperature_celsius=-3, missing=gpu.missing)
 
@@ -156,7 +178,7 @@ def test_gpus_that_are_none_of_ours() -> None:
     assert [gpu.uuid for gpu in found.gpus] == [ONE]
     assert sum("not in the node's inventory" in note for note in found.notes) == 2
     assert "NVML does not list GPU-other" in found.notes
-    assert found.uncounted == ()  # one of the others may be it
+    assert found.uncounted == ()  # it may be one of the others
     assert sample(1, KNOWN).uncounted == (TWO,)
 
 
@@ -178,6 +200,40 @@ def test_a_gpu_that_answers_no_question_is_lost(error: int, lost: str) -> None:
     names = ("GetMemoryInfo", "GetTemperature", "GetUtilizationRates", "GetPowerUsage")
     [gpu] = sample(**dict.fromkeys(names, failing(error))).gpus
     assert gpu.lost == lost
+
+
+def test_while_a_gpu_is_lost_nvml_is_initialised_again_and_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU that comes back is not noticed otherwise; but the others lose their activity."""
+    lost = [True]
+
+    def handle(index: int) -> int:
+        if index and lost:
+            raise NvmlError(15)
+        return index
+
+    inits: list[int] = []
+    second = 0
+
+    def questions() -> Iterator[str]:
+        nonlocal second
+        question = {"gpus": KNOWN, "given_up": {}, "alone": True, "patience": 1, "profile": False}
+        for second in (*range(1000, 1200), *range(2000, 2003)):
+            if second == 2000:
+                lost.clear()
+            if second == 2002:
+                lost.append(True)
+            yield json.dumps(question)
+        yield json.dumps(question)
+
+    library = nvml(2, GetHandleByIndex=handle)
+    library.nvmlShutdown = lambda: None
+    library.nvmlInit = lambda: inits.append(second)
+    monkeypatch.setattr(child_samples, "time", Answer(monotonic=lambda: second, time=lambda: 0))
+    monkeypatch.setattr(sys, "stdin", questions())
+    child_samples.run(library, lambda _: None)
+    assert inits == [1001, 1002, 1004, 1008, 1016, 1032, 1064, 1124, 1184, 2000, 2002]
 
 
 def test_what_was_given_up_is_not_asked_and_each_other_is_announced() -> None:

@@ -1,4 +1,4 @@
-"""The children that talk with NVML, and what the one says that answers."""
+"""The child processes that call NVML, and their answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     children = Children(lambda *_, **__: None, "/nowhere")
     process = running("import time; time.sleep(60)")
     child = child_of(process)
-    monkeypatch.setattr(child.process, "kill", lambda: None)  # as if no signal reached it
+    monkeypatch.setattr(child.process, "kill", lambda: None)  # as if signals did not reach it
     try:
         await children.end(child)
         with pytest.raises(ChildFailed, match="holds 1 processes"):
@@ -47,7 +47,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
         process.kill()
         await until(lambda: not children.abandoned, "it has ended")
     monkeypatch.undo()
-    child = children.start("samples", "/nowhere/libnvidia-ml.so.1")  # it has ended by itself
+    child = children.start("samples", "/nowhere/libnvidia-ml.so.1")  # it exits by itself
     await children.end(child)
 
 

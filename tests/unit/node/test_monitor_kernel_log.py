@@ -1,4 +1,4 @@
-"""Xids in the kernel's log, as every driver wrote them and as a container would forge them."""
+"""Xids in the kernel's log, as drivers write them and as a container would forge them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.agent_errors import KernelLogUnusable
+from integration.node.faults.sxids import parse_switch_error
 from integration.node.services.monitor.kernel_log import follow
+from integration.nvml.values import SwitchError
 from shim.causes.kernel_log import LoggedXid, parse_record
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def test_what_drivers_write(text: str, expected: LoggedXid | None) -> None:
     "record",
     [
         "12,339,5140900,-;NVRM: Xid (PCI:0000:18:00): 79, x",  # a program wrote it: facility 1
-        # The kernel wrote it, and a program chose how it begins.
+        # The kernel wrote it, but a program chose the start of the message.
         "6,340,5140900,-;NVRM: Xid: 79,[4711]: segfault at 0 ip 0 sp 0 error 4 in x[0+1000]",
         "6,340,5140900,-;NVRM: Xid: 79, [4711]: segfault at 0 ip 0 sp 0 error 4 in x[0+1000]",
         "6,340,5140900,-;NVRM: Xid (a): [4711]: segfault at 0 ip 0 sp 0 error 4",
@@ -114,6 +116,43 @@ def test_anything_is_read(text: str) -> None:
     parse_record(f"{HEAD}NVRM: Xid ({text}")
 
 
+SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:C2:00.0): "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SWITCH + "20034, Fatal, Link 28 LTSSM Fault Up",
+         (20034, "fatal", 28, "LTSSM Fault Up")),
+        (SWITCH + "28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)",
+         (28006, "non-fatal", 46, "MC TS crumbstore MCTO (First)")),
+        (SWITCH + "11012, Correctable, Link 03 ingress header ECC limit",
+         (11012, "correctable", 3, "ingress header ECC limit")),
+        (SWITCH + "10003, Fatal, unhandled interrupt in f(7)",
+         (10003, "fatal", None, "unhandled interrupt in f(7)")),
+        (SWITCH + "10004, Thermal Slowdown Engaged | Temp higher than WARN Threshold",
+         (10004, "", None, "Thermal Slowdown Engaged | Temp higher than WARN Threshold")),
+        (SWITCH + "20034, Severity 5 Engine instance 28 Sub-engine instance 00", None),
+        (SWITCH + "20034, Data {0x80000000, 0x00000000}", None),
+        (SWITCH + "garbled, Fatal", None),
+        ("x " + SWITCH + "20034, Fatal, Link 28 LTSSM Fault Up", None),
+        ("NVRM: Xid (PCI:0000:18:00): 79, x", None),
+    ],
+)  # fmt: skip
+def test_what_the_driver_writes_of_switches(
+    text: str, expected: tuple[int, str, int | None, str] | None
+) -> None:
+    event = parse_switch_error(HEAD + text)
+    if expected is None:
+        assert event is None
+        return
+    number, severity, link, words = expected
+    assert event is not None
+    assert event.switch == SwitchError("nvidia-nvswitch0", number, severity, link)
+    assert (event.kind, event.bus_id, event.text) == ("sxid", "0000:c2:00.0", words)
+    assert parse_switch_error(f"12,339,5140900,-;{text}") is None, "a program wrote it"
+
+
 @pytest.mark.anyio
 async def test_the_log_is_followed_from_its_end(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
@@ -127,14 +166,16 @@ async def test_the_log_is_followed_from_its_end(tmp_path: Path) -> None:
             record = f"{HEAD}{said}\n SUBSYSTEM=pci\n".encode()
             os.write(writer, record[:20])
             await anyio.wait_all_tasks_blocked()
-            os.write(writer, record[20:] + b"\xff\xfe;nonsense\n" + record.replace(b"31,", b"79,"))
+            switch = f"{HEAD}{SWITCH}20034, Fatal, Link 28 LTSSM Fault Up\n".encode()
+            more = b"\xff\xfe;nonsense\n" + record.replace(b"31,", b"79,") + switch
+            os.write(writer, record[20:] + more)
             with anyio.fail_after(10):
-                while len(heard) < 2:  # noqa: ASYNC110 - a reader, not an event
+                while len(heard) < 3:  # noqa: ASYNC110 - a reader, not an event
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
     finally:
         os.close(writer)
-    assert [each.xid for each in heard] == [31, 79]
+    assert [(each.kind, each.xid) for each in heard] == [("xid", 31), ("xid", 79), ("sxid", 0)]
     first = heard[0]
     assert (first.kind, first.source, first.gpu, first.bus_id) == (
         "xid",

@@ -1,4 +1,4 @@
-"""One event of what two sources tell, and few of many."""
+"""Merging the events of two sources, and repeated ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.node.services.monitor.merging import HOLD, Merger
-from integration.nvml.values import GpuEvent
+from integration.nvml.values import GpuEvent, SwitchError
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -22,7 +22,7 @@ def log(xid: int = 79, pid: int = 7, **more: Any) -> GpuEvent:
 
 
 def told(*events: tuple[float, GpuEvent], until: float = 100.0) -> list[tuple[float, GpuEvent]]:
-    """When each was told, to one who comes by exactly when there is something."""
+    """Return the events and their times, for a reader that wakes exactly when one is due."""
     merger, left = Merger(), list(events)
     found: list[tuple[float, GpuEvent]] = []
     while True:
@@ -121,5 +121,16 @@ def test_whatever_comes_is_told_of_in_bounded_time(
     found = told(*events, until=now + 3)
     for xid, (of_nvml, of_log) in heard.items():
         count = sum(event.times for _, event in found if event.xid == xid)
-        # Each is told of, alone or with its other half, and never twice.
+        # Each is reported once, alone or merged with its other half.
         assert max(of_nvml, of_log) <= count <= of_nvml + of_log
+
+
+def test_each_error_of_a_switch_is_told_and_equal_ones_together() -> None:
+    def error(severity: str, bus_id: str = "0000:c2:00.0") -> GpuEvent:
+        switch = SwitchError("nvidia-nvswitch0", 20034, severity, 28)
+        return GpuEvent(1.0, "sxid", "", bus_id=bus_id, switch=switch, source="kernel")
+
+    storm = [error("non-fatal")] * 3 + [error("fatal"), error("fatal", "0000:c3:00.0")]
+    found = told(*((0.0, each) for each in storm))
+    assert [event for when, event in found if when == 0.0] == [storm[0], *storm[3:]]
+    assert [event.times for when, event in found if when > 0.0] == [2]

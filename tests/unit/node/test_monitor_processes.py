@@ -1,4 +1,4 @@
-"""Where the process was that the kernel's log names."""
+"""Finding the container of a process that the kernel's log names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which control daemons there are to be, by what is in the state."""
+"""The MPS control daemons that the agent's state requires."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAME = "nvidia.com/gpu"
 
 
 class Kept:
-    """Stands in for a supervisor and records its plan."""
+    """Stands in for a supervisor, and records its plan."""
 
     all: dict[str, Kept]
 
@@ -68,7 +68,7 @@ class Kept:
         self.on_change()
 
     def retry(self) -> None:
-        """There is nothing that fails."""
+        """Do nothing: nothing fails."""
 
     async def run(self) -> None:
         await self._gone.wait()
@@ -109,7 +109,7 @@ async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
         assert state.mps_daemons.value[NAME].unready == "it begins"
         kept.say("it ended", "it ended, says the fault")
         assert state.faults.lines["mps"] == "it ended, says the fault"
-        # What cannot be is a fault as well.
+        # An impossible configuration is a fault, too.
         publish(state.node, NodeSnapshot(inventory=inventory_of("", gpu(0, mig=True))))
         await settled()
         assert "NVSHIM-E2736" in state.faults.lines["mps"]
@@ -135,7 +135,7 @@ async def test_what_is_not_wanted_any_more_is_drained(context: Context, reason: 
         kept = Kept.all[NAME]
         inventory = state.node.value.inventory
         assert inventory is not None
-        # While NVML does not answer nothing is known, and nothing changes.
+        # While NVML does not answer, nothing changes.
         publish(state.resources, ())
         publish(state.node, NodeSnapshot(inventory=replace(inventory, nvml_failure="it hangs")))
         await settled()
@@ -154,7 +154,7 @@ async def test_what_is_not_wanted_any_more_is_drained(context: Context, reason: 
         await settled()
         assert not wanted(kept)
         with anyio.fail_after(20):
-            while state.mps_daemons.value:  # what they stand on is taken away in a thread before
+            while state.mps_daemons.value:  # a thread first removes their directories
                 await wait_any(state.mps_daemons, since=version_of(state.mps_daemons))
         tasks.cancel_scope.cancel()
 
@@ -180,7 +180,7 @@ async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Con
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         await settled()
-        # What was just made is not seen yet, and is no failure.
+        # A device that was just created is not listed yet, which is not a failure.
         assert set(Kept.all) == {NAME}
         assert state.mps_daemons.value.keys() == {NAME}
         publish(state.node, NodeSnapshot(inventory=inventory_of("", gpu(0), gpu(1))))
@@ -189,7 +189,7 @@ async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Con
         assert plan is not None
         assert (plan.devices, plan.percentage, plan.stays) == ((uuid(1),), 50, True)
         assert plan.others == {uuid(0)}
-        # The control program here has no such option.
+        # The control program here lacks the option.
         publish(state.claim_daemons, {f"{name}5": replace(daemon, multi_user=True)})
         await settled()
         assert state.mps_daemons.value[f"{name}5"].has_failed

@@ -1,4 +1,4 @@
-"""What a container gets that is a client of MPS."""
+"""What a container gets as a client of MPS."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""What the control daemon of a resource is to be like, and what speaks to one."""
+"""The plan of a resource's MPS control daemon, and the programs that use it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +32,7 @@ from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import daemon, host_setup
 from integration.node.services.mps.daemon import Daemon
 from integration.node.values.resources import MPS, Device, Resource
+from shim.causes.agent import is_locked
 from tests.harness.raising import raises
 from tests.unit.node.inventories import node_with
 
@@ -78,7 +81,7 @@ def shared(*numbers: int, replicas: int = 3, memory: int | None = 80 * GIB) -> R
 def test_each_share_has_an_equal_part_and_devices_their_places() -> None:
     plan = plan_of(shared(2, 0), inventory_of("", gpu(0), gpu(1), gpu(2)))
     assert plan.devices == (uuid(2), uuid(0))
-    # A daemon that was started with more of them has other numbers.
+    # A daemon that was started with more devices numbers them differently.
     assert plan.commands((uuid(0), uuid(1), uuid(2))) == (
         "set_default_active_thread_percentage 33",
         "set_default_device_pinned_mem_limit 0 27306M",
@@ -108,10 +111,10 @@ def test_several_users_are_served_by_programs_and_gpus_that_can(tmp_path: Path) 
     one = ClaimDaemon({uuid(0): 0}, 100, multi_user=True)
     program = tmp_path / "usr/bin/nvidia-cuda-mps-control"
     program.parent.mkdir(parents=True)
-    program.write_bytes(b"\0-d\0-f\0")  # as of branch 550
+    program.write_bytes(b"\0-d\0-f\0")  # like branch 550
     with raises(MpsImpossible, match="has no option -multiuser-server"):
         plan_of_claim("claims/one", one, inventory_of(root, volta))
-    program.write_bytes(b"\0-d\0-f\0-multiuser-server\0")  # as of branch 555
+    program.write_bytes(b"\0-d\0-f\0-multiuser-server\0")  # like branch 555
     plan = plan_of_claim("claims/one", one, inventory_of(root, volta))
     assert plan.options == ("-multiuser-server",)
     both = ClaimDaemon({uuid(0): 0, uuid(1): 0}, 100, multi_user=True)
@@ -132,7 +135,7 @@ def test_the_programs_are_started_as_their_root_is(tmp_path: Path) -> None:
     (tmp_path / LOADER).write_bytes(b"a loader")
     whole = plan_of(shared(0), inventory_of(root, gpu(0))).programs
     assert whole == Programs(root, "/usr/bin/nvidia-cuda-mps-control", "/usr/bin", lib)
-    # The host knows where it has its own.
+    # The host's own program has its own path.
     hosts = plan_of(shared(0), inventory_of("", gpu(0))).programs
     assert hosts == Programs("", "/usr/bin/nvidia-cuda-mps-control", "/usr/bin", "")
 
@@ -179,6 +182,57 @@ def test_clients_are_those_of_every_server(tmp_path: Path) -> None:
     assert asked.clients(programs) == (70, 71)
 
 
+@pytest.mark.parametrize(
+    ("kept", "found"), [("9G", ""), ("", f"no limit for the memory of {uuid(1)}")]
+)
+def test_a_limit_that_the_daemon_has_not_taken_is_a_failure(
+    tmp_path: Path, kept: str, found: str
+) -> None:
+    # As the real one, it says nothing about a value that it does not take, and exits with 0.
+    text = (
+        'read -r name number value; case "$name-$number" in *_percentage*) echo 50.0;;'
+        f" get_*_limit-0) echo 9G;; get_*_limit-1) echo {kept};; esac"
+    )
+    asked, programs = program(tmp_path / "control", text)
+    plan = plan_of(shared(0, 1, replicas=2), inventory_of("", gpu(0), gpu(1)))
+    plan = replace(plan, programs=programs)
+    assert len(plan.limits) == 2
+    with pytest.raises(MpsDaemonFailed, match=found) if found else nullcontext():
+        asked.configure(plan, plan.devices)
+
+
+def test_a_daemon_that_has_not_begun_to_run_yet_holds_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in ((host_setup, "prepare"), (host_setup, "empty_pipe"), (modes, "take")):
+        monkeypatch.setattr(owner, name, lambda *_: None)
+    monkeypatch.setattr(daemon, "launch_line", lambda *_, **__: ["/bin/sleep", "1000"])
+    places = Places(str(tmp_path), "nvidia.com/gpu")
+    os.makedirs(places.log)
+    plan, starter = plan_of(shared(0), inventory_of("", gpu(0))), Daemon(Config(), places)
+    pid = starter.start(plan)
+    try:
+        # Its starter may be gone now: the next one must find it.
+        assert is_locked(places.lock)
+        with pytest.raises(MpsDaemonFailed, match="another process holds its lock"):
+            starter.start(plan)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert not is_locked(places.lock)
+
+
+def test_a_lock_that_cannot_be_created_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in ((host_setup, "prepare"), (host_setup, "empty_pipe"), (modes, "take")):
+        monkeypatch.setattr(owner, name, lambda *_: None)
+    places = Places(str(tmp_path), "nvidia.com/gpu")
+    os.makedirs(places.lock)
+    with raises(MpsStateUnusable, match=rf"{places.lock}: Is a directory"):
+        Daemon(Config(), places).start(plan_of(shared(0), inventory_of("", gpu(0))))
+
+
 @pytest.fixture
 def places(short_path: Path) -> Places:
     return Places(str(short_path / "mps"), "nvidia.com/gpu")
@@ -196,7 +250,7 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
     host_setup.prepare(places, str(tmp_path / "sys"))
-    os.chmod(places.pipe, 0o777)  # as a daemon would make it
+    os.chmod(places.pipe, 0o777)  # as a daemon would create it
     host_setup.prepare(places, str(tmp_path / "sys"))
     modes = {p: stat.S_IMODE(os.stat(p).st_mode) for p in (places.root, places.pipe, places.log)}
     assert modes == {places.root: 0o755, places.pipe: 0o755, places.log: 0o700}
@@ -206,7 +260,7 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
         mounted = [line for line in file if f" {places.root}/shm " in line]
     assert len(mounted) == 1
     assert "nosuid,nodev,noexec" in mounted[0]
-    # What a dead daemon has left goes, and nothing outside of the directory.
+    # Files of a dead daemon are removed, and nothing outside of the directory.
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(f"{places.pipe}/control")
     outside = tmp_path / "outside"
@@ -250,7 +304,7 @@ def test_devices_are_noted_before_they_are_changed_and_until_they_are_given_back
         with pytest.raises(DriverNotFound):
             modes.take(config, places, (uuid(number),))
     assert modes.taken(places) == (uuid(0), uuid(1))
-    modes.give_back(config, places, {uuid(0), uuid(2)})  # without a driver there is no mode
+    modes.give_back(config, places, {uuid(0), uuid(2)})  # without a driver there is no compute mode
     assert modes.taken(places) == (uuid(1),)
     for nonsense in ("", "{}", "[1, 2]", "no JSON"):
         with open(places.devices, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The node's lock ends with its agent's life, whatever a thread of that agent waits for."""
+"""The node's lock ends with its agent's process, even if a thread of it hangs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 
 UID: Final = "0f9a-pod"
-# Takes the lock, and then has a thread that waits for a file.
+# Takes the lock, and starts a thread that hangs on a file.
 AGENT: Final = """if True:
     import os, sys, threading, time
     from hooks.config import Config
@@ -74,7 +74,7 @@ def server(tmp_path: Path) -> Iterator[FuseServer]:
 
 
 def stuck(process: subprocess.Popen[str], server: FuseServer) -> None:
-    """A thread of the agent waits for the file server, which does not answer."""
+    """Let a thread of the agent hang on a file server that does not answer."""
     server.hang()
     go_on(process)
     assert server.asked.wait(30)
@@ -96,7 +96,7 @@ def test_the_next_agent_has_the_node_though_a_thread_of_the_killed_one_hangs(
             assert lock.take()
             assert agent_of(config.state) == os.getpid()
             assert holds(os.getpid(), config)
-            # What it left of its pod is known for that, too.
+            # The files of its pod are recognized as leftovers, too.
             assert not os.path.exists(pod_path(config, UID))
         assert not agent_runs(config.state)
         server.go_on()
@@ -145,7 +145,7 @@ def test_of_many_agents_that_wait_for_a_killed_one_only_one_has_the_node(
                 (first, *more), _, _ = select.select(list(outputs), [], [], 30)
                 assert not more
                 assert first.readline() == "has it\n"
-                # As long as this one has it, nobody else has.
+                # While this process has it, no other has.
                 owner = outputs.pop(first)
                 assert holds(owner.pid, config)
                 assert [other.pid for other in others if holds(other.pid, config)] == [owner.pid]
@@ -171,8 +171,8 @@ def test_the_lock_is_let_go_at_the_end_and_no_other_descriptor_is_closed(config:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-# Every other thread blocks the signal, so the kernel gives it to the one with the lock, if that one
-# takes signals. asyncio is woken by a descriptor.
+# Every other thread blocks the signal, so the kernel delivers it to the thread with the lock, if
+# that does not block it. A descriptor wakes asyncio.
 HEARING: Final = """if True:
     import asyncio, os, signal, sys
     from hooks.config import Config

@@ -1,4 +1,4 @@
-"""The agent's log: a line each, and nothing depends on whether it can be written."""
+"""The agent's log: one line per event, and write errors have no effect."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ def test_a_line_that_cannot_be_written_is_lost_and_nothing_else(
     lowest = os.dup(0)
     os.close(lowest)
     _log("json")("info", "serves")
-    os.close(lowest)  # what an agent without stderr has in its place for as long as it lives
+    os.close(lowest)  # the agent's lasting replacement for a missing stderr

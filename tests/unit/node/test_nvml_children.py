@@ -1,4 +1,4 @@
-"""Programs that open NVML, forked by a server that does not, of a simulated node."""
+"""Child processes that open NVML, forked by a server that does not, on a simulated node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PIDS: Final = Path("/sys/fs/cgroup/pids")
 
 @pytest.fixture(autouse=True)
 def _not_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that is killed has time to end on a busy machine, too."""
+    """Give a killed child time to exit on a busy machine, too."""
     monkeypatch.setattr(session, "TO_DIE", 10.0 * PATIENCE)
 
 
@@ -59,7 +59,7 @@ def fault(config: Config, text: str) -> None:
 
 
 def servers() -> list[int]:
-    """The processes that fork for this one."""
+    """Return the fork servers of this process."""
     found = []
     for pid in family(os.getpid())[1:]:
         with suppress(OSError):
@@ -73,7 +73,7 @@ def servers() -> list[int]:
 
 
 def samples_of(config: Config) -> tuple[Children, str]:
-    """Who starts children, and the library that they open."""
+    """Return the starter of children, and the library that they open."""
     driver = inventory_of(config).driver
     (library,) = [each.source for each in driver.libraries if "libnvidia-ml.so" in each.source]
     return Children(lambda *_, **__: None, config.state), library

@@ -1,7 +1,8 @@
-"""The file that makes the agent close NVML; its directory unwatched; and a reset's end."""
+"""The file that makes the agent close NVML, an unwatched directory, and the end of a reset."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,12 +11,13 @@ import pytest
 from hooks.config import Config
 from hooks.node.drained import Drain, read_drains
 from integration.devices import drain_marks as marks
-from integration.drain.resetting import _TO_CLOSE, _TO_PROVE, _TO_RESET
+from integration.drain.resetting import _TO_PROVE, _TO_RESET
 from integration.drain.serving import _TO_LET_GO
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.monitor import nvml_pause
 from integration.nvml.lock import exclusive, is_exclusive
+from integration.nvml.nvidia_smi import TO_CLOSE
 from shim import syscalls
 from tests.harness.waiting import until
 
@@ -73,14 +75,35 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
             await until(lambda: state.nvml_pause.value.startswith("GPU-1 is out of service"))
             monkeypatch.setattr(nvml_pause, "LONGEST", 0.0)
             await until(lambda: not state.nvml_pause.value)
-            # Whoever opens NVML now does not wait for it, either.
+            # Other processes that open NVML now do not wait for it, either.
             assert not is_exclusive(config.state)
             assert "error a reset takes too long; NVML is opened anyway" in said
             tasks.cancel_scope.cancel()
 
 
 def test_no_reset_may_take_longer_than_the_agent_has_nvml_closed_for_it() -> None:
-    assert nvml_pause.LONGEST > _TO_LET_GO + _TO_CLOSE + _TO_RESET + _TO_PROVE
+    assert nvml_pause.LONGEST > _TO_LET_GO + TO_CLOSE + _TO_RESET + _TO_PROVE
+
+
+def test_a_mig_layout_has_as_long_for_each_gpu_that_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(state=str(tmp_path / "state"), drained=str(tmp_path / "drained"))
+    clock = 0.0
+    monkeypatch.setattr(nvml_pause, "time", SimpleNamespace(monotonic=lambda: clock))
+    resets = nvml_pause._Resets(Context(config, Options("", 1), lambda *_, **__: None))
+    with marks.resetting(config):
+        for device in ("GPU-1", "GPU-2"):
+            marks.put(config, Drain(device, reset="waits"))
+            marks.step(config, device, "it is changed", closed=True)
+        assert resets.reason(read_drains(config))
+        clock = 0.9 * nvml_pause.LONGEST
+        marks.step(config, "GPU-1", "it is done")
+        assert resets.reason(read_drains(config))
+        clock = 1.8 * nvml_pause.LONGEST
+        assert resets.reason(read_drains(config))
+        clock = 2.0 * nvml_pause.LONGEST
+        assert not resets.reason(read_drains(config))
 
 
 @pytest.mark.parametrize("by_person", [False, True])
@@ -102,7 +125,7 @@ async def test_a_mark_of_a_reset_that_was_killed_counts_if_a_person_says_so_alon
             assert read_drains(config)[0].lets_go
         else:
             await until(lambda: not state.nvml_pause.value)
-            # The next reset begins with NVML open, and so does what it has to wait for.
+            # The next reset starts with NVML open, and has to wait until it is closed.
             with marks.resetting(config):
                 assert not read_drains(config)[0].lets_go
         tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""What a kubelet is answered, and that our shim gives just that."""
+"""Allocate's answers, and that our shim grants exactly the allocated devices."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def answered(
 
 
 def spec_of(answer: pb.ContainerAllocateResponse, *, engine_has_cdi: bool = False) -> Any:
-    """The OCI spec of a container of a pod, with what the kubelet and containerd make of it."""
+    """Return the OCI spec that kubelet and containerd make from an answer."""
     env = [f"{name}={value}" for name, value in answer.envs.items()]
     if engine_has_cdi and (answer.cdi_devices or answer.annotations):
-        env.append("NVIDIA_VISIBLE_DEVICES=void")  # as each of our specs says
+        env.append("NVIDIA_VISIBLE_DEVICES=void")  # as in each of our specs
     return {
         "process": {"env": env},
         "mounts": [
@@ -132,7 +132,7 @@ def spec_of(answer: pb.ContainerAllocateResponse, *, engine_has_cdi: bool = Fals
 
 
 def judged(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> Verdict:
-    """What our shim allows of a spec, where the kubelet has recorded the answer."""
+    """Return what our shim allows of a spec whose answer the kubelet has recorded."""
     checkpoint = RecordFile("checkpoint", checkpoint_of(POD, "main", answer))
     record = record_of(checkpoint, None, POD, "main", config)
     container = read_container(spec)
@@ -143,7 +143,7 @@ def judged(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> V
 
 
 def granted(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> set[str]:
-    """What our shim gives of itself, and the names that it goes to spec files with."""
+    """Return the devices that our shim grants, and the names that it looks up in spec files."""
     verdict = judged(spec, answer, config)
     assert not verdict.denials
     grant = decide(verdict.allowed, NODE)
@@ -181,13 +181,13 @@ def assert_given(
     answer = answered(told, f"{device}::0", name=name, config=config)
     cdi = [each.name for each in answer.cdi_devices]
     if strategies == (DeviceList.CDI_CRI,):
-        # There, the engine gives.
+        # There the engine injects the devices.
         assert cdi == [f"{VENDOR}/gpu={device if called == DeviceIds.UUID else index}"]
         assert granted(spec_of(answer, engine_has_cdi=True), answer, config) == set()
         return
     believed = not set(strategies) <= {DeviceList.CDI_CRI, DeviceList.ENVVAR}
     if DeviceList.CDI_CRI in strategies and not believed:
-        # The engine gives, and the variable is void at its end.
+        # The engine injects the devices, and the variable is "void" afterwards.
         assert granted(spec_of(answer, engine_has_cdi=True), answer, config) == set()
         return
     given = granted(spec_of(answer), answer, config)
@@ -240,7 +240,7 @@ def test_cdi_names_are_in_the_annotation_and_in_the_field() -> None:
     names = [f"{VENDOR}/gpu={GPUS[0]}", f"{VENDOR}/gpu={GPUS[2]}", f"{VENDOR}/gds=all"]
     assert dict(answer.annotations) == {ANNOTATION: ",".join(names)}
     assert [each.name for each in answer.cdi_devices] == names
-    assert not answer.envs  # all that the variables would say is said
+    assert not answer.envs  # CDI has already everything that the variables would add
     other = answered(replace(told, cdi_annotation_prefix="example.com/"), GPUS[0])
     assert list(other.annotations) == ["example.com/nvidia-device-plugin_token"]
 

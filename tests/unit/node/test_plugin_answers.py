@@ -1,4 +1,4 @@
-"""What is answered from a snapshot, and what is read besides, at that moment."""
+"""Answers from a snapshot, and the files that are read for each answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ READS = EngineAnswer(Engine("containerd", "2.1.9", {"enableCDI": True}))
 
 
 class Reconciling:
-    """Notes what an answer asks for."""
+    """Records the rounds that an answer requests."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -73,7 +73,7 @@ class Reconciling:
 
 
 class World:
-    """A node with three GPUs, of which the second is in MIG mode; and what answers for it."""
+    """A node with three GPUs, the second in MIG mode, and its answers."""
 
     def __init__(self, directory: Path) -> None:
         self.config = Config(
@@ -181,7 +181,7 @@ async def test_specs_are_repaired_if_one_is_another_file_and_only_then(
     (tmp_path / "other").write_text("{}")
     os.rename(tmp_path / "other", path)
     world.reconciling.repaired = world.snapshot(specs=Specs())
-    with raises(CdiDeviceUnwritten):  # it goes by what was written
+    with raises(CdiDeviceUnwritten):  # it checks the specs as they were written
         await world.answers.allocate(GPU, [GPUS[0]])
     assert world.reconciling.asked == ["specs"]
 
@@ -226,3 +226,10 @@ def test_a_preference_goes_by_the_topology_that_is_known_and_asks_for_a_better_o
     world.reconciling.snapshot = world.snapshot(topology=Topology(failure="not yet"))
     assert world.answers.prefer(GPU, ids, [GPUS[2]], 1) == (GPUS[2],)
     assert world.reconciling.asked == ["topology"]
+
+
+def test_a_preference_is_for_the_last_device_where_claims_have_the_first(world: World) -> None:
+    context = replace(world.context, options=replace(world.context.options, dra=True))
+    answers = SnapshotAnswers(context, world.reconciling)
+    first, last = sorted([GPUS[0], GPUS[2]])
+    assert answers.prefer(GPU, [first, last], [], 1) == (last,)

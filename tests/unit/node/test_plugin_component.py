@@ -1,11 +1,11 @@
-"""The device plugin as a service: what it makes of the state, and what the kubelet is told then."""
+"""The device plugin as a service: from the agent's state to the kubelet's device list."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ BY_NAME = replace(BY_VARIABLE, device_list_strategies=(DeviceList.CDI_CRI,))
 
 
 class Given(Source):
-    """Settings that are what a test says."""
+    """Settings that a test chooses."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Given(Source):
 
 
 class World:
-    """A kubelet, and the part at work where a test has it run."""
+    """A kubelet, and the service while a test runs it."""
 
     def __init__(self, directory: Path) -> None:
         self.kubelet = KubeletPlugins(str(directory / "kubelet"))
@@ -87,7 +87,11 @@ class World:
 
     @asynccontextmanager
     async def running(
-        self, settings: Settings = BY_VARIABLE, mode: str = AUTO, engine: str = ""
+        self,
+        settings: Settings = BY_VARIABLE,
+        mode: str = AUTO,
+        engine: str = "",
+        inventory: Inventory = THERE,
     ) -> AsyncIterator[Context]:
         self.given.settings = settings
         options = Options(
@@ -100,7 +104,7 @@ class World:
             state=nowhere, cdi_spec_dirs=(nowhere,),
         )  # fmt: skip
         context = Context(config, options, lambda *_, **__: None)
-        publish(context.state.node, NodeSnapshot(inventory=THERE))
+        publish(context.state.node, NodeSnapshot(inventory=inventory))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, context)
             try:
@@ -110,7 +114,7 @@ class World:
 
     @asynccontextmanager
     async def serving(self, settings: Settings = BY_VARIABLE) -> AsyncIterator[Context]:
-        """The part, once the kubelet has both GPUs and the MIG device of it."""
+        """Run the service until the kubelet has both GPUs and the MIG device."""
         self.kubelet.start()
         async with self.running(settings) as context:
             await self.has(GPUS[0], GPUS[2])
@@ -118,7 +122,7 @@ class World:
             yield context
 
     async def has(self, *ids: str, resource: str = GPU) -> None:
-        """Wait until just these can be given."""
+        """Wait until exactly these devices are available."""
         await until(lambda: self.kubelet.healthy(resource) == set(ids))
 
     @property
@@ -147,7 +151,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 class SlowSpecs:
-    """How specs are kept: slowly, while a test holds them up."""
+    """Keeps specs slowly, while a test blocks it."""
 
     def __init__(self) -> None:
         self.reached, self._goes_on = threading.Event(), threading.Event()
@@ -198,7 +202,7 @@ async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(world: World) -
 async def test_an_answer_goes_by_what_was_posted_just_now(world: World) -> None:
     async with world.serving() as context, anyio.create_task_group() as tasks:
         see(context, gpus=THERE.gpus[1:])
-        tasks.start_soon(world.refuses, GPUS[0], "E27(05|30)")  # before and after the round
+        tasks.start_soon(world.refuses, GPUS[0], "E27(05|30)")  # before or after the round
 
 
 async def test_what_is_gone_is_not_given_though_nothing_was_worked_in_yet(
@@ -266,7 +270,7 @@ async def test_while_settings_change_answers_go_wholly_by_the_old_ones_and_then_
 
 
 class WrittenSpecs:
-    """How specs are kept: as one file, which is written where it is not as it should be."""
+    """Keeps specs in one file, which is written if its content differs."""
 
     def __init__(self) -> None:
         self.path = ""
@@ -287,7 +291,7 @@ async def test_a_spec_that_was_changed_is_written_again_before_it_is_named(
 ) -> None:
     specs = WrittenSpecs()
     monkeypatch.setattr(component, "keep_specs", specs.keep)
-    monkeypatch.setattr(component, "_SWARM", 1000)  # so no round comes before the answer
+    monkeypatch.setattr(component, "_SWARM", 1000)  # so that no round comes before the answer
     monkeypatch.setattr(component, "_LONGEST_SWARM", 1000)
     async with world.serving(BY_NAME):
         await world.allocate(GPUS[0])
@@ -339,7 +343,7 @@ async def test_a_spec_that_is_removed_right_after_it_was_written_is_written_agai
 async def test_what_no_spec_describes_is_unhealthy_until_one_does(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Allocate refuses it, and a Deployment would make one pod after the other."""
+    """Allocate refuses it, and a Deployment would create one pod after another."""
     kept = [Specs(devices=CDI_NAMES - {CDI_NAME}, fault="no space")]
     monkeypatch.setattr(component, "keep_specs", lambda *_: kept[-1])
     world.kubelet.start()
@@ -405,7 +409,7 @@ async def test_the_engine_is_asked_when_it_starts_and_an_answer_waits_for_none(
         async with world.running(BY_NAME, engine=path) as context:
             await world.has(GPUS[0], GPUS[2])
             await until(held.is_set)
-            # Not known yet: both ways.
+            # Not known yet: use both.
             assert by_both_ways(await world.allocate(GPUS[0])) == (True, True)
             hold.set()
             await until(lambda: context.state.delivery.value == DeliveryMode((DeviceList.CDI_CRI,)))
@@ -420,13 +424,13 @@ async def test_the_engine_is_asked_when_it_starts_and_an_answer_waits_for_none(
 
 
 def by_both_ways(answer: pb.ContainerAllocateResponse) -> tuple[bool, bool]:
-    """Whether an answer has the CDI names, and the variable."""
+    """Return whether an answer has the CDI names, and the variable."""
     return bool(answer.cdi_devices), answer.envs.get("NVIDIA_VISIBLE_DEVICES") == GPUS[0]
 
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What each round of the part has returned."""
+    """Return the results of the service's rounds."""
     done, once = list[float](), component._Reconciler._round
 
     async def counted(reconciler: component._Reconciler) -> float:
@@ -441,9 +445,9 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
     world: World, tmp_path: Path, rounds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(component, "_SWARM", 0)
-    # Else the round for our own sockets, which are made just now, may come after the count below.
+    # Otherwise the round for our own new sockets may come after the count below.
     monkeypatch.setattr(component, "_PAUSE", 0)
-    specs = tmp_path / "nowhere"  # as the configuration has it
+    specs = tmp_path / "nowhere"  # from the configuration
     specs.mkdir()
     async with world.serving() as context:
         await anyio.wait_all_tasks_blocked()
@@ -529,3 +533,22 @@ async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
         await until(lambda: os.listdir(directory) == ["nvidia-gpu.sock"])
         assert "NVSHIM-E2709" in context.state.faults.lines["plugin kubelet"]
     assert os.listdir(directory) == []
+
+
+async def test_it_says_when_a_kubelet_has_the_devices_or_none_is_due(
+    world: World, specs: SlowSpecs
+) -> None:
+    async with world.running() as context:  # without a kubelet
+        await until(lambda: context.state.announced.value)
+    world.kubelet.start()
+    none = replace(THERE, gpus=(), mig_devices=())
+    async with world.running(inventory=none) as context:
+        await until(lambda: context.state.announced.value)
+    with ExitStack() as held:
+        held.enter_context(specs.held_up())
+        async with world.running() as context:
+            await until(specs.reached.is_set)
+            assert not context.state.announced.value
+            held.close()
+            await until(lambda: context.state.announced.value)
+            await world.has(GPUS[0], GPUS[2])

@@ -1,4 +1,4 @@
-"""How containers are told of their devices, by what the engine of the node says of itself."""
+"""How containers get their devices, depending on the CDI support that the engine reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HANDS_ON: Final = Engine(
         ((ANNOTATIONS,), HANDS_ON, (), ""),
         ((ANNOTATIONS,), OLD, (VARIABLE,), "does not read"),
         ((ANNOTATIONS,), READS, (), ""),
-        # The shim is told anyway.
+        # The shim gets the devices anyway.
         ((VARIABLE,), None, (), ""),
         ((MOUNTS, CRI), OLD, (), ""),
         ((ANNOTATIONS, CRI), HANDS_ON, (), ""),

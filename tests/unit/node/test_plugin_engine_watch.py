@@ -1,4 +1,4 @@
-"""When the engine is asked what it can do, and what is believed of its answer meanwhile."""
+"""When the agent queries the engine's capabilities, and which answer it uses meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def watching(*sockets: str) -> AsyncIterator[tuple[list[EngineAnswer], Signal]]:
-    """What was published, and the doubt that asks for more."""
+    """Return the published answers, and a function that requests another query."""
     answers, doubt = list[EngineAnswer](), Signal("a doubt")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_engine, sockets, answers.append, doubt)
@@ -79,7 +79,7 @@ async def test_one_that_does_not_answer_yet_is_asked_again(
 
 
 async def test_a_doubt_finds_what_inotify_does_not_report(tmp_path: Path) -> None:
-    """The socket's path may lead elsewhere, by a link."""
+    """The socket's path may be a link."""
     path, link = str(tmp_path / "engine.sock"), tmp_path / "run" / "engine.sock"
     link.parent.mkdir()
     link.symlink_to(path)

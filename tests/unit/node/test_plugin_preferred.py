@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from api.errors import NvshimError
 from integration.agent_errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.services.dra.devices import Device as SliceDevice
+from integration.node.services.dra.slices import contents
 from integration.node.services.plugin.preferred import preferred
+from integration.node.values.claims import name_of
 from integration.node.values.health import HealthState
 from integration.node.values.resources import TIME_SLICING, Allocation, Device, Resource
 from integration.nvml.topology import Between, Topology
@@ -66,7 +69,7 @@ def topology(count: int, links: Callable[[int, int], int]) -> Topology:
 
 
 def dgx1(a: int, b: int) -> int:
-    """The NVLinks of eight GPUs in a cube mesh, as of a DGX-1."""
+    """Return the NVLinks of eight GPUs in a cube mesh, as in a DGX-1."""
     table = {
         (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
         (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
@@ -75,7 +78,7 @@ def dgx1(a: int, b: int) -> int:
 
 
 CUBE = topology(8, dgx1)
-# Groups of four GPUs, each with each other.
+# Groups of four fully connected GPUs.
 QUADS = topology(16, lambda a, b: 4 if a // 4 == b // 4 else 0)
 
 
@@ -91,9 +94,13 @@ def choose(
     required: Iterable[str] = (),
     topology: Topology | None = None,
     policy: Allocation = Allocation.DISTRIBUTED,
+    beside_claims: bool = False,
 ) -> tuple[str, ...]:
     available = list(free) if free is not None else all_ids(resource)
-    return preferred(resource, available, list(required), size, topology=topology, policy=policy)
+    return preferred(
+        resource, available, list(required), size, topology=topology, policy=policy,
+        beside_claims=beside_claims,
+    )  # fmt: skip
 
 
 # -- whole GPUs --------------------------------------------------------------------------------
@@ -129,6 +136,33 @@ def test_without_a_topology_the_first_ones_are_given() -> None:
     assert choose(gpus(4), 0) == ()
 
 
+@pytest.mark.parametrize("uuids", [("GPU-A", "GPU-b", "GPU-c"), ("GPU-b", "GPU-c", "GPU-A")])
+def test_beside_claims_the_last_of_the_slices_are_given_first(uuids: tuple[str, ...]) -> None:
+    devices = tuple(Device(uuid, uuid, uuid, str(n), n) for n, uuid in enumerate(uuids))
+    gpu = Resource("nvidia.com/gpu", devices)
+    published = [SliceDevice(name_of(uuid), uuid, uuid, {}, {}) for uuid in uuids]
+    ((slice_,), free) = contents(published, "v1"), [each.uuid for each in devices]
+    for each in slice_["devices"]:  # the scheduler takes the first free one
+        (chosen,) = choose(gpu, 1, free=free, beside_claims=True)
+        is_last = len(free) == 1
+        assert (name_of(chosen) == each["name"]) is is_last
+        free = [uuid for uuid in free if name_of(uuid) != each["name"]]
+    assert choose(gpu, 2, beside_claims=True) == ("GPU-c", "GPU-b")
+
+
+def test_beside_claims_gpus_that_are_given_together_are_linked_all_the_same() -> None:
+    assert choose(gpus(8), 4, topology=CUBE, beside_claims=True) == names(7, 6, 5, 4)
+    free = names(0, 1, 3, 4, 5, 6, 7)
+    groups = topology(8, lambda a, b: a // 4 == b // 4)
+    assert choose(gpus(8), 1, free=free, topology=groups, beside_claims=True) == names(3)
+
+
+def test_beside_claims_shares_are_of_the_last_gpu_first() -> None:
+    assert choose(shares(3, 2), 2, beside_claims=True) == ("GPU-02::0", "GPU-01::0")
+    packed = choose(shares(3, 2), 2, policy=Allocation.PACKED, beside_claims=True)
+    assert packed == ("GPU-02::0", "GPU-02::1")
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 12])
 def test_many_gpus_are_given_by_groups(size: int) -> None:
     found = choose(gpus(16), size, topology=QUADS)
@@ -156,7 +190,7 @@ def test_no_division_of_what_is_free_of_eight_is_much_better(
 
     @functools.cache
     def best(left: frozenset[int], size: int) -> int:
-        """Of every order in which sets can be cut off; the last may be smaller."""
+        """Return the best result of all orders of taking sets; the last set may be smaller."""
         if len(left) <= size:
             return inside(left)
         sets = map(frozenset, combinations(sorted(left), size))
@@ -231,12 +265,12 @@ def test_any_choice_is_of_what_is_free_and_as_even_or_uneven_as_can_be(
             left.setdefault(device.gpu, []).append(used)
         given_to = {id_.partition("::")[0] for id_ in found}
         fullest = max((sum(left[gpu]) for gpu in given_to), default=0)
-        # None has fewer, by more than one, than the fullest that something was taken from.
+        # Every GPU is full, or has at most one used share less than the fullest chosen GPU.
         for allocated in left.values():
             assert all(allocated) or sum(allocated) >= fullest - 1
 
 
-# -- what cannot be ----------------------------------------------------------------------------
+# -- impossible requests -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

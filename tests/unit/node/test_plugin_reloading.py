@@ -1,4 +1,4 @@
-"""The device plugin's settings, read again when something of them changes."""
+"""Reloading the device plugin's settings when they change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT = 15 * PATIENCE
 
 
 class Keeping:
-    """What is posted and what is wrong, while the settings are kept."""
+    """The published settings and faults while the service runs."""
 
     def __init__(self, source: Source | None) -> None:
         self.faults: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Keeping:
 
 
 def config_map(directory: Path, version: int, **files: str) -> None:
-    """Write files as the kubelet does: all of them are exchanged by one link."""
+    """Write files as the kubelet does: one link replaces all of them."""
     data = directory / f"..{version}"
     data.mkdir()
     for name, text in files.items():

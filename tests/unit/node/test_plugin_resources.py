@@ -167,7 +167,7 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
         node(gpu(0)), shared(HALVES, rename_by_default=True),
         {"nvidia.com/gpu.shared": ["GPU-0::0", "GPU-0::1"]},
     ),
-    "shares have the name that they are given": (
+    "shares have the configured name": (
         node(gpu(0)), shared(replace(HALVES, rename="nvidia.com/s"), rename_by_default=True),
         {"nvidia.com/s": ["GPU-0::0", "GPU-0::1"]},
     ),
@@ -327,6 +327,39 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
         resources_of(TWO, shared(LIGHT, replace(HEAVY, devices=("GPU-0",))))
 
 
+def test_devices_of_one_resource_have_replicas_of_their_own() -> None:
+    models = {1: "NVIDIA H200", 2: "NVIDIA A100"}
+    there = node(*(replace(gpu(n), model=models.get(n, "NVIDIA L4")) for n in range(4)))
+    two, three = SharedResource(GPU, 2, "", ("2",)), SharedResource(GPU, 3, "", ("*H?00*",))
+    both = ["GPU-1::0", "GPU-1::1", "GPU-1::2", "GPU-2::0", "GPU-2::1"]
+    assert ids(there, shared(two, three)) == {GPU: ["GPU-0", "GPU-3"], f"{GPU}.shared": both}
+    ends = SharedResource(GPU, 2, "", ("0", "*L4*"))
+    (whole,) = resources_of(there, shared(two, three, ends))
+    assert (whole.name, whole.replicas) == (GPU, 3)
+    assert [each.id for each in whole.devices] == [
+        "GPU-0::0", "GPU-0::1", *both, "GPU-3::0", "GPU-3::1",
+    ]  # fmt: skip
+    # Many nodes share a configuration, so a model that this one lacks is not a fault.
+    assert unmatched(node(gpu(0)), shared(three)) == ()
+    with raises(SettingsConflict, match="two entries share device 1"):
+        resources_of(there, shared(three, replace(two, devices=("*",))))
+
+
+def test_16384_shares_of_a_gpu_are_a_message_and_more_gpus_have_fewer() -> None:
+    many = shared(replace(HALVES, replicas=16384))
+    uuids = [f"{LONG[:-2]}{number:02}" for number in range(8)]
+    there = [gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)]
+    (resource,) = resources_of(node(there[0]), many)
+    assert len(resource.devices) == 16384
+    assert _list_of(resource).ByteSize() < 4 << 20
+    with raises(SharingUnsuitable, match=r"8 devices have 131072 shares .* at most \d+ replicas"):
+        resources_of(node(*there), many)
+    some = [SharedResource(GPU, 4096, "", (str(number),)) for number in range(8)]
+    assert len(resources_of(node(*there), shared(*some))[0].devices) == 32768
+    with raises(SharingUnsuitable, match="94208 shares"):
+        resources_of(node(*there), shared(*some[:7], replace(some[7], replicas=65536)))
+
+
 LONG = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 
 
@@ -340,7 +373,7 @@ def test_there_are_as_many_shares_as_one_message_to_a_kubelet_holds(count: int) 
     places = {each.bus_id: 7 for each in there.gpus}
     (resource,) = resources_of(there, shared(replace(HALVES, replicas=most)), None, places)
     message = _list_of(unhealthy((resource,))[0]).ByteSize()
-    # No more than a message may have, and not much less.
+    # The message is just below the size limit.
     assert 0.9 * (4 << 20) < message <= 4 << 20
     with raises(SharingUnsuitable):
         resources_of(there, shared(replace(HALVES, replicas=most + most // 20)))

@@ -1,4 +1,4 @@
-"""The server of one resource, and the plugins of all, against a kubelet over a real socket."""
+"""The server of one resource, and all plugins, with a kubelet over a real socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import grpc.aio  # type: ignore[import-untyped] # as above
 import pytest
 
 from api.proto import deviceplugin_pb2 as pb
@@ -42,7 +42,7 @@ def resource(*ids: str, name: str = GPU, state: HealthState = HealthState.HEALTH
 
 
 class Answers:
-    """Answers that a test knows."""
+    """Gives fixed answers."""
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         if "odd" in ids:
@@ -58,7 +58,7 @@ class Answers:
 
 
 class World:
-    """A kubelet, and plugins that answer what a test wants."""
+    """A kubelet, and plugins with fixed answers."""
 
     def __init__(
         self, kubelet: KubeletPlugins, context: Context, tasks: anyio.abc.TaskGroup
@@ -72,7 +72,7 @@ class World:
         self.faults[resource] = line
 
     async def until(self, look: Callable[[], Any], *resources: Resource) -> None:
-        """Serve these until something is so."""
+        """Serve these resources until ``look`` is true."""
         with anyio.fail_after(30):
             while not look():
                 self.serving.serve(resources)
@@ -95,7 +95,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call what waits for the server, which is in this event loop."""
+    """Run a call in a thread, because the server runs in this event loop."""
     return await anyio.to_thread.run_sync(function, *arguments)
 
 
@@ -116,7 +116,7 @@ async def test_every_watcher_is_told_everything_from_the_beginning(world: World)
         assert [len(each) for each in watcher.lists] == [2, 2]
         assert [node.ID for d in watcher.devices.values() for node in d.topology.nodes] == [0, 1]
     await aside(second.close)
-    await world.until(lambda: kubelet.plugins[GPU].ended == "OK")  # with no resource any more
+    await world.until(lambda: kubelet.plugins[GPU].ended == "OK")  # the resource is gone
     assert kubelet.devices(GPU) == {}
     assert os.listdir(kubelet.directory) == ["kubelet.sock"]
     assert world.counters.updates[GPU,] >= 3
@@ -155,8 +155,8 @@ async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(
         return made[-1]
 
     async def until_registered(times: int, most: int) -> None:
-        # The kubelet listens to the plugin before its answer to Register has come to us, and what
-        # loses its socket before has not been registered.
+        # The kubelet calls the plugin before we get its answer to Register. A plugin that loses its
+        # socket before that is not registered.
         registered = world.counters.registrations
         await world.until(lambda: registered.get((GPU, OK), 0) >= times, resource("a"))
         await world.until(lambda: kubelet.healthy(GPU), resource("a"))
@@ -169,9 +169,9 @@ async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(
     await until_registered(2, 2)
     second = kubelet.plugins[GPU]
     assert second is not first
-    await made[-1].stop(0)  # as if by itself
+    await made[-1].stop(0)  # as if it stopped by itself
     await world.until(lambda: "NVSHIM-E2714" in world.faults.get(GPU, ""), resource("a"))
-    # Once more if its watcher was gone before it was known that the server has ended.
+    # Once more if its watcher was gone before the end of the server was noticed.
     await until_registered(3, 4)
     await world.until(lambda: kubelet.plugins[GPU] is not second, resource("a"))
     assert world.faults[GPU] == ""
@@ -189,7 +189,7 @@ async def test_a_kubelet_that_goes_before_it_has_answered_is_registered_with_aga
             eventually(lambda: plugin.lists, "it has listened")
             plugin.close()
             after = Plugin(plugin.request, f"{kubelet.directory}/nvidia-gpu.sock")
-            after.options()  # the server has heard of that by now
+            after.options()  # by now the server has noticed
             after.close()
             gone.append(plugin)
 

@@ -50,7 +50,7 @@ def source(*said: tuple[str, str, *tuple[str, ...]], file: Path | str = "") -> S
     )
 
 
-# As in the documentation of NVIDIA's plugin, with every key that it knows.
+# From the documentation of NVIDIA's plugin, with every key that it supports.
 EVERYTHING = """
 version: v1
 flags:
@@ -224,7 +224,7 @@ data:
     ],
 )  # fmt: skip
 def test_a_key_that_means_nothing_is_noted_with_where_it_belongs(text: str, note: str) -> None:
-    """The file is NVIDIA's: any release of theirs may bring a key."""
+    """NVIDIA defines the file format: any release may add a key."""
     assert read(text).notes == (note,)
     assert replace(read(text), notes=()) == Settings()
 
@@ -254,7 +254,7 @@ def test_a_key_that_means_nothing_takes_nothing_else_away() -> None:
     ids=["a ConfigMap", "without data", "a Pod", "a key around it"],
 )
 def test_what_has_the_configuration_inside_is_refused(text: str, words: str) -> None:
-    """All of it would be keys that mean nothing, and the node would share nothing."""
+    """All of its keys would be unknown, and the node would share nothing."""
     with raises(SettingsMalformed) as raised:
         read(text)
     assert words in str(raised.value)
@@ -267,6 +267,18 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
     assert found.sharing.resources == (
         SharedResource(gpu, 2, "nvidia.com/light", ("0",)),
         SharedResource(gpu, 8, "nvidia.com/heavy", ("1",)),
+    )
+    assert read(yaml.safe_dump(as_document(found))).sharing == found.sharing
+
+
+def test_devices_of_one_resource_have_replicas_of_their_own() -> None:
+    by_index = "{name: gpu, devices: ['0'], replicas: 2}"
+    by_model = "{name: gpu, devices: ['*H200*', '1'], replicas: 16384}"
+    found = read(f"sharing: {{timeSlicing: {{resources: [{by_index}, {by_model}]}}}}")
+    gpu = "nvidia.com/gpu"
+    assert found.sharing.resources == (
+        SharedResource(gpu, 2, "", ("0",)),
+        SharedResource(gpu, 16384, "", ("*H200*", "1")),
     )
     assert read(yaml.safe_dump(as_document(found))).sharing == found.sharing
 
@@ -307,6 +319,12 @@ def test_devices_of_one_resource_are_shared_differently() -> None:
          WrongSetting, ("resources[1].name", "no other entry")),
         (f"sharing: {{mps: {{resources: [{LIGHT}, {{name: gpu, replicas: 3}}]}}}}", WrongSetting,
          ("resources[1].name", "devices and rename in each entry")),
+        (("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2},"
+         " {name: gpu, replicas: 3, devices: [1]}]}}"),
+         WrongSetting, ("resources[1].name", "set devices in each entry")),
+        (("sharing: {mps: {resources: [{name: gpu, replicas: 2, devices: [0]},"
+         " {name: gpu, replicas: 3, devices: [1]}]}}"),
+         WrongSetting, ("resources[1].name", "devices and rename in each entry")),
         (f"sharing: {{mps: {{resources: [{LIGHT}, {LIGHT}]}}}}", WrongSetting,
          ("resources[1].rename", "no other entry")),
         (f"sharing: {{mps: {{resources: [{LIGHT}, {LIGHT.replace('light', 'heavy')}]}}}}",
@@ -416,7 +434,7 @@ def test_every_setting_has_a_row_and_every_flag_stands_for_a_field() -> None:
 
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
-    """A ConfigMap with two configurations, as the kubelet mounts it."""
+    """Write a ConfigMap with two configurations, as the kubelet mounts it."""
     (tmp_path / "..2026_01_01").mkdir()
     for name, strategy in (("a", "single"), ("b", "mixed")):
         (tmp_path / "..2026_01_01" / name).write_text(f"flags: {{migStrategy: {strategy}}}")

@@ -1,4 +1,4 @@
-"""Sockets of plugins: whose one is, and in whose place ours goes."""
+"""Sockets of plugins: the owner of a socket, and which sockets ours may replace."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def test_a_socket_that_was_made_anew_is_another(tmp_path: Path) -> None:
             server.bind(path)
             seen.add(sockets.socket_identity(path))
         os.unlink(path)
-        time.sleep(0.02)  # beyond the grain of the file system's clock
+        time.sleep(0.02)  # longer than the resolution of the file system's timestamps
     assert len(seen) == 3

@@ -46,11 +46,11 @@ UP = "0000:01:00.0"
         # two ports of one switch
         ((ROOT, PORT, UP, "0000:02:00.0", "a"), (ROOT, PORT, UP, "0000:02:01.0", "b"),
          Between.SWITCH),
-        # a switch behind a port of another
+        # a switch behind another switch's port
         ((ROOT, PORT, UP, "0000:02:00.0", "0000:03:00.0", "0000:04:00.0", "a"),
          (ROOT, PORT, UP, "0000:02:01.0", "b"), Between.SWITCHES),
         ((ROOT, PORT, "a"), (ROOT, "0000:00:02.0", "b"), Between.HOST_BRIDGE),
-        # as a hypervisor shows them
+        # as in a virtual machine
         ((ROOT, "a"), (ROOT, "b"), Between.HOST_BRIDGE),
         ((ROOT, "a"), ("pci0000:80", "b"), Between.SYSTEM),
         ((), (), Between.SYSTEM),
@@ -70,7 +70,7 @@ def test_host_bridges_of_one_socket_are_nearer_than_those_of_two() -> None:
 
 @pytest.fixture
 def sys_tree(tmp_path: Path) -> Config:
-    """Three GPUs, the first two behind one switch, with what the kernel writes of them."""
+    """Make a sysfs of three GPUs, the first two behind one switch."""
     os.makedirs(tmp_path / "bus/pci/devices")
     for bus_id, path, numa in (
         ("0000:03:00.0", f"{ROOT}/{PORT}/{UP}/0000:02:00.0/0000:03:00.0", "0"),
@@ -99,7 +99,10 @@ def test_without_nvml_there_is_what_sysfs_says(sys_tree: Config) -> None:
 
 
 def report(*gpus: tuple[str, Sequence[tuple[str, int | None]]], levels: Any = ()) -> bytes:
-    entries = [{"bus_id": bus_id, "links": links} for bus_id, links in gpus]
+    entries = [
+        {"bus_id": bus_id, "links": [[*link, n] for n, link in enumerate(links)]}
+        for bus_id, links in gpus
+    ]
     return json.dumps({"gpus": entries, "between": list(levels)}).encode()
 
 
@@ -118,6 +121,9 @@ def test_nvml_says_how_many_links_there_are_and_who_shares_a_board(sys_tree: Con
     assert found.nearness[("GPU-0", "GPU-2")] is Between.NODE
     assert found.nearness[("GPU-1", "GPU-2")] is Between.SYSTEM
     assert found.score("GPU-0", "GPU-1") == 260
+    of_first = {("0000:c0:00.0", port): "GPU-0" for port in (3, 4)}
+    assert found.ports == {**of_first, ("0000:c0:00.0", 0): "GPU-2", ("0000:c1:00.0", 1): "GPU-2",
+                           ("0000:c0:00.0", 2): "GPU-0"}  # fmt: skip
 
 
 def test_a_place_that_is_no_gpu_is_a_switch_unless_nvml_says_otherwise() -> None:
@@ -128,6 +134,17 @@ def test_a_place_that_is_no_gpu_is_a_switch_unless_nvml_says_otherwise() -> None
     processor: list[tuple[str, int | None]] = [("0000:c0:00.0", 1)] * 2
     links = parse_links(report((addresses[0], processor), (addresses[1], processor)))
     assert links.count(*addresses) == 0
+
+
+def test_a_link_to_something_without_an_address_takes_no_other_with_it() -> None:
+    links = parse_links(
+        report(
+            ("00000000:03:00.0", [("00000000:04:00.0", 0), ("", 0), ("???", 2)]),
+            ("00000000:04:00.0", [("00000000:03:00.0", 0)]),
+            ("", []),
+        )
+    )
+    assert links.count("0000:03:00.0", "0000:04:00.0") == 1
 
 
 def test_what_nvml_complains_of_is_said() -> None:
@@ -162,7 +179,7 @@ def test_nvml_is_asked_again_when_there_are_other_gpus(
 def test_the_real_probe_finds_the_links_of_a_node(tmp_path: Path) -> None:
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.of(gpus=4)) as node:
         state = tmp_path / "node/state"
-        (state / "nvml-nvlinks").write_text("0 3 4\n1 2 4\n0 1 1\n")
+        (state / "nvml-nvlinks").write_text("0 3 4\n1 2 36\n0 1 1\n3 s 2\n")
         config = load_config(node.config_path)
         there = inventory_of(config)
         found = Topologies(config).find(there)
@@ -170,10 +187,13 @@ def test_the_real_probe_finds_the_links_of_a_node(tmp_path: Path) -> None:
         first = [gpu.uuid for gpu in there.gpus]
         assert found.score(first[0], first[3]) == 410
         assert found.score(first[0], first[2]) == 10
+        assert found.score(first[1], first[2]) == 3610, "as many as a Rubin has"
+        ports = {("0000:c0:00.0", 3 * 36 + 4): first[3], ("0000:c1:00.0", 3 * 36 + 5): first[3]}
+        assert found.ports == ports
         (resource,) = resources_of(there, Settings(), numa=numa_nodes(config, there.gpus))
         assert [device.numa_node for device in resource.devices] == [0, 0, 1, 1]
         chosen = preferred(resource, first, [], 2, topology=found)
-        assert set(chosen) in ({first[0], first[3]}, {first[1], first[2]})
+        assert set(chosen) == {first[1], first[2]}
 
         (state / "nvml-faults").write_text("nvmlInit=error:999\n")
         found = Topologies(config).find(there)

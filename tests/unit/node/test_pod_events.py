@@ -1,4 +1,4 @@
-"""What is said on pods of the faults that their containers had to do with."""
+"""The Events on pods whose containers were hit by a fault or caused one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_each_fault_is_said_once_however_often_and_by_however_many_processes() -
 
 
 def test_the_same_fault_at_another_time_is_the_same_notice() -> None:
-    """In a storm the first that is kept is not always the first that was."""
+    """In a storm the oldest recorded fault is not always the first one."""
     fault_logs = [FaultLog(), FaultLog()]
     for at, fault_log in enumerate(fault_logs):
         fault_log.add(Hit(A, lost(float(at))))
@@ -83,7 +83,7 @@ def test_what_is_old_or_no_fault_is_not_said() -> None:
 
 
 class Refusing(ApiServer):
-    """One that makes no events in a namespace that is being deleted, or for a reason of its own."""
+    """A server that refuses Events in a namespace that is being deleted, or for another reason."""
 
     no = refusal(403, "unable to create new content in namespace ending")
 
@@ -168,11 +168,11 @@ async def test_a_fault_is_told_though_the_clock_was_set_back(
             fault_log = FaultLog()
             fault_log.add(Hit(A, lost(time.time())))
             publish(state.causes, dict(fault_log.entries))
-            await until(lambda: names(api) == ["a", "pod-a"], "the fault is told")
+            await until(lambda: names(api) == ["a", "pod-a"], "the fault has an Event")
 
 
 class Unchanging(ApiServer):
-    """One that lets an agent make events, and change none."""
+    """A server that allows creating Events, but not changing them."""
 
     def answer(self, request: Request) -> tuple[int, Any]:
         if request.method == "PATCH":
@@ -184,7 +184,7 @@ class Unchanging(ApiServer):
 
 
 def unclear(at: float) -> Fault:
-    """One of which only the driver's word says that the device has failed."""
+    """Return a fault for which only the driver reports that the device failed."""
     return Fault(at, "xid", 109, "timeout", "GPU-0", whose=Whose.UNCLEAR, action=Action.RESET)
 
 
@@ -207,11 +207,11 @@ async def test_what_the_driver_says_later_of_a_fault_is_in_the_same_event(tmp_pa
                 for _, event in api.events:
                     assert event["message"].endswith((f"fault.{word}", f"fault that is.{word}"))
             assert {event["reason"] for _, event in api.events} == {"GPUFailure"}
-            # Again the same is nothing to say.
+            # The same fault again is not reported.
             fault_log.add(Hit(A, replace(lost(at + 1), action=Action.BUS_RESET)))
             publish(state.causes, dict(fault_log.entries))
             publish(state.ledger, Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
-            await until(lambda: len(api.events) == 3, "what comes after it is told")
+            await until(lambda: len(api.events) == 3, "the next one has an Event")
             assert [event["count"] for _, event in api.events] == [3, 3, 1]
             assert lines == []
 
@@ -228,6 +228,6 @@ async def test_an_agent_that_may_change_no_event_makes_no_second_one(tmp_path: P
             publish(state.causes, dict(fault_log.entries))
             await until(lambda: api.refused == 1, "it is tried")
             publish(state.ledger, Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
-            await until(lambda: names(api) == ["pod-a", "z"], "what comes after it is told")
+            await until(lambda: names(api) == ["pod-a", "z"], "the next one has an Event")
             assert api.refused == 1
             assert lines == []

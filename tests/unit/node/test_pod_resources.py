@@ -1,4 +1,4 @@
-"""Asking the kubelet what it has given to whom, by one connection."""
+"""Query the kubelet's allocations by PodResources, over one connection."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.anyio
 
 
 class Lister:
-    """The pod-resources API alone. As a context it serves."""
+    """A server with only the PodResources API. It runs while the context is open."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.asked_by: list[set[str]] = []
-        """The connections that there were at each question."""
+        """The connections that were open at each call."""
         self.refusals: list[grpc.StatusCode] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -47,7 +47,7 @@ class Lister:
 
     def __exit__(self, *_: object) -> None:
         self.goes_on.set()
-        self._server.stop(None).wait()
+        self._server.stop()
 
     def _list(self, _request: Any, context: Any) -> podresources_pb2.ListPodResourcesResponse:
         self.asked_by.append(connections_to(self.path))
@@ -123,7 +123,7 @@ async def test_a_kubelet_that_is_unavailable_once_is_asked_again(
     lister.refusals = [grpc.StatusCode.UNAVAILABLE] * 2
     assert await kubelet.allocated(lister.path) is None
     assert lister.refusals == []
-    # What it does not want to answer is not asked twice.
+    # A method that it refuses is not called again.
     lister.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED]
     assert await kubelet.allocated(lister.path) is None
     assert await kubelet.allocated(lister.path) == KNOWN

@@ -1,4 +1,4 @@
-"""What a real kubelet asked, kept and told, against the plugin and the ledger."""
+"""The recorded calls and files of a real kubelet, with the plugin and the ledger."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_kubelet_kept_just_what_is_answered() -> None:
 
 
 class Answers:
-    """Gives whatever is asked for."""
+    """Allocates any requested device."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, ...]] = []
@@ -153,6 +153,6 @@ async def test_what_a_kubelet_tells_of_its_pods_is_understood(tmp_path: Path) ->
     assert allocated["default", "gpu-init"]["main"] == (("nvidia.com/gpu", init),)
     assert allocated["default", "gpu-init"]["cpu"] == ()
     assert ("containerd-shim-nvidia", "installer-v67r9") in allocated
-    # Other plugins' devices are not called by UUIDs, and nothing is said of them.
+    # Other plugins' devices have no UUIDs as ids, and are ignored.
     missing = {(each.pod, each.device) for each in unheld_of(allocated, ())}
     assert missing == {("gpu-third", third), ("gpu-init", init)}

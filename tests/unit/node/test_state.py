@@ -43,7 +43,7 @@ async def test_a_change_wakes_who_waits_for_it() -> None:
 
         tasks.start_soon(wait, state.node, state.faults)
         await anyio.wait_all_tasks_blocked()
-        publish(state.unwatched, {"GPU-0": "it is lost"})  # nobody waits for that
+        publish(state.unwatched, {"GPU-0": "it is lost"})  # no task waits for that
         publish(state.node, NodeSnapshot())  # as it was
         await anyio.wait_all_tasks_blocked()
         assert not woken
@@ -171,13 +171,13 @@ def test_faults_come_and_go_by_subject() -> None:
 def test_events_reach_all_listeners_in_order() -> None:
     state = State()
     events = state.gpu_events
-    events.send(EVENT)  # to nobody
+    events.send(EVENT)  # no listener
     with events.listen() as first, events.listen() as second:
         events.send(EVENT)
         events.send(GpuEvent(when=2.0, kind="ecc-double", gpu=""))
         for stream in (first, second):
             assert [stream.receive_nowait().when for _ in range(2)] == [1.0, 2.0]
-    events.send(EVENT)  # to nobody again
+    events.send(EVENT)  # no listener again
     assert not events.has_listeners
     assert state.counters.last_xids == {("GPU-0", "79"): 1.0}
 

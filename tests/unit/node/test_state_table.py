@@ -1,4 +1,4 @@
-"""Who publishes and who reads each topic of the agent's state: the code, and its table in docs."""
+"""The publisher and readers of each topic of the agent's state match the table in docs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ BEGIN: Final = (
 )
 END: Final = "<!-- end of topics -->\n"
 
-# What changes a fault table or a signal, and reads nothing.
+# Methods that change a fault table or a signal, without reading it.
 _WRITES: Final = {FaultTable: {"report", "clear"}, Signal: {"send"}}
 
 
 class Access(NamedTuple):
-    """A place that names something of the state."""
+    """A place in the code that uses a topic of the state."""
 
     name: str
-    service: ServiceName  # whose module it is in
-    publisher: str  # the service that it claims to publish as; "" if it reads
+    service: ServiceName  # the service of its module
+    publisher: str  # the service as which it publishes; "" if it reads
     where: str
 
 
 def service_of(path: Path) -> ServiceName:
-    """Whose module a file is."""
+    """Return the service of a module."""
     module = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
     for name, service in SERVICES.items():
         package = service.module.removesuffix(".service")
@@ -48,7 +48,7 @@ def service_of(path: Path) -> ServiceName:
 
 
 def is_state(node: ast.expr) -> bool:
-    """Whether an expression is the state: ``state``, ``context.state``, ``self._state``."""
+    """Return whether an expression is the state: ``state``, ``context.state``, ``self._state``."""
     if isinstance(node, ast.Name):
         return node.id == "state"
     return isinstance(node, ast.Attribute) and node.attr in {"state", "_state"}
@@ -56,7 +56,7 @@ def is_state(node: ast.expr) -> bool:
 
 @cache
 def properties() -> dict[str, set[str]]:
-    """The topics that the properties of the state read, by property."""
+    """Return the topics that each property of the state reads."""
     tree = ast.parse(Path(store.__file__).read_text())
     found: dict[str, set[str]] = {}
     for each in ast.walk(tree):
@@ -105,7 +105,7 @@ def publishers() -> dict[str, set[ServiceName]]:
 
 
 def table() -> str:
-    """The table of what the state has."""
+    """Build the table of the state's topics."""
     readers: dict[str, set[ServiceName]] = defaultdict(set)
     for each in accesses():
         if not each.publisher:

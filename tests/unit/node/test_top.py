@@ -1,4 +1,4 @@
-"""A frame of ``nvshim top``: what is in it, in which order, and as lines."""
+"""A frame of ``nvshim top``: its content, order and layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units of systemd that the agent is started by, and that it takes the place of."""
+"""The systemd units that start the agent, and those that it replaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAM: Final = "/usr/local/bin/nvshim"
 
 
 def _values(unit: str, key: str) -> list[str]:
-    """What a unit says of a key, as systemd hands it to a program."""
+    """Return a key's values in a unit, as systemd passes them to a program."""
     with open(os.path.join(UNITS, unit), encoding="utf-8") as file:
         found = re.findall(rf"^{key}=-?(.*)$", file.read(), re.MULTILINE)
     return [value.replace("$$", "$") for value in found]
@@ -44,7 +44,7 @@ def test_the_agents_unit_starts_a_command_that_is_one() -> None:
     command = nvshim.get_command(click.Context(nvshim), name)
     assert command is not None
     command.make_context(name, [])
-    # It has the node's own mounts, and what it mounts is seen there.
+    # It shares the node's mount namespace, and its mounts are visible there.
     with open(os.path.join(UNITS, AGENT), encoding="utf-8") as file:
         keys = re.findall(r"^(\w+)=", file.read(), re.MULTILINE)
     assert not [key for key in keys if re.match(r"(Protect|Private|Read\w+Paths|Mount|Root)", key)]

@@ -1,4 +1,4 @@
-"""What each container uses: the join, whose a process is, and its share of energy."""
+"""The usage of each container: owners of processes, the join, and the share of energy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ A: Final = container("a" * 12, 10)
 B: Final = container("b" * 12, 20)
 GPU: Final = "GPU-1"
 
-# -- whose a process is ----------------------------------------------------------------------
+# -- owners of processes ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ GPU: Final = "GPU-1"
         ("0::/..", "0::/..", False),
         ("0::/own:name:with:colons", "0::/own:name:with:colons/x", True),
         ("", "0::/x", False),
-        # Of a hierarchy that no runtime manages: there all are where containerd is.
+        # A hierarchy that no runtime manages: all processes are in containerd's cgroup there.
         ("4:memory:/x/ID\n13:misc:/containerd", "4:memory:/y\n13:misc:/containerd", False),
         ("4:memory:/own\n13:misc:/containerd", "4:memory:/y\n13:misc:/containerd", False),
         ("4:memory:/own\n13:misc:/containerd", "4:memory:/own/x\n13:misc:/containerd", True),
@@ -136,7 +136,7 @@ def test_processes_are_summed_by_container_and_device() -> None:
     assert join(sample, ledger, owners) == (
         DeviceUse(Holding(A, (GPU, "GPU-3")), GPU, (11, 12), 160, 100, 5, 7, None),
         DeviceUse(Holding(A, (GPU, "GPU-3")), "GPU-2", (13,)),
-        # Held, unused, and not a GPU that NVML tells of: only that it has no memory is known.
+        # Held but unused, and unknown to NVML: only its memory, 0, is known.
         DeviceUse(Holding(A, (GPU, "GPU-3")), "GPU-3", (), 0),
         DeviceUse(Holding(B, ()), GPU, (21,), 1),
         DeviceUse(None, GPU, (99,), 5),
@@ -147,7 +147,7 @@ def test_who_holds_and_does_nothing_uses_nothing_unless_nvml_is_silent() -> None
     ledger = Ledger(holdings=(Holding(A, (GPU,)),))
     (idle,) = join(Sample(1.0, gpus=(whole(),)), ledger, {})
     assert (idle.memory_bytes, idle.sm_percent, idle.decoder_percent) == (0, 0, 0)
-    # Of one that does not answer, or is cut, it is known that nobody has its memory.
+    # If it does not answer, or is partitioned, its memory is still known to be unused.
     for gpu in (GpuSample(GPU, lost="gone"), GpuSample(GPU, mig=(DeviceSample("MIG-1"),))):
         (use,) = join(Sample(1.0, gpus=(gpu,)), ledger, {})
         assert (use.memory_bytes, use.sm_percent) == (0, None)
@@ -199,9 +199,9 @@ def test_energy_is_shared_by_who_computed() -> None:
     meter.update(later, busy)
     meter.update(later, busy)  # once
     assert (meter.joules("/a", GPU), meter.joules("/b", GPU)) == (60, 20)
-    meter.update(Sample(13.0, gpus=(whole(joules=1200),)), {})  # nobody's
+    meter.update(Sample(13.0, gpus=(whole(joules=1200),)), {})  # not attributed
     meter.update(Sample(14.0, failure="hangs"), {})
-    meter.update(Sample(15.0, gpus=(whole(joules=5),)), busy)  # a driver that was loaded anew
+    meter.update(Sample(15.0, gpus=(whole(joules=5),)), busy)  # the driver was reloaded
     meter.update(Sample(16.0, gpus=(whole(joules=15),)), {("/b", GPU): 1})
     assert (meter.joules("/a", GPU), meter.joules("/b", GPU)) == (60, 30)
     meter.keep(["/b"])

@@ -1,4 +1,4 @@
-"""Files that come, go and change, processes that end, and directories that are made anew."""
+"""Watch files that come, go and change, processes that exit, and directories that are recreated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def heard(watcher: Watcher, wanted: Mapping[str, Interest]) -> None:
-    """One reason to look, and all new watches that follow from it."""
+    """Wait for one change, and add all new watches that follow from it."""
     with anyio.fail_after(20):
         await watcher.change(wanted)
     while watcher.follow(wanted):
@@ -54,7 +54,7 @@ async def test_a_directory_that_is_not_there_yet_is_heard_of(tmp_path: Path) -> 
 
 
 async def test_a_directory_that_is_made_anew_is_heard(tmp_path: Path) -> None:
-    """Many file systems give it the number of the one before."""
+    """Many file systems reuse the inode number of the old one."""
     driver = tmp_path / "driver"
     driver.mkdir()
     wanted = {str(driver): ANY}
@@ -104,7 +104,7 @@ async def test_a_swarm_is_one_reason(tmp_path: Path) -> None:
     class Swarmed(Watcher):
         async def _one(self, seconds: float) -> bool:
             one = await super()._one(seconds)
-            if coming:  # the next comes when one was heard of, however late that is
+            if coming:  # the next one comes after the last was noticed, however late
                 coming.pop().touch()
             else:
                 self._quiet = 0.01
@@ -160,7 +160,7 @@ async def test_descriptors_are_given_back(tmp_path: Path) -> None:
     with Watcher(0) as watcher:
         watcher.follow({str(tmp_path): ANY})
         watcher.follow_processes([os.getpid()])
-    # What was there may have been closed meanwhile, by a thread of gRPC's.
+    # A thread of gRPC may have closed one of the descriptors meanwhile.
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -182,8 +182,8 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(tmp_path: Path) 
             assert watcher.deaf == "Too many open files"
             assert not await watcher.wait(0.05)
             with anyio.fail_after(20):
-                await watcher.change(wanted)  # one looks every moment
-        assert watcher.follow(wanted)  # what has happened meanwhile is to be looked for
+                await watcher.change(wanted)  # it polls
+        assert watcher.follow(wanted)  # the caller has to look for changes in the meantime
         assert watcher.deaf == ""
         (tmp_path / "libcuda.so.1").touch()
         assert await watcher.wait(10)
@@ -192,7 +192,7 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(tmp_path: Path) 
 async def test_where_not_all_can_be_watched_those_above_tell_what_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of inotify is reached by bundles: that there is another one, their parent tells."""
+    """Bundles exceed the inotify limit: the parent directory still reports a new one."""
     watch = syscalls.inotify_watch_changes
 
     def limited(fd: int, directory: str, *, content: bool = True) -> int:

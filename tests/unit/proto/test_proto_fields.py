@@ -1,4 +1,4 @@
-"""Names and numbers on the wire, against a table written down from the APIs of others."""
+"""Field names and numbers match a table that was written from the upstream APIs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from api.proto import (  # noqa: F401 - importing them registers the messages
     events_pb2,
     events_service_pb2,
     linux_runc_pb2,
+    nri_pb2,
     pluginregistration_pb2,
     runc_options_pb2,
     runtimeoptions_pb2,
@@ -27,7 +28,7 @@ from api.proto import (  # noqa: F401 - importing them registers the messages
 )
 
 POOL = descriptor_pool.Default()
-# Message: name, number and type of its fields; all of them, so that one too many is found as well.
+# Message: name, number and type of all its fields, so that an extra field is found, too.
 FIELDS = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
 
 KINDS = {
@@ -83,7 +84,7 @@ def test_the_events_service_takes_envelopes() -> None:
 
 
 def test_bytes_written_down_from_the_wire_decode_to_what_they_say() -> None:
-    # A Go client's request, as hand-decoded: service "s", method "m", payload, 5 s, one pair.
+    # A Go client's request, decoded by hand: service "s", method "m", payload, 5 s, one pair.
     text = "0a 01 73 12 01 6d 1a 02 0a 00 20 80 e4 97 d0 12 2a 06 0a 01 6b 12 01 76"
     request = ttrpc_pb2.Request.FromString(bytes.fromhex(text))
     assert (request.service, request.method, request.payload) == ("s", "m", b"\n\x00")

@@ -1,4 +1,4 @@
-"""The modules beside the .proto files are the ones that the compiler makes of them."""
+"""The generated modules are up to date with their .proto files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Any`` as containerd writes it: bare names, and JSON under names of its own."""
+"""``Any`` as containerd writes it: bare type names, and JSON under containerd's own names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.raising import raises
 
 EXIT = events_pb2.TaskExit(container_id="web", pid=42, exit_status=7)
 
-# What is accepted as the name of a message, and what is not.
+# Valid and invalid names of messages.
 FORMS = {
     "containerd.events.TaskExit": True,
     "type.googleapis.com/containerd.events.TaskExit": True,

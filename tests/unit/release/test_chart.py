@@ -1,4 +1,4 @@
-"""The Helm chart makes what the kustomizations make, and what users of charts expect."""
+"""The Helm chart renders the same objects as the kustomizations, and follows chart conventions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,24 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "containerd-shim-nvidia"
 VERSIONS: Final = ("1.25", "1.31", "1.37")
 
-# Each component alone, with what it is a part of; and many at once, since those that change the
-# same parts are what a chart could get wrong.
-ALONE: Final = [("dra", name) if name.startswith("dra-") else (name,) for name in OPTIONS]
+# Each component alone, with its parents, and several at once: a chart could get those wrong that
+# change the same fields.
+_PARTS: Final = {"dra", "metrics"}
+ALONE: Final = [
+    (whole, name) if (whole := name.partition("-")[0]) in _PARTS - {name} else (name,)
+    for name in OPTIONS
+]
 TOGETHER: Final = (
     ("default-runtime", "host-driver", "restart-systemd", "remove-on-exit", "self-test"),
     (
         *("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "dra"),
-        *("dra-extended-resource", "dra-as-nvidia", "node-condition", "metrics"),
+        *("dra-extended-resource", "dra-as-nvidia", "node-condition", "node-labels"),
+        *("mig-config", "nvsentinel", "metrics", "metrics-dcgm", "metrics-web-config"),
     ),
     (
         *("beside-gpu-operator", "self-test", "device-plugin-config", "mps", "dra", "dra-mig"),
-        *("dra-shares", "dra-evict", "prometheus-operator"),
+        *("dra-shares", "dra-metadata", "dra-evict", "node-labels-nfd", "prometheus-operator"),
+        "metrics-dcgm",
     ),
 )
 
@@ -66,7 +72,7 @@ def rendered(kubectl: Kubectl, chart: dict[str, str]) -> Any:
 def _by_name(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     found = {(x["kind"], x["metadata"]["name"]): x for x in documents}
     assert len(found) == len(documents)
-    # Text that has comments in the one and none in the other, and means the same.
+    # Text with comments in one of them and without in the other, of the same meaning.
     for document in found.values():
         if document["kind"] == "ConfigMap":
             document["data"] = {k: yaml.safe_load(v) for k, v in document["data"].items()}
@@ -133,7 +139,7 @@ def test_values_that_charts_have_reach_both_daemon_sets(rendered: Any) -> None:
         assert before["image"] == f"{NAMESPACE}:{VERSION}"
     (installer,) = made["DaemonSet", "installer"]["spec"]["template"]["spec"]["containers"]
     assert installer["resources"]["limits"]["cpu"] == "1"
-    # What kustomizations make as well is validated where they are.
+    # Objects that the kustomizations render, too, are validated in their tests.
     for document in made.values():
         for version in VERSIONS:
             kubernetes_validate.validate(document, version, strict=True)
@@ -151,6 +157,7 @@ def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: 
     assert arguments(enabled=True, shares=2, unhealthy="omit") == [
         "--dra-shares=2", "--dra-unhealthy=omit",
     ]  # fmt: skip
+    assert arguments(enabled=True, shares="memory") == ["--dra-shares=memory"]
 
 
 @pytest.mark.parametrize(
@@ -158,8 +165,11 @@ def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: 
     [
         {"drivr": "host"}, {"driver": "hst"}, {"metrics": {"enable": True}}, {"mps": "yes"},
         {"dra": True}, {"dra": {"shares": "4"}}, {"dra": {"shares": 65}},
+        {"dra": {"shares": "all"}},
         {"dra": {"driverName": "gpu.example.com"}}, {"dra": {"unhealthy": "ignore"}},
-        {"runtimeClass": {"selector": {}}}, {"runtimeClass": {"nodeSelector": {"a": True}}},
+        {"nodeLabels": "nfd"}, {"runtimeClass": {"selector": {}}},
+        {"metrics": {"enabled": True, "names": ["dcgm-4.7"]}},
+        {"runtimeClass": {"nodeSelector": {"a": True}}},
     ],
 )  # fmt: skip
 def test_a_value_that_is_misspelt_is_refused(rendered: Any, values: dict[str, Any]) -> None:
@@ -171,7 +181,7 @@ def test_a_value_that_is_misspelt_is_refused(rendered: Any, values: dict[str, An
     "dra",
     [
         {"extendedResource": True}, {"mig": True}, {"shares": 2}, {"unhealthy": "evict"},
-        {"driverName": "gpu.nvidia.com"},
+        {"driverName": "gpu.nvidia.com"}, {"metadata": True},
     ],
 )  # fmt: skip
 def test_what_means_nothing_without_the_driver_is_refused(
@@ -180,6 +190,24 @@ def test_what_means_nothing_without_the_driver_is_refused(
     with pytest.raises(jsonschema.ValidationError):
         rendered({"dra": dra})
     rendered({"dra": {"enabled": True, **dra}})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "more"),
+    [
+        ({"enabled": False}, {"names": ["dcgm"]}), ({"enabled": False}, {"webConfigSecret": "a"}),
+        # The alerts and the PodMonitor would not work.
+        ({"prometheusOperator": True}, {"names": ["dcgm", "dcgm-4.9"]}),
+        ({"prometheusOperator": True}, {"webConfigSecret": "a"}),
+    ],
+)  # fmt: skip
+def test_metrics_that_nobody_could_use_are_refused(
+    rendered: Any, metrics: dict[str, Any], more: dict[str, Any]
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        rendered({"metrics": {**metrics, **more}})
+    rendered({"metrics": metrics})
+    rendered({"metrics": {"enabled": True, **more}})
 
 
 def test_the_runtime_class_selects_what_it_is_told_to(rendered: Any) -> None:
@@ -201,6 +229,10 @@ def test_what_is_to_be_done_after_an_installation_is_said(
     assert "restarted" not in notes(kubectl, chart, {"restart": "systemd"})
     assert "no label is needed" in text
     assert "Set runtimeClass.nodeSelector to restrict such pods" in text
+    assert "gpu.present" not in text
+    assert 'or with nvidia.com/gpu.present: "true".' in notes(
+        kubectl, chart, {"nodeLabels": "node"}
+    )
     selects = {"runtimeClass": {"nodeSelector": {"example.com/gpu": "yes"}}}
     assert "runtimeClass.nodeSelector" not in notes(kubectl, chart, selects)
 

@@ -1,4 +1,4 @@
-"""What a release says of itself, who has signed it, and when there is none."""
+"""A release's metadata and signature, and the conditions under which none is made."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_everything_that_says_the_version_says_the_same() -> None:
     assert VERSION.startswith(f"{supported[1]}.")
 
 
-# -- when there is none ---------------------------------------------------------------------
+# -- refused releases -----------------------------------------------------------------------
 
 
-# The heading of a version that is ready, below that of what comes next.
+# The heading of a version that is ready, below that of unreleased changes.
 DATED: Final = "## [1.2.0] - 2026-11-25"
 
 
@@ -130,7 +130,7 @@ def test_every_address_that_is_to_be_filled_in_is_named(tmp_path: Path) -> None:
     assert {"pyproject.toml", "SECURITY.md", "CODE_OF_CONDUCT.md", "RELEASE_KEYS"} <= named
 
 
-# -- what a release says --------------------------------------------------------------------
+# -- metadata -------------------------------------------------------------------------------
 
 
 def test_the_provenance_names_every_file_and_what_it_was_made_of(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_release_is_verified_by_what_every_node_has(release: Path, tmp_path: P
     assert sign(str(release), key, keys) is True
     first = (release / SIGNATURE).read_bytes()
     (release / SIGNATURE).unlink()
-    os.unlink(f"{key}.pub")  # the private half has it
+    os.unlink(f"{key}.pub")  # the private key contains it
     assert sign(str(release), key, keys) is True
     assert (release / SIGNATURE).read_bytes() == first
     subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=release, check=True)

@@ -1,4 +1,4 @@
-"""What tests of the server's modules share."""
+"""Fixtures of tests of the shim's server."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.harness.waiting import until
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The loop that a shim runs."""
+    """Run on the shim's loop."""
     loop_backend.register()
     return loop_backend.OURS
 
 
 @pytest.fixture
 async def reaper() -> AsyncIterator[Reaper]:
-    """A reaper, until the last child of the test has ended."""
+    """Run a reaper until the last child of the test has exited."""
     reaper, others = Reaper(), children().keys()
 
     async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -45,7 +45,7 @@ async def reaper() -> AsyncIterator[Reaper]:
 
 @pytest.fixture
 def open_log(tmp_path: Path) -> Iterator[Callable[..., Log]]:
-    """Open the log of a shim whose directory is the test's. A shim has it open while it lives."""
+    """Open the log of a shim in the test's directory, which a shim keeps open."""
     opened: list[Log] = []
 
     def open_(*, debug: bool = False, **fields: str) -> Log:

@@ -1,4 +1,4 @@
-"""Processes of a cgroup, on the kernel's own file system."""
+"""Processes of a cgroup, on a real cgroup file system."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shim.cgroup import cgroup
+from tests.harness.cgroup import is_v2
 
 
 def _a_hierarchy() -> str:
@@ -51,7 +52,8 @@ def test_processes_of_a_group_and_of_those_below_it_are_found(group: str) -> Non
 def test_a_process_in_the_root_group_has_no_group_of_its_own() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
-            for root in ("/sys/fs/cgroup", *(e.path for e in os.scandir("/sys/fs/cgroup"))):
+            below = [] if is_v2() else [entry.path for entry in os.scandir("/sys/fs/cgroup")]
+            for root in ("/sys/fs/cgroup", *below):
                 if os.path.exists(os.path.join(root, "cgroup.procs")):
                     _join(child.pid, root)
             assert cgroup.of(child.pid) is None
@@ -86,7 +88,7 @@ V1 = b"""\
 """
 HYBRID = V1 + b"41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
 V2 = b"29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-# In a container that runs containers, without a cgroup namespace of its own.
+# In a container that runs containers, without its own cgroup namespace.
 NESTED = b"""\
 35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory
 36 31 0:32 / /host\\040cgroups/memory rw - cgroup cgroup rw,memory
@@ -108,7 +110,7 @@ NESTED = b"""\
         (HYBRID, False, "memory", "/a", "/sys/fs/cgroup/memory/a"),
         (V2, True, "", "/a/b", "/sys/fs/cgroup/a/b"),
         (V2, True, "memory", "/a", None),
-        # A hierarchy of version 1 that a tool has mounted beside version 2.
+        # A v1 hierarchy that a tool has mounted on a v2 host.
         (V2 + V1.splitlines()[2], True, "", "/a", "/sys/fs/cgroup/a"),
         (NESTED, False, "memory", "/a", "/host cgroups/memory/a"),
         (NESTED, False, "pids", "/docker/abc/a", "/sys/fs/cgroup/pids/a"),

@@ -1,4 +1,4 @@
-"""Calls of a runtime that calls CRIU: what they find, and what is left of those that fail."""
+"""Calls of a runtime that uses CRIU: their arguments, and what failed ones leave."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 FILES: Final = {"file[1b:2]": 1}
 
-# $7 is the verb; --image-path and --work-path follow it, or the flags of restore.
+# $7 is the verb; --image-path and --work-path, or the flags of restore, follow it.
 TELL: Final = """
 here=$(dirname "$0")
 echo "$@" >"$here/argv"
@@ -69,7 +69,7 @@ class Container:
         return Calls(runtime, told, "c1", bundle)
 
     def checkpoint(self) -> Saved:
-        """One that was made before."""
+        """Make an existing checkpoint."""
         before = self.directory / "before"
         before.mkdir()
         (before / images.INVENTORY).write_bytes(bytes.fromhex("16313158"))
@@ -79,7 +79,7 @@ class Container:
         return Saved(str(before), "")
 
     def told(self, what: str) -> str:
-        """What the runtime was called with."""
+        """Return the arguments of the runtime."""
         return (self.directory / what).read_text()
 
 
@@ -91,7 +91,7 @@ def container(reaper: Reaper, tmp_path: Path) -> Container:
 async def test_saving_tells_what_the_container_has_of_outside_and_remembers_it(
     container: Container,
 ) -> None:
-    # As containerd does it: the bundle is in memory, the log grows on disk.
+    # As with containerd: the bundle is on a tmpfs, the log grows on disk.
     disk = container.directory / "disk"
     disk.mkdir()
     (container.bundle / "work").symlink_to(disk)
@@ -135,7 +135,7 @@ echo >"$2/core-1.img"; echo '(00.2) Dumping finished successfully' >"$4/dump.log
 """
 THEIRS: Final = 'echo >"${0%/*}/saved/theirs"; exit 1'
 WAY: Final = "CRIU: something is in the way"
-# What the runtime does, the error, and what is left in the bundle and of the checkpoint.
+# The runtime's script, the error, and the files left in the bundle and of the checkpoint.
 FAILURES: Final[dict[str, tuple[str, Kind[NvshimError], str, list[str], list[str] | None]]] = {
     "failed": (FAIL, CheckpointFailed, WAY, ["criu-dump.log"], None),
     "failed in a directory that was there": (

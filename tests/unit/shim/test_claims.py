@@ -1,4 +1,4 @@
-"""Claims in files: which hold, who is refused, what is left of those that died."""
+"""Claims in files: which are valid, which are refused, and what dead holders leave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPEC: Final[dict[str, Any]] = {
 
 
 class Place:
-    """A node with one GPU that one container may have, and bundles on it."""
+    """A node with one GPU, limited to one container, and bundles on it."""
 
     def __init__(self, node: Node) -> None:
         node.add_kernel()
@@ -114,14 +114,14 @@ def test_a_bundle_that_is_gone_or_is_another_s_claims_nothing(place: Place) -> N
     place.claim(one)
     os.unlink(f"{one}/{bundle_files.CLAIM}")
     os.rmdir(one)
-    place.bundle("one")  # of a container of the same id, which asks for nothing
+    place.bundle("one")  # of a container with the same id and no request
     place.claim(place.bundle("two"))
     assert len(place.files()) == 1
 
 
 @pytest.fixture
 def init() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that goes on."""
+    """Start a process that keeps running."""
     with subprocess.Popen(["sleep", "100"]) as process:
         yield process
         process.kill()
@@ -141,7 +141,7 @@ def test_a_container_whose_init_has_ended_has_nothing(
         place.claim(two)
     init.kill()
     _wait_unreaped(init.pid)
-    # In a pid namespace of the pod's, or of the host, others of the container may go on.
+    # In the pod's or the host's pid namespace, other processes of the container may continue.
     for namespaces in ([], [{"type": "pid", "path": "/proc/1/ns/pid"}]):
         Path(one, "config.json").write_text(json.dumps({"linux": {"namespaces": namespaces}}))
         with pytest.raises(DeviceHeld):
@@ -163,7 +163,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.fixture
 def headless() -> Iterator[int]:
-    """A process whose first thread has ended."""
+    """Start a process whose main thread has exited."""
     argv = [sys.executable, "-c", _WITHOUT_ITS_FIRST_THREAD]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
         try:
@@ -198,7 +198,7 @@ def test_one_that_was_made_without_a_limit_counts(place: Place) -> None:
 
 
 def test_one_that_has_it_by_its_spec_counts(place: Place) -> None:
-    """As containerd makes it, when a kubelet names CDI devices."""
+    """containerd writes such a spec when the kubelet names CDI devices."""
     one, two = Path(place.bundle("one")), place.bundle("two")
     spec: dict[str, Any] = {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}
     admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
@@ -249,7 +249,7 @@ def test_one_that_has_it_by_its_spec_is_refused(place: Place) -> None:
 def test_what_a_spec_lists_is_limited_when_a_container_is_made(
     place: Place, monkeypatch: pytest.MonkeyPatch, limits: str, *, refused: bool, said: int
 ) -> None:
-    """As containerd makes it of the CDI devices that a kubelet names: it asks for nothing."""
+    """containerd writes it from CDI devices of the kubelet: it has no request for us."""
     place.configure(monkeypatch, limits)
     place.claim(place.bundle("one"))
     log = Mock()
@@ -275,12 +275,12 @@ def test_what_a_spec_lists_beside_what_is_asked_for_is_claimed_as_well(place: Pl
     place.claim(one, {**looks, **LISTED})
     with pytest.raises(DeviceHeld, match="ns/one has it"):
         place.claim(two)
-    # What an image says of capabilities exempts nothing of what somebody else gives.
+    # The image's capabilities do not exempt devices that come from another source.
     looks["process"]["env"] += ["NVIDIA_DRIVER_CAPABILITIES=utility"]
     place.claim(one, {**looks, **LISTED}, holders_exempt_utility=True)
     with pytest.raises(DeviceHeld, match="ns/one has it"):
         place.claim(two, holders_exempt_utility=True)
-    # As one that came before there was a limit has it.
+    # Like a container from before the limit was set.
     bundle_files.release_claim(one)
     Path(one, "config.json").write_text(json.dumps({**looks, **LISTED}))
     record = {"grant": {"gpus": [], "mig_devices": [], "capabilities": ["utility"]}}
@@ -368,7 +368,7 @@ def test_of_many_at_once_one_has_it(place: Place) -> None:
 
 
 def _die_at(place: Place, bundle: str, write: int) -> None:
-    """Be killed at the so manieth file that is written."""
+    """Kill this process when it writes the nth file."""
     real, times = files.write, 0
 
     def counted(path: str, content: bytes, *, mode: int = 0o600) -> None:
@@ -393,7 +393,7 @@ def test_who_dies_while_it_claims_neither_has_it_nor_holds_others_up(
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
     place.claim(place.bundle("two"))
-    bundle_files.release_claim(one)  # the delete verb, afterwards
+    bundle_files.release_claim(one)  # as the delete verb does afterwards
     assert os.listdir(one) == []
     assert len(place.files()) == 1
 

@@ -1,4 +1,4 @@
-"""A container's parts that need no runtime: what Pids answers, and what an exit survives."""
+"""Parts of a container without a runtime: the answer to Pids, and errors during an exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_STDIO = StdioUris("", "", "", terminal=False)
 
 class _Publisher:
     def publish(self, _: str, event: Any) -> None:
-        """It is dropped."""
+        """Drop the event."""
 
 
 class _FailingStdio:
@@ -37,7 +37,7 @@ class _FailingStdio:
 
 
 class _Resources:
-    """As much of what a container occupies as its exits look at."""
+    """The part of a container's resources that its exits use."""
 
     cgroup = None
     own_pid_namespace = True
@@ -60,7 +60,7 @@ def _context(bundle: str, publisher: _Publisher, tasks: Any = None) -> ShimConte
 
 
 async def test_what_is_to_be_restored_has_an_init_without_a_pid(tmp_path: Any) -> None:
-    # An error or nothing, and a containerd that comes back would delete the task.
+    # After an error or an empty answer, a restarted containerd would delete the task.
     bundle = str(tmp_path)
     container = Container(_context(bundle, _Publisher()), "c", bundle, RuntimeOptions(), _NO_STDIO)
     assert container.pids() == {0: ""}

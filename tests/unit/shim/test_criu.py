@@ -1,4 +1,4 @@
-"""CRIU: what it is told, what it says, and what we leave in a checkpoint."""
+"""CRIU's arguments and messages, and the record that we leave in a checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_options_the_container_goes_on(message: AnyMessage | None) -> No
         ({"file_locks": True}, ["--file-locks"]),
         ({"empty_namespaces": ["network", "ipc"]}, ["--empty-ns", "network", "--empty-ns", "ipc"]),
         ({"cgroups_mode": "strict"}, ["--manage-cgroups-mode", "strict"]),
-        ({"image_path": "/elsewhere"}, []),  # the request's path is where containerd looks
+        ({"image_path": "/elsewhere"}, []),  # containerd looks at the request's path
         ({"parent_path": "../before"}, ["--parent-path", "../before"]),
         ({"parent_path": "/checkpoints/before"}, ["--parent-path", "../../before"]),
     ],
@@ -106,7 +106,7 @@ def test_options_that_are_none_are_refused(message: AnyMessage) -> None:
 
 @contextmanager
 def _apart(stdin: int, stdout: int, stderr: int) -> Iterator[int]:
-    """A process with mounts of its own, to which files of ours lie outside; yields its pid."""
+    """Start a process in its own mount namespace, which lacks our files; yield its pid."""
     argv = ["unshare", "--mount", "sleep", "1000"]
     child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
     try:
@@ -128,12 +128,12 @@ def test_stdio_outside_of_the_containers_mounts_is_external(tmp_path: Path) -> N
     try:
         with _apart(ends[0], ends[1], writing) as pid:
             files = criu.external_files(pid, [], paths)
-            # What init has closed, and a child of it holds, is known by its path.
+            # A file that init has closed, but a child still holds, is identified by its path.
             with _apart(subprocess.DEVNULL, writing, writing) as init:
                 assert criu.external_files(init, [pid], paths) == files
                 assert criu.external_files(init, [], paths) == {}
         inodes = {int(name.split(":")[1].rstrip("]"), 16): n for name, n in files.items()}
-        # The pipe is for the runtime to announce.
+        # The runtime declares the pipe itself.
         assert inodes == {os.fstat(ends[0]).st_ino: 0, os.fstat(ends[1]).st_ino: 1}
     finally:
         for fd in (*ends, reading, writing):
@@ -249,7 +249,7 @@ GOOD: Final[dict[str, Make]] = {
 def _checkpoints(
     top: Path, *names: str, changes: Mapping[str, Make | None] = MappingProxyType({})
 ) -> str:
-    """Checkpoints below a directory, and what is other in the last; returns where that is."""
+    """Make checkpoints below a directory, the last with changes; return its path."""
     for name in names:
         fill(f"{top}/{name}/", GOOD)
     last = f"{top}/{names[-1]}/"
@@ -286,7 +286,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
     "record that is a link": ({images.RECORD: to("/etc/passwd")}, "not a regular file"),
     "record that is a FIFO": ({images.RECORD: os.mkfifo}, "not a regular file"),
     "record that is a directory": ({images.RECORD: os.mkdir}, "not a regular file"),
-    # CRIU follows links: the pages of a container's memory could be any file of the host.
+    # CRIU follows links: the pages image could be any file of the host.
     **{
         f"{name} that is {kind}": ({name: make}, "not a regular file")
         for name in ("pages-1.img", "extra")
@@ -315,9 +315,9 @@ def test_checkpoint_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "record"),
     [
-        ({}, images.Record({}, images.NO_SWITCHES)),  # of another shim
+        ({}, images.Record({}, images.NO_SWITCHES)),  # made by another shim
         ({images.RECORD: RECORD.encode()}, RECORD),
-        ({images.RECORD: RECORD.encode(), "notes": os.mkdir}, RECORD),  # somebody else's
+        ({images.RECORD: RECORD.encode(), "notes": os.mkdir}, RECORD),  # another program's
     ],
 )
 def test_record_in_a_checkpoint_is_read(
@@ -364,7 +364,7 @@ def test_parent_is_linked_wherever_it_was_unpacked_if_it_is_there(tmp_path: Path
         images.link_parent(directory, directory)
 
 
-# -- what went wrong -----------------------------------------------------------------------------
+# -- error messages ------------------------------------------------------------------------------
 
 NEWER_KERNEL: Final = """\
 (00.000816) Version: 3.17.1 (gitid 0)
@@ -381,6 +381,11 @@ LOCK: Final = """\
 (00.140000) Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks! You can try --file-locks to dump them.
 (00.147772) \tUnseizing 16985 into 1
 (00.147948) Error (criu/cr-dump.c:2111): Dumping FAILED.
+"""  # noqa: E501 - as CRIU writes it
+
+ENDED: Final = """\
+(00.001061) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted
+(00.141354) Unfreezing tasks into 1
 """  # noqa: E501 - as CRIU writes it
 
 RESTORE: Final = """\
@@ -431,6 +436,7 @@ SAID: Final = "criu failed: type NOTIFY errno 0 log file: /w/dump.log"
         ("restore", SAID, RESTORE, RestoreFailed, "CRIU: Can't open file bin/busybox"),
         ("checkpoint", SAID, NEWER_KERNEL, CriuUnsupportedByKernel, "CRIU: vdso: Unexpected"),
         ("checkpoint", SAID, "", CheckpointFailed, SAID),
+        ("checkpoint", "exit status 137", ENDED, CheckpointFailed, "of c1: exit status 137"),
         (
             "restore",
             "container with given ID already exists",
@@ -463,7 +469,7 @@ def test_each_failure_is_an_error_of_its_own(
     error = criu.failure(verb, "c1", said=said, log=log, kept="/b/criu-dump.log")
     assert is_error(error, kind)
     assert quoted in str(error)
-    its_log_helps = kind in (CheckpointFailed, RestoreFailed) and log != ""
+    its_log_helps = kind in (CheckpointFailed, RestoreFailed) and log not in {"", ENDED}
     assert ("/b/criu-dump.log" in str(error)) == its_log_helps
 
 

@@ -1,4 +1,4 @@
-"""Events that wait for containerd, and those of which one stands for many."""
+"""Events that wait for containerd, and events that replace several others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 async def test_one_event_of_memory_stands_for_all_that_would_follow_it(
     tmp_path: Path, open_log: Callable[..., Log]
 ) -> None:
-    # pytest's own directory may be too long for a socket's address.
+    # pytest's own directory may be too long for the path of a socket.
     path = os.path.relpath(tmp_path / "events")
     os.mkfifo(tmp_path / "log")
     server = EventsServer(path, "ns")
@@ -43,14 +43,14 @@ async def test_one_event_of_memory_stands_for_all_that_would_follow_it(
         await tasks.start(server.serve)
         assert await publisher.drain(10)
         assert server.of("c1") == ["TaskStart", "TaskOOM", "TaskExit e1", "TaskOOM", "TaskExit"]
-        # The first of a queue may be on its way when the next comes.
+        # The first event of a queue may be in flight when the next one arrives.
         assert server.of("c2") == ["TaskOOM"] * 2
         publisher.close()
         tasks.cancel_scope.cancel()
 
 
 class _Faulty(socket.socket):
-    """A socket of a kernel, or an interpreter, that nobody foresaw."""
+    """A socket with unexpected errors of the kernel or the interpreter."""
 
     failures: ClassVar[list[Exception]] = []
     ours = False
@@ -83,7 +83,7 @@ async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
         assert publisher.waiting == 2
         assert await publisher.drain(10)
         assert not _Faulty.failures
-        # An event whose answer was lost is told once more.
+        # An event whose answer was lost is sent again.
         assert {"TaskStart"} == {*server.of("c1")} == {*server.of("c2")}
         assert publisher.waiting == 0
         publisher.close()
@@ -103,7 +103,7 @@ async def test_a_containerd_that_is_slow_to_answer_is_told_an_event_once(
         publisher = Publisher(path, "ns", tasks, open_log())
         publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
         await server.asked.wait()
-        for _ in range(50):  # half an hour, in which whatever has a limit of time is given up
+        for _ in range(50):  # half an hour, more than any timeout
             skipped += 36
             await anyio.lowlevel.checkpoint()
         server.answers.set()
@@ -114,7 +114,7 @@ async def test_a_containerd_that_is_slow_to_answer_is_told_an_event_once(
 
 
 class _Slow(EventsServer):
-    """A containerd that answers when the test says so."""
+    """A containerd that answers when the test lets it."""
 
     def __init__(self, path: str, namespace: str) -> None:
         super().__init__(path, namespace)

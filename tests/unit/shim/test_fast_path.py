@@ -1,4 +1,4 @@
-"""What is known of a runtime's state directory, and what is not; init's fifo from its other end."""
+"""State directories that the fast path understands, and init's fifo from its other end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _with(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return changed
 
 
-# Of each runtime, where the state has what.
+# The paths of values in each runtime's state.
 _KEYS: Final = {
     "runc": {
         "pid": "init_process_pid", "start": "init_process_start", "hooks": "config/Hooks",
@@ -77,9 +77,9 @@ _KEYS: Final = {
 
 
 def _write(directory: Path, name: str, **changes: Any) -> str:
-    """A runtime's state, but for what is changed: by a key of ``_KEYS``, or a path in the state.
+    """Write a runtime's state with changes, each named by a key of ``_KEYS`` or a path in it.
 
-    The spec that crun keeps beside it is ``spec``.
+    ``spec`` is the spec that crun keeps next to the state.
     """
     state: dict[str, Any] = _RUNC if name == "runc" else {**_CRUN, "spec": _SPEC}
     for key, value in changes.items():
@@ -104,7 +104,7 @@ def test_both_runtimes_are_understood(tmp_path: Path, name: str, kind: Kind) -> 
     state = statedir.read(_write(directory, name, hooks=hooks))
     assert state is not None
     assert state.hooks == {"poststop", "startcontainer"}
-    # What came meanwhile goes with the directory.
+    # Files that appeared meanwhile are removed with the directory.
     (directory / "state-123456789.json").write_text("")
     (directory / "notify").mkdir()
     statedir.remove(str(directory))
@@ -171,7 +171,7 @@ Made = Callable[..., tuple[Child, FastPath]]
 
 @pytest.fixture
 def fast_path_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Of a container whose runtime is a file of that name, which its init is taken to execute."""
+    """Return the fast path of a container with a stand-in runtime that its init executes."""
 
     def made(name: str, *, pid: int = 4_000_000, **changes: Any) -> tuple[Child, FastPath]:
         program = directory.parent / name
@@ -187,7 +187,7 @@ def fast_path_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A state directory with init's fifo."""
+    """Make a state directory with init's fifo."""
     made = tmp_path / "state"
     made.mkdir()
     os.mkfifo(made / statedir.FIFO)
@@ -196,7 +196,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fifo(directory: Path) -> Iterator[int]:
-    """The end that crun's init holds."""
+    """Open the end of the fifo that crun's init holds."""
     fd = os.open(directory / statedir.FIFO, os.O_RDONLY | os.O_NONBLOCK)
     yield fd
     os.close(fd)
@@ -219,7 +219,7 @@ async def test_runc_s_init_is_heard_to_its_end_be_it_late(
     late = threading.Timer(0.2, init)
     late.start()
     assert await fast.start()
-    assert closed  # it had executed its program by then
+    assert closed  # it had executed its program before that
     late.join()
     assert not (directory / statedir.FIFO).exists()
 
@@ -344,7 +344,7 @@ def test_init_is_signalled_where_a_runtime_would_do_no_more(
         assert fast.kill(signal.SIGKILL) == is_done
         if is_done:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            # It has ended, and nobody has collected it yet.
+            # It has exited, but is not reaped yet.
             assert not fast.kill(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
         else:
@@ -372,7 +372,7 @@ def test_a_program_is_told_from_its_wrapper_by_what_init_executes(tmp_path: Path
 
 
 def _frozen(directory: Path, state: str) -> str:
-    """A cgroup that says whether it is frozen as version 2 does, in a digit, or as version 1."""
+    """Make a cgroup with a freezer state in the format of v2 (a digit) or v1."""
     cgroup = directory.parent / "cgroup"
     cgroup.mkdir()
     name = "cgroup.freeze" if state.isdigit() else "freezer.state"

@@ -1,4 +1,4 @@
-"""Directories are walked through however deep they are."""
+"""Walking directories of any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a node's GPUs is no reason to have no fork server."""
+"""Faults of a node's GPUs must not prevent the fork server from starting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fork server does beforehand for containers with GPUs."""
+"""The fork server's warmup for containers with GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal that comes in the very moment in which its handler is put back is no error, nor lost."""
+"""A signal that arrives while its handler is being restored is not lost, and is not an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.launcher import REPOSITORY
 
-# The signal comes when the interpreter has looked for signals, and the kernel is not told yet.
+# The signal arrives after the interpreter's check for signals, but before the system call.
 _RACE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -33,7 +33,7 @@ int sigaction(int number, const struct sigaction *action, struct sigaction *befo
 
 _ERROR = "ignored due to race condition"
 
-# What each program does with a signal: "it" is the number.
+# How each program handles a signal; "it" is the number.
 _BY_HAND = "before = signal.signal(it, lambda *_: None); signal.signal(it, before)"
 _LOOP = """
 from shim import loop

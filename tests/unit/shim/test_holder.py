@@ -1,4 +1,4 @@
-"""The program that holds namespaces, byte by byte, and the filter of its system calls."""
+"""The machine code of the program that holds namespaces, and its seccomp filter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.waiting import eventually
 _ALLOW: Final = 0x7FFF0000
 _EPERM: Final = 0x00050001
 
-# What each is called with, from the kernel's tables.
+# The numbers of the system calls, from the kernel's tables.
 _SYSTEM_CALLS: Final = {
     "x86_64": {"write": 1, "rt_sigreturn": 15, "execve": 59, "restart_syscall": 219,
                "exit_group": 231, "ppoll": 271},
@@ -31,7 +31,7 @@ _SYSTEM_CALLS: Final = {
 
 
 def _judge(instructions: bytes, architecture: int, call: int) -> int:
-    """Run a filter as the kernel does, as far as ours goes."""
+    """Interpret a seccomp filter as the kernel does, for the instructions that ours uses."""
     program = list(struct.iter_unpack("=HBBI", instructions))
     data = {0: call, 4: architecture}
     accumulator = position = 0
@@ -54,7 +54,7 @@ def test_the_filter_lets_through_what_it_needs_and_nothing_else(name: str) -> No
     allowed = {n for n in range(1024) if _judge(instructions, machine.audit, n) == _ALLOW}
     assert allowed == set(_SYSTEM_CALLS[name].values())
     assert _judge(instructions, machine.audit, 1023) == _EPERM
-    # The same numbers of another architecture, or of x86-64's other table.
+    # The same numbers on another architecture, or in the x32 table.
     foreign = 0x40000003
     assert {_judge(instructions, foreign, n) for n in allowed} == {_EPERM}
     assert {_judge(instructions, machine.audit, n | 0x40000000) for n in allowed} == {_EPERM}

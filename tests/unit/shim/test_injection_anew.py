@@ -1,4 +1,4 @@
-"""What a container gets is decided by what the node has now, and written whole or not at all."""
+"""An injection uses the current state of the node, and is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_report
 
 
 class _Alone(Link):
-    """A worker's end of a connection that nobody listens to."""
+    """A worker's end of a connection without a peer."""
 
     def __init__(self) -> None:
-        """It has no socket."""
+        """Do nothing: it has no socket."""
 
     def extend_deadline(self, seconds: float) -> None:
-        """Nobody waits."""
+        """Do nothing: no peer waits."""
 
 
 class Place:
-    """A node whose only GPU is in MIG mode by the inventory that is kept, and a bundle on it."""
+    """A node whose only GPU is in MIG mode in the cached inventory, and a bundle on it."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -50,11 +50,11 @@ class Place:
         self.asked = node.base / "asked"
 
     def says(self, *gpus: dict[str, Any]) -> None:
-        """What NVML says when it is asked."""
+        """Set NVML's answer."""
         self.answer.write_bytes(nvml_report(*gpus))
 
     def times(self) -> int:
-        """How often it was asked."""
+        """Return how often NVML was queried."""
         return len(self.asked.read_text()) if self.asked.exists() else 0
 
     def provide(self, devices: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_module_that_fails_or_hangs_is_waited_for_once(
     loads: dict[str, int | None],
     tried: list[str],
 ) -> None:
-    """The status that modprobe ends with, by the module; None if it does not end in time."""
+    """Each module has modprobe's exit status, or None if it hangs."""
     bus = place.node.sys / "bus/pci/devices/0000:10:00.0"
     place.node.write(bus / "vendor", "0x10de\n")
     place.node.write(bus / "class", "0x030200\n")

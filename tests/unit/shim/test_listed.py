@@ -1,4 +1,4 @@
-"""Which nodes that a spec lists need an owner of their own in a user namespace."""
+"""Listed device nodes that need another owner in a user namespace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shim.work.listed import shut_nodes
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """It stands for the directories of GPUs' nodes."""
+    """Make a directory that stands in for those of GPU device nodes."""
     monkeypatch.setattr(listed, "GPU_NODES", (f"{tmp_path}/",))
     for name, mode, minor in (("shut", 0o660, 7), ("open", 0o666, 8), ("read", 0o644, 9)):
         os.mknod(tmp_path / name, stat.S_IFCHR, os.makedev(1, minor))

@@ -1,4 +1,4 @@
-"""Which programs may be loggers: those that nobody but root could have put there."""
+"""A program may be a logger if only root could have installed it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 @pytest.fixture
 def place() -> Iterator[str]:
-    """A directory that is root's alone, all the way from /, with a program in it."""
+    """Make a directory that only root can change, up to /, with a program in it."""
     path = tempfile.mkdtemp(prefix="nvshim-loggers-", dir="/run")
     os.chmod(path, 0o755)
     _program(f"{path}/logger")

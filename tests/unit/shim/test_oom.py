@@ -1,7 +1,7 @@
-"""Watching a cgroup's memory, on the kernel's own file systems.
+"""Watching a cgroup's memory, on real cgroup file systems.
 
-Version 2's way of telling is tried on ``cgroup.events``, which every such cgroup has: the kernel
-marks it as changed as it does ``memory.events``.
+The tests watch ``cgroup.events``, which every v2 cgroup has: the kernel notifies of changes in it
+as it does for ``memory.events``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _remove(directory: str) -> None:
 
 @pytest.fixture
 def limited() -> Iterator[str]:
-    """A memory cgroup of version 1 that little fits in."""
+    """Make a memory cgroup v1 with a small limit."""
     if not os.path.exists(f"{V1}/cgroup.event_control"):
         pytest.skip("the host has no version 1 of the memory controller")
     directory = f"{V1}/nvshim-unit-{os.getpid()}"
@@ -51,7 +51,7 @@ def limited() -> Iterator[str]:
 
 @pytest.fixture
 def unified() -> Iterator[str]:
-    """A cgroup of version 2, with one below it."""
+    """Make a cgroup v2, with one below it."""
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
         if os.path.exists(f"{root}/cgroup.controllers"):
             directory = f"{root}/nvshim-unit-{os.getpid()}"
@@ -64,7 +64,7 @@ def unified() -> Iterator[str]:
 
 @contextmanager
 def _run_in(directory: str, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in a cgroup; it has joined when this begins, and ends at the latest with it."""
+    """Run a program that is in a cgroup when the block starts, and ends at the latest with it."""
     script = 'echo $$ > "$0/cgroup.procs" && echo joined && exec "$@" > /dev/null'
     argv = ("sh", "-c", script, directory, *argv)
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
@@ -77,7 +77,7 @@ def _run_in(directory: str, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Followed:
-    """What is told of a watch while a block runs."""
+    """Count the notifications of a watch while the block runs."""
 
     def __init__(self, watch: oom.OomWatch) -> None:
         self.told = 0
@@ -122,7 +122,7 @@ def test_a_kill_before_a_removal_is_believed_of_a_killed_init_only(limited: str)
         with _run_in(limited, *GREEDY) as process:
             process.wait()
         os.rmdir(limited)
-        # The kernel's signal of the removal comes a moment later, from a work queue.
+        # The kernel reports the removal a moment later, from a work queue.
         eventually(lambda watch=watch: _signals(watch) == 2, "both signals")  # type: ignore[misc]
         assert watch.news(init_killed=init_killed) is init_killed
         assert watch.over
@@ -167,7 +167,7 @@ async def test_a_change_wakes_who_follows_version_2(
             with _run_in(below, "sleep", "1000"):
                 await followed.until(lambda number=number: followed.told == number + 1)  # type: ignore[misc]
             await followed.until(lambda: watch._seen == 0)
-        # Nothing happens, and nobody is woken.
+        # Nothing happens, and no task wakes up.
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         await anyio.sleep(0.5)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 0.05
@@ -237,7 +237,7 @@ def test_a_kill_while_no_descriptor_is_free_is_found_when_one_is(limited: str) -
 
 
 def _refused(make: Callable[[], oom.OomWatch], free: int) -> int | None:
-    """How making a watch fails while only so many descriptors are free."""
+    """Create a watch while only this many descriptors are free; return the error."""
     try:
         with _few_descriptors(free):
             make().close()
@@ -248,7 +248,7 @@ def _refused(make: Callable[[], oom.OomWatch], free: int) -> int | None:
 
 @contextmanager
 def _few_descriptors(free: int) -> Iterator[None]:
-    """For the time of a with-block, only so many descriptors are free."""
+    """Leave only this many descriptors free inside the block."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = []
     with restored():

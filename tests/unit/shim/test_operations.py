@@ -1,4 +1,4 @@
-"""Which operations on a container wait for which, and for how long."""
+"""Which operations on a container wait for others, and for how long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Turns:
-    """Operations whose turns come and end when the test says so."""
+    """Operations that the test starts and ends."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.operations = Operations()

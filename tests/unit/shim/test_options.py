@@ -1,4 +1,4 @@
-"""The runtime's options, in each form in which they come."""
+"""The runtime's options, in every encoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.raising import raises
 _RUNC = "containerd.runc.v1.Options"
 _TOML = "runtimeoptions.v1.Options"
 
-# What clients of containerd 1 set for runtimes that they do not know, and what there is beside.
+# What clients of containerd 1 set for runtimes that they do not know, and the other options.
 _SOME: dict[str, Any] = {
     "no_pivot_root": True,
     "no_new_keyring": True,
@@ -81,7 +81,7 @@ def test_options_of_cri_are_a_toml_body() -> None:
 
 def test_options_of_cri_may_be_a_path(tmp_path: Path) -> None:
     (tmp_path / "real.toml").write_text(_ALL_TOML)
-    path = tmp_path / "options.toml"  # a link, as a ConfigMap's files are
+    path = tmp_path / "options.toml"  # a link, like the files of a ConfigMap
     path.symlink_to("real.toml")
     options = runtimeoptions_pb2.Options(config_path=str(path))
     assert read_options(_any(_TOML, options.SerializeToString())) == _ALL
@@ -104,7 +104,7 @@ def test_a_path_that_is_no_readable_file_is_said_in_words(tmp_path: Path) -> Non
             read_options(_any(_TOML, options.SerializeToString()))
 
 
-# What people copy from the handler of runc, as containerd 1.6 and 2.x write it by default.
+# Options that users copy from runc's handler in the defaults of containerd 1.6 and 2.x.
 _DEFAULTS_TOML = """
 BinaryName = ""
 CriuImagePath = ""
@@ -193,7 +193,7 @@ def test_systemd_makes_the_cgroups_that_are_named_as_its_own(
     assert with_cgroup_driver(RuntimeOptions(), spec).systemd_cgroup is systemd
     assert with_cgroup_driver(RuntimeOptions(systemd_cgroup=True), spec).systemd_cgroup
     assert not with_cgroup_driver(RuntimeOptions(), {"linux": None}).systemd_cgroup
-    # Without systemd such a name is a path like another, as under containerd's own shim.
+    # Without systemd such a name is an ordinary path, as with containerd's own shim.
     monkeypatch.setattr(options_module, "_SYSTEMD", str(tmp_path / "missing"))
     assert not with_cgroup_driver(RuntimeOptions(), spec).systemd_cgroup
     with raises(SystemdNotRunning, match="SystemdCgroup"):

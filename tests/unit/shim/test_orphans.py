@@ -1,4 +1,4 @@
-"""Which cgroups are ended with a container, on the kernel's own file systems."""
+"""The cgroups that are killed with a container, on real cgroup file systems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from shim.cgroup import cgroup
 
-# In a mount namespace in which /sys/fs/cgroup is what argv[1] says: "v2", or what it was.
+# In a mount namespace in which /sys/fs/cgroup is a v2 hierarchy if argv[1] is "v2".
 _PROGRAM: Final = """
 import os, subprocess, sys
 if sys.argv[1] == "v2":
@@ -20,7 +20,7 @@ from shim.cgroup import cgroup
 from shim.runtime import orphans
 root = cgroup._mounted().mounts[cgroup.UNIFIED][1]
 name = f"nvshim-unit-{os.getpid()}"
-# Somebody else's, in a cgroup whose inside looks like the top, and the container's own.
+# Another container's cgroups, which look like the top from inside, and the container's own.
 others = [os.path.join(root, other, name, "c1") for other in (f"{name}-other", "unified")]
 own = os.path.join(root, name, "c1")
 processes = {}
@@ -62,7 +62,7 @@ def test_on_version_2_only_the_container_s_own_cgroup_is_ended() -> None:
 
 def test_on_this_host_only_the_container_s_own_cgroup_is_ended() -> None:
     if cgroup.UNIFIED not in cgroup._mounted().mounts:
-        return  # nothing of version 2
+        return  # no v2 hierarchy
     assert _in_a_namespace("host") == ["True", "[]", "-9 False", "[None, None]"]
 
 

@@ -1,4 +1,4 @@
-"""What a shim refuses because a person has taken it out of service, and when it looks."""
+"""The shim refuses devices that an admin has taken out of service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LISTED: Final = [{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}
 
 
 class Place:
-    """A node with two GPUs, and a bundle on it."""
+    """A node with two GPUs, and a bundle."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -49,7 +49,7 @@ class Place:
             file.write('{"reason": "fan", "since": 1}')
 
     def provide(self, devices: str, *, listed: Sequence[Any] = (), bounding: str = "") -> list[str]:
-        """Make a container; the GPUs that it is given."""
+        """Create a container; return the GPUs that it gets."""
         self.spec["process"]["env"] = [f"NVIDIA_VISIBLE_DEVICES={devices}"]
         self.spec["process"]["capabilities"] = {"bounding": [bounding] * bool(bounding)}
         self.spec["linux"]["devices"] = list(listed)
@@ -99,7 +99,7 @@ def test_of_a_driver_out_of_service_nothing_is_given_loaded_or_asked(
         with pytest.raises(OutOfService, match="the driver is out of service since"):
             place.provide(devices)
     assert place.provide("void") == []
-    # The same where it is gone already, as in the midst of its update.
+    # The same if it is already gone, for example during its update.
     monkeypatch.setattr(Provision, "_load_module", Mock(side_effect=AssertionError))
     monkeypatch.setattr(engine, "probe_command", Mock(side_effect=AssertionError))
     commands = [("modprobe", "nvidia")]
@@ -113,7 +113,7 @@ def test_of_a_driver_out_of_service_nothing_is_given_loaded_or_asked(
 
 
 def test_what_a_spec_lists_already_is_refused_too(place: Place) -> None:
-    """As containerd makes it of CDI names; a privileged one lists every node of the host."""
+    """containerd lists the nodes of CDI names, and all host nodes in a privileged container."""
     assert place.provide("void", listed=LISTED) == ["/dev/nvidia1"]
     place.mark(uuid_of(0))
     assert place.provide("void", listed=LISTED) == ["/dev/nvidia1"]
@@ -126,12 +126,12 @@ def test_what_a_spec_lists_already_is_refused_too(place: Place) -> None:
 def test_a_mark_that_comes_after_the_decision_is_seen_once_the_record_is_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever drains marks first and lists then: what it does not list yet has to see the mark."""
+    """Draining marks, then lists holders: a container that is not listed yet must see the mark."""
     inject, seen = engine.inject, []
 
     def inject_then_mark(*args: Any, **more: Any) -> Any:
         done = inject(*args, **more)
-        place.mark(uuid_of(1))  # and its list has not this container
+        place.mark(uuid_of(1))  # and its list lacks this container
         seen.append(place.record.exists())
         return done
 

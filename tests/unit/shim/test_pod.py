@@ -1,4 +1,4 @@
-"""What a pod is to be, from what CRI sends."""
+"""Parse a pod's configuration from CRI's request."""
 
 from __future__ import annotations
 

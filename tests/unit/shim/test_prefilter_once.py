@@ -1,4 +1,4 @@
-"""Whether a container requests anything is decided once: when its shim starts, or by Create."""
+"""The prefilter runs once per container: when its shim starts, or in Create."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_create_uses_what_was_decided_at_the_start(
 def test_nothing_is_kept_of_a_container_without_gpus(shim: Shim, devices: str) -> None:
     shim.start(spec_with(devices))
     shim.create(spec_with(devices))
-    # The worker of the other one is taken by provide.
+    # provide takes the worker of the other one.
     assert bool(injection._ahead) is (devices == "all")
 
 

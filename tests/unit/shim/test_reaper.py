@@ -1,4 +1,4 @@
-"""The reaper against real processes: every status arrives, once, whoever asks when."""
+"""The reaper with real processes: every waiter gets the exit status once, at any time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_hundred_children_at_once_all_report_their_own_status() -> None:
 
 
 def _orphan(status: int) -> int:
-    """Leave an orphan that has exited, as runc leaves a container's init; its pid."""
+    """Leave an orphan that has exited, as runc leaves a container's init; return its pid."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -110,7 +110,7 @@ async def test_a_kept_exit_is_not_given_to_a_later_process_of_the_same_pid() -> 
             signal.pause()
             os._exit(0)
         try:
-            # As if a predecessor of this pid had been reaped a moment ago.
+            # As if another process with this pid had been reaped a moment ago.
             reaper._unclaimed[alive] = Exit(alive, 3, 0)
             child = reaper.register(alive)
             assert child.exit is None

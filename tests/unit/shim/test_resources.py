@@ -1,4 +1,4 @@
-"""Limits, as they are handed to the low-level runtime."""
+"""Limits as they are passed to the low-level runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the low-level runtime: their arguments, and what becomes of their errors."""
+"""Calls of the low-level runtime: their arguments, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _runtime(
     options: RuntimeOptions = _DEFAULTS,
     name: str = "runc",
 ) -> LowLevelRuntime:
-    """A runtime that is a shell script: it stands for one that fails in ways runc seldom does."""
+    """Make a runtime from a shell script, to fail in ways that are rare with runc."""
     binary = directory / name
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
@@ -230,7 +230,7 @@ async def test_a_missing_runtime_is_named(reaper: Reaper, tmp_path: Path) -> Non
     )
     with pytest.raises(ProgramNotFound, match="/no/such/runc") as caught:
         await runtime.start()
-    # As an answer to Delete, NOT_FOUND would mean that the container is gone.
+    # In an answer to Delete, NOT_FOUND would mean that the container is gone.
     assert caught.value.status == Status.FAILED_PRECONDITION
 
 

@@ -1,4 +1,4 @@
-"""What a sandbox changes in the spec of a container of its pod."""
+"""The changes of a sandbox in the spec of a container of its pod."""
 
 from __future__ import annotations
 

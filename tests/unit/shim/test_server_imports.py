@@ -1,4 +1,4 @@
-"""What a shim that serves a container without GPU has in memory, and what it has not."""
+"""The modules that a shim has loaded for a container without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 _SITE = os.path.join(REPOSITORY, ".cache", "site")
 
-# Each belongs to another program, or is another loop than the shim's.
+# Each belongs to another program, or to another event loop.
 NEVER = {
     "anyio", "argparse", "asyncio", "grpc", "integration", "prometheus_client", "pynvml", "rich",
     "ssl", "structlog",
@@ -30,7 +30,7 @@ from shim.pod.server import Server, loop
 async def serve():
     listener = socket.socket(socket.AF_UNIX)
     with loop.move_on_after(0.1):
-        listener.bind("")  # to a name that the kernel chooses
+        listener.bind("")  # to an address that the kernel chooses
         listener.listen()
         async with loop.create_task_group() as tasks:
             tasks.start_soon(Server([]).serve, listener)
@@ -56,7 +56,7 @@ import shim.pod.server
 
 
 def _printed(script: str) -> Any:
-    """What a process prints that has begun as a shim does."""
+    """Run a script in a process that starts like a shim; return its output."""
     argv = ["/usr/bin/python3", "-ISc", _BY_ITSELF + script]
     return json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
 
@@ -68,7 +68,7 @@ from shim import loop
 from shim.log import Log
 
 async def fail():
-    raise RuntimeError("nobody foresaw it")
+    raise RuntimeError("unexpected")
 
 async def main(log):
     async with loop.create_task_group() as group:
@@ -91,5 +91,5 @@ def test_a_failure_that_nobody_foresaw_is_told_in_one_line_without_another_modul
     loaded, told = _printed(_FAILING)
     assert loaded == []
     assert told.count("\n") == 1
-    assert "RuntimeError: nobody foresaw it" in told
+    assert "RuntimeError: unexpected" in told
     assert "in fail" in told

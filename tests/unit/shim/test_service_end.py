@@ -1,4 +1,4 @@
-"""A shim that nobody asks to end, although it has no task, ends by itself."""
+"""A shim without tasks exits by itself if containerd does not shut it down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Publisher:
 
 
 class _Shim:
-    """As much of a shim's context as its end depends on."""
+    """The part of a shim's context on which its exit depends."""
 
     def __init__(self) -> None:
         self.publisher = _Publisher()
@@ -29,7 +29,7 @@ class _Shim:
 
 
 class _Node:
-    """A shim at a socket."""
+    """A shim on a socket."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "socket")

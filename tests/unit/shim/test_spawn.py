@@ -1,4 +1,4 @@
-"""What a started program has: its descriptors, its environment, its signals, and no more."""
+"""A started program gets its own descriptors, environment and signals, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def _only_our_own_descriptors() -> None:
-    """What the test runner was started with is not for children; ``start`` closes it too."""
+    """Keep the test runner's own descriptors from children; ``start`` closes them in a shim."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2:
             with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ async def test_a_child_has_exactly_the_descriptors_meant_for_it(reaper: Reaper) 
     finally:
         for fd in leaks:
             os.close(fd)
-    # 0, 1, 2, and the one by which listdir reads.
+    # 0, 1, 2, and the descriptor of listdir.
     assert json.loads(done.output) == [0, 1, 2, 3]
 
 
@@ -115,11 +115,11 @@ async def test_a_program_that_hangs_is_killed_and_reaped(reaper: Reaper) -> None
     with pytest.raises(ProgramTimeout, match="sleep"):
         await run(reaper, ["sleep", "1000"], timeout=0.1)
     with anyio.fail_after(5):
-        while reaper._children:  # noqa: ASYNC110 - the kernel tells nobody but the reaper
+        while reaper._children:  # noqa: ASYNC110 - the kernel notifies only the reaper
             await anyio.sleep(0.01)
 
 
-# The runner of the tests has descriptors 3 to 5 itself.
+# The test runner itself has descriptors 3 to 5.
 _WITH_FURTHER = """
 import json, os, sys
 sys.path += sys.argv[1:]

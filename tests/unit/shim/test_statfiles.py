@@ -1,4 +1,4 @@
-"""Files of numbers, and what is in them instead."""
+"""Files with numbers, and with invalid content."""
 
 from __future__ import annotations
 

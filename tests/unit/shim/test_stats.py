@@ -1,4 +1,4 @@
-"""Statistics, from trees of files as kernels have them."""
+"""Statistics from cgroup files of real kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.messages import flat
 from tests.harness.raising import raises
 
 MOST = 2**64 - 1
-UNLIMITED = 9223372036854771712  # what version 1 writes in place of "max"
+UNLIMITED = 9223372036854771712  # v1's value for "max"
 
 MEMORY_STAT_V1 = """\
 cache 3145728
@@ -165,7 +165,7 @@ memory_events {{ low: 1 high: 2 max: 3 oom: 4 oom_kill: 5 oom_group_kill: 6 }}
 
 
 def _tree(root: Path, files: dict[str, str]) -> dict[str, str]:
-    """Write files; returns the directories on the first level, by their names."""
+    """Write files; return the top-level directories by name."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Stdio on real fifos and a real terminal, as a client of containerd would hold the other end."""
+"""Stdio on real fifos and a real terminal, with the test as containerd's client."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    """A log that nobody reads."""
+    """Open a log without a reader."""
     return Log(str(tmp_path / "nowhere"), debug=False)
 
 
 @pytest.fixture
 async def tasks(reaper: Reaper) -> AsyncIterator[TaskGroup]:
-    """What stdio runs in the background, which ends before who reaps its children."""
+    """Run a task group for stdio's tasks, which ends before the reaper."""
     async with anyio.create_task_group() as tasks:
         yield tasks
 
@@ -96,14 +96,14 @@ def _read_all(fd: int) -> bytes:
 
 @pytest.fixture
 def open_fds() -> Iterator[None]:
-    """Whatever a test opens through stdio is closed when it closes the stdio."""
+    """Check that closing stdio closes everything that it opened."""
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def _write_end(stdio: Stdio) -> int:
-    """A process's own copy of its stdout."""
+    """Duplicate the write end of stdout, as a process has it."""
     stdout = stdio.child().stdout
     assert stdout is not None
     return os.dup(stdout)
@@ -413,12 +413,12 @@ async def test_an_end_may_be_closed_while_a_reader_is_waited_for(
     await stdio.started()
     os.write(process, b"unread")
     os.close(process)
-    with anyio.fail_after(1):  # a client that does not come is waited for twice as long
+    with anyio.fail_after(1):  # the wait for a missing client is twice as long
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(stdio.drain)
             await anyio.sleep(0.05)
             stdio.close()
-            # Its number is another file's from now on, which nobody may close or ask.
+            # The fd number is reused from now on: the shim must not close or query it.
             another = os.open("/dev/null", os.O_RDONLY)
     os.close(another)
 
@@ -427,7 +427,7 @@ async def test_an_end_may_be_closed_while_a_reader_is_waited_for(
 
 
 def _send_terminal(path: str) -> tuple[int, threading.Thread]:
-    """What a runtime does with a console socket; our end of the terminal is the slave."""
+    """Send a terminal to a console socket as a runtime does; return the slave."""
     master, slave = pty.openpty()
 
     def send() -> None:
@@ -445,7 +445,7 @@ def _send_terminal(path: str) -> tuple[int, threading.Thread]:
 
 
 async def _begin(stdio: Stdio) -> int:
-    """Let it start; returns the terminal's slave."""
+    """Start it; return the terminal's slave."""
     slave, thread = _send_terminal(stdio.child().console_socket or "")
     thread.join()
     await stdio.started()
@@ -456,7 +456,7 @@ async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
     tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
     stdio = await terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
-    stdio.resize(132, 43)  # before the terminal is there
+    stdio.resize(132, 43)  # before the terminal exists
     slave = await _begin(stdio)
     output = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
     input_ = os.open(tmp_path / "in", os.O_WRONLY)
@@ -472,9 +472,9 @@ async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
     os.write(slave, b"last words" * 500)
     os.close(slave)
     await stdio.drain()
-    # The client has its end before anything is closed.
+    # The client sees the end before anything is closed.
     assert _read_all(output).endswith(b"last words" * 500)
-    stdio.resize(80, 24)  # nobody is left to see it
+    stdio.resize(80, 24)  # no process is left to notice
     stdio.close()
     stdio.close()
     stdio.resize(80, 24)
@@ -487,7 +487,7 @@ async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
 def _masters() -> list[str]:
     names = []
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             names.append(os.readlink(f"/proc/self/fd/{fd}"))
     return [name for name in names if name.endswith("ptmx")]
 
@@ -525,7 +525,7 @@ async def test_a_terminal_that_is_closed_has_no_characters_to_end_its_input_with
     assert last() == b"\x04\x04"
     os.close(slave)
     stdio.close()
-    # The input can end in the same turn of the loop in which the terminal is closed.
+    # The input may end in the same turn of the loop in which the terminal is closed.
     assert last() == b""
     await anyio.wait_all_tasks_blocked()
 
@@ -548,7 +548,7 @@ async def test_clients_of_a_terminal_come_and_go_until_the_input_is_closed(
     with pytest.raises(BlockingIOError):
         os.read(slave, 100)
     os.close(client)
-    # Ctrl-D hands over the line that was begun, and then is the end.
+    # Ctrl-D flushes the incomplete line, then signals the end of the file.
     assert await _read_all_slowly(slave, until=b"end") == b"no line end"
     assert os.read(slave, 100) == b""
     os.close(slave)
@@ -579,7 +579,7 @@ async def test_a_large_paste_arrives_whole(tmp_path: Path, open_fds: None, termi
             await anyio.wait_readable(slave)
             data += os.read(slave, 65536)
             if len(data) % 7 == 0:
-                await anyio.sleep(0.001)  # a reader that lags behind
+                await anyio.sleep(0.001)  # a slow reader
     assert data == paste
     typist.join()
     os.close(slave)
@@ -653,6 +653,6 @@ async def test_a_terminal_that_no_client_reads_does_not_block(
     stdio.close()
     await anyio.sleep(0.05)
     if where == "a file":
-        # Each line end is two characters, and a write to a terminal may be cut within one.
+        # A line end has two characters, and a write to a terminal may be cut between them.
         found = (tmp_path / "log").read_bytes()
         assert len(found.replace(b"\r", b"")) == written

@@ -1,4 +1,4 @@
-"""Passing on between pipes: whole, in order, in turn with others, and no faster than is read."""
+"""The relay between pipes: complete, in order, fair, and no faster than the reader."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ async def test_what_nobody_takes_stays_in_the_pipes_and_arrives_later(tasks: Tas
     os.set_blocking(writing, False)
     written = 0
     refused = 0
-    while refused < 1000:  # until the relay has had its turns, and takes no more
+    while refused < 1000:  # until the relay had enough turns and is full
         refused += 1
         with suppress(BlockingIOError):
             written += os.write(writing, b"a line of some length\n" * 8)
             refused = 0
         await anyio.lowlevel.checkpoint()
-    # Short lines fill the pages of the first pipe, too; and no more than two pipes hold.
+    # Short lines fill whole pages of the first pipe, too. The total is at most what two pipes hold.
     assert 1 << 17 < written <= 1 << 19
     os.close(writing)
     assert len(await _read_all(reading)) == written

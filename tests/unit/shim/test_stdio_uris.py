@@ -1,4 +1,4 @@
-"""What containerd's names for stdio mean."""
+"""Parsing containerd's URIs for stdio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim looks at processes whose files are on a file system that does not answer."""
+"""The shim inspects processes whose files are on a file system that hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.launcher import REPOSITORY
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 
 LOG: Final = "runc.json"
-# It opens what is on the volume, and then has a command line that names a file there.
+# It opens a file on the volume, and then has a command line that names one.
 PROCESS: Final = """if True:
     import os, sys
     fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -46,10 +46,10 @@ def process(volume: FuseServer) -> Iterator[int]:
 
 
 def answered(script: str, *words: str) -> str:
-    """What a program prints that ends in time. One that hangs is no part of this process."""
+    """Run a program with a timeout in another process, which may hang; return its output."""
     argv = [sys.executable, "-c", script, *words]
     done = subprocess.run(
-        argv, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=20
+        argv, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""A worker answers, fails, hangs or dies, and the shim goes on."""
+"""A worker answers, fails, hangs or dies, and the shim continues."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ async def test_it_has_no_descriptors_signals_or_handlers_of_the_shim(reaper: Rea
 
     value, _ = await ask(reaper, work)
     os.close(leak)
-    # The reserved ones, the connection, and the one by which listdir reads.
+    # The reserved ones, the connection, and the descriptor of listdir.
     assert len([fd for fd in value["fds"] if fd > 5]) <= 2
     assert value["signals"] == []
 
 
 async def test_it_is_forked_while_threads_run(reaper: Reaper) -> None:
-    """As those do that copy log files: in system calls, and in between in Python."""
+    """For example, threads that copy log files, in system calls and in Python code."""
     reading, writing = os.pipe()
     over = threading.Event()
 
@@ -154,7 +154,7 @@ async def test_one_that_takes_too_long_is_killed_with_its_programs(
     with raises(WorkerTimeout, match="NVSHIM-E1701"):
         await ask(reaper, hang)
     assert time.monotonic() - began < 30
-    # What has a limit of its own has that besides.
+    # A step with its own timeout has that in addition.
     with pytest.raises(Exception, match="had not ended after"):
         await ask(reaper, work)
     with pytest.raises(ProcessLookupError):

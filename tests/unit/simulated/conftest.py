@@ -1,4 +1,4 @@
-"""Nodes that the tests of this room share; the driver's packages are fetched once a checkout."""
+"""Nodes for the tests in this directory; the driver's packages are fetched once per checkout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def driver_files() -> DriverFiles:
 
 @pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
-    """A node with two H100, not to be changed."""
+    """Make a node with two H100, which tests must not change."""
     directory = tmp_path_factory.mktemp("two") / "node"
     with SimulatedNode.create(str(directory), Scenario.load("two")) as node:
         yield node
@@ -41,7 +41,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="session")
 def mig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
-    """The shipped node with MIG devices, not to be changed."""
+    """Make the shipped node with MIG devices, which tests must not change."""
     directory = tmp_path_factory.mktemp("mig") / "node"
     with SimulatedNode.create(str(directory), Scenario.load("mig")) as node:
         yield node
@@ -49,7 +49,7 @@ def mig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> Iterator[MakeNode]:
-    """Make nodes of one's own, which are removed after the test."""
+    """Return a function that makes nodes for one test."""
     made: list[SimulatedNode] = []
 
     def make(scenario: Scenario, **options: Any) -> SimulatedNode:
@@ -63,7 +63,7 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 
 
 def libraries(node: SimulatedNode) -> str:
-    """The directory of the node's libraries."""
+    """Return the directory of the node's libraries."""
     triplets = os.listdir(os.path.join(node.driver_root, "usr/lib"))
     triplet = next(name for name in triplets if name.endswith("-linux-gnu"))
     return os.path.join(node.driver_root, "usr/lib", triplet)
@@ -80,7 +80,7 @@ def smi() -> Smi:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
 
     return run
@@ -96,9 +96,9 @@ def answer(value): print("answer:" + json.dumps(value, default=lambda number: nu
 
 @pytest.fixture(scope="session")
 def ask_nvml() -> AskNvml:
-    """Run Python against the node's NVML in a child, and give what it answers.
+    """Run Python against the node's NVML in a child, and return its answer.
 
-    The code calls ``answer(value)`` once. An NVMLError that ends it is given as its number.
+    The code calls ``answer(value)`` once. If it raises an NVMLError, its number is returned.
     """
 
     def ask(
@@ -129,7 +129,7 @@ def ask_nvml() -> AskNvml:
 
 @contextlib.contextmanager
 def without(*paths: str) -> Iterator[None]:
-    """Take files away for a while."""
+    """Hide files inside the block."""
     try:
         for path in paths:
             os.rename(path, path + ".away")

@@ -1,4 +1,4 @@
-"""Packages that are only data: where they come from, and that a cache is whole or not there."""
+"""Packages as data: their sources, and a cache that is complete or absent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from integration.simulated import driver, packages
 from integration.simulated.archive import (
     Archive,
     machine_sources,
     own_release,
     read_deb822,
     read_one_line,
+    without_updates,
     write_deb822,
 )
 from integration.simulated.errors import (
@@ -37,7 +39,7 @@ from tools.packages import fetch, in_release
 
 @dataclass
 class Shelf:
-    """A Debian archive in a directory, made of real packages."""
+    """A Debian archive in a directory, with real packages."""
 
     directory: Path
 
@@ -48,7 +50,7 @@ class Shelf:
     def add(
         self, name: str, version: str = "1.0", content: str = "content\n", *, depends: str = ""
     ) -> Path:
-        """Build a package that has one file, /usr/share/NAME/file."""
+        """Build a package with one file, /usr/share/NAME/file."""
         tree = self.directory / "build"
         (tree / "DEBIAN").mkdir(parents=True)
         (tree / "DEBIAN/control").write_text(
@@ -94,11 +96,27 @@ def cache(tmp_path: Path) -> str:
 
 
 def kept(cache: str) -> list[str]:
-    """What is in a cache but apt's own files."""
+    """Return the files of a cache, except apt's own."""
     return sorted(name for name in os.listdir(cache) if name != "apt")
 
 
 # --- Fetching
+
+
+def test_package_that_only_later_drivers_have_comes_with_these(
+    shelf: Shelf, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "machine_sources", lambda: shelf.sources)
+    monkeypatch.setattr(driver, "PACKAGES", ("libnvidia-eglcore",))
+    shelf.add("libnvidia-eglcore")
+    assert driver.fetch_packages(cache) == [f"{cache}/libnvidia-eglcore_1.0_all.deb"]
+    shutil.rmtree(cache)
+    shelf.add("libnvidia-eglcore", "2.0", depends="libc6 (>= 2), libnvidia-gpucomp (= 2.0)")
+    shelf.add("libnvidia-gpucomp", "2.0")
+    both = [f"{cache}/{name}_2.0_all.deb" for name in ("libnvidia-eglcore", "libnvidia-gpucomp")]
+    assert driver.fetch_packages(cache) == both
+    monkeypatch.setattr(packages, "machine_sources", lambda: "nonsense")
+    assert driver.fetch_packages(cache) == both
 
 
 def test_packages_are_given_in_the_order_they_were_asked_for(shelf: Shelf, cache: str) -> None:
@@ -143,10 +161,10 @@ def test_what_a_package_depends_on_comes_with_it(shelf: Shelf, cache: str) -> No
     found = fetch(["ant"], cache, sources=shelf.sources, dependencies=True)
     names = ["ant", "eye", "foot", "leg"]
     assert [os.path.basename(path) for path in found] == [f"{name}_1.0_all.deb" for name in names]
-    # What it depends on is remembered, and asked for again if something else is wanted.
+    # The dependencies are cached, and resolved again for another set of packages.
     os.utime(f"{cache}/dependencies", (0, 0))
     assert fetch(["ant"], cache, sources="nonsense", dependencies=True) == found
-    assert os.stat(f"{cache}/dependencies").st_mtime == 0  # a cache may be read-only by then
+    assert os.stat(f"{cache}/dependencies").st_mtime == 0  # the cache may be read-only
     more = fetch(["bee", "ant"], cache, sources=shelf.sources, dependencies=True)
     assert [os.path.basename(path) for path in more] == [
         f"{name}_1.0_all.deb" for name in ["bee", *names]
@@ -169,7 +187,7 @@ def test_a_package_that_comes_broken_leaves_nothing(shelf: Shelf, cache: str) ->
     shelf.add("ant")
     deb = shelf.add("bee")
     whole = deb.read_bytes()
-    deb.write_bytes(whole[:-20] + b"x" * 20)  # what the index says of it is no longer so
+    deb.write_bytes(whole[:-20] + b"x" * 20)  # it no longer matches the index
     with raises(DownloadFailed) as caught:
         fetch(["ant", "bee"], cache, sources=shelf.sources)
     assert "\n" not in str(caught.value)
@@ -321,7 +339,7 @@ def test_finishing_touch_is_put_to_the_files_before_they_count(
 
 def test_an_interrupted_unpacking_is_done_again(shelf: Shelf, tmp_path: Path) -> None:
     deb, directory = str(shelf.add("ant")), str(tmp_path / "files")
-    os.makedirs(f"{directory}/usr")  # no mark beside it: nobody finished it
+    os.makedirs(f"{directory}/usr")  # without the stamp, so unpacking did not finish
     os.mkdir(tmp_path / ".unpack-killed")
     unpack([deb], directory)
     assert tree(directory) == {"usr/share/ant/file": "content\n"}
@@ -355,7 +373,7 @@ SIGNED = {
 
 
 def archive(uris: str, suites: str, components: str = "main", **options: str) -> Archive:
-    """An archive; ``_`` stands for ``-`` in names of options."""
+    """Build an archive; ``_`` stands for ``-`` in names of options."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
     return {"uris": uris, "suites": suites, "components": components, **named}
 
@@ -421,7 +439,7 @@ def test_any_text_is_read_without_an_exception(text: str) -> None:
 
 def test_only_the_machines_own_release_is_taken() -> None:
     others = [
-        archive("v", "bookworm", "stable"),  # a vendor's
+        archive("v", "bookworm", "stable"),  # a vendor's archive
         archive("n", "nodistro"),
         archive("b", "bookworm-backports"),
         archive("t", "trixie"),
@@ -430,6 +448,13 @@ def test_only_the_machines_own_release_is_taken() -> None:
     found = own_release([*others, SIGNED, security], "bookworm")
     assert found == [SIGNED, archive("s", "bookworm-security")]
     assert own_release(others[1:2], "") == others[1:2]
+
+
+def test_a_release_itself_is_what_its_updates_and_security_fixes_are_not() -> None:
+    beside = [archive("s", "trixie-security"), archive("u", "trixie-updates")]
+    assert without_updates([archive("d", "trixie trixie-updates"), *beside]) == [
+        archive("d", "trixie")
+    ]
 
 
 SECURITY = archive("s", "bookworm-security")
@@ -474,7 +499,7 @@ def test_this_machines_archive_is_found() -> None:
 
 @pytest.fixture
 def etc_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An apt configuration of another machine, empty."""
+    """Make an empty apt configuration of another machine."""
     etc = tmp_path / "etc"
     (etc / "sources.list.d").mkdir(parents=True)
     (tmp_path / "apt.conf").write_text(f'Dir::Etc "{etc}";\n')

@@ -1,4 +1,4 @@
-"""What a scenario file says, and what it may not say."""
+"""Scenario files: valid and invalid content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.raising import is_error, raises
 
 
 def layout(*entries: str, model: str = "a100") -> list[tuple[int, str, int, list[int]]]:
-    """Number, size and place of the instances that a MIG layout gives."""
+    """Return the id, size and start of the instances of a MIG layout."""
     scenario = Scenario.of(1, model, gpu=[{"index": 0, "mig": list(entries)}])
     return [
         (i.id, i.profile.name, i.start, [c.slices for c in i.compute])

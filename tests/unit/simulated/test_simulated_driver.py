@@ -1,4 +1,4 @@
-"""How the driver's files lie below the driver root."""
+"""The layout of the driver's files below the driver root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from integration.simulated.library import build_stand_in
 from tests.harness.raising import raises
 from tests.unit.simulated.conftest import MakeNode
 
-# Links that programs look for, and what they stand for.
+# Links that programs open, and their targets.
 SONAMES = {
     "libcuda.so.1": "libcuda.so.{v}",
     "libcuda.so": "libcuda.so.{v}",
@@ -33,7 +33,7 @@ SONAMES = {
 
 
 def resolve(root: str, path: str) -> str:
-    """Follow links as a process does whose root is ``root``; the real path, below ``root``."""
+    """Resolve links as a process with this root does; return the real path below it."""
     for _ in range(10):
         full = os.path.join(root, path.lstrip("/"))
         if not os.path.islink(full):
@@ -51,7 +51,7 @@ def soname(library: str) -> str:
 
 
 def cached(root: str) -> dict[str, str]:
-    """The loader cache of a root, as ldconfig prints it."""
+    """Return the loader cache of a root, as ldconfig prints it."""
     done = subprocess.run(
         ["/sbin/ldconfig", "-r", root, "-p"], capture_output=True, text=True, check=True
     )
@@ -168,7 +168,7 @@ def test_a_directory_without_a_driver_is_refused(tmp_path: Path) -> None:
 def test_a_stand_in_that_another_process_made_meanwhile_stays(
     driver_files: DriverFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Both may be linking it already: a file that is replaced then has no name to link from.
+    # Both may already be linking it: a replaced file has no name to link from.
     os.symlink(driver_files.directory, tmp_path / "driver")
     files = DriverFiles.at(str(tmp_path / "driver"))
 

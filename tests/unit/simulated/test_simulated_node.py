@@ -1,4 +1,4 @@
-"""A node as a whole: made, found, removed, and nothing left when it cannot be made."""
+"""Creating, finding and removing a node; a failed creation leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
 @pytest.fixture
 def nodev(tmp_path: Path) -> Iterator[Path]:
-    """A file system on which device nodes cannot be opened."""
+    """Mount a file system on which device nodes cannot be opened."""
     directory = tmp_path / "nodev"
     directory.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "nodev", "tmpfs", directory], check=True)
@@ -70,7 +70,7 @@ def test_a_node_is_found_again(mig: SimulatedNode) -> None:
 def test_a_node_is_made_quickly_and_removed_wholly(tmp_path: Path) -> None:
     before = sum(os.times()[:4])
     node = SimulatedNode.create(str(tmp_path / "node"), Scenario.load("eight"))
-    # Processor time, its own and the compiler's: about 0.7 s, however busy the machine is.
+    # CPU time of this process and the compiler: about 0.7 s, however busy the machine is.
     assert sum(os.times()[:4]) - before < 10
     node.remove()
     assert os.listdir(tmp_path) == []
@@ -114,7 +114,7 @@ def test_nothing_is_left_of_a_node_whose_library_cannot_be_built(
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", str(binaries))
-    unseen = Scenario.of(nvml_lacks=["nvmlOfNoOtherScenario"])  # its library was not built before
+    unseen = Scenario.of(nvml_lacks=["nvmlOfNoOtherScenario"])  # its library is not built yet
     with raises(LibraryNotBuilt):
         SimulatedNode.create(str(tmp_path / "node"), unseen)
     assert os.listdir(tmp_path) == ["bin"]

@@ -1,4 +1,4 @@
-"""What the simulated NVML says of GPUs at work, by the files that tests write."""
+"""The simulated NVML reports busy GPUs from files that tests write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.pynvml_calls import needs
 from tests.unit.simulated.conftest import GPU_IS_LOST, AskNvml, MakeNode
 
 NONE = 0xFFFFFFFF
@@ -15,7 +16,7 @@ NONE = 0xFFFFFFFF
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SimulatedNode]]:
-    """A node with these files in its state directory."""
+    """Return a function that makes a node with these files in its state directory."""
     nodes: dict[str, SimulatedNode] = {}
 
     def make(scenario: str, **files: str) -> SimulatedNode:
@@ -35,7 +36,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sim
 def test_processes_and_what_they_use(busy: Callable[..., SimulatedNode], ask_nvml: AskNvml) -> None:
     node = busy(
         "two",
-        processes="# nobody\n0 4711 1048576 60 20 5 0\n0 12 2097152\ng 0 13 7\nm 0 14 8 50 0 0 1\n"
+        processes="# none\n0 4711 1048576 60 20 5 0\n0 12 2097152\ng 0 13 7\nm 0 14 8 50 0 0 1\n"
         "1 99 5\nnonsense\n9 1 1\n",
     )
     found = ask_nvml(
@@ -121,7 +122,7 @@ def test_links_between_gpus(busy: Callable[..., SimulatedNode], ask_nvml: AskNvm
                         nvmlDeviceGetNvLinkRemotePciInfo(h, n).bus]
             except NVMLError as error: return error.value
         a, b = (nvmlDeviceGetHandleByIndex(n) for n in (0, 1))
-        answer([[link(a, n) for n in range(4)], [link(b, n) for n in range(3)], link(a, 18),
+        answer([[link(a, n) for n in range(4)], [link(b, n) for n in range(3)], link(a, 36),
                 nvmlDeviceGetP2PStatus(a, b, NVML_P2P_CAPS_INDEX_NVLINK)])
         """,
     )
@@ -164,8 +165,8 @@ def test_waiting_for_an_event_costs_nothing_and_ends_when_the_gpu_is_lost(
         def wait(timeout):
             try: nvmlEventSetWait_v2(events, timeout)
             except NVMLError as error: return error.value
-        begun = time.process_time()
-        first, used = wait(1000), time.process_time() - begun
+        start = time.process_time()
+        first, used = wait(1000), time.process_time() - start
         threading.Timer(0.1, lose).start()
         answer([first, wait(20000), used])
         """,
@@ -191,3 +192,65 @@ def test_a_file_that_is_replaced_is_seen(make_node: MakeNode, ask_nvml: AskNvml)
         """,
     )
     assert found == [0, 3000]
+
+
+def test_fields_have_a_type_each_and_those_without_a_fact_are_not_supported(
+    busy: Callable[..., SimulatedNode], ask_nvml: AskNvml
+) -> None:
+    node = busy("two", facts="0 memory-temperature 71\n0 nvlink-sent-kib 5000000000\n")
+    found = ask_nvml(
+        node,
+        """
+        every = (1 << 32) - 1
+        fields = [82, (138, every), (139, every), 29, 94, 230, 1]
+        answer([[f.nvmlReturn, f.valueType, f.value.ullVal] for f in
+                nvmlDeviceGetFieldValues(nvmlDeviceGetHandleByIndex(0), fields)])
+        """,
+    )
+    assert found[:2] == [[0, 1, 71], [0, 3, 5_000_000_000]]
+    assert [each[0] for each in found] == [0, 0, 3, 3, 0, 0, 3]
+
+
+CLUSTER = "00000000-0000-0000-0000-0000000000ab"
+COMPLETED = "0 fabric-state 3\n0 fabric-cluster 171\n0 fabric-clique 32766\n"
+NOT_COMPLETED = {"state": "in-progress", "health": ""}
+WITHOUT_V3 = "del pynvml.c_nvmlGpuFabricInfo_v3_t"
+
+
+@needs("nvmlDeviceGetGpuFabricInfoV")
+@pytest.mark.parametrize(
+    ("facts", "before", "expected"),
+    [
+        ("", "", None),
+        ("0 fabric-state 0\n", "", None),
+        (COMPLETED + "0 fabric-health 3\n", "",
+         {"state": "completed", "health": "limited-capacity", "cluster_uuid": CLUSTER,
+          "clique": 32766}),
+        # An older library, an older pynvml, and both from before versioned structures.
+        (COMPLETED + "0 fabric-version 2\n0 fabric-health 3\n", "",
+         {"state": "completed", "health": "", "cluster_uuid": CLUSTER, "clique": 32766}),
+        (COMPLETED, WITHOUT_V3,
+         {"state": "completed", "health": "", "cluster_uuid": CLUSTER, "clique": 32766}),
+        (COMPLETED, WITHOUT_V3 + "; del pynvml.c_nvmlGpuFabricInfo_v2_t",
+         {"state": "completed", "health": "", "cluster_uuid": CLUSTER, "clique": 32766}),
+        ("0 fabric-state 3\n", "", {"state": "completed", "health": ""}),  # HGX: no cluster
+        ("0 fabric-state 2\n0 fabric-cluster 171\n", "", NOT_COMPLETED),
+        (COMPLETED + "0 fabric-status 999\n", "",
+         {"state": "completed", "health": "", "failure": "Unknown Error"}),
+    ],
+)  # fmt: skip
+def test_the_place_in_an_nvlink_fabric(
+    busy: Callable[..., SimulatedNode], ask_nvml: AskNvml, facts: str, before: str, expected: object
+) -> None:
+    found = ask_nvml(
+        busy("two", facts=facts),
+        f"""
+        import pynvml
+        from hooks.node.nvml_probe import GpuAsker
+        from integration.nvml.child_fabric import fabric_of
+        {before}
+        asker = GpuAsker(pynvml, 0)
+        answer([fabric_of(pynvml, asker, nvmlDeviceGetHandleByIndex(0)), asker.notes])
+        """,
+    )
+    assert found == [expected, []]

@@ -1,4 +1,4 @@
-"""What GitHub and pre-commit run is what the Makefile and ``.ci/run`` have, and no copy of it."""
+"""GitHub and pre-commit call the Makefile and ``.ci/run``, and do not copy their commands."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_the_workflow_may_only_read() -> None:
     workflow = parsed(".github/workflows/ci.yml")
     assert workflow["permissions"] == {"contents": "read"}
     assert all("permissions" not in job for job in workflow["jobs"].values())
-    # YAML 1.1 reads the key `on` as true. `pull_request_target` would run a stranger's code with
-    # a token that may write.
+    # YAML 1.1 parses the key `on` as true. `pull_request_target` would run untrusted code with a
+    # token that can write.
     assert set(workflow[True]) == {"push", "pull_request"}
 
 

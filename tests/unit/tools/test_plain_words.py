@@ -1,4 +1,4 @@
-"""Listed phrases are found in every kind of prose, and a room cannot get more of them."""
+"""Listed phrases are found in all prose, and no room may get more of them."""
 
 from __future__ import annotations
 

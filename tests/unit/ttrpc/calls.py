@@ -1,4 +1,4 @@
-"""Handlers of the echo service, and who calls it."""
+"""Handlers of the echo service, and its client."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def echo_at_once(_: Context, request: StringValue) -> StringValue:
 
 
 class Gate:
-    """A handler that answers when it is let, and fails if it is told to."""
+    """A handler that waits until ``open`` is set, then answers or raises ``failure``."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.open = anyio.Event()
@@ -84,12 +84,12 @@ class Gate:
 
 
 class Caller:
-    """Who calls the echo service, any number of times at once."""
+    """Calls the echo service, any number of times in parallel."""
 
     def __init__(self, client: Any, served: Any = None) -> None:
         self.client = client
         self.served = served
-        self.outcomes: list[object] = []  # of :meth:`ask`: what was said, or the error's status
+        self.outcomes: list[object] = []  # of :meth:`ask`: the answer, or the error's status
 
     async def say(
         self, text: str = "hi", *, method: str = "Say", service: str = NAME, **options: Any
@@ -106,10 +106,10 @@ class Caller:
             self.outcomes.append(error.status)
 
     def open(self, method: str, request: StringValue | None = None, **options: Any) -> Any:
-        """A call that streams, as a context."""
+        """Open a streaming call as a context."""
         described = Method.of(DESCRIPTOR.methods_by_name[method])
         return self.client.stream(NAME, described, request, **options)
 
     async def other(self) -> str:
-        """The other method's answer; by then the server has read what was said before."""
+        """Call another method; afterwards the server has read all earlier data."""
         return await self.say(method="Other")

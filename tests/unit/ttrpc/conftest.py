@@ -1,4 +1,4 @@
-"""A service to test with, and servers of it on real unix sockets."""
+"""A test service, and its servers on real unix sockets."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from tests.unit.ttrpc.calls import DESCRIPTOR, NAME, Caller
 
 @pytest.fixture(params=["asyncio", loop_backend.OURS])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The loop of a program on anyio, and the shim's."""
+    """Run on asyncio and on the shim's loop."""
     loop_backend.register()
     return str(request.param)
 
 
 @pytest.fixture
 def server_class(anyio_backend: str) -> type[Server | ttrpc.Server]:
-    """The server that belongs to the loop: what holds for one has to hold for the other."""
+    """Return the server for the loop; both servers have to behave the same."""
     return Server if anyio_backend == "asyncio" else ttrpc.Server
 
 
 @pytest.fixture
 def descriptor() -> ServiceDescriptor:
-    """A service with a method of every kind; all messages are StringValue."""
+    """Build a service with a method of every kind; all messages are StringValue."""
     return DESCRIPTOR
 
 
@@ -49,7 +49,7 @@ def service() -> str:
 
 
 class Raw:
-    """A connection to a server that says what it is told to."""
+    """A client connection that sends any bytes a test wants."""
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self._stream = stream
@@ -64,7 +64,7 @@ class Raw:
         await self.send(encode(stream_id, REQUEST, 0, message.SerializeToString()))
 
     async def answers(self, number: int) -> dict[int, ttrpc_pb2.Response]:
-        """The next so many responses, by stream."""
+        """Read this many responses; return them by stream."""
         answers: dict[int, ttrpc_pb2.Response] = {}
         with anyio.fail_after(5):
             while len(answers) < number:
@@ -78,8 +78,8 @@ class Raw:
 class Served:
     """A running server: its path, what it logged, and itself.
 
-    ``calls`` counts the requests whose handlers have begun: bytes under way in a socket are no
-    reason for ``wait_all_tasks_blocked`` to wait.
+    ``calls`` counts the requests whose handlers have started: ``wait_all_tasks_blocked`` does not
+    wait for bytes in flight in a socket.
     """
 
     def __init__(self, path: str, server: Any, log: list[tuple[str, Mapping[str, Any]]]) -> None:
@@ -90,12 +90,12 @@ class Served:
         self.calls = 0
 
     async def until_calls(self, number: int) -> None:
-        """Wait until so many handlers have begun."""
+        """Wait until this many handlers have started."""
         await _until(lambda: self.calls >= number)
 
     @contextlib.asynccontextmanager
     async def raw(self) -> AsyncIterator[Raw]:
-        """A connection without a client, for bytes of one's own."""
+        """Open a connection without a client, to send any bytes."""
         async with await anyio.connect_unix(self.path) as stream:
             yield Raw(stream)
 
@@ -108,13 +108,13 @@ async def _until(holds: Callable[[], object]) -> None:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
-    """Wait until something holds, for a bounded time."""
+    """Wait until a condition holds, with a timeout."""
     return _until
 
 
 @pytest.fixture
 def serve(tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any) -> Callable[..., Any]:
-    """Serve the echo service with some handlers, for as long as a block lasts."""
+    """Serve the echo service with some handlers inside the block."""
 
     @contextlib.asynccontextmanager
     async def serving(
@@ -166,7 +166,7 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any) -> C
                     yield served
                     await server.shutdown(0)
             except BaseExceptionGroup as group:
-                # What a test's block raised is what the test should see.
+                # The test should see the exception of its own block.
                 if len(group.exceptions) == 1:
                     raise group.exceptions[0] from None
                 raise
@@ -176,7 +176,7 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any) -> C
 
 @pytest.fixture
 def calling(serve: Any) -> Callable[..., Any]:
-    """Serve the echo service with some handlers; yields who calls it, with what serves it."""
+    """Serve the echo service with some handlers; yield its client and server."""
 
     @contextlib.asynccontextmanager
     async def called(handlers: Mapping[str, Handler], **options: Any) -> AsyncIterator[Caller]:

@@ -1,4 +1,4 @@
-"""The client on a real socket: losing, cancelling and giving up."""
+"""The client on a real socket: lost connections, cancellation and timeouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 
 on_anyio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-"""What the shim's client does not have: a task group of one's own."""
+"""Marks tests with the caller's own task group, which the shim's client does not support."""
 
 
 async def _say(client: Any, text: str = "hi", **options: Any) -> str:
@@ -45,7 +45,7 @@ async def _say(client: Any, text: str = "hi", **options: Any) -> str:
 
 @contextlib.asynccontextmanager
 async def _pair(loop: str) -> AsyncIterator[tuple[Any, anyio.abc.SocketStream]]:
-    """A client and, in place of a server, the bare other end."""
+    """Connect a client to a bare socket instead of a server."""
     ours, theirs = socket.socketpair()
     async with (
         anyio.create_task_group() as tasks,
@@ -63,7 +63,7 @@ def pair(anyio_backend: str) -> Any:
 
 @pytest.fixture
 def connected(anyio_backend: str) -> Any:
-    """The client of the loop, as a context."""
+    """Open the client for the loop, as a context."""
 
     @contextlib.asynccontextmanager
     async def shims(path: str) -> AsyncIterator[Any]:
@@ -77,9 +77,9 @@ def connected(anyio_backend: str) -> Any:
 async def _asked(
     pair: Any, error: Kind[NvshimError] | None = None, match: str = ""
 ) -> AsyncIterator[tuple[Any, anyio.abc.SocketStream]]:
-    """A client that has asked once and, in place of a server, the other end, which has read it.
+    """Send one call from a client to a bare socket, which has read it.
 
-    By the end of the block the call has its answer, which is "in time", or fails like this.
+    By the end of the block the call has its answer, "in time", or fails with the given error.
     """
     async with pair() as (client, peer), anyio.create_task_group() as tasks:
 
@@ -207,7 +207,7 @@ async def test_a_closed_connections_number_is_not_used_again_while_a_task_waits_
             await anyio.wait_all_tasks_blocked()
             client.close()
             assert theirs.recv(1) == b""
-            # The loop would take a new socket of that number for the old one.
+            # The loop would mistake a new socket with that number for the old one.
             one, other = socket.socketpair()
             with one, other:
                 assert number not in {one.fileno(), other.fileno()}
@@ -239,7 +239,7 @@ async def test_a_cancelled_call_leaves_the_connection_healthy(serve: Any, connec
         with anyio.move_on_after(0.02) as scope:
             await _say(client, "slow")
         assert scope.cancelled_caught
-        # Its answer comes now, late, and must not be taken for another's.
+        # Its answer arrives late, and must not be mistaken for another one.
         release.set()
         for number in range(5):
             assert await _say(client, str(number)) == str(number)
@@ -261,7 +261,7 @@ async def test_a_timeout_goes_on_the_wire_in_nanoseconds(
     timeout: float | None, nanoseconds: int, pair: Any
 ) -> None:
     async with pair() as (client, peer):
-        # Cancelled by us, or by the shortest of these timeouts.
+        # Cancelled by the test, or by the shortest of these timeouts.
         with anyio.move_on_after(0.01):
             try:
                 await _say(client, timeout=timeout)
@@ -330,7 +330,7 @@ async def test_requests_reach_the_wire_in_the_order_of_their_ids_under_pressure(
         for number in range(20):
             tasks.start_soon(ask, number)
         await anyio.wait_all_tasks_blocked()
-        # A call that is cancelled while it waits for room must leave no half frame.
+        # A call that is cancelled while it waits for buffer space must leave no partial frame.
         with anyio.move_on_after(0.01):
             await ask(1)
         reader = FrameReader()

@@ -1,4 +1,4 @@
-"""The core alone: what is answered to whom, for good peers and for hostile ones."""
+"""The protocol core without I/O: its answers to good peers and to hostile ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _oversized(stream_id: int, type_: int, flags: int = 0) -> bytes:
 
 
 def _statuses(replies: bytes) -> list[tuple[int, int]]:
-    """Stream and code of each response."""
+    """Return the stream and code of each response."""
     reader = FrameReader()
     answers = []
     for frame in reader.feed(replies):
@@ -73,7 +73,7 @@ def _statuses(replies: bytes) -> list[tuple[int, int]]:
     return answers
 
 
-# What a client may do wrong: the bytes, and the (stream, code) of each answer.
+# Errors of a client: its bytes, and the (stream, code) of each answer.
 HOSTILE: dict[str, tuple[bytes, list[tuple[int, int]]]] = {
     "even id": (_request(2), [(2, INVALID)]),
     "id zero": (_request(0), [(0, INVALID)]),
@@ -317,7 +317,7 @@ def test_no_stream_begins_in_a_state_that_has_no_request(state: State) -> None:
         ClientConnection().send_request("s", "m", b"", state=state)
 
 
-# Any frames at all: mostly plausible ones, so that streams come alive.
+# Any frames, but mostly plausible ones, so that streams get opened.
 _flags = st.sampled_from([0, REMOTE_CLOSED, REMOTE_OPEN, NO_DATA, NO_DATA | REMOTE_CLOSED, 3, 255])
 _ids = st.integers(0, 9)
 _any_frame = st.one_of(
@@ -328,7 +328,7 @@ _any_frame = st.one_of(
 
 
 def _comparable(events: list[Event]) -> list[object]:
-    """Events with their errors by type and text: two equal errors are two objects."""
+    """Return events with their errors as type and text, since equal errors differ as objects."""
     return [
         tuple((type(v), str(v)) if isinstance(v, Exception) else v for v in (type(event), *event))
         for event in events
@@ -371,4 +371,4 @@ def test_garbage_raises_nothing_and_holds_nothing(make: Any, garbage: bytes) -> 
     before = connection.live
     for event in connection.receive_data(garbage) if garbage else []:
         assert not isinstance(event, RequestReceived) or connection.is_live(event.stream_id)
-    assert connection.live <= before + len(garbage) // 10  # a frame is no shorter
+    assert connection.live <= before + len(garbage) // 10  # a frame has at least 10 bytes

@@ -1,4 +1,4 @@
-"""Against another implementation: the ttrpc server inside containerd."""
+"""Our client with another implementation: the ttrpc server in containerd."""
 
 from __future__ import annotations
 
@@ -66,13 +66,10 @@ def test_an_event_we_forward_is_seen_by_those_who_listen(containerd: PrivateCont
     with Recorder(containerd) as recorder:
         anyio.run(main)
         recorder.wait_for("web", lambda names: names == ["exit"] * 3)
-        assert recorder.of("web")[0].fields == {
-            "container_id": "web",
-            "id": "web",
-            "pid": 42,
-            "exit_status": 7,
-            "exited_at": "1970-01-01T00:00:01Z",
-        }
+        fields = recorder.of("web")[0].fields
+        # The time formats of ctr 1.6 and 1.7.
+        assert fields.pop("exited_at") in ("1970-01-01T00:00:01Z", {"seconds": 1})
+        assert fields == {"container_id": "web", "id": "web", "pid": 42, "exit_status": 7}
 
 
 def test_what_containerd_does_not_have_is_unimplemented(containerd: PrivateContainerd) -> None:
@@ -127,7 +124,7 @@ def test_a_stopped_containerd_is_noticed_at_once(containerd: PrivateContainerd) 
 
 
 def test_gos_client_is_served_by_our_server(containerd: PrivateContainerd) -> None:
-    """``ctr shim`` calls a shim's socket itself, at the path that is the shims' convention."""
+    """``ctr shim`` calls a shim's socket directly, at the conventional path."""
     asked: list[Context] = []
 
     async def state(context: Context, request: task_pb2.StateRequest) -> task_pb2.StateResponse:
@@ -168,7 +165,7 @@ def test_gos_client_is_served_by_our_server(containerd: PrivateContainerd) -> No
 
 
 def test_both_servers_say_the_same_to_an_oversized_request(containerd: PrivateContainerd) -> None:
-    """What we answer (tested with our server) is what containerd answers."""
+    """Our answer (tested with our server) is the same as containerd's."""
 
     async def main() -> None:
         length = DATA_MAX + 1

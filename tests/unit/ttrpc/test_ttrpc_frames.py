@@ -1,4 +1,4 @@
-"""Frames: ten bytes and data, however they are cut up on the way."""
+"""Frames: a header of ten bytes and data, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _bytes(frame: Frame) -> bytes:
 
 
 def _oversized(length: int, stream_id: int = 7) -> bytes:
-    """An oversized frame; its header is what ``encode`` will not write."""
+    """Build an oversized frame, whose header ``encode`` refuses to write."""
     return length.to_bytes(4, "big") + encode(stream_id, 1, 2)[4:] + bytes(length)
 
 
@@ -69,7 +69,7 @@ def test_an_oversized_frame_is_skipped_and_the_next_one_read(
 ) -> None:
     length = DATA_MAX + excess
     stream = _oversized(length) + _bytes(following)
-    # Small pieces around the edges, where the counting is; the middle in one.
+    # Small pieces at the start and the end, where errors are likely; one for the middle.
     edge = min(piece, 2000)
     middle = len(stream) - 3 * edge
     pieces = [stream[:edge], stream[edge:middle]]

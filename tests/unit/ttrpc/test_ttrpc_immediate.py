@@ -1,4 +1,4 @@
-"""Handlers that answer at once: as those in tasks, but in order, and before what comes later."""
+"""Immediate handlers answer like those in tasks, but in order, and before later requests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_request_broken_in_the_same_read_ends_neither_connection_nor_ser
         served.raw() as raw,
         served.raw() as another,
     ):
-        # The same id a second time breaks the stream before its first request is looked at.
+        # Reusing the id breaks the stream before its first request is handled.
         await raw.send(encode(1, REQUEST, 0, request) * 2)
         assert (await raw.answers(1))[1].status.code == Status.INVALID_ARGUMENT
         for client in (raw, another):
@@ -79,7 +79,7 @@ async def test_what_it_raises_is_its_answer(calling: Any) -> None:
             raise OutOfCheese("bread", found="crumbs", do="bake")
         if request.value == "wrong":
             return Int32Value(value=3)  # type: ignore[return-value]
-        raise ValueError("nobody foresaw this")
+        raise ValueError("unexpected")
 
     async with calling({}, immediate={"Say": fail}) as caller:
         for text in ("typed", "wrong", "else"):
@@ -116,7 +116,7 @@ async def test_a_client_that_does_not_read_is_not_kept_answers_for_without_end(s
 
 
 async def test_it_is_answered_by_a_server_that_waits_for_others_to_end(serve: Any) -> None:
-    """Nothing has to be begun for it; so a second Shutdown, say, is answered as the first was."""
+    """It needs no new task; so a second Shutdown, for example, is answered like the first."""
     gate = Gate()
     async with (
         serve({"Other": gate}, immediate={"Say": echo_at_once}) as served,

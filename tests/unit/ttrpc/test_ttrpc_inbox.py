@@ -1,4 +1,4 @@
-"""The inbox of a stream: in order, within limits, and on the account of its connection."""
+"""The inbox of a stream: in order, limited, and counted for its connection."""
 
 from __future__ import annotations
 

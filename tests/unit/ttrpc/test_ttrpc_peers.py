@@ -1,4 +1,4 @@
-"""Who may connect: processes of our user and our group, and nobody else."""
+"""Only processes of our user and our group may connect."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from api.ttrpc.client import connect
 from api.ttrpc.frames import REQUEST, encode
 from api.ttrpc.sockets import peer_credentials
 
-# A client in a process of its own. It becomes somebody else, connects, sends a request and
-# prints what it was answered: how many bytes, until the end or for a second.
+# A client in its own process. It becomes another user, connects, sends a request and prints how
+# many bytes it read until the end of the stream.
 _STRANGER = """
 import os, socket, sys
 path, uid, gid, request = sys.argv[1:]
@@ -30,7 +30,7 @@ os.setgroups([])
 os.setresgid(int(gid), int(gid), int(gid))
 os.setresuid(int(uid), int(uid), int(uid))
 with socket.socket(socket.AF_UNIX) as sock:
-    sock.settimeout(5)
+    sock.settimeout(60)
     sock.connect(path)
     try:
         sock.sendall(bytes.fromhex(request))
@@ -62,7 +62,7 @@ async def test_only_our_user_with_our_group_is_served_and_others_get_not_a_byte(
 ) -> None:
     request = ttrpc_pb2.Request(service=service, method="Say").SerializeToString()
     async with serve({"Say": _echo}) as serving:
-        # The way to the socket is open to all, so that it is the server which says no.
+        # All users can reach the socket, so that the server has to refuse them.
         os.chmod(serving.path, 0o666)
         for directory in (tmp_path, *tmp_path.parents):
             if os.stat(directory).st_mode & 0o005 != 0o005:
@@ -80,7 +80,7 @@ async def test_only_our_user_with_our_group_is_served_and_others_get_not_a_byte(
         assert logged == ([] if served else ["a connection was rejected"])
         if not served:
             assert f"uid {uid} and gid {gid}" in serving.log[0][1]["error"]
-        # And the server goes on.
+        # The server continues.
         async with connect(serving.path) as client:
             await client.call(service, "Say", StringValue(), StringValue)
 

@@ -1,4 +1,4 @@
-"""What the package shows to its users: names, errors, and how much it loads."""
+"""The package's public interface: names, errors, and loaded modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
     if isinstance(value, ErrorRow) or (inspect.isclass(value) and issubclass(value, TtrpcError))
 }
 
-# What a server process may not load with the package: each costs time in every cold start.
+# Modules that the package must not load in a server: each slows down every cold start.
 UNWANTED = [
     "anyio", "asyncio", "dataclasses_json", "http", "urllib.request", "multiprocessing", "grpc",
     "structlog", "json", "logging.config", "xml", "unittest", "trio", "email",

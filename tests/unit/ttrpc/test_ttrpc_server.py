@@ -1,4 +1,4 @@
-"""The server on a real socket: what its clients see, whatever its handlers do."""
+"""The server on a real socket, with all kinds of handlers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_an_address_may_be_written_as_a_url(serve: Any) -> None:
 
 
 class _Counter:
-    """What a bound service calls."""
+    """An implementation of a bound service."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -116,7 +116,7 @@ async def test_a_thousand_requests_at_once_each_get_their_own_answer(calling: An
     answers: dict[int, str] = {}
 
     async def reverse(_: Context, request: StringValue) -> StringValue:
-        # Answers in another order than that of the requests.
+        # Answers in another order than the requests.
         await anyio.sleep(0.001 * (int(request.value) % 7))
         return request
 
@@ -144,7 +144,7 @@ async def _cancelled() -> None:
 
 
 BECAUSE = AnyMessage(type_url="why", value=b"because")
-# What a handler raises, returns or does; what its caller is told, and what is logged.
+# What a handler raises, returns or does; the status that its caller gets; and what is logged.
 FAILURES: dict[str, tuple[Any, int, str, str]] = {
     "typed": (
         OutOfCheese("cheddar", found="an empty shelf", do="try the next shop"),

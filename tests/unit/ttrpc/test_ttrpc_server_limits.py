@@ -1,4 +1,4 @@
-"""Clients that go, are slow, hostile or too many, and handlers that take their time."""
+"""Clients that disconnect, are slow, hostile or too many, and slow handlers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_clients_timeout_cancels_the_handler_and_is_answered(
     serve: Any, timeout: int, told: str
 ) -> None:
     gate = Gate()
-    # Without a client of ours, which would have a deadline of its own.
+    # Without our own client, which would have its own deadline.
     async with serve({"Say": gate}) as served, served.raw() as raw:
         await raw.request(1, "Say", timeout_nano=timeout)
         response = (await raw.answers(1))[1]
@@ -166,7 +166,7 @@ async def test_an_oversized_response_is_an_answer_too(calling: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "asked", "refused", "limit"),
-    # 16 MiB are held at most, and what exceeds them by one message.
+    # At most 16 MiB are buffered, plus one message.
     [("hi", 5, 2, {"max_calls": 3}), (LARGE, 10, 4, {})],
     ids=["many", "large"],
 )
@@ -196,7 +196,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody_else(serve: Any) -> N
                 await deaf.send(b"".join(encode(sent * 2 + i * 2 + 1, REQUEST, 0, request)
                                          for i in range(100)))  # fmt: skip
                 sent += 100
-        # It is not read from any more, and no answers are made that it would not take.
+        # The server stops reading from it, and makes no answers that it would not read.
         assert sent < 20_000
         assert served.calls < 5
         with anyio.fail_after(20):

@@ -1,4 +1,4 @@
-"""Methods whose equal requests are one call, and methods that are never refused."""
+"""Methods whose equal requests share one call, and methods that are never refused."""
 
 from __future__ import annotations
 

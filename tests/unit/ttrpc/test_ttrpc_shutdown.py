@@ -1,4 +1,4 @@
-"""The end of a server: at once, in good order, or with its listener."""
+"""Stopping a server: immediately, gracefully, or with its listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that stream, end to end and in every direction."""
+"""Streaming calls, end to end and in every direction."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def chat(_: Context, stream: Stream) -> None:
 
 
 class Hanging:
-    """A handler that neither reads nor ends by itself."""
+    """A handler that does not read, and runs until it is cancelled."""
 
     def __init__(self) -> None:
         self.cancelled = anyio.Event()
@@ -147,7 +147,7 @@ async def test_a_server_may_end_before_the_client_has(calling: Any) -> None:
     async with calling({"Chat": first_only}) as caller:
         async with caller.open("Chat") as stream:
             await stream.send(StringValue(value="1"))
-            # Under way when the server ends: late, and no harm.
+            # In flight when the server ends; it arrives late, and is harmless.
             await stream.send(StringValue(value="2"))
             assert [message.value async for message in stream] == ["1"]
         async with caller.open("Chat") as stream:
@@ -273,7 +273,7 @@ async def test_data_that_break_a_rule_cancel_the_handler_and_are_answered_once(s
         assert (await raw.answers(1))[1].status.code == Status.INVALID_ARGUMENT
         with anyio.fail_after(20):
             await hang.cancelled.wait()
-        # Nothing else is said on that stream: the next answer is another's.
+        # Nothing else is sent on that stream: the next answer is that of another.
         await raw.request(3, "Collect", "x")
         assert list(await raw.answers(1)) == [3]
         assert served.log == []
@@ -364,7 +364,7 @@ async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(cal
 @pytest.mark.parametrize(
     ("frames", "expected"),
     [
-        # As Go servers end a stream: a bare end, a response with the only answer, a status.
+        # How Go servers end a stream: a bare end, a response with the only answer, a status.
         ([encode(1, DATA, REMOTE_CLOSED | NO_DATA)], []),
         ([encode(1, DATA, 0, _text("a")), encode(1, DATA, REMOTE_CLOSED, _text("b"))], ["a", "b"]),
         ([encode(1, RESPONSE, 0)], []),
@@ -375,7 +375,7 @@ async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(cal
             ],
             ["a", "b"],
         ),
-        # A final response after the end is of no consequence.
+        # A final response after the end is ignored.
         ([encode(1, DATA, REMOTE_CLOSED | NO_DATA), encode(1, RESPONSE, 0)], []),
     ],
 )

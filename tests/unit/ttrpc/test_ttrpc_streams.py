@@ -1,4 +1,4 @@
-"""The table of stream states, and that both cores follow it to the letter."""
+"""The table of stream states; both cores follow it exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REQUESTS = {
     State.OPEN: (Event.REQUEST_OPEN, REMOTE_OPEN),
     State.CLIENT_CLOSED: (Event.REQUEST_CLOSED, REMOTE_CLOSED),
 }
-# The frame by which each event travels; requests are made apart.
+# The frame for each event, except requests.
 ON_THE_WIRE = {
     Event.CLIENT_DATA: encode(1, DATA, 0, b"m"),
     Event.CLIENT_END: encode(1, DATA, REMOTE_CLOSED | NO_DATA),

@@ -1,4 +1,4 @@
-"""What the tests of the verbs share."""
+"""Fixtures of the tests of the verbs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.verbs.program import Program
 
 @pytest.fixture
 def program(short_path: Path) -> Iterator[Program]:
-    """The program, installed for one test."""
+    """Install the program for one test."""
     program = Program(short_path)
     yield program
     program.close()
@@ -20,5 +20,5 @@ def program(short_path: Path) -> Iterator[Program]:
 
 @pytest.fixture(autouse=True)
 def _no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would end one that is left behind for a single test."""
+    """Disable fork servers: nothing would stop one that a single test leaves behind."""
     monkeypatch.setenv("NVSHIM_FORK_SERVER", "0")

@@ -1,4 +1,4 @@
-"""A real container whose shim is gone: made with runc or crun, and looked at from outside."""
+"""A real container without a shim, created with runc or crun and inspected from outside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Container:
     """One container in a bundle, with a mounted rootfs.
 
     Args:
-        bundle: where containerd would have made it; its name is the container's id.
+        bundle: its directory, named after the container's id as by containerd.
         root: the directory of the runtime's state.
         runtime: runc or crun.
         own_pid_namespace: whether its processes die with init.
@@ -48,18 +48,18 @@ class Container:
         self.write_options(runtime)
 
     def write_options(self, binary: str) -> None:
-        """Leave what the server leaves for the clean-up."""
+        """Write the files that the server leaves for the cleanup."""
         record = {"binary": binary, "root": str(self.root), "systemd_cgroup": False}
         (self.bundle / "options.json").write_text(json.dumps(record))
 
     def call(self, *words: str) -> None:
-        """Call the runtime as the server would."""
+        """Call the runtime as the server does."""
         subprocess.run(
             [self.runtime, "--root", self.root, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             check=True,
-            timeout=20,
+            timeout=60,
         )
 
     def create(self) -> int:
@@ -69,7 +69,7 @@ class Container:
         return int(pid_file.read_text())
 
     def run(self) -> int:
-        """Run it until its three processes are there, and return the pid of init."""
+        """Start it and wait for its three processes; return the pid of init."""
         pid = self.create()
         self.call("start", self.id)
         deadline = time.monotonic() + 10
@@ -79,12 +79,12 @@ class Container:
         return pid
 
     def cgroups(self) -> list[str]:
-        """The directories of its cgroup that there are."""
+        """Return the existing directories of its cgroup."""
         hierarchies = [_CGROUPS, *(entry.path for entry in os.scandir(_CGROUPS) if entry.is_dir())]
         return [d for d in (os.path.join(h, self.id) for h in hierarchies) if os.path.isdir(d)]
 
     def processes(self) -> set[int]:
-        """The processes in its cgroup."""
+        """Return the processes in its cgroup."""
         return {
             int(pid)
             for directory in self.cgroups()
@@ -92,7 +92,7 @@ class Container:
         }
 
     def close(self) -> None:
-        """Remove what is left, whatever the test has done."""
+        """Remove everything that is left."""
         deadline = time.monotonic() + 5
         while self.cgroups():
             assert time.monotonic() < deadline, "a container could not be removed"
@@ -109,7 +109,7 @@ class Container:
 
     def _write_spec(self, *, own_pid_namespace: bool) -> None:
         path = self.bundle / "config.json"
-        path.unlink(missing_ok=True)  # runc refuses to write over one
+        path.unlink(missing_ok=True)  # runc refuses to overwrite one
         subprocess.run(["runc", "spec"], cwd=self.bundle, check=True)
         spec: dict[str, Any] = json.loads(path.read_text())
         spec["process"].update(terminal=False, args=list(_FOREVER), env=["PATH=/bin"])
@@ -117,7 +117,7 @@ class Container:
         if not own_pid_namespace:
             namespaces: Sequence[dict[str, str]] = spec["linux"]["namespaces"]
             spec["linux"]["namespaces"] = [n for n in namespaces if n["type"] != "pid"]
-        # sysfs and its masked paths are nothing that a clean-up depends on.
+        # The cleanup does not depend on sysfs and its masked paths.
         spec["mounts"] = [m for m in spec["mounts"] if m["destination"] in ("/proc", "/dev")]
         path.write_text(json.dumps(spec))
 
@@ -126,7 +126,7 @@ class Container:
 def container(
     bundle: Path, root: Path, *, runtime: str = "runc", own_pid_namespace: bool = True
 ) -> Iterator[Container]:
-    """A container that is gone after the block."""
+    """Make a container, and remove it after the block."""
     made = Container(bundle, root, runtime=runtime, own_pid_namespace=own_pid_namespace)
     try:
         yield made
@@ -135,7 +135,7 @@ def container(
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, if only as a zombie that nobody has waited for yet."""
+    """Return whether a process has exited; it may still be a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"

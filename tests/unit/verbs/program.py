@@ -1,7 +1,7 @@
-"""The program as containerd runs it, with a server that tells what it was born with.
+"""The program as containerd runs it, with a server that reports its initial state.
 
-The verbs are the real ones, executed through a real launcher. In the place of the server there
-is a module that writes down what a process can know of itself, and waits to be killed.
+The verbs are the real ones, executed by a real launcher. Instead of the server, a module writes
+down facts about its own process, and waits until it is killed.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Program:
     """One installed program, and the shims that were started with it.
 
     Args:
-        directory: where to install it, and what the shims keep outside their bundles.
-        broken: whether its server can't even be imported.
+        directory: for its installation, and for the files of shims outside of bundles.
+        broken: whether importing its server fails.
     """
 
     def __init__(self, directory: Path, *, broken: bool = False) -> None:
@@ -95,13 +95,13 @@ class Program:
         environment: Mapping[str, str] | None = None,
         merged: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run it to its end, as containerd does: with pipes, and in a process group of its own.
+        """Run it until it exits, as containerd does: with pipes, in its own process group.
 
         Args:
             words: its arguments.
-            cwd: where.
-            stdin: what it can read.
-            environment: added to PATH and a runtime directory of the test's own.
+            cwd: its working directory.
+            stdin: its input.
+            environment: variables in addition to PATH.
             merged: whether stdout and stderr are one pipe.
         """
         return subprocess.run(
@@ -110,15 +110,15 @@ class Program:
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-            # Nobody would end a fork server that is left behind for a single test.
+            # Nothing would stop a fork server that a single test left behind.
             env={"PATH": os.environ["PATH"], "NVSHIM_FORK_SERVER": "0", **(environment or {})},
             process_group=0,
-            timeout=20,
+            timeout=60,
             check=False,
         )
 
     def argv(self, bundle: Path) -> list[str]:
-        """How containerd calls ``start`` in a bundle; the container is named like it."""
+        """Return containerd's command line of ``start`` in a bundle, which names the container."""
         words = ["-namespace", "test", "-address", self.address, "-id", bundle.name]
         return [str(self.path), *words, "start"]
 
@@ -129,7 +129,7 @@ class Program:
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run ``start`` in a bundle; the container is named like it."""
+        """Run ``start`` in a bundle, which names the container."""
         words = ["-namespace", "test", "-address", self.address, "-publish-binary", "/bin/true"]
         return self.run(
             *words,
@@ -144,11 +144,11 @@ class Program:
 
     @property
     def address(self) -> str:
-        """Of the containerd that there isn't: with it, the sockets' names are this test's own."""
+        """Return an address without a containerd; it makes the names of sockets unique."""
         return str(self.directory / "containerd.sock")
 
     def facts(self, bundle: Path) -> dict[str, Any]:
-        """What the shim that was started in a bundle says of itself."""
+        """Return the facts that the shim in a bundle wrote about itself."""
         deadline = time.monotonic() + 10
         while not (bundle / FACTS).exists():
             assert time.monotonic() < deadline, "no shim came up"
@@ -157,23 +157,23 @@ class Program:
         return facts
 
     def kill(self, bundle: Path) -> None:
-        """End the shim that was started in a bundle the hard way."""
+        """Kill the shim that was started in a bundle."""
         _kill(self.facts(bundle)["pid"])
 
     def close(self) -> None:
-        """End all that was started, and remove its sockets."""
+        """Kill all started processes, and remove their sockets."""
         for pid in self._processes():
             _kill(pid)
         for bundle in self._bundles:
             if (bundle / "address").is_file():
                 path = (bundle / "address").read_text().removeprefix("unix://")
-                # The server of these tests takes no announcement away.
+                # The stand-in server does not remove its sockets.
                 for trace in (path, f"{path}.{bundle.name}"):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(trace)
 
     def _processes(self) -> Iterator[int]:
-        """Everything that runs in a bundle, also if it has not come to tell of itself."""
+        """Yield all processes that run in a bundle, also those that wrote no facts yet."""
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{pid}/cwd").startswith(f"{self.directory}/"):
@@ -187,7 +187,7 @@ def _kill(pid: int) -> None:
         return
     try:
         signal.pidfd_send_signal(held, signal.SIGKILL)
-        # It is a child of whoever adopts orphans, so only its end can be waited for.
+        # The process that adopts orphans is its parent, so the test can only wait for its end.
         poll = select.poll()
         poll.register(held, select.POLLIN)
         assert poll.poll(5000), "a killed process did not end"

@@ -1,4 +1,4 @@
-"""Containers of one pod find one socket; all others find different ones."""
+"""Containers of one pod share a socket; all others have different ones."""
 
 from __future__ import annotations
 

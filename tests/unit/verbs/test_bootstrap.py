@@ -1,4 +1,4 @@
-"""What ``start`` understands of its stdin, and in which dialect it answers."""
+"""Parsing the stdin of ``start``, and the format of its answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_does_not_name_this_container_and_namespace_is_an_older_containerd(
 
 
 def test_a_later_containerd_may_say_more_than_we_know() -> None:
-    # Fields 100 to 103, one of each kind that proto3 has.
+    # Fields 100 to 103, one of each wire type of proto3.
     unknown = b"\xa0\x06\x07" + b"\xa9\x06" + b"8" * 8 + b"\xb2\x06\x01x" + b"\xbd\x06" + b"4" * 4
     params = read_bootstrap(_params().SerializeToString() + unknown, _FLAGS)
     assert params is not None
@@ -85,7 +85,7 @@ def test_any_bytes_are_an_older_containerd_with_or_without_options(data: bytes) 
         (_any(runc_options_pb2.Options(shim_cgroup="/shims")), "/shims"),
         (_any(runc_options_pb2.Options(binary_name="crun")), ""),
         (_any(runtimeoptions_pb2.Options(config_body=b'shimcgroup = "/shims"\n')), "/shims"),
-        # Create reads them too, and says what is wrong.
+        # Create reads them, too, and reports the error.
         (_any(runtimeoptions_pb2.Options(config_body=b"ShimCgroup =")), ""),
         (_any(runtimeoptions_pb2.Options(config_path="/no/such/file")), ""),
         (AnyMessage(type_url="containerd.runc.v1.Options", value=b"\x1a\xff"), ""),

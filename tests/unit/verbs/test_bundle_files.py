@@ -1,4 +1,4 @@
-"""A bundle's files are read and written whole, by their own names, and never through a link."""
+"""A bundle's files are read and written completely, and never through a link."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``delete`` after the shim was killed: nothing of the container is left, and nothing else is hurt.
+"""``delete`` after the shim was killed: it removes everything of the container, and nothing else.
 
-The containers are real ones. What is left is read from the cgroups, the mount table, /proc and
-the file system, not from the verb.
+The containers are real ones. The tests check the cgroups, the mount table, /proc and the file
+system, and do not rely on the verb's answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.unit.verbs.program import Program
 
 
 def _delete(program: Program, bundle: Path) -> tuple[task_pb2.DeleteResponse, str]:
-    """Run the verb as containerd does; return its answer, and what it complained about."""
+    """Run the verb as containerd does; return its answer and its messages."""
     words = ["-namespace", "test", "-address", program.address, "-id", bundle.name]
     started = time.monotonic()
     done = program.run(
@@ -62,7 +62,7 @@ def _assert_nothing_left(left: Container, processes: set[int]) -> None:
 
 @pytest.fixture
 def bundle(program: Program) -> Path:
-    """A bundle whose name is an id that no other test or run uses."""
+    """Make a bundle with a unique id."""
     return program.bundle(f"nvshim-test-{os.getpid()}-{time.monotonic_ns()}")
 
 
@@ -87,7 +87,7 @@ def _innocent_process() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-# -- what is ended -------------------------------------------------------------------------------
+# -- what is removed -----------------------------------------------------------------------------
 
 
 def _lost_state(left: Container, _: Path) -> None:
@@ -97,7 +97,7 @@ def _lost_state(left: Container, _: Path) -> None:
 
 
 def _cut_off(left: Container, _: Path) -> None:
-    left.state.mkdir(parents=True)  # runc's first step; there is no state.json in it yet
+    left.state.mkdir(parents=True)  # runc's first step, before state.json is written
 
 
 def _without_its_runtime(left: Container, _: Path) -> None:
@@ -124,11 +124,11 @@ def _failing(left: Container, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A container, what becomes of it, and the lines of what is complained about."""
+    """A container, what happens to it, and the lines of the messages."""
 
     change: Callable[[Container, Path], object] = lambda *_: None
     said: tuple[str, ...] = ()
-    more: bool = False  # may be complained about: what takes its time is busy meanwhile
+    more: bool = False  # further messages are allowed: slow steps may be busy
     runtime: str = "runc"
     own_pid_namespace: bool = True
     begin: Callable[[Container], int] = Container.run
@@ -151,7 +151,7 @@ CASES = {
     ),
     "runtime that fails": Case(_failing, ("/runtime delete {id}: exit status 3: one two",)),
     "frozen, without its runtime": Case(_frozen, (UNKNOWN,), more=True),
-    # It is known by its cgroup.
+    # It is identified by its cgroup.
     "state that was lost": Case(_lost_state),
     "malformed state": Case(_malformed_state, ("state.json: no JSON", UNKNOWN), more=True),
 }
@@ -181,7 +181,7 @@ def test_container_is_ended(program: Program, bundle: Path, root: Path, name: st
 
 
 def _have_own_sockets() -> None:
-    """Mount a directory of sockets that no `start` of another test looks into."""
+    """Mount a private directory of sockets, hidden from `start` of other tests."""
     directory = sockets.prepare_directory()
     syscalls.mount("tmpfs", directory, "tmpfs", 0, f"mode={os.stat(directory).st_mode & 0o777:o}")
 
@@ -205,7 +205,7 @@ def test_a_delete_that_was_killed_is_finished_by_the_next_start(
         for pid in map(int, pids.read_text().split()):
             os.kill(pid, signal.SIGKILL)
         assert not any(map(has_ended, processes))
-        # containerd removes the bundle all the same, and does not call delete again.
+        # containerd removes the bundle anyway, and does not call delete again.
         syscalls.umount(str(left.rootfs))
         shutil.rmtree(bundle)
         following = program.bundle(bundle.name if whose == "its own" else f"{bundle.name}-next")
@@ -223,7 +223,7 @@ def test_a_delete_that_was_killed_is_finished_by_the_next_start(
 def test_a_container_that_got_the_id_of_a_killed_delete_is_left_alone(
     program: Program, bundle: Path, root: Path
 ) -> None:
-    """Its own start has seen to what was left; only then its Create could be made."""
+    """The start of the new container has already removed what was left."""
     _have_own_sockets()
     with container(bundle, root) as left:
         left.run()
@@ -273,7 +273,7 @@ def _notes(program: Program, bundle: Path) -> list[str]:
     return [n for n in unfinished.names(sockets.prepare_directory()) if n == name]
 
 
-# -- what must not be hurt -----------------------------------------------------------------------
+# -- what must not change ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_state", [True, False])
@@ -404,7 +404,7 @@ def test_only_a_socket_is_removed_whatever_the_address_names(
 
 
 def test_socket_that_only_containerd_noted_is_removed(program: Program, bundle: Path) -> None:
-    # The bundle of a pod's later container: containerd 2.x did not call start in it.
+    # The bundle of a pod's later container, in which containerd 2.x did not call start.
     path = program.directory / "dead"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -435,7 +435,7 @@ def test_malformed_note_of_containerd_is_told_and_stops_nothing(
     assert not (bundle / "nvidia").exists()
 
 
-# -- half-made bundles ---------------------------------------------------------------------------
+# -- incomplete bundles --------------------------------------------------------------------------
 
 
 def _no_config(bundle: Path) -> None:
@@ -486,7 +486,7 @@ def test_the_bundle_is_the_current_directory_if_no_flag_names_it(
 
 
 def _show_crun_a_host_that_it_knows() -> None:
-    """Hide the second hierarchy: crun refuses a host with both versions of cgroups."""
+    """Hide the v2 hierarchy, because crun refuses a host with both versions of cgroups."""
     root = Path("/sys/fs/cgroup")
     if not (root / "unified" / "cgroup.controllers").exists():
         return

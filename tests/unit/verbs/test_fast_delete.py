@@ -1,7 +1,7 @@
-"""``delete`` after a shim that ended in good order, which the native launcher answers by itself.
+"""``delete`` after a shim's regular exit, which the native launcher answers by itself.
 
-:mod:`shim.verbs.delete` defines the verb. A stub in its place shows when the launcher leaves the
-verb to Python; where it does not, Python has to answer the same and change nothing.
+:mod:`shim.verbs.delete` defines the verb. A stub in its place shows when the launcher falls back to
+Python. When it does not, Python has to give the same answer and change nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def gone() -> int:
-    """The pid of a process that was."""
+    """Return the pid of a process that has exited."""
     with subprocess.Popen(["true"]) as process:
         return process.pid
 
 
 @pytest.fixture
 def bundle(short_path: Path, gone: int) -> Path:
-    """What a shim leaves of a container that was deleted, after which it ended."""
+    """Make the bundle that a shim leaves after it deleted its container and exited."""
     bundle = short_path / "c1"
     (bundle / "rootfs").mkdir(parents=True)
     for name in FILES_AFTER_DELETE:
@@ -73,7 +73,7 @@ def bundle(short_path: Path, gone: int) -> Path:
 def _delete(compiled: str, bundle: Path, *more: str, container_id: str = "c1") -> bytes:
     words = ["-namespace", "test", "-address", "/nowhere", "-publish-binary", "/bin/false"]
     argv = [compiled, *words, "-id", container_id, "-bundle", str(bundle), *more, "delete"]
-    done = subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10, check=True)
+    done = subprocess.run(argv, cwd=bundle, capture_output=True, timeout=60, check=True)
     assert done.stderr == b""
     return done.stdout
 
@@ -104,7 +104,7 @@ def _pid(bundle: Path) -> str:
     return (bundle / "init.pid").read_text()
 
 
-# What a bundle may lack, or have in another form, and need no clean-up all the same.
+# Variations of a bundle that need no cleanup, either.
 SETTLED: dict[str, Callable[[Path], object]] = {
     "all files": lambda _: None,
     **{
@@ -131,7 +131,7 @@ SETTLED: dict[str, Callable[[Path], object]] = {
 
 
 def _contents(bundle: Path) -> dict[str, object]:
-    """All files around a bundle, by path: contents, targets of links, and kinds of the rest."""
+    """Return all files around a bundle by path: contents, link targets, or types."""
     found: dict[str, object] = {}
     for path in bundle.parent.rglob("*"):
         mode = path.lstat().st_mode
@@ -275,5 +275,5 @@ def test_a_bundle_that_is_gone_is_left_to_python(
     compiled: str, bundle: Path, short_path: Path
 ) -> None:
     argv = [compiled, "-namespace", "test", "-id", "c1", "-bundle", f"{bundle}-gone", "delete"]
-    done = subprocess.run(argv, cwd=short_path, capture_output=True, timeout=10, check=True)
+    done = subprocess.run(argv, cwd=short_path, capture_output=True, timeout=60, check=True)
     assert done.stdout == PYTHON

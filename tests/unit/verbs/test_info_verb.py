@@ -1,4 +1,4 @@
-"""``-info``: what containerd is told of the runtime, whatever the low-level runtime does."""
+"""``-info``: the runtime info for containerd, whatever the low-level runtime does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _options(message: runc_options_pb2.Options | runtimeoptions_pb2.Options) -> 
 
 
 def _ask(program: Program, stdin: bytes = b"") -> tuple[types_pb2.RuntimeInfo, str]:
-    """The answer, and what is said on stderr."""
+    """Return the answer and stderr."""
     done = program.run("-info", stdin=stdin)
     assert done.returncode == 0, done.stderr
     info = types_pb2.RuntimeInfo.FromString(done.stdout)
@@ -136,7 +136,7 @@ def test_a_person_at_a_terminal_need_not_end_the_input(program: Program) -> None
     master, slave = os.openpty()
     try:
         done = subprocess.run(
-            [program.path, "-info"], stdin=slave, capture_output=True, check=True, timeout=10
+            [program.path, "-info"], stdin=slave, capture_output=True, check=True, timeout=60
         )
     finally:
         os.close(master)

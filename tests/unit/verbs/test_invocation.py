@@ -1,4 +1,4 @@
-"""The command lines that containerd sends, and those that it does not."""
+"""Command lines of containerd, and invalid ones."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_any_words_are_a_request_or_one_of_our_errors(words: list[str]) -> None:
     try:
         asked = parse(words)
     except ShimError as error:
-        # Either outcome is right; each has its check.
+        # Both results are valid, and each is checked.
         assert is_error(error, InvalidInvocation) or is_error(error, InvalidIdentifier)  # noqa: PT017
         assert "\n" not in str(error)  # noqa: PT017
     else:

@@ -1,4 +1,4 @@
-"""The program that containerd executes is isolated, wherever Python and the libraries are."""
+"""The program that containerd executes is isolated from the environment of Python."""
 
 from __future__ import annotations
 

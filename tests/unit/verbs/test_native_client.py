@@ -1,4 +1,4 @@
-"""The native launcher as a client of a fork server, which is played here."""
+"""The native launcher as a client of a fork server; the test is the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _listen(compiled: str, directory: Path) -> socket.socket:
     (directory / "containerd" / "s").mkdir(parents=True)
     listener = socket.socket(socket.AF_UNIX)
-    listener.settimeout(10)
+    listener.settimeout(60)
     listener.bind(str(directory / "containerd" / "s" / link_name("/c.sock", f"{compiled}.py")))
     listener.listen()
     return listener
@@ -40,7 +40,7 @@ def _listen(compiled: str, directory: Path) -> socket.socket:
 def _run(compiled: str, directory: Path, **environment: str) -> int:
     variables = {"XDG_RUNTIME_DIR": str(directory), "LEFT": "1", **environment}
     return subprocess.run(
-        [compiled, *WORDS], cwd=directory, env=variables, timeout=20, check=False
+        [compiled, *WORDS], cwd=directory, env=variables, timeout=60, check=False
     ).returncode
 
 
@@ -79,7 +79,7 @@ def test_one_that_does_not_serve_leaves_the_verb_to_python(
         connection, _ = listener.accept()
         with connection:
             connection.sendall(answers)
-            # All is read, so that the end of the connection is an end and no reset.
+            # Everything is read, so that closing the connection does not send a reset.
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
                 pass

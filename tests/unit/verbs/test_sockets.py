@@ -1,4 +1,4 @@
-"""One listener for each path, whoever comes first, and a dead one is replaced."""
+"""Each path has one listener, in any order of callers, and a dead one is replaced."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ sys.stdin.readline()  # the winner listens until all have tried
 def test_of_many_that_start_at_once_exactly_one_listens(path: str) -> None:
     racers = 4
     with _listening(path):
-        pass  # leaves a dead socket, which all of them want to replace
+        pass  # leaves a dead socket, which all of them try to replace
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -150,7 +150,7 @@ def test_only_a_dead_socket_is_removed_for_being_dead(path: str) -> None:
 def test_a_socket_that_another_shim_took_over_is_not_removed_as_ones_own(path: str) -> None:
     with _listening(path) as first:
         own = sockets.identity(path)
-        # Held open, so that its inode number cannot be given to the next.
+        # Kept open, so that its inode number is not reused.
         held = os.open(path, os.O_PATH)
         first.close()
         with _listening(path):

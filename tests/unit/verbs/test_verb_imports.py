@@ -1,4 +1,4 @@
-"""What no verb imports: containerd waits for them.
+"""Modules that no verb may import, because containerd waits for verbs.
 
 A verb that forks the shim imports its server only in the child.
 """
@@ -31,7 +31,7 @@ verbs.main({words!r})
 
 
 def _imported(words: list[str], cwd: Path) -> set[str]:
-    """The modules that a verb has imported by the time it ends."""
+    """Return the modules that a verb has imported when it exits."""
     report = cwd / "modules"
     script = _EXIT.format(sources=SOURCES, site=SITE, words=words, report=str(report))
     subprocess.run(
@@ -40,7 +40,7 @@ def _imported(words: list[str], cwd: Path) -> set[str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         check=True,
-        timeout=20,
+        timeout=60,
         env={"PATH": os.environ["PATH"]},
     )
     modules = set(report.read_text().split())

@@ -1,4 +1,4 @@
-"""Which verb is done, what it prints, and what is said when one fails."""
+"""The choice of the verb, its output, and its error messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_should_not_happen_is_one_line_too_and_says_where(program: Program)
     bundle = program.bundle("web-1")
     missing = bundle / "gone"
     missing.mkdir()
-    # The working directory disappears under the verb: no error of ours foresees that.
+    # The working directory disappears during the verb, an unexpected error.
     script = 'rmdir "$PWD"; exec "$@"'
     words = ["-namespace", "test", "-id", "web-1", "start"]
     done = subprocess.run(

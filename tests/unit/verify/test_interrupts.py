@@ -1,4 +1,4 @@
-"""Signals are heeded where nothing is half made, and once."""
+"""Signals are handled once, and only where nothing is half done."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_signal_that_waits_is_heeded_though_the_call_fails() -> None:
         with pytest.raises(SystemExit):
             refused(interrupts)
         with interrupts.postponed():
-            pass  # it was heeded, and is not again
+            pass  # it was handled, and is not handled again
 
 
 def test_while_all_is_removed_signals_are_of_no_effect() -> None:

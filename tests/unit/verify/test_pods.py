@@ -1,4 +1,4 @@
-"""Pods of ``nvshim verify`` go, whatever was under way when it ended."""
+"""Pods of ``nvshim verify`` are removed, whenever it is interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """One that has two pods, and refuses to remove ours some times."""
+    """An engine with two pods, which refuses to remove ours a few times."""
 
     def __init__(self) -> None:
         self.pods = {"theirs": {}, "ours": {LABEL: "true"}}
@@ -57,7 +57,7 @@ def engine(tmp_path: Path) -> Iterator[tuple[Engine, Pods]]:
     )  # fmt: skip
     with Cri(path) as cri:
         yield it, Pods(cri, PodSettings("", "", "", "", str(tmp_path)), Interrupts())
-    server.stop(None).wait()
+    server.stop()
 
 
 def test_a_pod_that_cannot_be_removed_yet_is_removed_later(engine: tuple[Engine, Pods]) -> None:

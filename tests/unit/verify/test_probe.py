@@ -1,4 +1,4 @@
-"""The program of verify's containers, run here: what it writes is what is there."""
+"""The program of verify's containers, run here: its report matches the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM: Final = find_program()
 
 def probe(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PROGRAM, *words], capture_output=True, text=True, check=False, env={}, timeout=20
+        [PROGRAM, *words], capture_output=True, text=True, check=False, env={}, timeout=60
     )
 
 
@@ -55,7 +55,7 @@ def test_an_exec_has_a_line_and_a_code() -> None:
 
 @pytest.mark.parametrize(("count", "status"), [("0", 0), ("2", 1)])
 def test_a_pod_of_a_cluster_is_judged_by_how_many_it_has(count: str, status: int) -> None:
-    """None here: this machine has no GPU of its own, and no driver mounted."""
+    """This machine has no real GPU and no mounted driver, so the count is 0."""
     done = probe("count", count)
     assert done.returncode == status
     told = "passed  0 GPUs, as requested\n" if status == 0 else "seen: 0 GPUs\n"
@@ -68,5 +68,5 @@ def test_it_looks_again_when_it_is_told_to_end(tmp_path: Path) -> None:
     with open(log, "wb") as file, subprocess.Popen([PROGRAM, "hold"], stdout=file) as process:
         eventually(lambda: log.read_text().endswith(f"{END}\n"), "the first look")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     assert log.read_text().splitlines().count(END) == 2

@@ -1,4 +1,4 @@
-"""What a container sees, judged: each thing that can be wrong with it is told, and nothing else."""
+"""Check what a container sees: every possible defect is reported, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.verify.visibility import ExpectedDevice
 
-LIBRARY: Final = frozenset({"libcuda.so.535.309.01", "hosts"})
+LIBCUDA: Final = "libcuda.so.535.309.01"
+LIBRARY: Final = frozenset({LIBCUDA, "hosts"})
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inventory]:
-    """Two GPUs, and one that is cut into MIG devices."""
+    """Make a node with two GPUs, and one with MIG devices."""
     cut = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
     scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [cut]})
     with SimulatedNode.create(str(tmp_path_factory.mktemp("sight") / "node"), scenario) as made:
@@ -40,7 +41,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inventory]:
 def seen(
     node: Inventory, paths: Iterable[str], *, error: int = 0, closed: int = errno.EPERM
 ) -> Report:
-    """What a container says that has these nodes and cannot reach the others."""
+    """Return the report of a container that has these nodes and cannot open the others."""
     usable = node.nodes.usable
     nodes = {path: ((usable[path].major, usable[path].minor), error) for path in paths}
     given = {number for number, _ in nodes.values()}
@@ -129,8 +130,8 @@ def test_without_the_drivers_library_a_gpu_is_of_no_use(node: Inventory) -> None
     assert faults_with_gpu(report, wanted(node, "GPU 0"), node, {}) == [
         "the driver's libcuda is missing"
     ]
-    # It may be in a layer.
-    layered = replace(report, files=frozenset({"libcuda.so.535.309.01"}))
+    # The file may be in a layer.
+    layered = replace(report, files=frozenset({LIBCUDA}))
     assert faults_with_gpu(layered, wanted(node, "GPU 0"), node, {}) == []
 
 
@@ -139,10 +140,11 @@ def test_a_container_without_a_request_has_nothing_of_the_driver(node: Inventory
     assert faults_without_gpu(nothing, node) == []
     much = seen(node, ["/dev/nvidiactl"])
     assert faults_without_gpu(much, node) == [
-        "/dev/nvidiactl is visible", "libcuda.so.535.309.01 is mounted",
+        "/dev/nvidiactl is visible", f"{LIBCUDA} is mounted",
     ]  # fmt: skip
-    layered = replace(nothing, files=frozenset({"libcuda.so.1", "libcuda.so.535.309.01"}))
-    assert faults_without_gpu(layered, node) == ["libcuda.so.535.309.01 is visible"]
+    library = f"libcuda.so.{node.driver.version}"
+    layered = replace(nothing, files=frozenset({"libcuda.so.1", library}))
+    assert faults_without_gpu(layered, node) == [f"{library} is visible"]
 
 
 def test_what_the_program_says_is_read_and_other_words_are_not() -> None:

@@ -1,4 +1,4 @@
-"""A run of a machine, with another program in the emulator's place."""
+"""Running a machine, with a stand-in for the emulator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def console() -> io.BytesIO:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, console: io.BytesIO) -> Run:
-    """Run a shell script as if it were the emulator."""
+    """Run a shell script as the emulator."""
 
     def start(script: str, timeout: float = 60) -> int:
         monkeypatch.setattr(machine, "command", lambda *_: ["sh", "-c", script])

@@ -14,7 +14,10 @@ Rules
   has just started is not in the ledger yet. An event does not hit a container created after it.
 - After a device fails, the service samples NVML once to learn the recovery action. NVML may hang,
   or not know it.
-- Xid 154 names the recovery action. It is a failure only if the action is a reset.
+- Xid 154, and NVML's event for it, names the recovery action. It is a failure only if the action is
+  a reset.
+- A fatal error of an NVSwitch hits the containers that hold the GPU at its port; if that is not
+  known, it may hit all that hold a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from integration.node.faults.fault_attribution import attribute
 from integration.node.faults.fault_log import GPU_MEMORY, TOGETHER, FaultLog
 from integration.node.faults.hits import DRIVER_LOST, GPU_LOST, MPS, XID, Hit, hits_of, lost
 from integration.node.faults.limits import full_memory
-from integration.node.faults.policy import Policy
+from integration.node.faults.policy import Policy, action_of, xid_of
+from integration.node.faults.sxids import SXID, is_fatal
 from integration.node.holders.recent_holders import LATE
 from integration.node.holders.values import Holding
 from integration.node.service import Context
@@ -49,7 +53,7 @@ from integration.node.state.topic import call_on_change, version_of, wait_any
 from integration.node.values.service_name import ServiceName
 from integration.nvml.values import GpuEvent, epoch, now
 from shim.causes.record import Whose
-from shim.causes.xids import RECOVERY, Action, recovery_action, recovery_asked
+from shim.causes.xids import RECOVERY, Action, recovery_action
 
 # Upper bound of the events that are compared with later ledgers.
 _MOST_RECENT: Final = 256
@@ -124,11 +128,13 @@ class _Recorder:
     # -- Xids ----------------------------------------------------------------------------------
 
     def _on_event(self, event: GpuEvent) -> None:
-        if event.kind != XID:
+        if is_fatal(event):
+            self._on_switch_error(event)
+        if not xid_of(event):
             return
         recent = _Recent(event)
-        if event.xid == RECOVERY:
-            action = recovery_asked(event.text)
+        if xid_of(event) == RECOVERY:
+            action = action_of(event)
             if action is None:
                 return
             self._set_recovery_action(
@@ -138,6 +144,21 @@ class _Recorder:
                 return
         self._hit(recent)
         self._recent.append(recent)
+        self._publish()
+
+    def _on_switch_error(self, event: GpuEvent) -> None:
+        """Record the containers whose GPUs a fatal error of an NVSwitch hits, or may hit."""
+        verdict = judge(self._table(), event, Policy())
+        holders = [
+            each
+            for uuid in verdict.devices
+            for each in self._state.recent_holders.holders(uuid, event.when)
+        ]
+        for hit in lost(
+            SXID, verdict.reason, holders, at=epoch(event.when), gpu=verdict.gpu,
+            action=Action.RESET if verdict.gpu else Action.SWITCHES, sure=verdict.certain,
+        ):  # fmt: skip
+            self._record(hit)
         self._publish()
 
     def _table(self) -> HealthTable:
@@ -179,7 +200,7 @@ class _Recorder:
                 continue
             recent.hit.add(bundle)
             is_known = self.fault_log.has_failed(hit.container, hit.fault.gpu)
-            if event.xid == RECOVERY and is_known:
+            if xid_of(event) == RECOVERY and is_known:
                 continue  # it only names the recovery action for a recorded fault
             self._record(hit)
 

@@ -18,7 +18,8 @@ How a claim gets its devices, from the kubelet's call to the container:
    :mod:`.plugin_devices` knows what the device plugins gave away.
 5. :mod:`.dynamic_mig` creates MIG devices for it, by :mod:`.mig_create`.
 6. :mod:`.sharing_setup` sets time slices and asks for MPS daemons.
-7. :mod:`.claim_specs` keeps the CDI specs that runtimes read; :mod:`.cdi` writes one.
+7. :mod:`.claim_specs` keeps the CDI specs that runtimes read; :mod:`.cdi` writes one, and
+   :mod:`.metadata` the files that tell containers about their devices.
 8. :mod:`.recovery` replaces a lost checkpoint; :mod:`.stale_claims` unprepares claims that nobody
    has.
 9. :mod:`.driver` puts these together. :mod:`.discovery` finds the node's devices:

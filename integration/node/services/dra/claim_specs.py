@@ -1,4 +1,4 @@
-"""Writing, repairing and removing the CDI specs of claims, as the node changes.
+"""Writing, repairing and removing the CDI specs and the metadata of claims, as the node changes.
 
 Rules
 - The transaction of a claim writes its spec (:mod:`.transaction`). Specs of prepared claims are
@@ -7,13 +7,14 @@ Rules
 - A claim in a transaction is skipped. Its transaction writes the spec, and writes it again if the
   node changed meanwhile.
 - A spec that cannot be written is a fault, and the next round tries again.
+- A claim that was prepared with metadata (:mod:`.metadata`) keeps it, even if the option is off.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -22,7 +23,7 @@ import anyio.to_thread
 from api.errors import NvshimError
 from integration.agent_errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
 from integration.node.service import Context
-from integration.node.services.dra import cdi
+from integration.node.services.dra import cdi, metadata
 from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
 from integration.node.services.dra.discovery import DeviceDiscovery
 from integration.node.services.dra.mig_create import is_unmade
@@ -66,6 +67,7 @@ class ClaimSpecs:
         self.fault("old specs", "")
         try:
             cdi.sweep(self.context.config, self._driver, self.table.claims)
+            metadata.sweep(self.context.config, self._driver, self.table.claims)
         except DraStateUnwritten as error:  # harmless: no claim refers to them
             self.fault("old specs", str(error))
 
@@ -89,7 +91,7 @@ class ClaimSpecs:
             DraStateUnwritten: the file cannot be read.
             CdiSpecUnwritten: the file cannot be written.
         """
-        keep_existing = keep_existing and not self._is_missing(claim)
+        keep_existing = keep_existing and self._has_spec(claim)
         template, root = self.discovery.template, self.sharing.mps_root
         try:
             if cdi.keep(self.context.config, self._driver, claim, template, root):
@@ -97,14 +99,31 @@ class ClaimSpecs:
         except (ClaimedDeviceMissing, MpsNotReady):
             if not keep_existing:
                 raise
+        # What the devices are is known then.
+        if template is not None and metadata.is_due(self.context.config, self._driver, claim):
+            self._write_metadata(claim)
+
+    async def describe(self, claim: Claim) -> Claim:
+        """Write the metadata of a claim, and return the claim with what it has then."""
+        try:
+            await anyio.to_thread.run_sync(self._write_metadata, claim)
+        except NvshimError as error:
+            self.context.say("warning", str(error), claim=str(claim), left_out="its metadata")
+            return replace(claim, has_metadata=False)
+        return replace(claim, has_metadata=True)
+
+    def _write_metadata(self, claim: Claim) -> None:
+        devices = self.discovery.devices or {}
+        metadata.write_all(self.context.config, self._driver, claim, devices)
 
     def remove(self, uid: str) -> None:
-        """Remove the spec of a claim, if there is one. Blocks; for a thread.
+        """Remove the spec and the metadata of a claim, if there are any. Blocks; for a thread.
 
         Raises:
             DraStateUnwritten: removing failed.
         """
         cdi.remove(self.context.config, self._driver, uid)
+        metadata.remove(self.context.config, self._driver, uid)
 
     async def repair(self, claims: Iterable[Claim] | None = None) -> None:
         """Write the specs of prepared claims again; of all if ``claims`` is None."""
@@ -133,5 +152,9 @@ class ClaimSpecs:
                 await watcher.change({directory: _MADE_OR_REMOVED})
                 await self.repair(filter(self._is_missing, self.table.claims.values()))
 
+    def _has_spec(self, claim: Claim) -> bool:
+        return os.path.lexists(cdi.path_of(self.context.config, self._driver, claim.uid))
+
     def _is_missing(self, claim: Claim) -> bool:
-        return not os.path.lexists(cdi.path_of(self.context.config, self._driver, claim.uid))
+        is_due = metadata.is_due(self.context.config, self._driver, claim)
+        return is_due or not self._has_spec(claim)

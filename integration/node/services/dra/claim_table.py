@@ -104,8 +104,9 @@ class ClaimTable:
 
     def reserve(self, claim: Claim, before: Claim | None) -> None:
         """Reserve the devices of a claim, as the first step of a transaction."""
-        previous = before.devices if before is not None else ()
-        self.put(replace(claim, phase=ClaimPhase.PREPARING, previous=previous))
+        kept = before or replace(claim, devices=(), has_metadata=False)
+        begun = replace(claim, phase=ClaimPhase.PREPARING, has_metadata=kept.has_metadata)
+        self.put(replace(begun, previous=kept.devices))
 
     def restore(self, uid: str, before: Claim | None) -> None:
         """Return a claim to what it had; None for nothing."""

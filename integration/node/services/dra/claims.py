@@ -32,6 +32,7 @@ kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,6 +72,9 @@ from integration.node.values.claims import (
 )
 
 _Reader = Callable[[object, str], Any]
+
+_POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
+_LABEL: Final = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 __all__ = ["allocated_devices", "read_all", "read_claim", "refuse_taken", "refuse_unavailable"]
 
@@ -114,11 +118,15 @@ def read_claim(
     for each in results:
         device = _device(each, pool, devices, asked)
         allocated.append(AllocatedDevice(str(each.get("request")), device, devices[device.device]))
+    annotations = (found.get("metadata") or {}).get("annotations") or {}
+    pod_claim = str(annotations.get(_POD_CLAIM, ""))
     return Claim(
         reference.uid,
         reference.namespace,
         reference.name,
         configured(reference.uid, allocated, configurations, asked),
+        # Whoever makes a claim writes its annotations; it becomes part of a path.
+        pod_claim=pod_claim if _LABEL.fullmatch(pod_claim) else "",
     )
 
 
@@ -148,9 +156,10 @@ def _device(
             f"a share of the device {name} for {asked}",
             found="it is made for one claim, which has all of it",
         )
+    # "gpu/any" is the subrequest "any": the kubelet knows the request.
+    request, _, chosen = str(result.get("request")).partition("/")
     return ClaimDevice(
-        # "gpu/any" is the subrequest "any": the kubelet knows the request.
-        str(result.get("request")).partition("/")[0],
+        request,
         pool,
         name,
         device.uuid,
@@ -159,6 +168,7 @@ def _device(
         share=share,
         memory=memory,
         shares=shares,
+        chosen=chosen,
     )
 
 
@@ -183,13 +193,18 @@ def refuse_unavailable(
         SharingConflict: another claim shares a device in another way.
     """
     held = [replace(each, devices=each.held) if each.previous else each for each in claims]
-    _refuse_drained(claim, drains)
+    refuse_drained(claim, drains)
     refuse_taken(claim, held, plugin_gave)
     refuse_overfull(claim, held, devices)
     refuse_conflicts(claim, held)
 
 
-def _refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
+def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
+    """Check that no device of a claim is out of service.
+
+    Raises:
+        DeviceDrained: one is.
+    """
     marks = {drain.device: drain for drain in drains}
     for device in claim.devices:
         drain = marks.get(device.uuid) or marks.get(device.gpu) or marks.get(DRIVER)

@@ -16,13 +16,17 @@ index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN
 nvlinkPeers                           the indices of the GPUs to which a GPU has NVLinks ("0,1,3")
 nvlinkGroup                           the same number for all GPUs that NVLinks connect
 health                                ``healthy``, ``suspect``, ``unhealthy`` or ``recovering``
+fabricClusterUUID, fabricClique       of a whole GPU in an NVLink fabric of several machines; the
+                                      clique is "CLUSTER.NUMBER", as in nvidia.com/gpu.clique
+repairPending                         true of a whole GPU that a reset would repair; else missing
 ====================================  ========================================================
 
 The first ones have the names, types and domain of NVIDIA's driver, whatever this driver is called,
 so that selectors such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` work with both. The
-last five are in the domain of this driver. The capacity is ``gpu.nvidia.com/memory``. MIG devices
-have those that :data:`~integration.node.services.dra.mig_layout.CAPACITIES` lists and
-``memorySliceN``, which are NVIDIA's names, too.
+last ones, from ``index`` on, are in the domain of this driver. The capacity is
+``gpu.nvidia.com/memory``. MIG devices have those that
+:data:`~integration.nvml.mig_parts.CAPACITIES` lists and ``memorySliceN``, which are NVIDIA's names,
+too.
 
 Rules
 - A device's name is its UUID, so that names are never reused.
@@ -43,12 +47,20 @@ taint                              value             of a device that
 =================================  ================  ===========================================
 DRIVER/unhealthy                   ``xid-79``, or    is unhealthy, until it has proven that it is
                                    the reason        healthy (see device_health.device_state)
+gpu.nvidia.com/xid                 ``79``            is unhealthy by an Xid; NVIDIA's driver has the
+                                                     same, and DeviceTaintRules may look for it
 DRIVER/lost                        ``no-answer``     does not answer, or has no device node
 DRIVER/out-of-service              since when, why   an administrator took out of service
 =================================  ================  ===========================================
 
-Their effect is NoSchedule, or NoExecute, which evicts pods, if a setting says so. A suspect device
-has no taint, only the attribute: claims may still get it.
+Their effect is NoSchedule, or NoExecute, which evicts pods, if a setting says so. Claims may still
+get a suspect device. It has a taint of the effect None, which keeps no pod away:
+
+=================================  ================  ===========================================
+DRIVER/suspect                     the same          had an error that may come from its pod, or
+                                                     NVML does not answer
+DRIVER/unwatched                   the reason        delivers no events, so errors are found late
+=================================  ================  ===========================================
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
 publishes; Kubernetes, resource.k8s.io/v1, DeviceTaint.
@@ -58,7 +70,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -67,9 +79,7 @@ from hooks.node.inventory import Inventory
 from integration.node.device_health.device_state import Condition
 from integration.node.services.dra.mig_layout import (
     Counters,
-    GpuParts,
     Part,
-    Parts,
     all_of,
     can_switch,
     capacity_of,
@@ -77,10 +87,12 @@ from integration.node.services.dra.mig_layout import (
 )
 from integration.node.values.claims import name_of, quantity
 from integration.node.values.health import HealthState
+from integration.nvml.mig_parts import GpuParts, Parts
+from integration.nvml.values import Fabric
 
 __all__ = [
-    "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "GpuLocation", "Taint", "devices_of",
-    "publishable",
+    "EFFECTS", "INFORM", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "GpuLocation", "Taint",
+    "devices_of", "publishable",
 ]  # fmt: skip
 
 NVIDIA: Final = "gpu.nvidia.com"
@@ -94,6 +106,9 @@ MOST_FACTS: Final = 32
 
 EFFECTS: Final[Mapping[str, str]] = {"taint": "NoSchedule", "evict": "NoExecute", "omit": ""}
 """The effect of taints, by the setting ``--dra-unhealthy``; "" for no taints."""
+
+INFORM: Final = "None"
+"""The effect of taints that keep no pod away; servers of Kubernetes 1.34 do not know it."""
 
 _LONGEST_VALUE: Final = 63
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
@@ -111,14 +126,6 @@ _BRANDS: Final = {
     "nvidiavpc": "NvidiaVPC", "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS",
     "nvidiavgaming": "NvidiaCloudGaming", "unknown": "Unknown",
 }  # fmt: skip
-# By the lowest compute capability of each; the last match counts. "" for those that may be of a
-# newer architecture, as 10.7 is of Rubin: a wrong name is worse than none.
-_ARCHITECTURES: Final = (
-    ((3, 0), "Kepler"), ((5, 0), "Maxwell"), ((6, 0), "Pascal"), ((7, 0), "Volta"),
-    ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
-    ((10, 0), "Blackwell"), ((10, 4), ""), ((11, 0), "Blackwell"), ((11, 1), ""),
-    ((12, 0), "Blackwell"), ((12, 2), ""),
-)  # fmt: skip
 
 
 class Taint(NamedTuple):
@@ -126,7 +133,7 @@ class Taint(NamedTuple):
 
     key: str
     value: str
-    effect: str  # a value of EFFECTS
+    effect: str  # a value of EFFECTS, or INFORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,8 @@ class GpuLocation:
     peers: tuple[int, ...] = ()  # the indices of the GPUs that it has NVLinks to
     # the lowest index in the group of GPUs that NVLinks connect, its own included
     group: int | None = None
+    fabric: Fabric | None = None  # its place in an NVLink fabric, as last sampled
+    needs_repair: bool = False  # whether a repair waits for a reset of it, as last sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,9 @@ class Device:
     part: Part | None = None  # its place on the GPU, if the driver creates it
     # what it consumes of its GPU, if the driver creates it or may cut the GPU instead
     counters: Counters | None = field(default=None, hash=False)
-    shares: int = 0  # how many claims may share it; 0 if one claim has all of it
+    shares: int = 0  # how many claims may share it; 0 if no number limits them
+    # the memory of a claim that requests none, a quantity; "" if one claim has all of the device
+    share_memory: str = ""
     taints: tuple[Taint, ...] = ()  # why no new pod should get it
 
     @property
@@ -221,6 +232,11 @@ class _Node:
                 attributes["nvlinkPeers"] = _text(peers)
             if place.group is not None:
                 attributes["nvlinkGroup"] = {"int": place.group}
+            if place.fabric is not None and place.fabric.name:
+                attributes["fabricClusterUUID"] = _text(place.fabric.cluster_uuid)
+                attributes["fabricClique"] = _text(place.fabric.name)
+            if place.needs_repair:
+                attributes["repairPending"] = {"bool": True}
             memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
             counters = all_of(gpu.minor, self.parts.gpus[gpu.uuid]) if is_either else None
             yield Device(
@@ -301,7 +317,7 @@ class _Node:
         place = self.places.get(gpu.bus_id, GpuLocation())
         texts = {
             f"{NVIDIA}/brand": _BRANDS.get(gpu.brand, ""),
-            f"{NVIDIA}/architecture": _architecture(gpu.compute_capability),
+            f"{NVIDIA}/architecture": gpu.architecture,
             f"{NVIDIA}/addressingMode": self.parts.addressing.get(gpu.uuid, ""),
             f"{_STANDARD}/pcieRoot": place.root,
         }
@@ -323,14 +339,14 @@ class _Node:
 
 
 def _taints_of(
-    conditions: Iterable[Condition],
+    conditions: Sequence[Condition],
     driver: str,
     effect: str,
     *,
     lost: bool = False,
     drained: str = "",
 ) -> tuple[Taint, ...]:
-    """Return why no new pod should get a device.
+    """Return why no new pod should get a device, or what else is wrong with it.
 
     Args:
         conditions: the health of the device and of its GPU.
@@ -340,12 +356,27 @@ def _taints_of(
     bad = next((each for each in conditions if not each.state.is_allocatable), None)
     why = {}
     if bad is not None:
-        why["unhealthy"] = f"xid-{bad.xid}" if bad.xid else bad.reason
+        why[f"{driver}/unhealthy"] = _cause(bad)
+        if bad.xid:
+            why[f"{NVIDIA}/xid"] = str(bad.xid)
     if lost:
-        why["lost"] = "no-answer"
+        why[f"{driver}/lost"] = "no-answer"
     if drained:
-        why["out-of-service"] = drained
-    return tuple(Taint(f"{driver}/{key}", _value(text), effect) for key, text in why.items())
+        why[f"{driver}/out-of-service"] = drained
+    hints = {}
+    for each in conditions:
+        if each.unwatched:
+            hints[f"{driver}/unwatched"] = each.unwatched
+        elif each.state is HealthState.SUSPECT:
+            hints[f"{driver}/suspect"] = _cause(each)
+    return (
+        *(Taint(key, _value(text), effect) for key, text in why.items()),
+        *(Taint(key, _value(text), INFORM) for key, text in hints.items() if effect),
+    )
+
+
+def _cause(condition: Condition) -> str:
+    return f"xid-{condition.xid}" if condition.xid else condition.reason
 
 
 def _value(text: str) -> str:
@@ -390,14 +421,6 @@ def semantic_version(text: str) -> str:
     if not all(word.isascii() and word.isdecimal() for word in words) or len(words) > _WORDS:
         return ""
     return ".".join(str(int(word)) for word in [*words, "0", "0"][:_WORDS])
-
-
-def _architecture(capability: str) -> str:
-    major, _, minor = capability.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
-        return ""
-    fitting = [name for first, name in _ARCHITECTURES if first <= (int(major), int(minor))]
-    return fitting[-1] if fitting else ""
 
 
 def _text(text: str) -> Mapping[str, str | int]:

@@ -4,6 +4,8 @@ Rules
 - A child process asks NVML one question and ends. It asks only if the GPUs or their MIG devices may
   have changed. If NVML does not answer, the last answer about the same GPUs counts.
 - Nothing asks NVML while it is paused. After a failure the next question waits a while.
+- What can change by itself (the NVLink fabric, a pending repair) comes from the monitor's samples.
+  A GPU that a sample lacks keeps what the last one said.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from integration.detached import run_detached
 from integration.node.service import Context
 from integration.node.services.dra import cdi
 from integration.node.services.dra.devices import Device, GpuLocation, devices_of
-from integration.node.services.dra.mig_layout import Part, Parts, parse_parts
+from integration.node.services.dra.mig_layout import Part
 from integration.node.services.dra.sharing import with_shares
+from integration.nvml.mig_parts import Parts, parse_parts
 from integration.nvml.query import ask_nvml
 from integration.nvml.topology import numa_nodes, pci_root
+from integration.nvml.values import Fabric, Sample
 
 __all__ = ["DeviceDiscovery", "NodeDevices"]
 
@@ -60,6 +64,7 @@ class DeviceDiscovery:
         self._seen: Any = None
         self._cut: Any = None
         self._failed = -math.inf
+        self._sampled: dict[str, tuple[Fabric | None, bool]] = {}
 
     @property
     def devices(self) -> Mapping[str, Device] | None:
@@ -107,7 +112,8 @@ class DeviceDiscovery:
         inventory = self._later(inventory, made)
         if inventory is not None and inventory.nvml_failure:
             return None
-        seen = (inventory, dict(made), switched)
+        self._sampled |= _sampled(self._context.state.sample.value)
+        seen = (inventory, dict(made), switched, dict(self._sampled))
         is_due = inventory is not None and self._is_due(inventory, anew=anew)
         if seen == self._seen and not is_due:
             return None
@@ -128,6 +134,7 @@ class DeviceDiscovery:
             gpu.bus_id: GpuLocation(
                 numa.get(gpu.bus_id), pci_root(config, gpu.bus_id),
                 peers.get(gpu.uuid, ()), _group(gpu.uuid, inventory, peers),
+                *self._sampled.get(gpu.uuid, ()),
             )
             for gpu in inventory.gpus
         }  # fmt: skip
@@ -185,6 +192,18 @@ class DeviceDiscovery:
             return parse_parts(ask_nvml(self._context.config, "parts"))
         except NvshimError as error:
             return parse_parts(json.dumps({"error": str(error)}).encode())
+
+
+def _sampled(sample: Sample | None) -> dict[str, tuple[Fabric | None, bool]]:
+    """Return the fabric of each GPU, and whether a repair waits for its reset, by UUID."""
+    return {
+        gpu.uuid: (
+            gpu.fabric,
+            any((gpu.rows_pending, gpu.channel_repair_pending, gpu.tpc_repair_pending)),
+        )
+        for gpu in (sample.gpus if sample is not None else ())
+        if not gpu.lost
+    }
 
 
 def _cut(inventory: Inventory) -> tuple[Any, Any]:

@@ -35,10 +35,11 @@ from integration.node.service import Context
 from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
 from integration.node.services.dra.devices import Device
 from integration.node.services.dra.mig_create import MigCreator, MigModes, MigNote, is_unmade
-from integration.node.services.dra.mig_layout import Parts, parse_name
+from integration.node.services.dra.mig_layout import parse_name
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import Claim, uuid_of
 from integration.node.values.service_name import ServiceName
+from integration.nvml.mig_parts import Parts
 
 __all__ = ["DynamicMig"]
 

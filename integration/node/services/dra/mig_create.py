@@ -33,11 +33,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from api.errors import NvshimError
 from hooks.config import Config
 from hooks.node.drained import driver_of, read_drains
 from hooks.node.gpus import Gpu
@@ -50,40 +49,23 @@ from integration.agent_errors import (
     MigModeNotSwitched,
 )
 from integration.devices.creating import CreateOptions, create
-from integration.node.services.dra.mig_layout import Part, Parts, overlaps, parse_name, parse_parts
+from integration.node.services.dra.mig_layout import Part, parse_name, part_named
 from integration.node.state.claims_file import known_fields, read_record, write_record
 from integration.node.values.claims import Claim, ClaimDevice
 from integration.nvml.inventory import inventory_of
-from integration.nvml.lock import exclusive
-from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
-from integration.nvml.query import ask_nvml
+from integration.nvml.mig_parts import Parts, ask_parts, overlaps
+from integration.nvml.nvidia_smi import SmiFailed, run_alone, run_nvidia_smi
 from integration.timeouts import PATIENCE
 
-__all__ = ["MigCreator", "MigModes", "ask_parts", "is_unmade"]
+__all__ = ["MigCreator", "MigModes", "is_unmade"]
 
 _MODES: Final = "dra-mig-mode.json"
 _MADE: Final = "dra-mig.json"
-# Seconds; in sum below the 45 s that a kubelet waits for an answer.
-_TO_CLOSE: Final = 5.0 * PATIENCE
+# Seconds; in sum, with TO_CLOSE, below the 45 s that a kubelet waits for an answer.
 _TO_SWITCH: Final = 12.0 * PATIENCE
 _TO_ACT: Final = 12.0 * PATIENCE
 
 _UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
-
-
-def ask_parts(config: Config) -> Parts:
-    """Ask NVML for the MIG instances of all GPUs.
-
-    Raises:
-        SmiFailed: NVML has no answer.
-    """
-    try:
-        parts = parse_parts(ask_nvml(config, "parts"))
-    except NvshimError as error:
-        raise SmiFailed(f"NVML cannot be asked: {error}") from error
-    if parts.failure:
-        raise SmiFailed(f"NVML does not say what there is: {parts.failure}")
-    return parts
 
 
 class MigModes:
@@ -156,16 +138,7 @@ class MigModes:
 
     def _switch(self, gpu: Gpu, inventory: Inventory, *, on: bool) -> None:
         arguments = ("-i", gpu.bus_id, "-mig", str(int(on)))
-        with ExitStack() as stack:
-            try:
-                lock = stack.enter_context(exclusive(self._config.state, _TO_CLOSE))
-            except OSError as error:
-                raise SmiFailed(f"{error.filename}: {error.strerror}") from error
-            if lock is None:
-                raise SmiFailed("a program of ours that asks NVML has it open still")
-            said = run_nvidia_smi(
-                inventory.driver, self._config, arguments, _TO_SWITCH, ends_with_us=True, lock=lock
-            )
+        said = run_alone(inventory.driver, self._config, arguments, _TO_SWITCH, ends_with_us=True)
         if self._is_on(gpu) is not on:
             raise SmiFailed(f"it is not: {said}")
 
@@ -268,7 +241,7 @@ class MigCreator:
 
     def _adopted(self, claim: Claim, device: ClaimDevice, parts: Parts) -> MigNote | None:
         """Return a new note for an existing device whose note is lost."""
-        part = parts.named(device.device)
+        part = part_named(parts, device.device)
         uuid = parts.device_at(part) if part is not None else ""
         if part is None or not uuid:
             return None

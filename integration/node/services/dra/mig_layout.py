@@ -22,114 +22,37 @@ counters); Kubernetes KEP-4815.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
-from api.errors import one_line
 from integration.node.values.claims import MEBI, PART, gpu_of, quantity
+from integration.nvml.mig_parts import (
+    CAPACITIES,
+    GpuParts,
+    Instance,
+    Parts,
+    Place,
+    Profile,
+    overlaps,
+)
 
 __all__ = [
-    "CAPACITIES", "Counters", "GpuParts", "Instance", "Part", "Parts", "Profile", "all_of",
-    "can_switch", "capacity_of", "overlaps", "parse_name", "parse_parts", "possible",
+    "Counters", "Part", "all_of", "can_switch", "capacity_of", "parse_name", "part_named",
+    "possible",
 ]  # fmt: skip
 
-CAPACITIES: Final = (
-    "memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines",
-)  # fmt: skip
-"""NVIDIA's driver's names for the capacities of a MIG device, in the order of the NVML child."""
-
-_MOST_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 63
 _HOPPER: Final = 9
-_ADDRESSING: Final = {0: "None", 1: "HMM", 2: "ATS"}
 _UPPER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PLAIN: Final = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """A GPU instance profile."""
-
-    id: int  # the driver's number
-    name: str  # "1g.10gb"
-    most: int  # how many instances the GPU can have
-    # each first memory slice that it may have, with the number of slices
-    places: tuple[tuple[int, int], ...]
-    figures: tuple[int, ...]  # in the order of CAPACITIES; memory in MiB
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """An existing GPU instance: its id, its profile's id, and its memory slices."""
-
-    id: int
-    profile: int
-    start: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class GpuParts:
-    """The profiles and instances of one GPU; empty if it does not support MIG."""
-
-    profiles: tuple[Profile, ...] = ()
-    instances: tuple[Instance, ...] = ()  # empty unless it is in MIG mode
-    mode: bool = True  # whether it is in MIG mode
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """NVML's answer about all GPUs."""
-
-    gpus: Mapping[str, GpuParts] = field(default_factory=dict)  # by UUID
-    # how a GPU accesses host memory ("HMM"), by UUID, if known
-    addressing: Mapping[str, str] = field(default_factory=dict)
-    # of each MIG device by its UUID, as in Profile
-    figures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    # GPU and GPU instance id of each MIG device, by its UUID
-    instance_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    failure: str = ""  # why it is empty; "" if NVML answered
-
-    def instance(self, uuid: str) -> Instance | None:
-        """Return the GPU instance of a MIG device."""
-        gpu, number = self.instance_of.get(uuid, ("", -1))
-        return next((each for each in self._of(gpu) if each.id == number), None)
-
-    def instance_at(self, part: Part) -> Instance | None:
-        """Return the GPU instance at the place of a part."""
-        same = (part.profile, part.start)
-        return next((i for i in self._of(part.gpu) if (i.profile, i.start) == same), None)
-
-    def device_at(self, part: Part) -> str:
-        """Return the UUID of the MIG device at the place of a part; "" if there is none."""
-        there = self.instance_at(part)
-        wanted = there and (part.gpu, there.id)
-        return next((uuid for uuid, its in self.instance_of.items() if its == wanted), "")
-
-    def named(self, name: str) -> Part | None:
-        """Return the part with a name if a GPU instance exists there; else None."""
-        part = parse_name(name)
-        there = None if part is None else self.instance_at(part)
-        if part is None or there is None:
-            return None
-        shapes = (each.name for each in self.gpus[part.gpu].profiles if each.id == part.profile)
-        return replace(part, size=there.size, shape=next(shapes, ""))
-
-    def _of(self, gpu: str) -> tuple[Instance, ...]:
-        return self.gpus.get(gpu, GpuParts()).instances
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Place):
     """A place for a MIG device that the driver can create, or created for a claim."""
 
-    gpu: str  # the GPU's UUID
-    profile: int  # the profile's number
-    start: int  # the first of its memory slices
-    size: int  # the number of memory slices
     shape: str = ""  # the profile's name; "" if unknown
 
     @property
@@ -164,9 +87,14 @@ def parse_name(name: str) -> Part | None:
     return found and Part(gpu_of(name), int(found[2]), int(found[3]), 0)
 
 
-def overlaps(one: Part | Instance, other: Part | Instance) -> bool:
-    """Return whether two parts of one GPU need the same memory slice."""
-    return one.start < other.start + other.size and other.start < one.start + one.size
+def part_named(parts: Parts, name: str) -> Part | None:
+    """Return the part with a name if a GPU instance exists there; else None."""
+    part = parse_name(name)
+    there = None if part is None else parts.instance_at(part)
+    if part is None or there is None:
+        return None
+    shapes = (each.name for each in parts.gpus[part.gpu].profiles if each.id == part.profile)
+    return replace(part, size=there.size, shape=next(shapes, ""))
 
 
 def can_switch(compute_capability: str, cut: GpuParts) -> bool:
@@ -246,61 +174,3 @@ def capacity_of(figures: Iterable[int]) -> dict[str, str]:
 
 def _quantity_of(name: str, value: int) -> str:
     return quantity(value * MEBI) if name == CAPACITIES[0] else str(value)
-
-
-# -- NVML --------------------------------------------------------------------------------------
-
-
-def parse_parts(answer: bytes | None) -> Parts:
-    """Parse the output of the NVML child (:mod:`integration.nvml.child_query`).
-
-    Args:
-        answer: its stdout, which may be wrong in any way since a foreign library produces it. None
-            if the child did not end in time.
-    """
-    if not answer or not answer.strip():
-        return Parts(failure="NVML crashed, or took longer than nvml-timeout")
-    try:
-        if len(answer) > _MOST_BYTES:
-            raise ValueError("it is too long")  # noqa: TRY301 - handled as other malformed answers
-        report: Any = json.loads(answer)
-        if isinstance(report.get("error"), str):
-            return Parts(failure=one_line(report["error"]))
-        gpus, addressing, figures, instance_of = {}, {}, {}, {}
-        for each in report["gpus"]:
-            uuid = _uuid(each["uuid"])
-            profiles = tuple(map(_profile, each["profiles"]))
-            instances = tuple(Instance(*map(_number, entry)) for entry in each["instances"])
-            gpus[uuid] = GpuParts(profiles, instances, each["mode"] is True)
-            if each["addressing"] in _ADDRESSING:
-                addressing[uuid] = _ADDRESSING[each["addressing"]]
-            for device in each["devices"]:
-                figures[_uuid(device["uuid"])] = _figures(device["figures"])
-                instance_of[_uuid(device["uuid"])] = uuid, _number(device["instance"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return Parts(failure=one_line(f"NVML's answer makes no sense: {error}"))
-    return Parts(gpus, addressing, figures, instance_of)
-
-
-def _profile(entry: Any) -> Profile:
-    places = tuple((_number(start), _number(size)) for start, size in entry["places"])
-    numbers = _number(entry["id"]), _number(entry["most"])
-    return Profile(numbers[0], str(entry["name"]), numbers[1], places, _figures(entry["figures"]))
-
-
-def _figures(entry: Any) -> tuple[int, ...]:
-    figures = tuple(map(_number, entry))
-    if len(figures) != len(CAPACITIES):
-        raise ValueError("other figures than were asked for")
-    return figures
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError("not a number")
-    return value
-
-
-def _uuid(value: Any) -> str:
-    kind, dash, rest = str(value).partition("-")
-    return f"{kind.upper()}{dash}{rest.lower()}"

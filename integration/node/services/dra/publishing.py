@@ -12,7 +12,8 @@ Rules
   which a kubelet deletes come back, and less often after that.
 - A server may store less than it was sent. The driver keeps what it stored of each slice.
 - Devices with taints are published if the server keeps taints, and left out if not. A dry run finds
-  that out first: a device that lost its taint could be allocated in the meantime.
+  that out first: a device that lost its taint could be allocated in the meantime. Servers without
+  the effect None refuse such taints, so devices are published without them there.
 - Devices that exclude each other by counters are published as the server accepts them: in slices of
   their own, next to the devices, or not at all, which is a fault. The driver tries this in turn for
   each version of the API.
@@ -53,7 +54,7 @@ from integration.apiserver.client import ApiServer, Watch
 from integration.backoff import Backoff
 from integration.detached import run_detached
 from integration.node.service import Context
-from integration.node.services.dra.devices import Device
+from integration.node.services.dra.devices import INFORM, Device, Taint
 from integration.node.services.dra.slices import (
     GROUP,
     VERSIONS,
@@ -79,6 +80,7 @@ _WRONG_PAUSE: Final = 300.0
 # How often the same content may be written within a window of seconds.
 _WRITES: Final = 5
 _WINDOW: Final = 30.0
+_LEFT_OUT: Final = {False: "devices with taints are", True: "taints of the effect None are"}
 _STRANGE: Final = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -129,7 +131,8 @@ class Publisher:
         self._refused: tuple[tuple[Device, ...], float] = (), 0.0
         self._written: tuple[Device, ...] | None = None
         self._rewritten: deque[float] = deque(maxlen=_WRITES)
-        self._tainting: bool | None = None
+        # Whether the server keeps taints, with the effect None (True) and with the others.
+        self._tainting: dict[bool, bool] = {}
         self._counting, self._uncounted = Counting.APART, ""
         self._owner = Owner(driver, node, "")
         self._wake = anyio.Event()
@@ -173,7 +176,7 @@ class Publisher:
                 pause = min(pause, _PAUSE) if self._there else pause
             except (ApiServerRefused, ApiServerSilent) as error:
                 self._fault("slices", str(error))
-                self._version, self._tainting = "", None  # the next server may be another one
+                self._version, self._tainting = "", {}  # the next server may be another one
                 pause = backoff.pause(time.monotonic() - begun)
                 if isinstance(error, ApiServerRefused):
                     pause = max(pause, min(error.retry_after, _LONGEST_PAUSE))
@@ -284,6 +287,9 @@ class Publisher:
             if self._counting is not Counting.NONE and error.is_about("counter"):
                 self._count(self._counting.next, error.found)
                 return None
+            if self._tainting.get(True) and error.is_about("taint"):
+                self._tainting[True] = False  # another server answered the dry run
+                return None
             self._refused = wanted, time.monotonic() + _WRONG_PAUSE
             said = SlicesRefused("to publish the node's devices", found=error.found)
             self._fault("slices", str(said))
@@ -297,8 +303,10 @@ class Publisher:
     async def _write_due(self, path: str, wanted: tuple[Device, ...]) -> float:
         """Write all slices that differ; return the seconds to wait before that, or 0."""
         published = wanted
+        if not await self._keeps_taints(path, wanted, inform=True):
+            published = tuple(replace(each, taints=_taints(each)) for each in wanted)
         if not await self._keeps_taints(path, wanted):
-            published = tuple(each for each in wanted if not each.taints)
+            published = tuple(each for each in published if not _taints(each))
         there = self._there.values()
         found = contents(published, self._owner.version, self._counting)
         lists = [with_times(content, there) for content in found]
@@ -340,32 +348,38 @@ class Publisher:
             self._rewritten.append(now)
         return 0.0
 
-    async def _keeps_taints(self, path: str, wanted: Iterable[Device]) -> bool:
-        """Return whether the server keeps taints; a dry run finds out."""
-        one = next((each for each in wanted if each.taints), None)
+    async def _keeps_taints(
+        self, path: str, wanted: Iterable[Device], *, inform: bool = False
+    ) -> bool:
+        """Return whether the server keeps taints; a dry run finds out.
+
+        Args:
+            inform: whether those of the effect None are meant, or all others.
+        """
+        one = next((each for each in wanted if _taints(each, inform=inform)), None)
         if one is None:
             return True
-        if self._tainting is None:
+        if inform not in self._tainting:
             # A server without counters would refuse a MIG device to create.
-            whole = replace(one, counters=None, part=None)
+            whole = replace(one, counters=None, part=None, taints=_taints(one, inform=inform))
             (create,) = changes((), contents((whole,), self._owner.version), self._owner)
             try:
                 found = await self._call("POST", path, create.body, {"dryRun": "All"})
             except ApiServerRefused as error:
                 if error.http == _BAD_REQUEST and error.denied_by:
                     # A webhook that refuses dry runs does not tell whether the server keeps taints.
-                    self._say("warning", "devices with taints are left out", why=str(error))
+                    self._say("warning", f"{_LEFT_OUT[inform]} left out", why=str(error))
                     return False
                 if not error.is_about("taint"):
                     raise
-                self._tainting = False
+                self._tainting[inform] = False
             else:
                 with _understood("a slice that was tried"):
                     (device,) = found["spec"]["devices"]
-                    self._tainting = bool(device.get("basic", device).get("taints"))
-            if not self._tainting:
-                self._say("warning", "the API server keeps no taints: such devices are left out")
-        return self._tainting
+                    self._tainting[inform] = bool(device.get("basic", device).get("taints"))
+            if not self._tainting[inform]:
+                self._say("warning", f"the API server keeps none: {_LEFT_OUT[inform]} left out")
+        return self._tainting[inform]
 
     async def _node_uid(self) -> str:
         node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
@@ -398,6 +412,11 @@ class Publisher:
 
     def _news(self) -> None:
         self._wake.set()
+
+
+def _taints(device: Device, *, inform: bool = False) -> tuple[Taint, ...]:
+    """Return the taints of a device with the effect None, or all others."""
+    return tuple(each for each in device.taints if (each.effect == INFORM) is inform)
 
 
 async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:

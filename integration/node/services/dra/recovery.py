@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 import anyio
@@ -85,7 +86,7 @@ async def recall(
                 continue
             if {each.device for each in now.devices} != {each.device for each in claim.devices}:
                 break
-            found[claim.uid] = now
+            found[claim.uid] = replace(now, has_metadata=claim.has_metadata)
         if away is not None and claim.uid not in needing:
             break  # the server answers about no other claim, either
     fault("claims", "")

@@ -41,7 +41,7 @@ from integration.agent_errors import ClaimUnfinished, DraFailed
 from integration.grpc_anyio import answer_of
 from integration.kubelet.grpc_server import serialize
 from integration.node.service import Context
-from integration.node.services.dra import cdi
+from integration.node.services.dra import cdi, metadata
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import Claim, Health, Reference
 from integration.timeouts import PATIENCE
@@ -254,12 +254,17 @@ def prepared_response(
         knows_shares: whether the version of the API has shares.
     """
     response = pb.NodePrepareResourceResponse()
+    described = {*metadata.requests_of(claim)} if claim.has_metadata else set[str]()
     for device in claim.devices:
+        names = [cdi.name_of(driver, claim.uid, device)]
+        if device.request in described:  # with the first device of the request
+            described.remove(device.request)
+            names.append(metadata.id_of(driver, claim.uid, device.request))
         response.devices.add(
             request_names=[device.request],
             pool_name=device.pool,
             device_name=device.device,
-            cdi_device_ids=[cdi.name_of(driver, claim.uid, device)],
+            cdi_device_ids=names,
             share_id=device.share if device.share and knows_shares else None,
         )
     return response

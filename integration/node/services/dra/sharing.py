@@ -14,11 +14,14 @@ Rules of shares (consumable capacity)
 - ``--dra-shares`` says how many shares a device has, at most as many as ``[sharing]`` of the
   configuration lets containers have it: the shim would refuse the others. A device that only one
   container may have gets no shares.
+- ``memory`` and ``unlimited`` in place of the number are modes of NVIDIA's driver. A device then
+  has a number of shares only if ``[sharing]`` has a limit. A claim that requests no memory gets all
+  of it (``memory``), or none of it (``unlimited``).
 - A device that consumes counters gets no shares, which concerns MIG devices that the driver
-  creates: schedulers of Kubernetes 1.34 to 1.36 give such a device to no second claim (kubernetes
-  134100, 140433), or lose count of it and give its GPU to other claims, too (139034).
-- A claim that does not say how much it needs gets one share, and that share of the memory. It gets
-  none of a MIG device's other capacities, or nothing would be left for the next claim.
+  creates: schedulers before Kubernetes 1.37 give such a device to no second claim (134100, 140433,
+  140436), or lose count of it and give its GPU to other claims, too (139034, until 1.36.2).
+- With a number, a claim that requests no memory gets one share, and that share of the memory. It
+  gets none of a MIG device's other capacities, or nothing would be left for the next claim.
 - An allocation without a share's id is the whole GPU. API servers with the gate
   DRAConsumableCapacity off drop what the driver publishes about shares.
 - The scheduler counts memory and shares, and the driver counts them again.
@@ -54,7 +57,7 @@ from integration.containers.shares import Share, variable_of
 from integration.node.mps.claim_daemons import CLAIMS, SHARES
 from integration.node.mps.paths import SHM, Places, shm
 from integration.node.mps.plan import ClaimDaemon
-from integration.node.options import DRA_DRIVER
+from integration.node.options import DRA_DRIVER, MEMORY, UNLIMITED
 from integration.node.services.dra.devices import MOST_FACTS, NVIDIA, SLICE, Device
 from integration.node.values.claims import (
     ALL,
@@ -269,44 +272,48 @@ _SHARES: Final = f"{NVIDIA}/shares"
 
 
 def with_shares(
-    devices: Iterable[Device], most: int, inventory: Inventory, config: Config
+    devices: Iterable[Device], mode: int | str, inventory: Inventory, config: Config
 ) -> tuple[Device, ...]:
     """Return the node's devices, with shares where they can have some.
 
     Args:
-        most: shares of a device; 0 for none.
+        mode: shares of a device, 0 for none; or MEMORY or UNLIMITED.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     parts = {each.uuid: each for each in inventory.mig_devices}
     found = []
     for device in devices:
-        shares = 0
-        if most > 1 and device.counters is None and device.gpu in gpus:
+        shares = 1
+        if device.counters is None and device.gpu in gpus:
             limit = limit_of(config, gpus[device.gpu], parts.get(device.uuid))
-            shares = min(most, limit) if limit else most
-        found.append(_shared(device, shares) if shares > 1 else device)
+            shares = limit if isinstance(mode, str) else min(mode, limit or mode)
+        is_shared = shares > 1 or (isinstance(mode, str) and not shares)
+        found.append(_shared(device, shares, mode) if is_shared else device)
     return tuple(found)
 
 
-def _shared(device: Device, shares: int) -> Device:
-    capacity = {**device.capacity, _SHARES: str(shares)}
+def _shared(device: Device, shares: int, mode: int | str) -> Device:
+    total = device.capacity.get(_MEMORY, "0")
+    part = (parse_quantity(total) or 0) // max(shares, 1) // MEBI * MEBI
+    memory = {MEMORY: total, UNLIMITED: "0"}.get(str(mode), quantity(part))
+    capacity = {**device.capacity, **({_SHARES: str(shares)} if shares else {})}
     if len(device.attributes) + len(capacity) >= MOST_FACTS:  # its health is one more
         capacity = {name: has for name, has in capacity.items() if not name.startswith(SLICE)}
-    return replace(device, capacity=capacity, shares=shares)
+    return replace(device, capacity=capacity, shares=shares, share_memory=memory)
 
 
 def policy_of(device: Device, name: str) -> dict[str, Any]:
     """Return the request policy of a capacity, as in the API; empty without shares."""
-    if not device.shares:
+    if not device.share_memory:
         return {}
     if name == _SHARES:
         valid = {"min": "1", "max": str(device.shares), "step": "1"}
         return {"requestPolicy": {"default": "1", "validRange": valid}}
     if name != _MEMORY:
         return {"requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
-    total = parse_quantity(device.capacity[name]) or 0
-    default = quantity(total // device.shares // MEBI * MEBI)
-    valid = {"min": quantity(MEBI), "max": device.capacity[name], "step": quantity(MEBI)}
+    default = device.share_memory
+    least = quantity(MEBI) if parse_quantity(default) else "0"
+    valid = {"min": least, "max": device.capacity[name], "step": quantity(MEBI)}
     return {"requestPolicy": {"default": default, "validRange": valid}}
 
 
@@ -347,11 +354,12 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
         shares = sum(each.shares for each, _ in parts)
         if (total and memory > total) or (known.shares and shares > known.shares):
             # Sorted, so that a repeated refusal has the same text and is one event of the pod.
-            names = ", ".join(sorted({who for _, who in parts if who != str(claim)}))
+            takers = {who for each, who in parts if each.memory or each.shares}
+            names = ", ".join(sorted(takers - {str(claim)}))
             raise DeviceTaken(
                 f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
                 found=f"with {names or 'its other shares'} it would be {shares} shares and "
-                f"{memory}Mi of {known.shares} and {total}Mi",
+                f"{memory}Mi of {known.shares or 'any number'} and {total}Mi",
             )
 
 

@@ -136,7 +136,7 @@ def _entry(device: Device, version: str) -> dict[str, Any]:
             name: {"value": value, **policy_of(device, name)}
             for name, value in device.capacity.items()
         }
-    if device.shares:
+    if device.share_memory:
         what["allowMultipleAllocations"] = True
     if device.counters is not None:
         takes = {name: {"value": value} for name, value in device.counters.takes.items()}

@@ -2,8 +2,9 @@
 
 ::
 
-    prepare    read ▸ check ▸ reserve ▸ PREPARING ▸ MIG devices ▸ sharing ▸ CDI spec ▸ PREPARED
-    unprepare  sharing ▸ MIG devices ▸ CDI spec ▸ out of the checkpoint
+    prepare    read ▸ check ▸ reserve ▸ PREPARING ▸ MIG devices ▸ sharing ▸ metadata ▸ CDI spec ▸
+               PREPARED
+    unprepare  sharing ▸ MIG devices ▸ CDI spec, metadata ▸ out of the checkpoint
 
 Rules
 - A transaction holds its claim (:class:`.claim_table.ClaimLocks`), so calls for one claim run in
@@ -30,7 +31,7 @@ Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubelet
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,7 @@ from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
 from integration.node.services.dra.claims import (
     allocated_devices,
     read_claim,
+    refuse_drained,
     refuse_taken,
     refuse_unavailable,
 )
@@ -164,6 +166,10 @@ class ClaimTransactions:
         known = self.table.claims.get(claim.uid)
         is_again = known is not None and known.is_prepared and known == claim
         before = None if known is None else known.before
+        if known is not None and is_again:
+            if known.pod_claim != claim.pod_claim:  # the kubelet's record does not have it
+                self.table.put(replace(claim, has_metadata=known.has_metadata))
+            claim = before = self.table.claims[claim.uid]
         try:
             if not is_again:
                 refuse_unavailable(
@@ -176,11 +182,16 @@ class ClaimTransactions:
                 self.table.reserve(claim, before)
                 refuse_taken(claim, (), await self.plugins.allocated())
                 await self.table.write()
+                # Who changes a GPU marks it first, and looks for claims in the checkpoint second.
+                refuse_drained(claim, read_drains(self.context.config))
             await self._refuse_engine()
             if not self.mig.is_ready(claim):
                 claim = await self.mig.create(claim, self.discovery.devices or {})
                 self.table.reserve(claim, before)
             await self.sharing.apply(claim, before)
+            has_had = before is not None and before.has_metadata and claim is not before
+            if has_had or (self.context.options.dra_metadata and not is_again):
+                claim = await self.specs.describe(claim)
             template = self.discovery.template
             write_spec = partial(self.specs.keep, claim, keep_existing=is_again)
             prepared = await self.table.complete(claim, write_spec)
@@ -214,7 +225,9 @@ class ClaimTransactions:
             await self.table.write()
             if before is None:
                 await anyio.to_thread.run_sync(self.specs.remove, uid)
-            else:
-                await self.specs.write(before, keep_existing=True)
+                return
+            if before.has_metadata:
+                await self.specs.describe(before)
+            await self.specs.write(before, keep_existing=True)
         except NvshimError as error:  # the error of the step that failed says more
             self.context.say("warning", str(error), claim=uid)

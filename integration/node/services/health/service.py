@@ -71,7 +71,6 @@ _RETRY: Final = 10.0  # seconds until a failed write is retried
 _FILE: Final = "health.file"
 """The name of the fault "the file cannot be written"."""
 
-_KINDS: Final = frozenset({"xid", "ecc-double"})
 _LEVELS: Final = {
     Severity.IGNORE: "info",
     Severity.SUSPECT: "warning",
@@ -165,8 +164,6 @@ class _Monitor:
     # -- events --------------------------------------------------------------------------------
 
     def _on_event(self, event: GpuEvent) -> None:
-        if event.kind not in _KINDS:
-            return
         verdict = judge(self._table, event, self._policy)
         attribution = attribute(
             event, verdict, self._state.ledger.value, self._state.recent_holders
@@ -211,8 +208,8 @@ class _Monitor:
             fields |= {"process": event.pid, "program": one_line(event.process)}
         if event.times > 1:
             fields["times"] = event.times
-        if not verdict.gpu:
-            fields["note"] = "the inventory has no such GPU; all GPUs are checked"
+        if not verdict.gpu and verdict.devices:
+            fields["note"] = "it is unknown which GPU it is about; all GPUs are checked"
         self._say(_LEVELS[verdict.severity], verdict.reason, source=event.source, **fields)
 
     # -- inventories and samples ---------------------------------------------------------------

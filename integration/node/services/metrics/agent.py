@@ -75,6 +75,11 @@ AGENT: Final = Group("The agent", (
            lambda snapshot: snapshot.at(snapshot.state.counters.last_good_check)),
     single("nvshim_node_faults", "Faults that the last check found; the log names them.",
            lambda snapshot: len(snapshot.state.node.value.faults)),
+    Metric("nvshim_nri_answers_total",
+           "Answers to NRI about containers to which the kubelet allocated a GPU, by result.",
+           ("result",),
+           lambda s: dict.fromkeys(((OK,), (REFUSED,), (FAILED,)), 0)
+           | s.state.counters.nri_answers),
     Metric("nvshim_part_up", "Whether a service of the agent works.", ("part",), _services),
     Metric("nvshim_part_restarts_total", "How often a service was restarted.",
            ("part",), _restarts),

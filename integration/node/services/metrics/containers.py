@@ -23,7 +23,10 @@ def _name(container: Container) -> Labels:
 
 def _infos(snapshot: Snapshot) -> Rows:
     containers = [each.container for each in snapshot.state.ledger.value.holdings]
-    return {(*_name(each), each.id, each.namespace): 1 for each in containers}
+    return {
+        (*_name(each), each.id, each.namespace, each.pod.uid if each.pod else ""): 1
+        for each in containers
+    }
 
 
 def _flag(name: str, meaning: str, flag: Callable[[Holding], str]) -> Metric:
@@ -81,7 +84,7 @@ def _outside(name: str, meaning: str, value: Callable[[DeviceUse], float | None]
 
 CONTAINERS: Final = Group("Containers", (
     Metric("nvshim_container_info", "A container that holds a device.",
-           (*CONTAINER, "container_id", "runtime_namespace"), _infos),
+           (*CONTAINER, "container_id", "runtime_namespace", "pod_uid"), _infos),
     _flag("nvshim_container_stale",
           "Whether it was created with a driver or devices that are gone: drain its pod.",
           lambda holding: holding.stale),

@@ -40,6 +40,30 @@ _REASONS: Final = {
 """NVML's bits for the reasons of low clocks. Newer drivers may have more."""
 
 
+_ACTIVITY: Final = (
+    ("graphics", "graphics_active_ratio",
+     "Share of the time in which the compute or graphics engine was active."),
+    ("sm", "sm_active_ratio",
+     "Share of the time in which a multiprocessor had work, the mean of all."),
+    ("sm_occupancy", "sm_occupancy_ratio",
+     "Warps on the multiprocessors, as a share of the most possible."),
+    ("tensor", "tensor_active_ratio", "Share of the time in which tensor cores were active."),
+    ("dram", "dram_active_ratio", "Share of the time in which memory was read or written."),
+    ("fp64", "fp64_active_ratio", "Share of the time in which units for FP64 were active."),
+    ("fp32", "fp32_active_ratio", "Share of the time in which units for FP32 were active."),
+    ("fp16", "fp16_active_ratio", "Share of the time in which units for FP16 were active."),
+)  # fmt: skip
+"""Fields of Activity, the ends of their metrics' names, and their meaning."""
+
+_TRAFFIC: Final = (
+    ("pcie_sent", "Data that it sends over PCIe; GPUs before Hopper measure 20 ms."),
+    ("pcie_received", "Data that it receives over PCIe; GPUs before Hopper measure 20 ms."),
+    ("nvlink_sent", "Data that it sends over all NVLinks."),
+    ("nvlink_received", "Data that it receives over all NVLinks."),
+)
+"""Fields of Activity that are rates, and their meaning."""
+
+
 def ratio(percent: int | None) -> float | None:
     """Return a percentage as a ratio from 0 to 1."""
     return None if percent is None else percent / 100
@@ -54,7 +78,7 @@ def _sampled(name: str, meaning: str, value: Callable[[GpuSample], float | None]
     return Metric(name, meaning, GPU, rows)
 
 
-def _sampled_mig(name: str, meaning: str, value: Callable[[DeviceSample], int | None]) -> Metric:
+def _sampled_mig(name: str, meaning: str, value: Callable[[DeviceSample], float | None]) -> Metric:
     """Return a metric with one value for each MIG device of a GPU that answers."""
 
     def rows(snapshot: Snapshot) -> Rows:
@@ -99,12 +123,36 @@ def _throttled(snapshot: Snapshot) -> Rows:
     }
 
 
-def _ecc(snapshot: Snapshot) -> Rows:
+def _fabrics(snapshot: Snapshot) -> Rows:
     return {
-        (*snapshot.names.gpu[each.uuid], kind): count
+        (*snapshot.names.gpu[each.uuid], fabric.state, fabric.cluster_uuid,
+         "" if fabric.clique is None else str(fabric.clique), fabric.health): 1
         for each in snapshot.answering
-        for kind, count in (
-            ("corrected", each.ecc_corrected), ("uncorrected", each.ecc_uncorrected),
+        if (fabric := each.fabric) is not None
+    }  # fmt: skip
+
+
+def _by_type(
+    name: str, meaning: str, counts: Callable[[GpuSample], tuple[int | None, int | None]]
+) -> Metric:
+    """Return a metric with the counts of corrected and of uncorrected errors of each GPU."""
+
+    def rows(snapshot: Snapshot) -> Rows:
+        return {
+            (*snapshot.names.gpu[each.uuid], kind): count
+            for each in snapshot.answering
+            for kind, count in zip(("corrected", "uncorrected"), counts(each), strict=True)
+        }
+
+    return Metric(name, meaning, (*GPU, "type"), rows)
+
+
+def _repairs(snapshot: Snapshot) -> Rows:
+    return {
+        (*snapshot.names.gpu[each.uuid], part): pending
+        for each in snapshot.answering
+        for part, pending in (
+            ("channel", each.channel_repair_pending), ("tpc", each.tpc_repair_pending),
         )
     }  # fmt: skip
 
@@ -151,6 +199,9 @@ GPUS: Final = Group("GPUs and MIG devices", (
              lambda gpu: gpu.memory_total_bytes),
     _sampled("nvshim_gpu_memory_used_bytes", "The GPU's memory in use.",
              lambda gpu: gpu.memory_used_bytes),
+    _sampled("nvshim_gpu_memory_reserved_bytes",
+             "Memory that the driver reserves; not part of the memory in use.",
+             lambda gpu: gpu.memory_reserved_bytes),
     _sampled("nvshim_gpu_utilization_ratio", "Share of the time in which a kernel ran.",
              lambda gpu: ratio(gpu.gpu_percent)),
     _sampled("nvshim_gpu_memory_busy_ratio",
@@ -167,25 +218,57 @@ GPUS: Final = Group("GPUs and MIG devices", (
              lambda gpu: gpu.energy_joules),
     _sampled("nvshim_gpu_temperature_celsius", "Temperature of the GPU.",
              lambda gpu: gpu.temperature_celsius),
+    _sampled("nvshim_gpu_memory_temperature_celsius", "Temperature of its memory.",
+             lambda gpu: gpu.memory_temperature_celsius),
     _sampled("nvshim_gpu_sm_clock_hertz", "Clock of its multiprocessors.",
              lambda gpu: gpu.sm_clock_hz),
     _sampled("nvshim_gpu_memory_clock_hertz", "Clock of its memory.",
              lambda gpu: gpu.memory_clock_hz),
+    Metric("nvshim_gpu_fabric_info",
+           "The GPU's place in an NVLink fabric: GPUs of a cluster and clique reach each other's "
+           "memory, also those of other nodes. Absent without a fabric.",
+           (*GPU, "state", "cluster_uuid", "clique", "health"), _fabrics),
     Metric("nvshim_gpu_clocks_throttled", "Whether its clocks are low for the reason.",
            (*GPU, "reason"), _throttled),
-    Metric("nvshim_gpu_ecc_errors_total",
-           "Memory errors since the driver was loaded: type corrected or uncorrected.",
-           (*GPU, "type"), _ecc),
+    _by_type("nvshim_gpu_ecc_errors_total",
+             "Memory errors since the driver was loaded: type corrected or uncorrected.",
+             lambda gpu: (gpu.ecc_corrected, gpu.ecc_uncorrected)),
+    _by_type("nvshim_gpu_rows_remapped_total",
+             "Rows of memory that were replaced, by the type of their errors.",
+             lambda gpu: (gpu.rows_corrected, gpu.rows_uncorrected)),
     _sampled("nvshim_gpu_rows_pending",
              "Whether rows of memory wait for their replacement at the next reset.",
              lambda gpu: gpu.rows_pending),
     _sampled("nvshim_gpu_rows_failed",
              "Whether rows of memory could not be replaced: exchange the GPU.",
              lambda gpu: gpu.rows_failed),
+    _by_type("nvshim_gpu_pages_retired_total",
+             "Pages of memory that were retired, by the type of their errors; on older GPUs.",
+             lambda gpu: (gpu.pages_corrected, gpu.pages_uncorrected)),
+    _sampled("nvshim_gpu_pages_pending",
+             "Whether pages of memory wait for their retirement at the next reset.",
+             lambda gpu: gpu.pages_pending),
+    _sampled("nvshim_gpu_pcie_replays_total", "Packets that were sent again over PCIe.",
+             lambda gpu: gpu.pcie_replays),
+    _sampled("nvshim_gpu_nvlink_sent_bytes_total", "Data that it sent over all NVLinks.",
+             lambda gpu: gpu.nvlink_sent_bytes),
+    _sampled("nvshim_gpu_nvlink_received_bytes_total", "Data that it received over all NVLinks.",
+             lambda gpu: gpu.nvlink_received_bytes),
+    _sampled("nvshim_gpu_memory_unrepairable",
+             "Whether the GPU has memory that cannot be repaired: exchange it.",
+             lambda gpu: gpu.unrepairable_memory),
+    Metric("nvshim_gpu_repair_pending",
+           "Whether a part of the GPU (channel: of memory, or tpc) is repaired at the next reset.",
+           (*GPU, "part"), _repairs),
     Metric("nvshim_gpu_xid_errors_total",
            "Errors that the driver reported since the agent started, by their number (XID) and the "
            "container that caused them, where it is known.",
            ("gpu", "uuid", "xid", *CONTAINER), _xids),
+    Metric("nvshim_nvswitch_errors_total",
+           "Errors of NVSwitches that the driver reported since the agent started, by their number "
+           "(SXID) and severity: fatal, non-fatal, correctable, or empty if it was not said.",
+           ("switch", "pci_bus_id", "sxid", "severity"),
+           lambda snapshot: snapshot.state.counters.switch_errors),
     Metric("nvshim_gpu_xid_last_timestamp_seconds", "When the driver last reported the error.",
            ("gpu", "uuid", "xid"), _last_xids),
     Metric("nvshim_mig_info", "A MIG device of this node.",
@@ -194,6 +277,19 @@ GPUS: Final = Group("GPUs and MIG devices", (
                  lambda part: part.memory_total_bytes),
     _sampled_mig("nvshim_mig_memory_used_bytes", "The MIG device's memory in use.",
                  lambda part: part.memory_used_bytes),
+))  # fmt: skip
+
+
+def _active(name: str) -> Callable[[GpuSample | DeviceSample], float | None]:
+    return lambda sample: getattr(sample.activity, name)
+
+
+ACTIVITY: Final = Group("Activity since the scrape before (Hopper and newer)", (
+    *(_sampled(f"nvshim_gpu_{end}", meaning, _active(name)) for name, end, meaning in _ACTIVITY),
+    *(_sampled(f"nvshim_gpu_{name}_bytes_per_second", meaning, _active(name))
+      for name, meaning in _TRAFFIC),
+    *(_sampled_mig(f"nvshim_mig_{end}", f"{meaning[:-1]}, of the MIG device's GPU instance.",
+                   _active(name)) for name, end, meaning in _ACTIVITY),
 ))  # fmt: skip
 
 

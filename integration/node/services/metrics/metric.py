@@ -45,13 +45,14 @@ class Metric:
     labels: tuple[str, ...] = ()  # the names of the labels, in order
     rows: Callable[[Snapshot], Rows] = lambda _: {}  # returns the series for a snapshot
     is_histogram: bool = False  # whether its values are Durations
+    type: str = ""  # Prometheus' type, for a name that does not tell it
 
     @property
     def kind(self) -> str:
         """Prometheus' type of the metric, derived from its name."""
         if self.is_histogram:
             return "histogram"
-        return _KINDS.get(self.name.rpartition("_")[2], "gauge")
+        return self.type or _KINDS.get(self.name.rpartition("_")[2], "gauge")
 
     @property
     def samples(self) -> tuple[str, ...]:

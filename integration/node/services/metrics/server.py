@@ -27,7 +27,7 @@ from typing import Final
 
 import anyio
 import anyio.abc
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream, SocketStream
 from anyio.streams.stapled import MultiListener
 
 from integration.agent_errors import MetricsAddressUnusable
@@ -173,6 +173,7 @@ async def serve(
     listener: MultiListener[SocketStream],
     answer: Callable[[Request], Awaitable[Response]],
     failed: Callable[[Exception], None],
+    wrap: Callable[[SocketStream], Awaitable[ByteStream]] | None = None,
 ) -> None:
     """Answer scrapers, until cancelled.
 
@@ -180,6 +181,7 @@ async def serve(
         listener: accepts their connections; it is closed on return.
         answer: returns the response to a request.
         failed: called with an exception of ``answer``.
+        wrap: starts TLS on a connection; None without TLS.
     """
     connections: dict[anyio.CancelScope, None] = {}  # the oldest first
 
@@ -193,7 +195,7 @@ async def serve(
             try:
                 async with stream:
                     with suppress(*_GONE):
-                        await _exchange(stream, answer, failed)
+                        await _exchange(await wrap(stream) if wrap else stream, answer, failed)
             finally:
                 connections.pop(scope, None)
 
@@ -202,7 +204,7 @@ async def serve(
 
 
 async def _exchange(
-    stream: SocketStream,
+    stream: ByteStream,
     answer: Callable[[Request], Awaitable[Response]],
     failed: Callable[[Exception], None],
 ) -> None:

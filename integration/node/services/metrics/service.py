@@ -18,7 +18,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -30,14 +30,22 @@ from api.errors import NvshimError, one_line
 from integration.agent_errors import MetricsAddressUnusable
 from integration.agent_status import late_after
 from integration.backoff import Backoff
+from integration.detached import run_detached
+from integration.node.options import OWN
 from integration.node.service import SERVICES, Context
 from integration.node.services.metrics.address import Address, parse_address
 from integration.node.services.metrics.agent import own_process
+from integration.node.services.metrics.jobs import Jobs
+from integration.node.services.metrics.metric import Metric, Rows
 from integration.node.services.metrics.server import Request, Response, addresses_of, listen, serve
-from integration.node.services.metrics.snapshot import Snapshot
+from integration.node.services.metrics.snapshot import Attribution, Snapshot
 from integration.node.services.metrics.text import Form, choose, collect, write
 from integration.node.usage import usage_by
 from integration.nvml.values import Sample, now
+
+if TYPE_CHECKING:  # they take memory
+    from integration.node.services.metrics.pod_labels import PodLabels
+    from integration.node.services.metrics.web import Web
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1
@@ -51,9 +59,11 @@ _FRESH_AT_MOST: Final = 5.0
 LONGEST_WAIT: Final = 8.0
 _FOR_THE_REST: Final = 1.0
 _SHORTEST_WAIT: Final = 0.1
+_FOR_ATTRIBUTION: Final = 1.0
 _TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
 
 _PART: Final = "metrics"
+_WEB: Final = "metrics web configuration"
 
 _INDEX: Final = b"""<!doctype html>
 <html lang="en"><title>nvshim node</title>
@@ -67,7 +77,10 @@ async def run(context: Context) -> None:
 
     Raises:
         MetricsAddressInvalid: the address is not valid.
+        WebConfigInvalid: the web configuration file is missing or wrong.
     """
+    scrapes = Scrapes(context)
+    web = _web(context, scrapes)
     listener = await _listen(context, parse_address(context.options.metrics))
     context.say("info", "serving metrics", address=", ".join(addresses_of(listener)))
 
@@ -76,7 +89,20 @@ async def run(context: Context) -> None:
         line = str(error) if known else f"a scrape failed: {type(error).__name__}: {error}"
         context.say("error", one_line(line), part=_PART)
 
-    await serve(listener, Scrapes(context).answer, failed)
+    if web is None:
+        await serve(listener, scrapes.answer, failed)
+    else:
+        await serve(listener, web.answer, failed, web.wrap)
+
+
+def _web(context: Context, scrapes: Scrapes) -> Web | None:
+    """Return what protects the server, if the options have a file for it."""
+    path = context.options.metrics_web_config
+    if not path:
+        return None
+    from integration.node.services.metrics.web import Web  # noqa: PLC0415 - takes memory
+
+    return Web(path, scrapes.answer, lambda line: context.fault(_WEB, line, part=_PART))
 
 
 async def _listen(context: Context, address: Address) -> MultiListener[SocketStream]:
@@ -110,6 +136,11 @@ class Scrapes:
         self._context = context
         self._cache: dict[Form, _CachedText] = {}
         self._one = anyio.Lock()
+        self._samples: tuple[Sample | None, Sample | None] = (None, None)  # the last two
+        self._names = context.options.metrics_names
+        self._has_dcgm = self._names != (OWN,)
+        self._pod_labels = self._labels_of_pods()
+        self._jobs = Jobs(context.options.metrics_jobs)
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
@@ -125,7 +156,7 @@ class Scrapes:
         return Response(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
 
     async def _metrics(self, request: Request) -> Response:
-        form = choose(request.headers.get("accept", ""))
+        form = self._form(request.headers.get("accept", ""))
         started = time.monotonic()
         async with self._one:
             cached = self._cache.get(form)
@@ -147,27 +178,72 @@ class Scrapes:
 
     async def _write(self, form: Form, wait: float) -> _CachedText:
         started = time.monotonic()
-        sample = await self._sample(wait)
+        attribution = await self._attribution(min(_FOR_ATTRIBUTION, wait / 2))
+        sample = await self._sample(max(wait - (time.monotonic() - started), _SHORTEST_WAIT))
+        if sample is not None and sample is not self._samples[1]:
+            self._samples = (self._samples[1], sample)
         boot = time.time() - now()
         snapshot = Snapshot(
             self._context.state,
             boot=boot,
             sample=sample,
             waited=time.monotonic() - started,
+            earlier=self._samples[0],
             services=tuple(SERVICES),
             process=own_process(),
         )
-        known, writing = collect(snapshot), time.monotonic()
+        known, writing = self._collect(snapshot, attribution), time.monotonic()
         text = await anyio.to_thread.run_sync(write, known, form)
         taken = time.monotonic() - writing
         fresh = min(max(FRESH, taken / SHARE), _FRESH_AT_MOST)
         return _CachedText(started + fresh, wait if sample is None else math.inf, text)
 
+    def _form(self, accept: str) -> Form:
+        if self._has_dcgm:
+            from integration.node.services.metrics.dcgm import FORM  # noqa: PLC0415 - takes memory
+
+            return FORM
+        return choose(accept)
+
+    def _collect(self, snapshot: Snapshot, attribution: Attribution) -> list[tuple[Metric, Rows]]:
+        known = collect(snapshot) if OWN in self._names else []
+        if self._has_dcgm:
+            from integration.node.services.metrics import dcgm  # noqa: PLC0415 - takes memory
+
+            node = self._context.options.node_name
+            known += dcgm.collect(snapshot, self._names, node, attribution)
+        return known
+
+    def _labels_of_pods(self) -> PodLabels | None:
+        options = self._context.options
+        if not self._has_dcgm or not options.metrics_pod_labels:
+            return None
+        from integration.node.services.metrics.dcgm import TAKEN  # noqa: PLC0415 - takes memory
+        from integration.node.services.metrics.pod_labels import PodLabels  # noqa: PLC0415 - it too
+
+        return PodLabels(options.metrics_pod_labels, TAKEN, options.cri_sockets)
+
+    async def _attribution(self, wait: float) -> Attribution:
+        """Return the labels of pods and jobs that the options ask for; none that take too long."""
+        found = Attribution()
+        try:
+            with anyio.move_on_after(wait):
+                if self._has_dcgm and self._context.options.metrics_jobs:
+                    found = found._replace(jobs=await run_detached(self._jobs.read))
+                if self._pod_labels is not None:
+                    holdings = self._context.state.ledger.value.holdings
+                    pods = {each.container.pod.uid for each in holdings if each.container.pod}
+                    values = await self._pod_labels.of(pods - {""})
+                    found = found._replace(labels=self._pod_labels.names, values=values)
+        except Exception as error:  # noqa: BLE001 - the metrics do not need it
+            self._context.say("error", one_line(f"pods and jobs: {error}"), part=_PART)
+        return found
+
     async def _sample(self, wait: float) -> Sample | None:
         """Return NVML's values; None if it does not answer in time."""
         sample = None
         with anyio.move_on_after(wait):
-            sample = await self._context.state.sampler.value.sample(max_age=FRESH)
+            sample = await self._context.state.sampler.value.sample(max_age=FRESH, profile=True)
             try:
                 await usage_by(self._context, sample)  # bring the usage in the state up to date
             except Exception as error:  # noqa: BLE001 - the other metrics do not need it

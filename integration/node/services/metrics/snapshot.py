@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from hooks.node.gpus import Gpu
 from integration.node.state.store import State
@@ -30,6 +31,7 @@ class Snapshot:
     services: Labels = ()  # the names of the agent's services
     # values of the agent's own process, by the names of metrics
     process: Mapping[str, float] = field(default_factory=dict)
+    earlier: Sample | None = None  # NVML's answer to the scrape before, for rates
 
     @property
     def answered(self) -> bool:
@@ -52,6 +54,14 @@ class Snapshot:
     def names(self) -> Names:
         """The labels of the devices."""
         return Names(self)
+
+
+class Attribution(NamedTuple):
+    """Labels of pods, and jobs, for dcgm-exporter's series."""
+
+    labels: Labels = ()  # labels of pods, by their names in metrics
+    values: Mapping[str, Labels] = {}  # their values in that order, by the pod's UID
+    jobs: Mapping[str, Labels] = {}  # jobs of a batch system, by "GPU" or "GPU.INSTANCE"
 
 
 class Names:

@@ -25,12 +25,12 @@ from prometheus_client.samples import Sample
 
 from integration.node.services.metrics.agent import AGENT, PLUGIN
 from integration.node.services.metrics.containers import CONTAINERS
-from integration.node.services.metrics.gpus import GPUS, HEALTH
+from integration.node.services.metrics.gpus import ACTIVITY, GPUS, HEALTH
 from integration.node.services.metrics.metric import Metric, Rows
 from integration.node.services.metrics.snapshot import Snapshot
 from integration.node.values.counters import SECONDS, Durations
 
-GROUPS: Final = (AGENT, GPUS, HEALTH, CONTAINERS, PLUGIN)
+GROUPS: Final = (AGENT, GPUS, ACTIVITY, HEALTH, CONTAINERS, PLUGIN)
 """All metrics by subject, in the order of the output."""
 
 METRICS: Final = tuple(metric for group in GROUPS for metric in group.metrics)

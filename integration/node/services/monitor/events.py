@@ -11,6 +11,8 @@ Rules
 - While a GPU has no instances, only NVML shows that an administrator switched its MIG mode. The
   mode cannot be switched while a child runs. So each child reports the modes when it starts.
 - When the child reports a lost GPU, the agent publishes that at once. Samples prove its return.
+- While NVML is closed for a reset or a MIG layout, only the GPUs that it changes count as
+  unwatched: it is short, and the kernel log has the errors of the others.
 - When the driver or the GPUs change, the agent replaces the child at once: NVML does not see GPUs
   that are added later, and keeps the kernel module in use.
 """
@@ -97,10 +99,9 @@ class Watch:
                 # The agent closes NVML only briefly for a look at the node.
                 if not self._state.nvml_closed.value:
                     self._lost.publish({})
-                    self._post(
-                        {"": self._state.nvml_pause.value} if self._state.nvml_pause.value else {},
-                        "",
-                    )
+                    why = self._state.nvml_pause.value
+                    gpus = self._state.resetting_gpus.value or {""}
+                    self._post(dict.fromkeys(gpus, why) if why else {}, "")
                 await wait_any(*self._state.nvml_inputs, since=version)
                 continue
             started = time.monotonic()

@@ -1,4 +1,6 @@
-"""Follow the kernel log for Xids. :mod:`shim.causes.kernel_log` parses the lines.
+"""Follow the kernel log for Xids, and for errors of NVSwitches.
+
+:mod:`shim.causes.kernel_log` and :mod:`integration.node.faults.sxids` parse the lines.
 
 - Lines from before the start are skipped: they may be of another driver, or of replaced GPUs.
 - In a storm the agent reads the lines in batches. Lines that the kernel drops meanwhile are lost.
@@ -13,15 +15,16 @@ from typing import Final
 import anyio
 
 from integration.agent_errors import KernelLogUnusable
+from integration.node.faults.sxids import parse_switch_error
 from integration.nvml.values import GpuEvent, now
-from shim.causes.kernel_log import Log, LoggedXid
+from shim.causes.kernel_log import Log, parse_record
 
 _BATCH: Final = 512
 _PAUSE: Final = 0.02
 
 
 async def follow(path: str, report: Callable[[GpuEvent], None]) -> None:
-    """Report each Xid from now on. Return at the end of a pipe; the kernel log has no end.
+    """Report each error from now on. Return at the end of a pipe; the kernel log has no end.
 
     Args:
         path: /dev/kmsg, or a pipe with the same lines.
@@ -36,11 +39,11 @@ async def follow(path: str, report: Callable[[GpuEvent], None]) -> None:
             while not log.has_ended:
                 await anyio.wait_readable(log.fd)
                 for _ in range(_BATCH):
-                    xids = log.read()
-                    if xids is None:
+                    records = log.read()
+                    if records is None:
                         break
-                    for xid in xids:
-                        report(_event_of(xid))
+                    for event in filter(None, map(_event_in, records)):
+                        report(event)
                 # A storm must not keep this process busy.
                 await anyio.sleep(_PAUSE)
     except OSError as error:
@@ -52,7 +55,10 @@ async def follow(path: str, report: Callable[[GpuEvent], None]) -> None:
         ) from error
 
 
-def _event_of(logged: LoggedXid) -> GpuEvent:
+def _event_in(record: str) -> GpuEvent | None:
+    logged = parse_record(record)
+    if logged is None:
+        return parse_switch_error(record)
     return GpuEvent(
         now(),
         "xid",

@@ -24,8 +24,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
+from integration.node.faults.policy import action_of
 from integration.nvml.values import GpuEvent
-from shim.causes.xids import RECOVERY, is_nonfatal, recovery_asked
+from shim.causes.xids import is_nonfatal
 
 HOLD: Final = 0.5
 """Seconds that an Xid waits for its counterpart. Both sources report within milliseconds. The wait
@@ -118,7 +119,7 @@ class Merger:
         key: tuple[object, ...] = (event.kind, event.gpu, event.xid, *_facts(event))
         if len(self._sent_until) >= _MOST and key not in self._sent_until:
             event = replace(event, pid=0, process="", cgroups="")
-            key = (event.kind, event.gpu, event.xid, None, None, 0, _severity(event))
+            key = (event.kind, event.gpu, event.xid, None, None, 0, _severity(event), None)
         if self._sent_until.get(key, now) <= now and key not in self._more:
             self._sent_until[key] = now + _QUIET
             self._ready.append(event)
@@ -148,14 +149,13 @@ def _agree(one: int | None, other: int | None) -> bool:
 
 
 def _facts(event: GpuEvent) -> tuple[object, ...]:
-    return event.gpu_instance, event.compute_instance, event.pid, _severity(event)
+    switch = event.switch and (event.bus_id, event.switch)
+    return event.gpu_instance, event.compute_instance, event.pid, _severity(event), switch
 
 
 def _severity(event: GpuEvent) -> object:
     """Return the severity that the text adds to the number."""
-    if event.xid == RECOVERY:
-        return recovery_asked(event.text)
-    return is_nonfatal(event.xid, event.text)
+    return action_of(event), is_nonfatal(event.xid, event.text)
 
 
 def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:

@@ -12,7 +12,7 @@ holds its lock, or its nvidia-smi holds NVML's lock. Both locks end with the pro
 is killed.
 
 After :data:`LONGEST` the agent opens NVML although the reset has not ended, because until then it
-receives no errors of the other GPUs.
+receives no errors of the other GPUs. A MIG layout has as long for each GPU that it changes.
 
 Source: nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 """
@@ -54,6 +54,7 @@ async def follow(context: Context) -> NoReturn:
     """Pause NVML while the file or a mark asks for it, until cancelled."""
     state, config = context.state, context.config
     pause = state.nvml_pause.publisher(ServiceName.MONITOR)
+    gpus = state.resetting_gpus.publisher(ServiceName.MONITOR)
     directory = config.state
     resets = _Resets(context)
     with Watcher(quiet=0) as watcher:
@@ -61,6 +62,7 @@ async def follow(context: Context) -> NoReturn:
             drains = read_drains(config)
             by_reset = resets.reason(drains)
             why = _reason(os.path.join(directory, FILE)) or _reason_of_people(drains) or by_reset
+            gpus.publish(resets.gpus if why and why == by_reset else frozenset())
             if why != state.nvml_pause.value:
                 pause.publish(why)
                 if why:
@@ -78,6 +80,8 @@ class _Resets:
     """Measures for how long resets have kept NVML closed."""
 
     def __init__(self, context: Context) -> None:
+        self.gpus: frozenset[str] = frozenset()
+        """The GPUs that keep NVML closed, by UUID."""
         self._context = context
         self._since: float | None = None
         self._is_over = False
@@ -90,11 +94,13 @@ class _Resets:
     def reason(self, drains: Iterable[Drain]) -> str:
         """Return why NVML is closed for a reset; "" without a reset, or if it takes too long."""
         config, now = self._context.config, time.monotonic()
-        mark = next((each for each in drains if each.lets_go and each.for_reset), None)
-        if mark is None or not (is_resetting(config) or is_exclusive(config.state)):
-            self._since, self._is_over = None, False
+        closed = [each for each in drains if each.lets_go and each.for_reset]
+        if not closed or not (is_resetting(config) or is_exclusive(config.state)):
+            self.gpus, self._since, self._is_over = frozenset(), None, False
             return ""
-        self._since = now if self._since is None else self._since
+        mark, before, self.gpus = closed[0], self.gpus, frozenset(each.device for each in closed)
+        if self._since is None or self.gpus != before:
+            self._since, self._is_over = now, False
         if now - self._since < LONGEST:
             return _reason_of(mark)
         if not self._is_over:

@@ -48,6 +48,7 @@ async def run(context: Context) -> None:
     state, children = context.state, Children(context.say, context.config.state)
     samples = state.sample.publisher(ServiceName.MONITOR)
     samplers = state.sampler.publisher(ServiceName.MONITOR)
+    cliques = state.cliques.publisher(ServiceName.MONITOR)
     forwarder = EventForwarder(state, reads_log=bool(context.options.kernel_log))
     to_answer = context.config.nvml_timeout
     watch = Watch(state, children, forwarder.add, context.say, to_answer=to_answer)
@@ -63,6 +64,9 @@ async def run(context: Context) -> None:
         # On a node without GPUs a failed sample is no fault.
         failed = sample.failure and library_of(look())
         samples.publish(sample)
+        if not sample.failure:
+            places = (gpu.fabric for gpu in sample.gpus if gpu.fabric is not None)
+            cliques.publish(frozenset(place.name for place in places if place.name))
         context.fault(_SAMPLES, f"samples of NVML: {sample.failure}" if failed else "")
 
     sampler = NvmlSampler(look, children, to_answer=to_answer, post=post)
@@ -80,17 +84,18 @@ async def run(context: Context) -> None:
         state.unwatched.publisher(ServiceName.MONITOR).publish({})
         state.lost_gpus.publisher(ServiceName.MONITOR).publish({})
         state.nvml_pause.publisher(ServiceName.MONITOR).publish("")
+        state.resetting_gpus.publisher(ServiceName.MONITOR).publish(frozenset())
         for fault in ("monitor.events", _KERNEL_LOG, nvml_pause.FAULT, _SAMPLES):
             state.faults.report(fault, "")
 
 
 async def _read_log(context: Context, forwarder: EventForwarder) -> None:
     """Follow the kernel log. Report once if it cannot be read."""
-    path, state = context.options.kernel_log, context.state
+    path = context.options.kernel_log
     if not path:
         return
     try:
-        await follow(path, lambda event: forwarder.add(_with_uuid(event, state.node.value)))
+        await follow(path, lambda event: forwarder.add(_with_uuid(event, context)))
         line = f"the kernel's log {path} has ended"
     except KernelLogUnusable as error:
         line = str(error)
@@ -98,9 +103,13 @@ async def _read_log(context: Context, forwarder: EventForwarder) -> None:
     forwarder.reads_log = False
 
 
-def _with_uuid(event: GpuEvent, node: NodeSnapshot) -> GpuEvent:
-    """Return an event of the kernel log with the UUID of the GPU at its PCI address."""
-    gpus = node.inventory.gpus if node.inventory is not None else ()
+def _with_uuid(event: GpuEvent, context: Context) -> GpuEvent:
+    """Return an event of the kernel log with the UUID of the GPU at its PCI address, or port."""
+    inventory = context.state.node.value.inventory
+    if event.switch is not None:
+        ports = {} if inventory is None else context.topologies.at_once(inventory).ports
+        return replace(event, gpu=ports.get((event.bus_id, event.switch.link), ""))
+    gpus = inventory.gpus if inventory is not None else ()
     prefix = f"{event.bus_id}."
     uuid = next((gpu.uuid for gpu in gpus if gpu.bus_id.startswith(prefix)), "")
     return replace(event, gpu=uuid)
@@ -140,7 +149,7 @@ class EventForwarder:
 
     def _is_clear(self, event: GpuEvent) -> bool:
         """Whether an Xid says by itself which devices it affects, and how much."""
-        return event.xid not in TOLD_BY_TEXT and self._names_place(event)
+        return event.xid not in {0, *TOLD_BY_TEXT} and self._names_place(event)
 
     def _names_place(self, event: GpuEvent) -> bool:
         """Whether an event names the MIG instance, or its GPU has none."""

@@ -3,7 +3,8 @@
 Rules
 - A daemon outlives the agent that started it, because clients need it. The next agent finds it by
   its lock: the daemon and its servers inherit the open lock file and hold the lock until they exit.
-  The holder writes the daemon's pid into the lock file.
+  The agent takes the lock before it starts the daemon, so that an agent which is killed in between
+  leaves no daemon that the next one does not find. The daemon writes its pid into the lock file.
 - A daemon that answers without holding the lock belongs to another program, and the agent does not
   touch it.
 - If only servers hold the lock, the daemon has died. While one of them may have clients, the agent
@@ -17,15 +18,17 @@ Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from api.errors import one_line
+from api.values import dataclass
 from hooks.config import Config
 from integration.agent_errors import MpsDaemonFailed, MpsStateUnusable
 from integration.containers.procfs import Procfs
@@ -46,10 +49,11 @@ TIMEOUT: Final = 3.0 * PATIENCE
 """Seconds that an answer may take. A working daemon answers within milliseconds."""
 
 _POLL: Final = 0.02
-_TO_WRITE_LOCK: Final = 1.0
+_TO_WRITE_LOCK: Final = 3.0 * PATIENCE  # a Python has to start for it
 _MOST_LOG: Final = 4 << 20
 _TAIL: Final = 4096
 _SOCKET: Final = "control"
+_LOCK: Final = 3  # the lock's descriptor in the daemon
 _LONGEST: Final = 1 << 16
 _HIGHEST_PID: Final = 1 << 22
 
@@ -119,7 +123,8 @@ class Daemon:
             Its pid.
 
         Raises:
-            NodeAgentError: a directory, the shared memory or a compute mode cannot be prepared.
+            NodeAgentError: a directory, the shared memory or a compute mode cannot be prepared, or
+                another process holds the lock.
             DriverNotFound: the driver is gone.
             DriverMismatch: the driver's files and the kernel module have different versions.
         """
@@ -138,21 +143,42 @@ class Daemon:
             dev=self._config.dev,
             shm=shm(places.root),
             cgroup=host_setup.CGROUP,
-            lock=places.lock,
+            lock=_LOCK,
             record={"devices": plan.devices, "driver": plan.driver},
         )
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        return os.posix_spawn(
-            argv[0],
-            argv,
-            {},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, places.log_file, append, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setsid=True,  # signals to the agent's process group must not reach the daemon
-        )
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, places.log_file, append, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        try:
+            with self._locked() as lock:
+                actions.insert(0, (os.POSIX_SPAWN_DUP2, lock, _LOCK))
+                # Signals to the agent's process group must not reach the daemon: setsid.
+                return os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True)
+        except OSError as error:
+            raise host_setup.unusable(places, error) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the lock, which a process started meanwhile can inherit; yield its descriptor.
+
+        Raises:
+            MpsDaemonFailed: another process holds it.
+            OSError: its file cannot be opened.
+        """
+        create = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._places.lock, create, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._failed("another process holds its lock") from None
+            os.ftruncate(fd, 0)  # the content is that of a dead process
+            yield fd
+        finally:
+            os.close(fd)
 
     def _refuse_strangers(self, plan: Plan) -> None:
         """Refuse to start if another program's daemon, such as NVIDIA's, serves the directory.
@@ -199,6 +225,10 @@ class Daemon:
         percentage = self.percentage(plan.programs)
         if round(percentage) != plan.percentage:
             raise self._failed(f"its limit is {percentage:g} % of threads, not {plan.percentage}")
+        for number, uuid in plan.limited(devices):
+            # It rounds its answer down, to gigabytes: only whether there is a limit can be seen.
+            if not self.ask(plan.programs, f"get_default_device_pinned_mem_limit {number}"):
+                raise self._failed(f"it has no limit for the memory of {uuid}")
 
     # -- query ------------------------------------------------------------------------------------
 

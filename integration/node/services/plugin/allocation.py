@@ -35,10 +35,10 @@ Source: NVIDIA's k8s-device-plugin (observed behaviour); device plugin API v1bet
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from api.proto import deviceplugin_pb2 as pb
+from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.drained import DRIVER, read_drains

@@ -58,6 +58,7 @@ class SnapshotAnswers:
         self._config = context.config
         self._say = context.say
         self._state = context.state
+        self._serves_claims = context.options.dra
         self._allocations = context.state.plugin_allocations.publisher(ServiceName.PLUGIN)
         self._reconciling = reconciling
 
@@ -93,6 +94,7 @@ class SnapshotAnswers:
             size,
             topology=snapshot.topology,
             policy=snapshot.in_effect.shared_devices_allocation_policy,
+            beside_claims=self._serves_claims,
         )
 
     def _allocate(

@@ -6,6 +6,8 @@ with CDI support injects from them what our shim injects itself; our shim reads 
 CDI annotation.
 
 Rules
+- A device has a name by its index and one by its UUID, whatever ``deviceIDStrategy`` says. A
+  container that was allocated before that changed keeps its names, and needs them at a restart.
 - A spec contains the files of the default driver capabilities that the configuration supports. An
   engine injects everything in a spec, whatever the image requests. Our shim adds the files of
   further capabilities that the image names.
@@ -29,10 +31,10 @@ Source: CDI specification; NVIDIA Container Toolkit, pkg/nvcdi.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from api.values import dataclass
 from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import SpecFile
@@ -44,7 +46,7 @@ from integration.agent_errors import PluginSpecUnwritten, ServingError
 from integration.cdi.writing import text_of
 from integration.node.services.plugin.allocation import VENDOR
 from integration.node.spec_files import put, still_true
-from integration.node.values.resources import CDI, DeviceIds, Settings
+from integration.node.values.resources import CDI, Settings
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """The classes of the kinds that may have a spec."""
@@ -112,7 +114,7 @@ def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) 
             spec, kept, whose = None, None, partial(_whose, kind, path)
             if inventory is not None and kind in wanted:
                 kept = still_true(path, inventory, config, whose) if kind == "gpu" else None
-                spec = kept[1] if kept else _spec(kind, settings, inventory, config)
+                spec = kept[1] if kept else _spec(kind, inventory, config)
             text = None if spec is None else text_of(schema.to_tree(spec), "json").encode()
             if put(path, kept[0] if kept else text, whose):
                 written.append(path)
@@ -130,14 +132,12 @@ def _wanted(settings: Settings) -> tuple[str, ...]:
     return ("gpu", *settings.features, *(["imex-channel"] if settings.imex_channels else []))
 
 
-def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -> SpecFile | None:
+def _spec(kind: str, inventory: Inventory, config: Config) -> SpecFile | None:
     """Return the spec of a kind; None if the node has no such device or feature."""
-    by_index = settings.device_id_strategy == DeviceIds.INDEX
     options = generating.SpecOptions(
         kind=kind,
         vendor=VENDOR,
         class_=kind,
-        strategies=("index",) if by_index else ("uuid",),
         capabilities=DEFAULT_CAPABILITIES.intersection(config.supported_capabilities),
         groups=False,
     )

@@ -17,10 +17,10 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn
 
+from api.values import dataclass
 from integration.backoff import Backoff
 from integration.cri.engine import Engine
 from integration.detached import run_detached

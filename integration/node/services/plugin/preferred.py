@@ -15,6 +15,9 @@ Rules
 - The required devices are always in the result. A device that is not free never is.
 - A free device that is gone or unhealthy is left out while others suffice: the kubelet may not
   know of it yet, and would fail the pod or start it on a dead GPU.
+- Where claims may have the same devices, the last names win in place of the lowest indices. The
+  scheduler takes the first free device of a slice, and slices list devices by name. So a claim and
+  a pod that come at the same moment seldom meet on one device.
 
 Source: go-gpuallocator gpuallocator/besteffort_policy.go; k8s-device-plugin
 internal/rm/allocate.go.
@@ -27,6 +30,7 @@ from itertools import combinations
 from typing import Final
 
 from integration.agent_errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.values.claims import name_of
 from integration.node.values.resources import Allocation, Device, Resource
 from integration.nvml.topology import Topology
 
@@ -44,6 +48,7 @@ def preferred(
     *,
     topology: Topology | None = None,
     policy: Allocation = Allocation.DISTRIBUTED,
+    beside_claims: bool = False,
 ) -> tuple[str, ...]:
     """Return the ids of the best devices for a container.
 
@@ -51,6 +56,7 @@ def preferred(
         available: ids of the free devices.
         required: ids that the result must contain.
         topology: the distances between the GPUs; None if they are unknown.
+        beside_claims: whether resource claims may have the same devices.
 
     Returns:
         The required ids first, then the others by index or in the order of preference.
@@ -79,15 +85,18 @@ def preferred(
         )
     if size > len(free):
         raise TooFewAvailable(asked, found=f"{len(free)} are free", do="request fewer")
-    healthy = {id_ for id_ in free if known[id_].is_healthy}.union(needed)
+    healthy = free - resource.unhealthy.difference(needed)
     if size <= len(healthy):
         free = healthy
     else:
         needed = (*needed, *(id_ for id_ in known if id_ in healthy and id_ not in needed))
-    if all(device.id == device.gpu for device in known.values()):
-        devices = [device for id_, device in known.items() if id_ in free]
-        return _nearest(devices, needed, size, topology or Topology())
-    return _spread(resource.devices, free, needed, size, policy)
+    devices: Sequence[Device] = resource.devices
+    if beside_claims:
+        devices = sorted(devices, key=lambda each: name_of(each.uuid), reverse=True)
+    if all(device.id == device.gpu for device in devices):
+        available_gpus = [device for device in devices if device.id in free]
+        return _nearest(available_gpus, needed, size, topology or Topology())
+    return _spread(devices, free, needed, size, policy)
 
 
 # -- shares and MIG devices --------------------------------------------------------------------
@@ -115,7 +124,9 @@ def _spread(
     piles: dict[str, _Pile] = {}
     of_gpu: dict[str, int] = {}
     for device in devices:
-        pile = piles.setdefault(device.uuid, _Pile(device))
+        pile = piles.get(device.uuid)
+        if pile is None:
+            pile = piles[device.uuid] = _Pile(device)
         if device.id in free and device.id not in taken:
             pile.free.append(device.id)
         else:

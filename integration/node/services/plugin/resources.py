@@ -21,7 +21,8 @@ Rules
   keeps the previous list.
 - An entry may share some of a resource's devices. These become another resource, NAME.shared by
   default; the rest keeps its name. (NVIDIA's plugin shares all of them and logs that.) Several
-  entries may share devices of one resource, each its own devices under its own name.
+  entries may share devices of one resource, each its own devices and with its own replicas, under
+  names of their own or under one.
 - The kubelet receives all devices of a resource in one message. gRPC limits it to 4 MiB by default,
   and no kubelet changes that. More shares than fit are an error.
 
@@ -34,6 +35,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Final
 
 from hooks.node.capabilities import CONTROL
@@ -46,7 +48,7 @@ from integration.agent_errors import (
     SharingUnsuitable,
 )
 from integration.node.device_health.device_state import Condition
-from integration.node.settings.readers import resource_name
+from integration.node.settings.readers import PATTERN, resource_name
 from integration.node.values.health import HealthState
 from integration.node.values.resources import (
     MPS,
@@ -114,14 +116,18 @@ def resources_of(
                 _check_free(share, chosen, rest)
                 if settings.sharing.kind == MPS:
                     _check_mps(node, share, chosen)
-                _check_size(share, chosen)
                 rest = tuple(device for device in rest if device not in chosen)
                 shared.append((share, chosen))
         if rest:
             _add(resources, Resource(name, rest, original=name))
+        renamed: dict[str, dict[str, int]] = {}
         for share, chosen in shared:
             new_name = _renamed(share, settings.sharing, partial=bool(rest))
-            _add(resources, _split(name, new_name, share, settings.sharing, chosen))
+            replicas = dict.fromkeys((device.uuid for device in chosen), share.replicas)
+            renamed.setdefault(new_name, {}).update(replicas)
+        for new_name, replicas in renamed.items():
+            _check_size(name, replicas)
+            _add(resources, _split(name, new_name, replicas, settings.sharing, devices))
     return tuple(resources.values())
 
 
@@ -169,7 +175,7 @@ def unmatched(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
         lines += [
             f"the settings share device {name} of {share.name}, and this node has no such device"
             for name in share.devices or ()
-            if name not in names
+            if name not in names and PATTERN not in name
         ]
     return tuple(lines)
 
@@ -342,10 +348,17 @@ def _add(resources: dict[str, Resource], resource: Resource) -> None:
 
 
 def _chosen(node: _Node, share: SharedResource, devices: Sequence[Device]) -> tuple[Device, ...]:
-    if share.devices is not None:
-        wanted = frozenset(share.devices)
-        return tuple(device for device in devices if not wanted.isdisjoint(node.names(device)))
-    return tuple(devices[: share.count])
+    if share.devices is None:
+        return tuple(devices[: share.count])
+    wanted = frozenset(share.devices)
+    patterns = [each for each in wanted if PATTERN in each]
+
+    def is_chosen(device: Device) -> bool:
+        model = node.by_uuid[device.gpu].model
+        named = not wanted.isdisjoint(node.names(device))
+        return named or any(fnmatchcase(model, pattern) for pattern in patterns)
+
+    return tuple(filter(is_chosen, devices))
 
 
 def _renamed(share: SharedResource, sharing: Sharing, *, partial: bool) -> str:
@@ -355,18 +368,28 @@ def _renamed(share: SharedResource, sharing: Sharing, *, partial: bool) -> str:
 
 
 def _split(
-    name: str, new_name: str, share: SharedResource, sharing: Sharing, devices: Iterable[Device]
+    name: str,
+    new_name: str,
+    replicas: Mapping[str, int],
+    sharing: Sharing,
+    devices: Iterable[Device],
 ) -> Resource:
+    """Return a shared resource.
+
+    Args:
+        replicas: by the UUIDs of its devices.
+        devices: of the resource before, in the order of indices.
+    """
     shares = tuple(
         replace(device, id=f"{device.uuid}::{number}")
         for device in devices
-        for number in range(share.replicas)
+        for number in range(replicas.get(device.uuid, 0))
     )
     return Resource(
         new_name,
         shares,
         sharing=sharing.kind,
-        replicas=share.replicas,
+        replicas=max(replicas.values()),
         one_each=sharing.fail_requests_greater_than_one,
         original=name,
     )
@@ -383,16 +406,24 @@ def _check_free(share: SharedResource, chosen: Iterable[Device], rest: Collectio
             )
 
 
-def _check_size(share: SharedResource, devices: Sequence[Device]) -> None:
-    """Check that all shares fit into one message to the kubelet."""
-    last = len(str(share.replicas - 1))
-    sizes = [_ENTRY_SIZE + len(f"{device.uuid}::") + last for device in devices]
-    if share.replicas * sum(sizes) > _LARGEST_MESSAGE:
+def _check_size(name: str, replicas: Mapping[str, int]) -> None:
+    """Check that all shares fit into one message to the kubelet.
+
+    Args:
+        name: of the resource before it was shared.
+        replicas: by the UUIDs of the devices.
+    """
+    sizes = {
+        uuid: _ENTRY_SIZE + len(f"{uuid}::") + len(str(number - 1))
+        for uuid, number in replicas.items()
+    }
+    if sum(number * sizes[uuid] for uuid, number in replicas.items()) > _LARGEST_MESSAGE:
+        most = _LARGEST_MESSAGE // sum(sizes.values())
         raise SharingUnsuitable(
-            f"{share.replicas} replicas of {share.name}",
-            found=f"{len(devices)} devices have {share.replicas * len(devices)} shares then, which "
+            f"{max(replicas.values())} replicas of {name}",
+            found=f"{len(replicas)} devices have {sum(replicas.values())} shares then, which "
             "exceed the 4 MiB of one message to the kubelet",
-            do=f"set at most {_LARGEST_MESSAGE // sum(sizes)} replicas, or share fewer devices",
+            do=f"set at most {most} replicas, or share fewer devices",
         )
 
 

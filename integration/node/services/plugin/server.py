@@ -26,6 +26,7 @@ from integration.agent_errors import PluginFailed
 from integration.kubelet.grpc_server import CODES, SocketServer, serialize
 from integration.node.service import Context
 from integration.node.values.resources import Resource
+from integration.node.values.service_name import ServiceName
 
 _SERVICE: Final = "v1beta1.DevicePlugin"
 
@@ -64,6 +65,7 @@ class Server(SocketServer):
         self._answers = answers
         self._say = context.say
         self._counters = context.state.counters
+        self._announced = context.state.announced.publisher(ServiceName.PLUGIN)
         self._list = _list_of(resource)
         self._version = 0
         self._changed = anyio.Event()
@@ -147,6 +149,7 @@ class Server(SocketServer):
                     sent = self._version
                     yield self._list
                     self._counters.updated(self.resource.name)
+                    self._announced.publish(True)
                 elif self._ended:
                     return
                 else:

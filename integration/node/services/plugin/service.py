@@ -124,6 +124,7 @@ class _Reconciler:
         )  # fmt: skip
         self._resources = state.resources.publisher(ServiceName.PLUGIN)
         self._delivery = state.delivery.publisher(ServiceName.PLUGIN)
+        self._announced = state.announced.publisher(ServiceName.PLUGIN)
         self._options = context.options
         self._tasks = tasks
         self._serving: Serving | None = None
@@ -191,6 +192,7 @@ class _Reconciler:
         if not active:
             self.snapshot = now
             self._resources.publish(())
+            self._announced.publish(now.settings is not None)
             if self._serving is not None:
                 self._serving.stop()
                 self._serving = None
@@ -244,7 +246,10 @@ class _Reconciler:
     def _serve(self, serving: Serving) -> None:
         """Offer the resources of the snapshot to the kubelet."""
         self.fault("imex", self.snapshot.channels_fault)
-        serving.serve(self._unclaimed())
+        offered = self._unclaimed()
+        serving.serve(offered)
+        if not any(each.devices for each in offered):
+            self._announced.publish(True)
 
     def send_claimed(self) -> None:
         """Send the kubelet lists in which the claimed devices are unhealthy."""

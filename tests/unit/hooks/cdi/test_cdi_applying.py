@@ -1,4 +1,4 @@
-"""Edits of CDI specs become plans: what is looked up, in which order, and what is refused."""
+"""Turning edits of CDI specs into plans: the order of the search, and refused edits."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def nvidia(*words: str, path: str = PROGRAM) -> dict[str, Any]:
 class Case:
     """A spec of a device, and a request for it."""
 
-    edits: dict[str, Any]  # of device 0, or of several devices by their names
-    common: dict[str, Any] = field(default_factory=dict)  # those of the spec
+    edits: dict[str, Any]  # those of device 0, or of several devices by name
+    common: dict[str, Any] = field(default_factory=dict)  # the spec's own edits
     wanted: tuple[str, ...] = ("0",)  # the devices, of KIND unless fully named
-    config: dict[str, Any] = field(default_factory=dict)  # settings that are not the usual ones
+    config: dict[str, Any] = field(default_factory=dict)  # settings that differ from the defaults
     more: dict[str, Any] = field(default_factory=dict)  # the arguments of ``contribute``
 
 
@@ -102,7 +102,7 @@ def of_hook(*words: str, path: str = PROGRAM) -> Case:
 
 
 def for_runtime(version: str) -> Case:
-    """A runtime that does not know interfaces would pass over them."""
+    """A runtime without support for network interfaces would ignore them."""
     return Case({"netDevices": NETS}, more={"oci_version": lambda: version})
 
 
@@ -113,7 +113,7 @@ LINKS = (
     "--link", "../card0::/dev/dri/by-path/pci-card",
 )  # fmt: skip
 KERNELS = ("/", "//", "/a/..", "/proc", "/proc/driver/x", "/sys/y", "/x/../proc")
-# What comes of each is in cdi.json.
+# The results are in cdi.json.
 CASES = {
     "order": Case(
         {d: {"env": [f"D{d}=x", f"LAST={d}"]} for d in "01"},
@@ -175,7 +175,7 @@ CASES = {
     "interface, runtime unasked": Case({"netDevices": NETS}),
     "hook": Case({"hooks": [HOOK]}),
     "hook passed over": Case({"hooks": [HOOK], "env": ["A=b"]}, config={"cdi_skip_hooks": True}),
-    # It always has an environment of its own, never the image's.
+    # A hook always has its own environment, never the image's.
     "hooks allowed": Case({"hooks": [HOOK, FULL_HOOK]}, config=ALLOWED),
     "links by nvidia-cdi-hook": of_hook(*LINKS),
     "links by a toolkit's": of_hook(
@@ -235,7 +235,7 @@ CASES = {
 
 @pytest.fixture
 def vendors_node(bare_node: Node, elves: Elves) -> Node:
-    """A node with devices, libraries and a procfs for specs to name."""
+    """Make a node with devices, libraries and a procfs to which specs refer."""
     bare_node.add_node("vendor0", 10, 200, mode=0o600)
     os.mknod(bare_node.dev / "disk", stat.S_IFBLK | 0o600, os.makedev(7, 8))
     os.mkfifo(bare_node.dev / "pipe")

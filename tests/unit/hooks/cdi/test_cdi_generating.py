@@ -1,6 +1,6 @@
 """NVIDIA's devices as a CDI spec without hooks.
 
-``generated.json`` has the spec that each wish makes, or the error.
+``generated.json`` has the spec for each set of options, or the error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOLDEN = Golden("generated.json")
 
 
 def taken(node: Node) -> Inventory:
-    """GPU 0 with DRM nodes, GPU 2 in MIG mode with one device."""
+    """Return an inventory: GPU 0 with DRM nodes, GPU 2 in MIG mode with one device."""
     return node.take_inventory(
         nvml_gpu(2, "0000:00:01.0", index=0),
         nvml_gpu(0, index=1),
@@ -39,7 +39,7 @@ def node(node: Node) -> Node:
 
 
 def made(node: Node, inventory: Inventory, **wish: Any) -> Any:
-    """A spec for people, or the error; the node's directory by its name."""
+    """Return a readable form of the spec, or the error. Node directories appear by name."""
     try:
         found: Any = shown(generate(SpecOptions(**wish), inventory, node.config))
     except NvshimError as error:
@@ -116,7 +116,7 @@ def test_node_without_gpus_has_no_spec(bare_node: Node) -> None:
 
 
 def test_library_is_mounted_by_the_names_that_programs_ask_for(node: Node, elves: Elves) -> None:
-    """Every mount delays a start; and a name for linkers is no name that programs open."""
+    """Every mount delays the start, and programs do not open the names that linkers use."""
     sonames = {
         "libcuda": "libcuda.so.1",
         "libnvidia-ml": "libnvidia-ml.so.1",
@@ -149,3 +149,20 @@ def test_library_is_mounted_by_the_names_that_programs_ask_for(node: Node, elves
             f"libnvidia-vulkan-producer.so.{VERSION}", "libnvidia-vulkan-producer.so",
         },
     }  # fmt: skip
+
+
+def test_library_is_mounted_where_the_host_s_manifest_names_it(node: Node, elves: Elves) -> None:
+    """A CDI spec cannot change the content of the manifest."""
+    elves.write(node.driver / MULTIARCH / f"libGLX_nvidia.so.{VERSION}", "libGLX_nvidia.so.0")
+    named = "/nix/store/x/lib/libGLX_nvidia.so.0"
+    manifest = node.write(
+        node.driver / "usr/share/vulkan/icd.d/nvidia_icd.x86_64.json",
+        json.dumps({"ICD": {"library_path": named}}),
+    )
+    spec = generate(SpecOptions(), taken(node), node.config)
+    mounts = {mount.container_path: mount.host_path for mount in spec.edits.mounts}
+    assert mounts["/etc/vulkan/icd.d/nvidia_icd.x86_64.json"] == str(manifest)
+    assert mounts[named] == mounts[f"/{MULTIARCH}/libGLX_nvidia.so.0"]
+    # A spec without graphics has no library to mount there.
+    spec = generate(SpecOptions(**PLAIN), taken(node), node.config)
+    assert named not in {mount.container_path for mount in spec.edits.mounts}

@@ -1,6 +1,6 @@
-"""Which spec file has which device: directories, priorities, conflicts, files one may not use.
+"""Finding a device's spec file: directories, priorities, conflicts and unsafe files.
 
-``registry.json`` has of each case the file of each device, or the error.
+``registry.json`` has for each case the file of each device, or the error.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KIND = "vendor.com/device"
 
 
 def of(*devices: str) -> bytes:
-    """A spec file of these devices."""
+    """Return a spec file with these devices."""
     edited = [{"name": name, "containerEdits": {"env": ["A=b"]}} for name in devices]
     return json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": edited}).encode()
 
 
 def owned(make: Make, mode: int = 0o644, uid: int = 0) -> Make:
-    """What is made, or was there, of another mode and owner; of a link, the link."""
+    """Give a file, created if needed, another mode and owner; a link is not followed."""
 
     def made(path: str) -> None:
         fill("", {path: make})
@@ -42,7 +42,7 @@ def owned(make: Make, mode: int = 0o644, uid: int = 0) -> Make:
 
 
 def there(_: str) -> None:
-    """It is there."""
+    """Do nothing: the file exists."""
 
 
 BROKEN: dict[str, Make] = {
@@ -62,7 +62,7 @@ BROKEN: dict[str, Make] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Files below /etc and /run, and the devices that are looked for, of KIND unless said."""
+    """Files below /etc and /run, and the requested devices, by default of KIND."""
 
     files: Mapping[str, Make]
     wanted: tuple[str, ...] = ("0",)
@@ -77,7 +77,7 @@ CASES: dict[str, Case] = {
     "two directories, the other way round": Case(TWO, ("1",), ("/run", "/etc")),
     "two files of one directory": Case(AT_ODDS),
     "two files of one directory, other devices": Case(AT_ODDS, ("1", "2")),
-    # A directory that decides is not in conflict with those that do not.
+    # A directory with a higher priority does not conflict with the others.
     "two files of one directory, and a later one": Case({**AT_ODDS, "/run/c.json": of("0")}),
     "other names, a directory, and a missing place": Case(
         {
@@ -163,7 +163,7 @@ def in_yaml(name: str = "vendor.com/device") -> str:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state directory, in which what was written just now is kept too."""
+    """Make a state directory that caches even files that were written just now."""
     monkeypatch.setattr(files, "_SETTLED", 0.0)
     return tmp_path / "state"
 

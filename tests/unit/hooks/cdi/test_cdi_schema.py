@@ -1,4 +1,4 @@
-"""What a CDI spec may say, as tables of good and bad files."""
+"""The schema of CDI specs, as tables of valid and invalid files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_spec_becomes_the_tree_that_it_was_read_from() -> None:
     assert schema.to_tree(schema.parse(FULL, "f")) == FULL
 
 
-# What needs which version, at its place in the file.
+# The version that each field needs, by the field's path.
 SINCE = [
     ("0.4.0", with_edits("", mounts=[{"hostPath": "x", "containerPath": "/x", "type": "tmpfs"}])),
     ("0.5.0", with_edits("", deviceNodes=[{"path": "/dev/a", "hostPath": "/dev/b"}])),

@@ -1,4 +1,4 @@
-"""What the hooks of a CDI spec do that an engine has applied to an OCI spec."""
+"""The effects of a CDI spec's hooks after an engine has applied it to an OCI spec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bind(source: object, where: str) -> dict[str, Any]:
 
 
 def applied(node: Node, *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A container's spec, with the driver's libcuda and some hooks from its engine."""
+    """Return a container's spec with the driver's libcuda and some hooks from its engine."""
     library = f"{HOME}/libcuda.so.{VERSION}"
     return {
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "user": {"uid": 0, "gid": 0}},
@@ -54,7 +54,7 @@ Inject = Callable[[dict[str, Any]], engine.Injection]
 
 @pytest.fixture
 def inject(node: Node, rootfs: Path) -> Inject:
-    """As the worker does for a container that asks for nothing by itself."""
+    """Inject as the worker does for a container without a request of its own."""
 
     def inject(spec: dict[str, Any]) -> engine.Injection:
         before = copy.deepcopy(spec)
@@ -73,7 +73,7 @@ def inject(node: Node, rootfs: Path) -> Inject:
 
 
 def cached(rootfs: Path) -> dict[str, str]:
-    """What glibc's own program reads in the image's cache: the first place of each name."""
+    """Return the first path of each name in the image's cache, as glibc's ldconfig prints it."""
     command = ["ldconfig", "-p", "-C", str(rootfs / "etc/ld.so.cache")]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found: dict[str, str] = {}
@@ -157,7 +157,7 @@ def test_newer_libcuda_of_the_image_comes_first_where_the_hook_says(
 def test_nothing_but_a_regular_file_of_a_mount_is_opened(
     node: Node, rootfs: Path, inject: Inject, tmp_path: Path
 ) -> None:
-    """A spec does not say which mounts are the engine's, and which are a tenant's volumes."""
+    """A spec does not tell the engine's mounts from a tenant's volumes."""
     volume = tmp_path / "volume"
     volume.mkdir()
     os.mkfifo(volume / "liba.so.1")
@@ -165,7 +165,7 @@ def test_nothing_but_a_regular_file_of_a_mount_is_opened(
     (volume / "libc.so.1").symlink_to("liba.so.1")
     (volume / "libd.so.1").write_bytes(b"no library")
     (volume / "libe.so.1").symlink_to("libe.so.1")
-    # A FIFO that a process has opened for reading can be opened for writing at once.
+    # A FIFO with a reader can be opened for writing without blocking.
     spec = applied(node, call("update-ldcache", "--folder", "/vol", "--folder", "/more/sub"))
     spec["mounts"] += [
         bind(volume, "/more"), bind(volume / "libb.so.1", "/vol/libb.so.1"),
@@ -213,7 +213,7 @@ def test_layer_of_an_image_has_no_files_of_hooks(node: Node) -> None:
 
 
 def test_hooks_beside_a_request_are_done_once(node: Node, rootfs: Path) -> None:
-    """A container whose engine has applied a spec, and whose request is ours to grant as well."""
+    """The engine has applied a spec for a container that also has a request for us."""
     inventory = node.take_inventory(nvml_gpu(0))
     link = f"libcuda.so.1::{HOME}/libcuda.so"
     spec = applied(

@@ -1,4 +1,4 @@
-"""The CDI specs of what the device plugin gives."""
+"""The CDI specs of the device plugin's devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config(node: Node, tmp_path: Path) -> Config:
 
 @pytest.fixture
 def inventory(node: Node) -> Inventory:
-    """GPU 0, and GPU 1 in MIG mode with one device."""
+    """Return an inventory: GPU 0, and GPU 1 in MIG mode with one device."""
     node.add_mig(1, 1, 0, (12, 13))
     mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])
     return node.take_inventory(nvml_gpu(0), mig)
@@ -48,15 +48,17 @@ def test_there_is_a_device_for_each_id_that_a_kubelet_can_give(
 ) -> None:
     specs = keep_specs(BY_CDI, inventory, config)
     mig = inventory.mig_devices[0].uuid
-    assert specs.devices == {f"{VENDOR}/gpu={name}" for name in (uuid_of(0), mig, "all")}
+    names = {uuid_of(0), "0", mig, "1:0", "all"}
+    assert specs.devices == {f"{VENDOR}/gpu={name}" for name in names}
     assert specs.fault == ""
     made = spec_in(config)
     assert made["kind"] == f"{VENDOR}/gpu"
-    assert {each["name"] for each in made["devices"]} == {uuid_of(0), mig, "all"}
-    # What older runtimes refuse is not in it.
+    assert {each["name"] for each in made["devices"]} == names
+    # It has no fields that older runtimes refuse.
     assert tuple(map(int, made["cdiVersion"].split("."))) <= (0, 5, 0)
-    by_index = keep_specs(Settings(device_id_strategy=DeviceIds.INDEX), inventory, config)
-    assert by_index.devices == {f"{VENDOR}/gpu={name}" for name in ("0", "1:0", "all")}
+    # A container that was allocated before the setting changed may restart, with its old names.
+    by_index = Settings(device_id_strategy=DeviceIds.INDEX)
+    assert keep_specs(by_index, inventory, config) == replace(specs, written=())
 
 
 NAMED = (DeviceIds.UUID, DeviceIds.INDEX)
@@ -68,7 +70,7 @@ NAMED = (DeviceIds.UUID, DeviceIds.INDEX)
 def test_every_healthy_device_can_be_allocated_by_each_strategy(
     config: Config, node: Node, ids: DeviceIds, mig: Mig, empty: bool
 ) -> None:
-    """GPU 2 is in MIG mode, with MIG devices or without; the kernel does not know one of them."""
+    """GPU 2 is in MIG mode, with or without MIG devices, one of which the kernel does not list."""
     node.add_gpu(2)
     node.add_mig(2, 1, 0, (12, 13))
     parts = [] if empty else [nvml_mig(0, 1, 0), nvml_mig(1, 2, 0)]
@@ -91,7 +93,7 @@ def test_mig_devices_that_are_announced_as_gpus_can_be_allocated(
     there = node.take_inventory(*parts)
     had = had_by_each_strategy(there, config, Mig.SINGLE, ids)
     assert had == by_each("0:0", "1:0")
-    # Without a strategy there is nothing to be had, and nothing is announced.
+    # With no MIG strategy, no MIG devices are advertised or allocated.
     assert had_by_each_strategy(there, config, Mig.NONE, ids) == by_each()
 
 
@@ -102,7 +104,7 @@ def by_each(*indices: str) -> dict[DeviceList, set[str]]:
 def had_by_each_strategy(
     there: Inventory, config: Config, mig: Mig, ids: DeviceIds
 ) -> dict[DeviceList, set[str]]:
-    """The indices of what is announced as healthy, once all of it was allocated."""
+    """Allocate all healthy devices; return their indices by strategy."""
     had = by_each()
     for strategy in DeviceList:
         settings = Settings(mig, device_list_strategies=(strategy,), device_id_strategy=ids)
@@ -111,7 +113,7 @@ def had_by_each_strategy(
         for resource in resources_of(there, settings):
             for device in (each for each in resource.devices if each.is_healthy):
                 allocate(resource, [device.id], ground, token="token")
-                # What the shim makes of it, which goes by the same name.
+                # The shim resolves the same name.
                 name = device.index if ids is DeviceIds.INDEX else device.uuid
                 named = parse_names([name], asked="a device").devices
                 decide(Request(named, frozenset({"compute"})), there)
@@ -130,7 +132,7 @@ def test_a_spec_is_written_only_if_it_differs_and_removed_if_nobody_needs_it(
     assert os.listdir(os.path.dirname(path)) == []
     assert keep_specs(by_variable, inventory, config).written == ()
     keep_specs(BY_CDI, inventory, config)
-    assert not keep_specs(BY_CDI, None, config).devices  # there is no driver any more
+    assert not keep_specs(BY_CDI, None, config).devices  # the driver was removed
     assert os.listdir(os.path.dirname(path)) == []
 
 
@@ -170,12 +172,12 @@ def test_while_nvml_does_not_answer_a_spec_stays_if_all_of_it_is_there(
 
 
 def test_what_is_out_of_service_or_lost_is_in_no_spec(config: Config, inventory: Inventory) -> None:
-    """Nor is it an error if that is everything: the kubelet is told of devices all the same."""
+    """An empty spec is not an error either: the kubelet still gets the devices."""
     mig = inventory.mig_devices[0].uuid
     whole, cut = inventory.gpus
     drained = replace(inventory, gpus=(replace(whole, drained="fan"), cut))
     specs = keep_specs(BY_CDI, drained, config)
-    assert specs.devices == {f"{VENDOR}/gpu={name}" for name in (mig, "all")}
+    assert specs.devices == {f"{VENDOR}/gpu={name}" for name in (mig, "1:0", "all")}
     assert specs.fault == ""
     parts = tuple(replace(each, drained="fan") for each in inventory.mig_devices)
     paths = (whole.path, cut.path)

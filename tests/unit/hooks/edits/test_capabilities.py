@@ -1,4 +1,4 @@
-"""The table of the driver's files, held against what drivers are made of."""
+"""The table of driver files, compared with the files of real drivers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from typing import Final
 
 import pytest
 
-from hooks.node.capabilities import FILES, Library, Socket, XorgModule, every_row
-from hooks.words import Capability
+from hooks.node.capabilities import (
+    FILES,
+    OTHERS,
+    Library,
+    Socket,
+    XorgModule,
+    every_row,
+    rows_of,
+)
+from hooks.node.capabilities import LEFT_OUT as PATTERNS_LEFT_OUT
+from hooks.words import CAPABILITIES, Capability
 from integration.simulated.packages import default_cache
 
-# Parts of tools of the host's; see the head of hooks.node.capabilities.
-LEFT_OUT: Final = {
-    "libnvidia-sandboxutils", "libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wayland-client",
-}  # fmt: skip
+LEFT_OUT: Final = {name.partition(".so")[0] for name in PATTERNS_LEFT_OUT}
 
-# The versioned libraries of drivers of two branches, as they were installed.
+# The versioned libraries of two installed driver branches.
 OF_575: Final = [
     "libEGL_nvidia",
     "libGLESv1_CM_nvidia",
@@ -65,7 +71,7 @@ OF_595: Final = [
 
 
 def stems() -> set[str]:
-    """The names of the table's libraries before ``.so.VERSION``."""
+    """Return the names of the table's libraries, without ``.so.VERSION``."""
     rows = [row for row in every_row() if isinstance(row, Library | XorgModule)]
     return {row.name.partition(".so")[0] for row in rows}
 
@@ -91,6 +97,21 @@ def test_every_library_of_the_real_driver_is_in_the_table() -> None:
     }
     assert len(found) > 20
     assert found <= stems() | LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "has_others"),
+    [
+        (CAPABILITIES, True),
+        (CAPABILITIES - {Capability.COMPAT32}, True),
+        (CAPABILITIES - {Capability.NGX}, False),
+        ({Capability.COMPUTE, Capability.UTILITY}, False),
+    ],
+)
+def test_libraries_of_no_capability_come_with_all(
+    capabilities: set[str], *, has_others: bool
+) -> None:
+    assert (OTHERS in rows_of(capabilities)) is has_others
 
 
 def test_pipes_of_mps_are_the_only_directory_and_come_with_cuda() -> None:

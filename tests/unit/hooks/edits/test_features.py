@@ -1,4 +1,4 @@
-"""What is asked beside GPUs, where it is not as it should be; see also test_golden."""
+"""Requests for features other than GPUs on broken nodes; see also test_golden."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = AllDevices()
 
 @pytest.fixture
 def full(node: Node) -> Node:
-    """A node with something of everything."""
+    """Make a node with every feature."""
     node.add_features()
     return node
 

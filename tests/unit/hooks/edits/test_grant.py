@@ -25,7 +25,7 @@ from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 @pytest.fixture
 def mixed(node: Node) -> Node:
-    """GPU 0 whole, GPU 1 with two MIG devices, GPU 2 in MIG mode with none."""
+    """Return an inventory: GPU 0 whole, GPU 1 with two MIG devices, GPU 2 in MIG mode with none."""
     node.add_gpu(2)
     node.add_mig(1, 1, 0, (12, 13))
     node.add_mig(1, 2, 0, (21, 22))
@@ -220,7 +220,7 @@ def test_what_is_out_of_service_cannot_be_named(mixed: Node, marked: str, device
 
 
 def _drained(inventory: Inventory, marked: str) -> Inventory:
-    """An inventory with something out of service, a GPU with its MIG devices."""
+    """Return an inventory with a device out of service, a GPU together with its MIG devices."""
     gpus = (replace(g, drained="fan" * (str(g.index) == marked)) for g in inventory.gpus)
     parts = (
         replace(d, drained="fan" * (marked in {str(d.gpu), f"{d.gpu}:{d.index}"}))

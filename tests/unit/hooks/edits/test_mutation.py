@@ -107,7 +107,7 @@ OF_CLIENT = {
     "path": "/x/containerd",
     "args": ["x", "oci-hook", "--", "nvidia-container-cli", "configure", "{{rootfs}}"],
 }
-# Of the same program, and nothing that is known.
+# A hook of the same program with unknown arguments.
 UNKNOWN = {"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "explode"]}
 
 
@@ -333,7 +333,7 @@ def test_any_plan_on_any_spec_verifies_and_a_second_pass_changes_nothing(
 
 
 def changed(edit: str) -> dict[str, Any]:
-    """A good result with one bad edit."""
+    """Return a valid result with one invalid edit."""
     after = copy.deepcopy(apply(spec(), PLAN))
     exec(edit, {"s": after, "p": after["process"], "l": after["linux"]})
     return after
@@ -439,3 +439,11 @@ def test_planned_group_of_root_does_not_leave() -> None:
 def test_files_of_the_kernel_are_neither_written_nor_covered(plan: Plan) -> None:
     with raises(VerificationFailed):
         check(spec(), apply(spec(), plan), plan)
+
+
+def test_variable_that_only_helps_does_not_replace_the_container_s_own() -> None:
+    environment = (("OCL_ICD_VENDORS", "/run/ours"), ("PATH", "/ours"))
+    edited = apply_process({"env": ["OCL_ICD_VENDORS=", "PATH=/bin"]}, environment, ())
+    assert edited["env"] == ["OCL_ICD_VENDORS=", "PATH=/bin", "PATH=/ours"]
+    edited = apply_process({"env": []}, environment, ())
+    assert edited["env"] == ["OCL_ICD_VENDORS=/run/ours", "PATH=/ours"]

@@ -1,4 +1,4 @@
-"""What the tests of images share."""
+"""Fixtures of the tests of images."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.unit.hooks.image.images import debian
 
 @pytest.fixture
 def root(tmp_path: Path, usual_umask: None) -> str:
-    """A Debian-like image."""
+    """Make a Debian-like image."""
     return debian(f"{tmp_path}/image")

@@ -1,4 +1,4 @@
-"""Small images to look at and to write into, and ways to see what became of a tree."""
+"""Small images for tests, and snapshots of a tree's state."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _MACHINES: Final = {
 
 
 def elf_header(arch: Arch) -> bytes:
-    """The shortest ELF file that says which machine it is for."""
+    """Return the shortest ELF file that names its machine."""
     kind, machine = _MACHINES[arch]
     ident = b"\x7fELF" + bytes((kind, 1, 1)) + bytes(9)
     return (ident + struct.pack("<HHI", 3, machine, 1)).ljust(64, b"\0")
 
 
 def put(root: str, path: str, content: bytes = b"") -> None:
-    """A file at ``path`` in ``root``, with the directories on the way."""
+    """Write a file at ``path`` in ``root``, with its parent directories."""
     os.makedirs(os.path.dirname(root + path), exist_ok=True)
     with open(root + path, "wb") as file:
         file.write(content)
 
 
 def link(root: str, path: str, target: str) -> None:
-    """A link at ``path`` in ``root``, with the directories on the way."""
+    """Make a link at ``path`` in ``root``, with its parent directories."""
     os.makedirs(os.path.dirname(root + path), exist_ok=True)
     os.symlink(target, root + path)
 
@@ -47,7 +47,7 @@ Make = bytes | Callable[[str], object]
 
 
 def fill(root: str, entries: Mapping[str, Make]) -> None:
-    """Below ``root`` the files of these contents, or what is called with the path makes there."""
+    """Make files below ``root``, each from its content or by a function that gets the path."""
     for path, make in entries.items():
         if isinstance(make, bytes):
             put(root, path, make)
@@ -57,12 +57,12 @@ def fill(root: str, entries: Mapping[str, Make]) -> None:
 
 
 def to(target: str) -> Make:
-    """A link in :func:`fill`."""
+    """Return a function that makes a link, for :func:`fill`."""
     return lambda path: os.symlink(target, path)
 
 
 def device(path: str) -> None:
-    """A character device in :func:`fill`."""
+    """Return a function that makes a character device, for :func:`fill`."""
     os.mknod(path, 0o20666, os.makedev(1, 5))
 
 
@@ -73,15 +73,22 @@ def put_in(
     *,
     arches: Sequence[Arch] = (Arch.X86_64,),
     library_path: str = "",
+    variables: Mapping[str, str] | None = None,
 ) -> Placed:
-    """A plan's files are written into an image, or staged beside it."""
+    """Write a plan's files into an image, or stage them next to it."""
     with Rootfs.open(root) as rootfs:
         layout = read_layout(rootfs, arches, mounts)
-        return place(rootfs, plan, layout, f"{root}-staging", {"LD_LIBRARY_PATH": library_path})
+        return place(
+            rootfs,
+            plan,
+            layout,
+            f"{root}-staging",
+            {"LD_LIBRARY_PATH": library_path, **(variables or {})},
+        )
 
 
 def debian(root: str) -> str:
-    """Merged /usr and a multiarch directory."""
+    """Make an image with a merged /usr and a multiarch directory."""
     for directory in ("bin", "lib", "lib64", "sbin"):
         os.makedirs(f"{root}/usr/{directory}")
         os.symlink(f"usr/{directory}", f"{root}/{directory}")
@@ -94,7 +101,7 @@ def debian(root: str) -> str:
 
 
 def fedora(root: str) -> str:
-    """Merged /usr, 64-bit libraries in /usr/lib64, 32-bit ones in /usr/lib."""
+    """Make an image with a merged /usr, 64-bit libraries in /usr/lib64, 32-bit ones in /usr/lib."""
     for directory in ("lib", "lib64"):
         os.makedirs(f"{root}/usr/{directory}")
         os.symlink(f"usr/{directory}", f"{root}/{directory}")
@@ -107,7 +114,7 @@ def fedora(root: str) -> str:
 
 
 def alpine(root: str) -> str:
-    """Musl; the loader is the C library."""
+    """Make an image with musl, whose C library is the loader."""
     put(root, "/lib/ld-musl-x86_64.so.1", elf_header(Arch.X86_64))
     os.makedirs(f"{root}/usr/lib")
     os.makedirs(f"{root}/etc")
@@ -115,7 +122,7 @@ def alpine(root: str) -> str:
 
 
 def scratch(root: str) -> str:
-    """One static program."""
+    """Make an image with one static program."""
     put(root, "/program", elf_header(Arch.X86_64))
     return root
 
@@ -124,7 +131,7 @@ Tree = dict[str, tuple[int, int, int, str]]
 
 
 def tree(root: str) -> Tree:
-    """Path below ``root`` → mode, owner, group, and the content's digest or the link's target."""
+    """Map each path below ``root`` to mode, owner, group, and content digest or link target."""
     found: Tree = {}
     for directory, directories, files in os.walk(root):
         for name in (*directories, *files):

@@ -1,4 +1,4 @@
-"""Real libraries and a real program that opens them, in a root of their own."""
+"""Real libraries and a real program that opens them, in their own root."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ int main(int argc, char **argv) {
 
 
 def can_compile() -> bool:
-    """Whether this machine has what these functions need."""
+    """Return whether this machine has the tools for these functions."""
     return bool(shutil.which("gcc") and shutil.which("ldconfig"))
 
 
 def compile_library(path: str, soname: str, answer: int) -> None:
-    """A library with one function, ``answer``."""
+    """Compile a library with one function, ``answer``."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     argv = ["gcc", "-shared", "-nostdlib", "-x", "c", "-", f"-Wl,-soname,{soname}", "-o", path]
     source = f"int answer(void) {{ return {answer}; }}"
@@ -44,7 +44,7 @@ def compile_library(path: str, soname: str, answer: int) -> None:
 
 
 def make_root(root: str) -> str:
-    """A root with /probe, which prints the answers of the libraries it is given, and glibc."""
+    """Make a root with glibc and /probe, which calls the libraries in its arguments."""
     argv = ["gcc", "-x", "c", "-", "-o", f"{root}/probe", "-ldl"]
     subprocess.run(argv, input=_PROBE, text=True, check=True)
     ldd = subprocess.run(["ldd", f"{root}/probe"], capture_output=True, text=True, check=True)
@@ -56,18 +56,18 @@ def make_root(root: str) -> str:
 
 
 def ldconfig(root: str, *options: str) -> bytes:
-    """The cache that the real ldconfig makes in ``root``."""
+    """Run the real ldconfig in ``root``; return the cache."""
     subprocess.run(["ldconfig", "-X", "-r", root, *options], check=True, capture_output=True)
     with open(f"{root}/etc/ld.so.cache", "rb") as file:
         return file.read()
 
 
 def answers(output: str) -> dict[str, int]:
-    """What /probe printed: soname → answer, -1 for a library that was not found."""
+    """Parse the output of /probe: soname → answer, -1 for a library that was not found."""
     return {name: int(answer) for name, answer in (line.split() for line in output.splitlines())}
 
 
 def answers_in_chroot(root: str, *sonames: str) -> dict[str, int]:
-    """What the program gets in a chroot, with an empty environment."""
+    """Run /probe in a chroot with an empty environment; return its answers."""
     argv = [shutil.which("chroot") or "/usr/sbin/chroot", root, "/probe", *sonames]
     return answers(subprocess.run(argv, capture_output=True, text=True, check=True, env={}).stdout)

@@ -1,4 +1,4 @@
-"""Whether an image's own libcuda comes before the driver's: the rules, then real files."""
+"""Whether an image's own libcuda takes precedence over the driver's: the rules, then real files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.hooks.image.images import Make, device, fill, to
 
 H100, A6000 = "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000"
 GEFORCE, TITAN = "NVIDIA GeForce RTX 4090", "TITAN V"
-# What NVIDIA's own libraries list.
+# The lists in NVIDIA's own libraries.
 BRANCHES = frozenset({535, 550, 570, 575, 580, 590})
 BRANDS = frozenset({1, 2, 7, 8, 9, 10, 11, 12, 13, 14})
 FULL = Note((13, 1), BRANCHES, BRANDS)
@@ -53,7 +53,7 @@ def host(driver: str = "535.261.03", cuda: str = "12.2", models: Iterable[str] =
 @pytest.mark.parametrize(
     ("version", "says", "has", "fits"),
     [
-        # By its note: newer CUDA, a listed branch, a listed kind of GPU.
+        # From its note: newer CUDA, a listed branch, a listed type of GPU.
         ("590.44.01", FULL, host(), True),
         ("590.44.01", FULL, host("590.44.01", "13.1"), False),
         ("590.44.01", FULL, host("590.48.01", "13.1"), False),
@@ -64,15 +64,15 @@ def host(driver: str = "535.261.03", cuda: str = "12.2", models: Iterable[str] =
         ("590.44.01", FULL, host(models=[H100, TITAN]), False),
         ("590.44.01", FULL, host(models=[]), True),
         ("590.44.01", Note((13, 1), BRANCHES, BRANDS | {5, 15}), host(models=[GEFORCE]), True),
-        # Minor versions count as numbers.
+        # Minor versions are compared as numbers.
         ("575.57.08", Note((12, 10)), host(cuda="12.9"), True),
         ("575.57.08", Note((12, 9)), host(cuda="12.10"), False),
-        # Lists that are not there allow anything, as on embedded boards.
+        # Missing lists allow anything, as on embedded boards.
         ("540.1.0", Note((13, 2)), host(models=[GEFORCE]), True),
-        # A CUDA version of the host that nobody knows: the branch decides.
+        # The host's CUDA version is unknown: the branch decides.
         ("590.44.01", FULL, host(cuda=""), True),
         ("535.104.05", Note((12, 2), BRANCHES, BRANDS), host(cuda=""), False),
-        # No note: the branch decides, and gamers' GPUs are left alone.
+        # No note: the branch decides, but not on GeForce GPUs.
         ("550.54.15", None, host(), True),
         ("535.309.01", None, host(), False),
         ("525.60.13", None, host(), False),
@@ -108,7 +108,7 @@ def test_newest_of_several_that_fits_is_taken() -> None:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Libraries to copy, made once."""
+    """Build libraries once, which tests copy."""
     directory = tmp_path_factory.mktemp("libcuda")
     text = note(branches=sorted(BRANCHES), brands=sorted(BRANDS))
     build_libcuda(directory / "full", text)
@@ -128,7 +128,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Image:
-    """An image with compat directories."""
+    """An image with forward compatibility directories."""
 
     def __init__(self, root: Path, made: Path) -> None:
         self.root = root
@@ -157,7 +157,7 @@ def image(tmp_path: Path, made: Path) -> Image:
 
 @pytest.mark.parametrize("kind", ["full", "loaded", "wide", "unpadded"])
 def test_note_is_read_wherever_the_linker_put_it(image: Image, kind: str) -> None:
-    image.add(kind, "libcuda.so.500.1.1")  # too old by its name alone
+    image.add(kind, "libcuda.so.500.1.1")  # too old according to its name
     found = image.find()
     assert (found.directory, found.version) == ("/usr/local/cuda/compat", "500.1.1")
     assert "CUDA 13.1" in found.why
@@ -260,7 +260,7 @@ def test_volume_over_the_directory_hides_what_was_read(image: Image) -> None:
 
 
 LIBRARY = "/usr/local/cuda/compat/libcuda.so.590.44.01"
-FINE = "../host/compat"  # a good one of the host's, where links of the image lead
+FINE = "../host/compat"  # a valid one on the host, to which links of the image lead
 
 
 def to_the_host(below: str) -> Make:

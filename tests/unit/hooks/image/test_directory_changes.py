@@ -1,4 +1,4 @@
-"""Changes in one directory of an image: whole or not at all, and never through a link."""
+"""Changes in one directory of an image are atomic, and never follow a link."""
 
 from __future__ import annotations
 
@@ -52,14 +52,28 @@ def test_a_new_file_is_readable_to_all_whatever_the_umask(root: str, etc: Direct
         os.umask(0o077)
         etc.write_file("file", b"data")
         etc.create_empty("empty")
+        etc.create_empty("another")
         etc.make_directory("directory").close()
     assert mode_and_owner(f"{root}/etc/file") == (0o644, 0, 0)
     assert mode_and_owner(f"{root}/etc/empty") == (0o644, 0, 0)
+    assert mode_and_owner(f"{root}/etc/another") == (0o644, 0, 0)
     assert mode_and_owner(f"{root}/etc/directory") == (0o755, 0, 0)
 
 
+def test_the_umask_of_the_process_and_its_other_threads_stays(
+    root: str, etc: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that set it and set it back would leave it at what one of them set."""
+    monkeypatch.delattr(os, "umask")
+    assert etc.create_empty("one")
+    assert etc.create_empty("two")
+    etc.write_file("file", b"data")
+    etc.make_directory("directory").close()
+    assert mode_and_owner(f"{root}/etc/two") == (0o644, 0, 0)
+
+
 def test_new_things_belong_to_the_owner_of_their_directory(root: str, etc: Directory) -> None:
-    """In a user namespace the image belongs to the container's root, who is somebody here."""
+    """In a user namespace the image belongs to the container's root, another user on the host."""
     os.chown(f"{root}/etc", 100_000, 100_001)
     etc.write_file("file", b"data")
     etc.create_empty("empty")
@@ -73,7 +87,7 @@ def test_new_things_belong_to_the_owner_of_their_directory(root: str, etc: Direc
 def test_what_is_put_in_the_place_of_a_new_thing_is_not_given_away(
     root: str, etc: Directory, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Its owner may rename in the directory, and would like to own what is root's."""
+    """The directory's owner may rename files in it, to get ownership of a file of root."""
     os.chown(f"{root}/etc", 100_000, 100_001)
     put(root, "/etc/secret", b"not for him")
     put(root, "/etc/kept/secret", b"not for him")

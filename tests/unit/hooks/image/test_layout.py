@@ -1,17 +1,18 @@
-"""Where libraries go in images of different makes, and in none at all."""
+"""Library directories of images of different distributions, and of an empty image."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hooks.image.layout import Layout, Libc, read_layout
+from hooks.image.layout import Layout, Libc, read_layout, staged_layout
 from hooks.image.rootfs import Rootfs
 from hooks.words import Arch
 from tests.unit.hooks.image.images import alpine, debian, elf_header, fedora, link, put, scratch
@@ -19,6 +20,7 @@ from tests.unit.hooks.image.images import alpine, debian, elf_header, fedora, li
 BOTH = (Arch.X86_64, Arch.I386)
 TMPFS = {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]}
 DEV = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]}
+VOLUME = {"type": "bind", "source": "/volume", "options": ["rbind"]}
 
 
 def look(root: str, arches: Sequence[Arch] = BOTH, mounts: Sequence[dict[str, Any]] = ()) -> Layout:
@@ -31,7 +33,7 @@ def found(layout: Layout) -> list[tuple[Libc, str, bool]]:
 
 
 def old_debian(root: str) -> str:
-    """Before /usr was merged: the C library in /lib, and nothing yet below /usr/lib."""
+    """Make an image from before merged /usr: the C library in /lib, /usr/lib still empty."""
     put(root, "/lib/x86_64-linux-gnu/libc.so.6", elf_header(Arch.X86_64))
     put(root, "/lib/x86_64-linux-gnu/ld-2.28.so", elf_header(Arch.X86_64))
     link(root, "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/ld-2.28.so")
@@ -47,7 +49,7 @@ def multilib_debian(root: str) -> str:
 
 
 def arch_linux(root: str) -> str:
-    """/usr/lib for 64 bits and links everywhere; /usr/lib32 beside it."""
+    """Make an image with /usr/lib for 64 bits, /usr/lib32 for 32, and links to /usr/lib."""
     os.makedirs(f"{root}/usr/lib")
     for name, target in (("lib", "usr/lib"), ("lib64", "usr/lib"), ("usr/lib64", "lib")):
         os.symlink(target, f"{root}/{name}")
@@ -60,7 +62,7 @@ def arch_linux(root: str) -> str:
 
 
 def nix(root: str) -> str:
-    """A loader at the usual place, but no C library at any."""
+    """Make an image with a loader at the usual path, but no C library at a usual path."""
     put(root, "/lib64/ld-linux-x86-64.so.2", elf_header(Arch.X86_64))
     return root
 
@@ -95,7 +97,7 @@ def test_libraries_go_where_the_loader_searches(
 
 
 def test_two_architectures_never_share_a_directory(tmp_path: Path) -> None:
-    """Their files have the same names: one would be mounted over the other."""
+    """Their files have the same names, so one would hide the other."""
     root = alpine(str(tmp_path))
     link(root, "/usr/lib32", "lib")
     assert [directory for _, directory, _ in found(look(root))] == [
@@ -127,7 +129,7 @@ def test_an_image_with_no_directory_at_all_gets_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("links", "directory"),
     [
-        # hostile or odd: where the multiarch directory leads
+        # hostile or odd targets of the multiarch directory
         ({"/usr/lib/x86_64-linux-gnu": "/opt/libraries"}, "/opt/libraries"),
         ({"/usr/lib/x86_64-linux-gnu": "../../../../opt/libraries"}, "/opt/libraries"),
         ({"/usr/lib/x86_64-linux-gnu": "/proc/self"}, "/usr/lib64"),
@@ -147,7 +149,7 @@ def test_links_are_followed_inside_and_never_below_mounts(
         os.makedirs(root + path)
     for path, target in links.items():
         link(root, path, target)
-    # The C library is wherever the link leads, so only the place itself can speak against it.
+    # The C library is at the link's target, so only the target itself can rule it out.
     put(root, "/opt/libraries/libc.so.6", elf_header(Arch.X86_64))
     put(root, "/lib64/ld-linux-x86-64.so.2", elf_header(Arch.X86_64))
     assert look(root, [Arch.X86_64]).library_directory(Arch.X86_64) == directory
@@ -195,6 +197,15 @@ def test_a_file_in_the_place_of_a_directory_is_no_error(tmp_path: Path, path: st
             assert rootfs.landing(loader.directory) == loader.directory
 
 
+def test_ldconfig_is_seen_through_links(tmp_path: Path) -> None:
+    root = debian(f"{tmp_path}/image")
+    assert not look(root).has_ldconfig
+    link(root, "/usr/sbin/ldconfig", "/opt/ldconfig")
+    assert not look(root).has_ldconfig
+    put(root, "/opt/ldconfig")
+    assert look(root).has_ldconfig
+
+
 def test_the_cache_is_seen_through_a_link(tmp_path: Path) -> None:
     root = debian(str(tmp_path))
     assert not look(root).has_cache
@@ -205,7 +216,7 @@ def test_the_cache_is_seen_through_a_link(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Any:
-    """A Debian-like image on a read-only mount."""
+    """Make a Debian-like image on a read-only mount."""
     root = f"{tmp_path}/image"
     os.mkdir(root)
     debian(root)
@@ -231,9 +242,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
         ([], None),
         ([DEV, TMPFS | {"options": ["ro"]}], "/dev"),
         ([DEV, TMPFS | {"options": None}], "/run"),
-        # a volume over the tmpfs: the host's directory, where nothing of ours may be made
+        # a volume on the tmpfs is a host directory, in which we must not create anything
         ([DEV, TMPFS, TMPFS | {"type": "bind", "source": "/run"}], "/dev"),
         ([DEV | {"type": "bind", "source": "/dev"}], None),
+        ([DEV, TMPFS, VOLUME | {"destination": "//run"}], "/dev"),
+        ([DEV, TMPFS, VOLUME | {"destination": "/run/containerd-shim-nvidia/"}], "/dev"),
+        ([DEV, TMPFS, VOLUME | {"destination": "/run/containerd-shim-nvidia/bin"}], "/dev"),
+        ([DEV, TMPFS, VOLUME | {"destination": "/run/containerd-shim-nvidia-2"}], "/run"),
     ],
 )
 def test_libraries_move_to_a_tmpfs_if_the_rootfs_is_read_only(
@@ -257,6 +272,33 @@ def test_a_writable_rootfs_is_known_without_writing(tmp_path: Path) -> None:
 def test_an_odd_mount_of_the_spec_is_no_error(tmp_path: Path, destination: Any) -> None:
     layout = look(debian(str(tmp_path)), mounts=[{"destination": destination}])
     assert layout.library_directory(Arch.X86_64) == "/usr/lib/x86_64-linux-gnu"
+
+
+def test_thousands_of_mounts_take_no_longer_than_their_number() -> None:
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    mounts = [{"destination": f"/volumes/{n}", "type": "tmpfs"} for n in range(500)]
+    sys.setprofile(count)
+    try:
+        layout = staged_layout((Arch.X86_64,), [DEV, *mounts])
+    finally:
+        sys.setprofile(None)
+    assert layout.scratch == "/dev"
+    assert calls < 200 * len(mounts)
+
+
+def test_a_mount_deeper_than_any_path_of_ours_is_not_walked_down(tmp_path: Path) -> None:
+    """The API server limits the length of a volume's path only by that of the pod."""
+    deep = VOLUME | {"destination": "/dev" + "/a" * 1000}
+    with Rootfs.open(debian(str(tmp_path))) as rootfs:
+        seen = read_layout(rootfs, (Arch.X86_64,), [DEV, deep])
+    layout = staged_layout((Arch.X86_64,), [DEV, deep])
+    assert layout.covered == seen.covered == ("/proc", "/sys", "/dev")
+    assert layout.scratch == "/dev"
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="stands for a machine with libraries")

@@ -1,8 +1,8 @@
-"""The cache as glibc itself sees it: its ldconfig, and its loader in a chroot.
+"""Compare the cache with glibc's own tools: ldconfig, and the loader in a chroot.
 
-Real libraries of this machine are copied into a tree of their own, and the real ldconfig makes
-a cache of it. What we read must be what it prints, and what we write must be printed equally
-and found by a real dlopen.
+Real libraries of this machine are copied into their own tree, and the real ldconfig writes a cache
+for it. We have to read the entries that ldconfig prints. ldconfig has to print the entries that we
+write, and a real dlopen has to find them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINE = re.compile(r'\t(\S+) \(libc6,[^,)]+(?:, hwcap: "([^"]+)")?[^)]*\) => (\S+
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A root with a loader, a C library, a program that dlopens, and libraries of all sorts."""
+    """Make a root with a loader, a C library, a program that uses dlopen, and various libraries."""
     root = make_root(str(tmp_path_factory.mktemp("tree")))
     with open(f"{root}/etc/ld.so.conf", "w", encoding="ascii") as file:
         file.write(f"{HOME}\n")
@@ -52,14 +52,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def printed(path: str) -> list[str]:
-    """What ldconfig prints of a cache, without the line that names the file."""
+    """Return ldconfig's output for a cache, without the line that names the file."""
     argv = ["ldconfig", "-p", "-C", path]
     text = subprocess.run(argv, capture_output=True, check=True).stdout
     return text.decode("utf-8", "replace").splitlines()[1:]
 
 
 def as_printed(cache: Cache) -> list[tuple[str, str, str]]:
-    """(soname, hwcap, path) of every entry, in order."""
+    """Return (soname, hwcap, path) of every entry, in order."""
     return [
         (
             entry.soname.decode(),
@@ -113,7 +113,7 @@ def test_a_file_with_the_older_format_in_front_says_the_same(tree: str) -> None:
 
 
 def test_merging_is_what_ldconfig_does_with_one_more_directory(tree: str, tmp_path: Path) -> None:
-    """The same entries in the same order as if ldconfig itself had found our libraries."""
+    """The entries and their order are the same as if ldconfig had found our libraries."""
     root = f"{tmp_path}/root"
     shutil.copytree(tree, root, symlinks=True)
     before = parse(ldconfig(root))
@@ -140,7 +140,7 @@ def test_a_real_dlopen_finds_what_only_the_cache_knows(tree: str, tmp_path: Path
     wanted = ("libcuda.so.1", "libone.so.1", "libone.so.9", "libone.so.10", "libtwo.so")
     assert answers_in_chroot(root, *wanted)["libcuda.so.1"] == -1
     write(f"{root}/etc/ld.so.cache", serialise(before.merge(libraries)))
-    # Ours are found, ours win over the image's in hwcaps directories, and its others are kept.
+    # Our libraries are found and win over the image's in hwcaps directories; others are kept.
     assert answers_in_chroot(root, *wanted) == {
         "libcuda.so.1": 41,
         "libone.so.1": 42,
@@ -151,7 +151,7 @@ def test_a_real_dlopen_finds_what_only_the_cache_knows(tree: str, tmp_path: Path
 
 
 def test_a_real_dlopen_finds_every_name_of_a_large_cache(tree: str, tmp_path: Path) -> None:
-    """The loader searches by halves: one name out of order, and others are not found."""
+    """The loader uses binary search: one name out of order would hide others."""
     root = f"{tmp_path}/root"
     shutil.copytree(tree, root, symlinks=True)
     compile_library(f"{root}/odd/lib", "lib", 7)

@@ -1,4 +1,4 @@
-"""The bytes of an ld.so.cache: what is read, what is written, what is refused."""
+"""The format of ld.so.cache: reading, writing and refusing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def entry(soname: str, path: str = "", flags: int = X86, hwcap: int = 0) -> Entr
 
 
 def number_at(text: list[int], start: int) -> tuple[int, int]:
-    """The number that begins at ``start``, and where it ends."""
+    """Return the number that starts at ``start``, and the index of its end."""
     end = start
     while 48 <= text[end] <= 57:
         end += 1
@@ -44,7 +44,7 @@ def number_at(text: list[int], start: int) -> tuple[int, int]:
 
 
 def libcmp(first: bytes, second: bytes) -> int:
-    """The loader's comparison, written down as glibc describes it: character by character."""
+    """Compare names as the loader does, from glibc's description: character by character."""
     a: list[int] = [*first, 0]
     b: list[int] = [*second, 0]
     i = j = 0
@@ -69,7 +69,7 @@ def libcmp(first: bytes, second: bytes) -> int:
     ("smaller", "greater"),
     [
         ("libz.so.9", "libz.so.10"),  # numbers by value
-        ("libz.so", "libz.so.1"),  # a beginning before what it begins
+        ("libz.so", "libz.so.1"),  # a prefix before the longer name
         ("libza", "libz1"),  # a digit after any letter
         ("lib.so.1", "lib.so.1a"),
         ("liba.so", "libb.so"),
@@ -90,7 +90,7 @@ def test_the_order_is_that_of_the_loader_s_comparison(sonames: list[str]) -> Non
     merged = Cache().merge([library(name) for name in sonames])
     expected = sorted((name.encode() for name in sonames), key=cmp_to_key(libcmp), reverse=True)
     found = [entry.soname for entry in merged.entries]
-    # Names like "lib01" and "lib1" are equal to the loader: any order of those will do.
+    # The loader treats names like "lib01" and "lib1" as equal, in any order.
     assert [libcmp(a, b) for a, b in zip(found, expected, strict=True)] == [0] * len(found)
 
 
@@ -179,7 +179,7 @@ def test_what_is_written_is_read_again(cache: Cache) -> None:
 
 @given(caches, caches)
 def test_a_cache_behind_one_of_the_older_format_is_found(cache: Cache, other: Cache) -> None:
-    """Behind n entries of 12 bytes, on a multiple of 8; offsets of strings count from there."""
+    """It follows n entries of 12 bytes, aligned to 8; string offsets are relative to it."""
     count = len(other.entries)
     old = b"ld.so-1.7.0\0" + struct.pack("<I", count) + bytes(12 * count)
     old += bytes(-len(old) % 8)
@@ -196,7 +196,7 @@ def test_a_cache_behind_one_of_the_older_format_is_found(cache: Cache, other: Ca
 
 
 def read_or_refused(data: bytes) -> None:
-    """Any bytes are a cache or one typed error; what is read can be merged and written."""
+    """Any bytes are a cache or raise one typed error; a cache can be merged and written."""
     try:
         cache = parse(data)
     except MalformedCache:
@@ -268,7 +268,7 @@ def test_strings_that_overlap_do_not_multiply_into_memory() -> None:
 
 
 def test_a_soname_that_no_file_could_have_is_refused() -> None:
-    """Sorting names of thousands of numbers, thousands of times, would hold up a whole pod."""
+    """Sorting thousands of names with thousands of numbers would block a whole pod."""
     parse(serialise(Cache((entry("a" * 255, "/lib/a"),))))
     with pytest.raises(MalformedCache, match="no file"):
         parse(serialise(Cache((entry("9a" * 128, "/lib/a"),))))

@@ -1,7 +1,7 @@
-"""Golden table: a plan and an image in, what becomes of the image's files out.
+"""Golden table of placement: how each plan changes each image.
 
-``placement.json`` has of each case what is other in the image afterwards, what lies beside it for
-an image that takes no writes, and what is to be mounted; or the error.
+``placement.json`` has for each case the changes in the image, the files that are staged next to it
+if it is read-only, and the mounts; or the error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def cached(soname: str, path: str, arch: Arch = Arch.X86_64) -> CachedLibrary:
 
 
 def driver(home: str = HOME, **more: Any) -> Plan:
-    """One library with its links, as a plan has dozens."""
+    """Return a plan with one library and its links; a real plan has dozens."""
     return Plan(
         mounts=(Mount("/etc/hostname", f"{home}/libcuda.so.535.1"), *more.pop("mounts", ())),
         links=(
@@ -74,7 +74,7 @@ def driver(home: str = HOME, **more: Any) -> Plan:
 
 
 def compat(home: str = HOME) -> Plan:
-    """The image's own libcuda comes before the driver's."""
+    """Return a plan in which the image's own libcuda takes precedence."""
     first = (cached("libcuda.so.1", f"{COMPAT}/libcuda.so.590.1"),)
     return driver(home, first=first, first_directories=(COMPAT,))
 
@@ -115,7 +115,7 @@ BIG = b"x" * (2 << 20)
 
 
 def required(*mounts: tuple[str, str, str]) -> Plan:
-    """Mounts of a CDI file: kind, source, destination."""
+    """Return a plan with mounts of a CDI file: type, source, destination."""
     made = (Mount(source, at, reason="v.com/d=0", kind=kind, required=True)
             for kind, source, at in mounts)  # fmt: skip
     return Plan(mounts=tuple(made), links=(Link("/run/a", "b"),))
@@ -123,7 +123,7 @@ def required(*mounts: tuple[str, str, str]) -> Plan:
 
 @dataclass(frozen=True)
 class Case:
-    """A Debian with a loader's cache of its own, unless said otherwise."""
+    """A case, by default on a Debian image with its own loader cache."""
 
     plan: Plan
     files: Mapping[str, Make] | None = None
@@ -148,12 +148,12 @@ class Case:
 
 
 def sealed(plan: Plan, files: Mapping[str, Make] | None = None, **more: Any) -> Case:
-    """An image that takes no writes; the container has tmpfs on /dev and /run."""
+    """Make an image that is read-only; the container has tmpfs on /dev and /run."""
     return Case(plan, files, **{"mounts": (DEV, RUN), "read_only": True, **more})
 
 
 def instead(make: Make) -> Make:
-    """What is there is removed before."""
+    """Return a function that removes the file before it makes another."""
 
     def made(path: str) -> None:
         os.unlink(path)
@@ -167,7 +167,7 @@ def sized(size: int) -> Make:
 
 
 def given(mode: int, uid: int, gid: int) -> Make:
-    """What is there gets another mode and owner."""
+    """Return a function that changes the mode and owner of a file."""
 
     def make(path: str) -> None:
         os.chmod(path, mode)
@@ -181,7 +181,7 @@ def renamed(to_path: str) -> Make:
 
 
 OPT = searched("/opt/nvidia")
-# The last step fails: a directory is where the cache belongs.
+# The last step fails: the cache's path is a directory.
 FAILING: dict[str, Make] = {CACHE: instead(os.mkdir), f"{CACHE}/file": b"", CONF: os.unlink}
 BEFORE_IT = driver(
     library_directories=("/opt/nvidia",),
@@ -205,7 +205,7 @@ CASES: dict[str, Case] = {
     "cache of absurd size": Case(driver(), {CACHE: sized((8 << 20) + 1)}),
     "cache of 5 GiB": Case(driver(), {CACHE: sized(5 << 30)}),
     "cache of another's": Case(driver(), {CACHE: given(0o640, 5, 6)}),
-    # A runtime would mount over what the link leads to, which may be anything.
+    # A runtime would mount over the link's target, which may be anything.
     "link in place of a mount point": Case(
         driver(), {"/etc/shadow": b"secret", f"{HOME}/libcuda.so.535.1": to("/etc/shadow")}
     ),
@@ -219,7 +219,7 @@ CASES: dict[str, Case] = {
     "big file and FIFO in place of links": Case(
         driver(), {f"{HOME}/libcuda.so.1": BIG, f"{HOME}/libcuda.so": os.mkfifo}
     ),
-    # A tmpfs on /run hides what the image has there, and the runtime makes what it needs.
+    # A tmpfs on /run hides the image's files there, and the runtime creates the mount points.
     "below what is mounted over": Case(
         Plan(
             mounts=(
@@ -436,7 +436,7 @@ def taking_no_writes(root: str) -> Iterator[None]:
 
 
 def looks(path: str) -> str:
-    """What is at a path, and of whom if not of root."""
+    """Describe the file at a path, with its owner if that is not root."""
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
     owner = f" {status.st_uid}:{status.st_gid}" if status.st_uid or status.st_gid else ""
@@ -469,7 +469,7 @@ def outcome(case: Case, root: str) -> dict[str, Any]:
         placed = case.place(root, case.plan)
     except NvshimError as error:
         assert tree(root) == before, "a failure takes everything back"
-        assert not tree(f"{root}-staging"), "also what lies beside the image"
+        assert not tree(f"{root}-staging"), "the staged files, too"
         return {"error": f"{type_name(error)}: {error}"}
     finally:
         assert os.listdir("/proc/self/fd") == descriptors
@@ -507,7 +507,7 @@ def test_staging_is_private_and_what_is_mounted_from_it_is_readable_to_all(root:
 
 @contextmanager
 def overlay(root: str) -> Iterator[tuple[str, str]]:
-    """The image as containerd mounts it: (merged directory, the container's own layer)."""
+    """Mount the image as containerd does; return (merged directory, the container's layer)."""
     above = os.path.dirname(root)
     merged, upper, work = f"{above}/merged", f"{above}/upper", f"{above}/work"
     for directory in (merged, upper, work):

@@ -1,4 +1,4 @@
-"""Looking into an image: nothing outside of it is ever seen, and nothing blocks."""
+"""Reads in an image never reach files outside of it, and never block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for device
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """A directory for an image, beside one with a secret."""
+    """Make a directory for an image, next to one with a secret."""
     put(str(tmp_path), "/outside/secret", b"secret")
     os.mkdir(tmp_path / "image")
     return str(tmp_path / "image")
@@ -59,9 +59,9 @@ def test_a_link_is_followed_inside_the_image(root: str, rootfs: Rootfs, target: 
 
 
 def test_a_link_through_procfs_leads_nowhere(root: str, rootfs: Rootfs) -> None:
-    """A magic link goes to where a descriptor points, so the image must not be able to use one.
+    """A magic link leads to the file of a descriptor, so the image must not be able to use one.
 
-    The image's own tree has no procfs, so one of the machine's is looked at as an image.
+    The image has no procfs, so the test uses the machine's procfs as an image.
     """
     link(root, "/etc/file", "/proc/self/root/etc/passwd")
     assert rootfs.read_file("/etc/file") is None
@@ -135,7 +135,7 @@ def test_a_huge_file_is_refused_by_its_size(root: str, rootfs: Rootfs) -> None:
 
 
 def test_a_file_that_lies_about_its_size_is_read_to_the_limit_only() -> None:
-    """Files of procfs have no size; one that never ended would be read for ever."""
+    """Files of procfs have no size; an endless one would be read for ever."""
     with Rootfs.open("/proc") as proc:
         assert len(proc.read_file("/self/maps") or b"") > 100
         with pytest.raises(FileTooLarge):
@@ -204,7 +204,7 @@ def test_a_rootfs_that_is_no_directory_cannot_be_opened(root: str) -> None:
 
 
 def test_a_kernel_without_openat2_is_told(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another call that does not exist stands in for openat2 on an old kernel."""
+    """A system call that does not exist stands in for openat2 on an old kernel."""
     monkeypatch.setattr("hooks.image.openat2._SYS_OPENAT2", 100_000)
     with raises(KernelTooOld, match=r"Linux 5\.6"):
         Rootfs.open(root)

@@ -1,4 +1,4 @@
-"""The links in /dev/char, made in a directory that stands for /dev."""
+"""The links in /dev/char, in a directory that stands in for /dev."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAP = Device("/dev/nvidia-caps/nvidia-cap3", 240, 3)
 
 @pytest.fixture
 def dev(node: Node) -> Path:
-    """The nodes of one GPU, and a capability's."""
+    """Make the device nodes of one GPU and of a capability."""
     node.add_node("nvidia-caps/nvidia-cap3", 240, 3)
     return node.dev
 

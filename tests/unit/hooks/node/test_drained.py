@@ -1,4 +1,4 @@
-"""Marks of what is out of service: read from files, damaged or not, and matched with devices."""
+"""Marks of devices out of service: read from files, damaged or not, and matched with devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAID = "since 1970-01-01T00:00:01Z: fan"
 
 @pytest.fixture
 def divided(node: Node) -> Node:
-    """GPU 0 whole, GPU 1 with two MIG devices."""
+    """Make a node: GPU 0 whole, GPU 1 with two MIG devices."""
     node.add_mig(1, 1, 0, (12, 13))
     node.add_mig(1, 2, 0, (21, 22))
     parts = [nvml_mig(0, 1, 0), nvml_mig(1, 2, 0)]
@@ -37,7 +37,7 @@ def _made(config: Config, device: str) -> str:
 
 
 def out_of_service(node: Node) -> dict[str, str]:
-    """What is, by index, by the inventory that a container is made by."""
+    """Return the devices out of service by index, from the inventory that containers use."""
     inventory = load_inventory(node.config)
     assert inventory is not None
     found = {str(gpu.index): gpu.drained for gpu in inventory.gpus}
@@ -58,7 +58,7 @@ def test_without_the_directory_everything_is_in_service(divided: Node) -> None:
         (uuid_of(1), {"1": SAID, "1:0": SAID, "1:1": SAID}),
         (uuid_of(0x110, "MIG"), {"1:0": SAID}),
         (DRIVER, {"driver": SAID}),
-        (uuid_of(9), {}),  # a card that is not here any more
+        (uuid_of(9), {}),  # a card that was removed
     ],
 )
 def test_a_mark_takes_what_it_names_and_its_parts(
@@ -76,7 +76,7 @@ def test_a_gpu_without_a_uuid_goes_by_its_address(divided: Node) -> None:
     for drain in (Drain(address, since=1), Drain(uuid_of(0), bus_id=address, since=1)):
         gpus, _ = mark_drained(fallen, (), (drain,))
         assert [bool(gpu.drained) for gpu in gpus] == [True, False], drain
-    # A MIG device of it is not the whole; and one that has a UUID is another card.
+    # Its MIG device is not the whole GPU, and a GPU with a known UUID is another card.
     part = Drain(uuid_of(0x110, "MIG"), bus_id=address)
     assert not any(gpu.drained for gpu in mark_drained(fallen, (), (part,))[0])
     other = Drain(uuid_of(9), bus_id=address)

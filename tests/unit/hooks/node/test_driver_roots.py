@@ -1,6 +1,6 @@
-"""Where the driver is and what of it is found; each way to install one, by hand.
+"""Finding the driver and its files, for each way to install one.
 
-``drivers.json`` has of each case the driver that is found, or the error.
+``drivers.json`` has for each case the driver that is found, or the error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OURS = {MULTIARCH: (VERSION,)}
 
 @pytest.fixture
 def host(bare_node: Node) -> Node:
-    """A node whose driver has to be found; its directory ``driver`` is the host's root."""
+    """Make a node whose driver has to be found; its directory ``driver`` is the host's root."""
     bare_node.add_kernel()
     bare_node.config = replace(bare_node.config, driver_root=None, host_root=str(bare_node.driver))
     return bare_node
@@ -44,7 +44,7 @@ def found(node: Node) -> Driver:
     return find_driver(Fingerprint("/"), node.config)
 
 
-# Where each way to install the driver has its libraries and its programs.
+# The directories of libraries and programs for each way to install the driver.
 PLACES = {
     "distribution": [
         (MULTIARCH, "usr/bin"),
@@ -81,18 +81,18 @@ X = b"x"
 
 @dataclass(frozen=True)
 class Case:
-    """A host's root: where which versions of the driver lie, and files beside them."""
+    """A host's root: the directories with driver versions in them, and other files."""
 
     drivers: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: OURS)
     files: Mapping[str, Make] = field(default_factory=dict)
     module: str = VERSION  # "": none is loaded
-    banner: str = ""  # instead of the module's
-    narrow: str = ""  # where a 32-bit libcuda lies
-    configured: str | None = None  # the root, below the host's
+    banner: str = ""  # replaces the module's
+    narrow: str = ""  # the directory of a 32-bit libcuda
+    configured: str | None = None  # the configured root, below the host's
 
 
 def given(uid: int, gid: int, mode: int) -> Make:
-    """What is there gets another owner and mode."""
+    """Return a function that changes the owner and mode of an existing file."""
 
     def make(path: str) -> None:
         os.chown(path, uid, gid)
@@ -102,7 +102,7 @@ def given(uid: int, gid: int, mode: int) -> Make:
 
 
 def in_loader_cache(path: str) -> None:
-    """The loader's cache has the directory that its configuration names, and that is gone."""
+    """Make a loader cache that lists a directory, and remove the configuration that named it."""
     root = path.removesuffix("/etc/ld.so.cache")
     fill(root, {"/etc/ld.so.conf": b"/srv/vendor/driver\n"})
     subprocess.run(["/sbin/ldconfig", "-X", "-r", root], check=True)
@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
             )
         },
     ),
-    # Links lead out of the directory to real files, and to programs as NVIDIA built them.
+    # Links lead out of the directory to real files and to NVIDIA's programs.
     "NixOS": Case(
         {f"{STORE}/lib": (VERSION,)},
         {
@@ -158,7 +158,7 @@ CASES: dict[str, Case] = {
             },
         },
     ),
-    # Absolute in the container: on the host a link would lead elsewhere.
+    # Absolute in the container: on the host the link would lead elsewhere.
     "driver container": Case(
         {f"{CONTAINER}/{MULTIARCH}/nvidia/current": (VERSION,)},
         {
@@ -221,7 +221,7 @@ CASES: dict[str, Case] = {
         for directory in ("usr/lib32", "usr/lib/i386-linux-gnu", "usr/lib")
     },
     "lib by two names": Case(OURS, {"/lib": to("usr/lib")}),
-    # A driver that anybody could have put there is none, but whoever configures it means it.
+    # A driver in a directory that any user could write is ignored, unless the admin configured it.
     **{
         f"below /home/kubernetes/{place}, which {what}": Case(
             {FOUND: (VERSION,)}, {f"/home/kubernetes/{place}".rstrip("/"): spoil}
@@ -325,7 +325,7 @@ def test_sockets_count_only_while_they_are_sockets(
     assert find_sockets(str(node.driver)) == {}
     place.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
-        monkeypatch.chdir(place.parent)  # the path is too long for an address
+        monkeypatch.chdir(place.parent)  # the path is too long for a socket
         listener.bind("socket")
         assert find_sockets(str(node.driver)) == {"/run/nvidia-persistenced/socket": str(place)}
         assert find_sockets(str(node.driver), ("fabricmanager", "mps")) == {}
@@ -363,6 +363,24 @@ def test_longest_name_of_a_pattern_wins(node: Node) -> None:
     node.add_library("libnvidia-egl-gbm.so.1.1.0", "libnvidia-egl-gbm.so.1")
     (node.driver / MULTIARCH / "libnvidia-egl-gbm.so.1").symlink_to("libnvidia-egl-gbm.so.1.1.0")
     assert "libnvidia-egl-gbm.so.1.1.0" in {lib.name for lib in found(node).libraries}
+
+
+def test_library_that_no_row_names_is_one_of_the_others(node: Node) -> None:
+    for stem in ("libnvfuture", "libnvidia-gtk3", "libnvidia-ngx", "libglxserver_nvidia"):
+        node.add_library(f"{stem}.so.{VERSION}", f"{stem}.so.1")
+    node.add_library(f"libnvfuture.so.{VERSION}", "libnvfuture.so.1", "usr/lib64")
+    node.add_library(f"libnvfuture.so.{VERSION}", "libnvfuture.so.1", "usr/lib32", bits=32)
+    node.add_library("libnvother.so.1.2.3", "libnvother.so.1")
+    (node.driver / MULTIARCH / f"libnvtext.so.{VERSION}").write_text("not a library")
+    driver = found(node)
+    assert driver.others == (f"libnvfuture.so.{VERSION}",)
+    others = [(lib.arch.value, lib.source) for lib in driver.libraries if lib.name in driver.others]
+    assert others == [
+        ("x86_64", f"{node.driver}/{MULTIARCH}/libnvfuture.so.{VERSION}"),
+        ("i386", f"{node.driver}/usr/lib32/libnvfuture.so.{VERSION}"),
+    ]
+    (note,) = driver.notes
+    assert note.startswith(f"libnvfuture.so.{VERSION}: of no capability")
 
 
 def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:

@@ -13,7 +13,7 @@ from tests.unit.hooks.fake_node import put_link
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A driver root like a container's: links are absolute, within it."""
+    """Make a driver root like a container's: links are absolute and stay within it."""
     root = tmp_path / "root"
     (root / "usr/lib/real").mkdir(parents=True)
     (root / "usr/lib/real/libx.so.1").write_text("x")
@@ -94,7 +94,7 @@ def test_observations_hold_until(root: Path, change: str) -> None:
     seen = [(kind, path, value) for (kind, path), value in fingerprint.observations.items()]
     kept = json.loads(json.dumps(seen))
 
-    (root / "fields").write_text("Minor: 1\nIRQ: 4\n")  # a line that was not asked for
+    (root / "fields").write_text("Minor: 1\nIRQ: 4\n")  # an extra line
     assert first_change(kept) is None
     CHANGES[change](root)
     assert first_change(kept) is not None

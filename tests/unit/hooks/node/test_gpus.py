@@ -24,12 +24,12 @@ from tests.unit.hooks.golden import Golden
 
 @dataclass(frozen=True)
 class Case:
-    """GPUs of procfs, as :meth:`Node.add_gpu` takes them, and what NVML tells; None: nothing."""
+    """GPUs in procfs, as arguments of :meth:`Node.add_gpu`, and NVML's report, if any."""
 
     gpus: tuple[dict[str, Any], ...]
     told: tuple[dict[str, Any], ...] | None = None
     mig: tuple[tuple[int, int, int, tuple[int, int]], ...] = ()
-    beside: str = ""  # a directory of sysfs that is no GPU's node
+    beside: str = ""  # a sysfs directory that does not belong to a GPU
 
 
 def gpus(*minors: int) -> tuple[dict[str, Any], ...]:
@@ -40,7 +40,7 @@ UNKNOWN = "GPU-????????-????-????-????-????????????"
 FOUR = gpus(0, 1, 2, 3)
 IN_MIG_MODE = nvml_gpu(
     3, "0000:01:00.0", mig=True,
-    # Of the last NVML tells, and the kernel does not list it.
+    # NVML reports the last one, but the kernel does not list it.
     mig_devices=[nvml_mig(0, 1, 0), nvml_mig(1, 2, 0), nvml_mig(2, 7, 0)],
 )  # fmt: skip
 CASES: dict[str, Case] = {
@@ -50,17 +50,17 @@ CASES: dict[str, Case] = {
             {"minor": 1, "bus": "0000:0a:00.0"},
         )
     ),
-    # As in a node that is itself a container with one of the machine's GPUs.
+    # The node is itself a container with one of the machine's GPUs.
     "NVML counts fewer": Case(FOUR, ({**nvml_gpu(2), "index": 0},)),
-    # A lost one keeps the number that NVML does not give to another.
+    # A lost GPU keeps its index, since NVML does not reuse it.
     "NVML leaves one out": Case(FOUR, (nvml_gpu(0), nvml_gpu(1), nvml_gpu(3))),
-    # Numbers that cannot be true are nobody's.
+    # Impossible indices are ignored.
     "NVML counts more than there are": Case(FOUR, (nvml_gpu(1), {**nvml_gpu(2), "index": 4})),
     "NVML counts one twice": Case(FOUR, (nvml_gpu(1), {**nvml_gpu(2), "index": 1})),
     "excluded": Case(({"minor": 0, "excluded": "Yes"}, {"minor": 1})),
     "UUID unknown": Case(({"minor": 0, "uuid": UNKNOWN},)),
     "UUID that NVML knows": Case(({"minor": 0, "uuid": UNKNOWN},), (nvml_gpu(0),)),
-    # Procfs holds where NVML says otherwise.
+    # Procfs wins over NVML.
     "UUID that NVML has otherwise": Case(
         gpus(0), (nvml_gpu(0, uuid=uuid_of(9), mig=True), nvml_gpu(5))
     ),

@@ -1,4 +1,4 @@
-"""A container is made with one driver; is it started with the same?"""
+"""A container is started only with the driver with which it was created."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record_of(
     spec: dict[str, Any] = SPEC,
     meanwhile: Callable[[Node], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """The record of a container that is made on the node, as it is read from its bundle."""
+    """Return the record of a container on the node, as read from its bundle."""
     inventory = node.take_inventory(nvml_gpu(0), nvml_gpu(1))
     meanwhile(node)
     for name in ("rootfs", "staging"):

@@ -1,4 +1,4 @@
-"""The kubelet's files, which count only if root alone could have written them."""
+"""The kubelet's files count only if no one but root could have written them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLAIMING: Final = replace(POD, pod_uid="3aebbfd5-fd51-4658-b607-555b7b05fbb0")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A kubelet's directory with records of a real one."""
+    """Make a kubelet's directory with the files of a real one."""
     root = tmp_path / "kubelet"
     (root / "device-plugins").mkdir(parents=True, mode=0o750)
     (root / CHECKPOINT).write_bytes(recorded("checkpoint-init-container"))
@@ -129,7 +129,7 @@ def test_what_another_user_owns_does_not_count(root: Path, name: str) -> None:
 def test_record_that_is_not_there_yet_is_looked_for_once_more(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet renames the new file over the old one between two looks."""
+    """The kubelet replaces the file by a rename, so it may appear between two reads."""
     os.rename(root / CHECKPOINT, root / "new")
     (root / CHECKPOINT).write_bytes(b"")
     opened: list[str] = []
@@ -155,7 +155,7 @@ def test_record_that_is_not_there_yet_is_looked_for_once_more(
 def test_pod_of_a_real_node_gets_the_gpu_of_its_own_record_and_no_other(
     root: Path, wish: str, given: list[str]
 ) -> None:
-    """The spec by containerd 1.7.24, and the checkpoint of that moment."""
+    """The spec is from containerd 1.7.24, with the kubelet's checkpoint of that moment."""
     (root / CHECKPOINT).write_bytes(recorded("checkpoint-envvar"))
     spec = json.loads((SPECS / "containerd-1.7.24/nvidia/gpu-env.main.json").read_text())["spec"]
     spec["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={wish}")

@@ -1,4 +1,4 @@
-"""Kernel modules and device nodes that are missing: which are loaded and made, and how."""
+"""Loading missing kernel modules, and creating missing device nodes."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def put_stale(node: Node, name: str, major: int, minor: int) -> None:
 
 
 def test_a_node_with_a_number_of_another_time_is_made_anew(node: Node) -> None:
-    """As of nvidia-uvm, which may have another major number when it is loaded again."""
+    """For example nvidia-uvm's, which may get another major number when it is reloaded."""
     devices = node.proc / "devices"
     devices.write_text(devices.read_text().replace(f"{UVM} nvidia-uvm", f"{UVM + 5} nvidia-uvm"))
     put_stale(node, "nvidia1", NVIDIA, 7)

@@ -26,7 +26,7 @@ def report(*gpus: Any, driver: Any = VERSION) -> bytes:
     return json.dumps({"driver": driver, "gpus": list(gpus)}).encode()
 
 
-# What is loaded once pynvml is; and that ctypes.util is what it was.
+# Print the modules that pynvml loads, and check that ctypes.util is unchanged.
 IMPORTED = """
 import sys
 sys.path += sys.argv[1:]
@@ -64,6 +64,13 @@ def test_cuda_is_what_the_driver_supports(told: int | None, cuda: str) -> None:
     answer: dict[str, Any] = {"driver": VERSION, "gpus": [], "cuda": told}
     assert parse_report(json.dumps(answer).encode()).cuda == cuda
     assert parse_report(report()).cuda == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "name"), [(8, "Ada Lovelace"), (13, "Rubin"), (0xFFFFFFFF, ""), (99, ""), (None, "")]
+)
+def test_architecture_is_nvidias_word_or_unknown(told: int | None, name: str) -> None:
+    assert parse_report(report(nvml_gpu(0) | {"architecture": told})).gpus[0].architecture == name
 
 
 @pytest.mark.parametrize(("told", "brand"), [(2, "tesla"), (14, "nvidia"), (99, ""), (None, "")])
@@ -120,7 +127,7 @@ def test_any_json_is_a_report_or_a_typed_error(document: Any) -> None:
         pass
 
 
-# A libnvidia-ml with one GPU and one MIG device, that can be told to misbehave.
+# A libnvidia-ml with one GPU and one MIG device, which can be made to misbehave.
 SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>

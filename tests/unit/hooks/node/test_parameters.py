@@ -1,4 +1,4 @@
-"""What a container is shown of the kernel module's parameters, and of GPUs by a profile."""
+"""The module parameters and the application profile that a container sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on simulated nodes whose driver lies anywhere, and on nodes that change."""
+"""The engine on simulated nodes with different driver roots, and on nodes that change."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hooks.config import Config, load_config
 from hooks.node.driver import find_driver
 from hooks.node.fingerprint import Fingerprint
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
+from hooks.node.manifests import library_paths
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.layouts import Layout
 
@@ -29,6 +30,8 @@ WHERE = {
     Layout.BOTTLEROCKET: ("bottlerocket", "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/"),
     Layout.LOADER: ("loader", "/srv/vendor/nvidia/lib/"),
     Layout.INSTALLER: ("distribution", "/usr/lib/"),
+    Layout.FEDORA: ("distribution", "/usr/lib64/"),
+    Layout.SUSE: ("distribution", "/usr/lib64/"),
     Layout.DEBIAN: ("distribution", "/usr/lib/"),
 }
 
@@ -48,13 +51,13 @@ def make(tmp_path: Path) -> Iterator[MakeNode]:
 
 
 def ask(config: Config) -> bytes:
-    """What the node's own NVML says."""
+    """Query the node's own NVML."""
     command = engine.probe_command(config)
     return subprocess.run(command, env={}, capture_output=True, check=False).stdout
 
 
 def inventory(config: Config) -> Inventory:
-    """As the shim has one: kept, or taken anew."""
+    """Load the inventory as the shim does: from the cache, or from the node."""
     return load_inventory(config) or take_inventory(config, ask(config))
 
 
@@ -78,7 +81,7 @@ def test_whole_driver_is_found_in_every_layout(make: MakeNode, layout: Layout) -
     assert libcuda.source.startswith(node.driver_root + below)
     if layout.is_hosts:
         assert "found by looking" in found.driver.why
-    # Whatever the layout, nothing of a driver is missing that the installer's has.
+    # In every layout the driver has all the files of the installer's.
     reference = {
         "nvidia-smi", "10_nvidia.json",
         f"libnvidia-ml.so.{node.driver_version}", f"libnvoptix.so.{node.driver_version}",
@@ -86,6 +89,28 @@ def test_whole_driver_is_found_in_every_layout(make: MakeNode, layout: Layout) -
     }  # fmt: skip
     assert reference <= names(found)
     assert load_inventory(config) == found
+
+
+MANIFESTS = {
+    Layout.FEDORA: ["nvidia_icd.x86_64.json"],
+    Layout.SUSE: ["nvidia_icd.i686.json", "nvidia_icd.x86_64.json"],
+    Layout.NIXOS: [
+        "10_nvidia.json", "10_nvidia_wayland.json", "15_nvidia_gbm.json", "nvidia.icd",
+        "nvidia_icd.x86_64.json", "nvidia_layers.json",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", MANIFESTS, ids=lambda layout: layout.value)
+def test_manifests_name_libraries_as_the_packages_have_it(make: MakeNode, layout: Layout) -> None:
+    node: SimulatedNode = make(Scenario.load("one"), layout)
+    driver = find_driver(Fingerprint("/"), load_config(node.config_path))
+    changed = [file for file in driver.files if file.manifest]
+    assert sorted(file.name for file in changed) == MANIFESTS[layout]
+    for file in changed:
+        # Each path resolves to a library below the driver's root, which has no 32-bit libraries.
+        (path,) = library_paths(file.name, file.manifest)
+        assert bool(Fingerprint(node.driver_root).file(path)) is ("i686" not in file.name)
 
 
 def test_program_of_nixos_is_the_one_that_nobody_patched(make: MakeNode) -> None:

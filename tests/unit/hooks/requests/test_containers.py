@@ -1,4 +1,4 @@
-"""Who asks: the pod, the container and its privilege, as a spec tells them."""
+"""The pod, the container and its privileges, as read from a spec."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ BY_CRI_O = {
         ({"io.kubernetes.cri.container-name": "main"}, f"/kubepods/pod{UID}/abc",
          (UID, "main", "")),
         ({}, f"/kubepods/burstable/pod{UID}/abc", (UID, "", "")),
-        # Engines that hand on a pod's annotations, whose author writes what an engine would.
+        # Engines that pass on a pod's annotations, whose author may forge those of an engine.
         (BY_CONTAINERD | {"io.kubernetes.cri.sandbox-uid": OTHER}, f"/kubepods/pod{UID}/abc",
          ("", "main", "team")),
         (BY_CONTAINERD | {"io.kubernetes.pod.uid": OTHER}, "/k8s.io/abc", ("", "main", "team")),
@@ -89,7 +89,8 @@ BY_CRI_O = {
         (BY_CRI_O | {"io.kubernetes.cri.sandbox-namespace": "kube-system"}, "",
          (UID, "main", "")),
         (BY_CRI_O | {"io.kubernetes.cri-o.Namespace": "kube-system"}, "", (UID, "main", "")),
-        # Of another name it is nobody's, and not everybody's as where no engine tells one.
+        # With two names the container is unknown; it does not match every container, as one without
+        # any name does.
         (BY_CRI_O | {"io.kubernetes.cri.container-name": "other"}, "", ("", "", "team")),
         (BY_CONTAINERD, f"/kubepods/pod{OTHER}/pod{UID}", ("", "main", "team")),
         ({"io.kubernetes.cri.container-name": "main"}, "/kubepods/pod12/abc", ("", "main", "")),

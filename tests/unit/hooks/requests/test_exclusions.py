@@ -23,7 +23,7 @@ ADDRESS = "0000:20:00.0"
 
 @pytest.fixture
 def full(bare_node: Node) -> Node:
-    """Three GPUs with DRM nodes; the last is in MIG mode."""
+    """Return an inventory: three GPUs with DRM nodes; the last is in MIG mode."""
     bare_node.add_kernel()
     bare_node.add_driver()
     for minor in range(3):

@@ -1,4 +1,4 @@
-"""The exit code that a container wishes for, if a failure of a GPU ends it."""
+"""The exit code that a container requests for the case that a GPU failure ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kubelet's files say that a container was given, by those of a real one and by odd ones."""
+"""A container's devices from the kubelet's files, both real and malformed ones."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def checkpoint_of(pod: str, container: str, *answers: pb.ContainerAllocateRespon
 @pytest.mark.parametrize(
     ("state", "pod", "container", "uuids"),
     [
-        # A GPU that the init container had first is the main container's afterwards.
+        # The main container reuses the GPU of the init container.
         ("init-container", INIT_POD, "init-gpu", [SECOND]),
         ("init-container", INIT_POD, "main", [SECOND]),
         ("init-container", INIT_POD, "cpu", []),
         ("init-container", "8f671f58-f552-4f04-9451-c6da55a39396", "main", [FIRST]),
         ("time-slicing", SHARED_POD, "one", [SECOND]),
         ("time-slicing", SHARED_POD, "two", [FIRST]),
-        ("time-slicing", "21c9531e-155a-42aa-9fe0-ce8ed6983920", "main", []),  # another plugin's
+        ("time-slicing", "21c9531e-155a-42aa-9fe0-ce8ed6983920", "main", []),  # from another plugin
         ("envvar", "b3808049-9bfc-42a5-ab85-64728294433a", "main", [FIRST]),
-        ("envvar", "c5c194d8-784b-4a36-b9f5-36f30a8e9359", "main", []),  # it asked, unasked
+        ("envvar", "c5c194d8-784b-4a36-b9f5-36f30a8e9359", "main", []),  # by its own wish
         ("mig", MIG_POD, "main", [MIG]),
         ("mig", MIG_POD, "whole", ["GPU-818f4644-d8b4-53b3-9985-9492d461e4fb"]),
     ],
@@ -94,7 +94,7 @@ def test_claim_is_of_each_pod_that_uses_it() -> None:
         assert look(none, pod, "main", claims).cdi_devices == {shared}
     other = look(none, "245dafb4-6477-459e-ba4a-8839d7fb3458", "main", claims)
     assert other.cdi_devices == {"gpu.example.com/claim=b9aed2d9-ead1-4183-b411-abf8aeefa541-gpu-0"}
-    # A claim's own UID, which is in the file too, is no pod's.
+    # A claim's own UID, which is in the file, too, is not that of a pod.
     assert not look(none, "d6d30ddf-4b8a-4ac4-a6f7-fc00b8bd6d17", "main", claims).gave_anything
 
 
@@ -154,7 +154,7 @@ ANSWERS: list[tuple[pb.ContainerAllocateResponse, KubeletRecord]] = [
                                    "k8s.device-plugin.nvidia.com/imex-channel=0"}),
         ),
     ),
-    # What others answer. HAMi's devices are not those of the ids.
+    # Answers of other plugins. HAMi's devices differ from the ids.
     (
         pb.ContainerAllocateResponse(
             envs={"NVIDIA_VISIBLE_DEVICES": FIRST, "CUDA_DEVICE_MEMORY_LIMIT_0": "1000m"},
@@ -174,7 +174,7 @@ def test_each_part_of_an_answer_gives_what_it_would_request(
     answer: pb.ContainerAllocateResponse, expected: KubeletRecord
 ) -> None:
     record = look(checkpoint_of("1-2", "main", answer), "1-2", "main")
-    if answer.annotations:  # NVIDIA's devices in them are known by both of their names
+    if answer.annotations:  # both names of NVIDIA's devices in them are recognized
         assert record.cdi_devices == expected.cdi_devices
     else:
         assert _without_words(record) == _without_words(expected)
@@ -203,8 +203,8 @@ def test_pod_of_the_same_name_that_was_before_gives_nothing() -> None:
 
 
 ENTRY: dict[str, Any] = {"PodUID": "1-2", "ContainerName": "main"}
-# Field 1 that ends early, its length that does, one without end, an unknown type, no UTF-8, a
-# number of eight bytes that has one.
+# Field 1 cut off, its length cut off, an endless varint, an unknown type, invalid UTF-8, and an
+# eight-byte number with one byte.
 NO_MESSAGES = (
     b"\x0a",
     b"\x0a\xff",

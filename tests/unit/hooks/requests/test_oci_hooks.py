@@ -31,7 +31,7 @@ def hook(*words: str, path: str = CDI) -> dict[str, Any]:
 
 
 def client(*words: str, cli: str = "/usr/bin/nvidia-container-cli") -> dict[str, Any]:
-    """A hook of containerd's clients."""
+    """Return a hook of a containerd client."""
     return hook("oci-hook", "--", cli, *words, path="/usr/local/bin/containerd")
 
 
@@ -186,7 +186,7 @@ def test_what_a_client_of_containerd_says_comes_before_what_the_image_does() -> 
 
 
 def test_policy_leaves_what_a_client_of_containerd_was_given_by_its_caller() -> None:
-    """No image can write a hook: its author is root on the node."""
+    """An image cannot add a hook: its author is root on the node."""
     spec = {
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "capabilities": {}},
         "hooks": {"prestart": [client("configure", "--device=all", *REST)]},

@@ -1,4 +1,4 @@
-"""Who gets what is requested: tables of containers, origins of requests, and settings."""
+"""Which requests are granted: tables of containers, origins of requests, and settings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def gets(request: Request, container: Container, **settings: Any) -> bool:
     return verdict.allowed == request
 
 
-# Who gets it, mode by mode: default, nvidia, privileged, strict.
+# Whether the request is granted, by mode: default, nvidia, privileged, strict.
 TABLE: list[tuple[Any, Container, str]] = [
     (ALL, DESKTOP, "yes yes no no"),
     (INDEX, DESKTOP, "yes yes no no"),
@@ -132,7 +132,7 @@ def test_annotations_are_a_grant_where_no_author_of_a_pod_could_have_written_the
         assert bool(in_pod.cdi_devices) == (mode == Mode.NVIDIA)
 
 
-# -- what the kubelet gave ---------------------------------------------------------------------
+# -- devices of the kubelet --------------------------------------------------------------------
 
 GIVEN = KubeletRecord(
     devices=UUIDS.devices,
@@ -202,13 +202,13 @@ def test_record_decides_in_pods_alone() -> None:
     assert judge(asked(UUIDS), PRIVILEGED_POD, Config(mode=Mode.STRICT), GIVEN).denials == ()
 
 
-# -- what the operator trusts --------------------------------------------------------------------
+# -- trust settings ------------------------------------------------------------------------------
 
 
 ON_THE_OPERATORS_WORD: list[tuple[Container, dict[str, Any], str]] = [
     (DESKTOP, {}, "yes yes yes yes"),
     (PRIVILEGED_POD, {}, "yes yes yes yes"),
-    # hostPath volumes make such mounts as a device plugin does.
+    # hostPath volumes can make the same mounts as a device plugin.
     (POD, {}, "no yes no no"),
     (POD, {"accept_mounts": True}, "yes yes yes yes"),
     (POD, {"trusted_namespaces": ("team",)}, "yes yes yes yes"),
@@ -244,7 +244,7 @@ def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
     assert gets(asked(ALL), POD, mode=mode, trusted_namespaces=("other", "team"))
     elsewhere = replace(POD, namespace="")
     assert not gets(asked(ALL), elsewhere, mode=Mode.DEFAULT, trusted_namespaces=("team",))
-    # A namespace is Kubernetes' word; nothing else has one.
+    # Only Kubernetes has namespaces.
     assert not gets(asked(ALL), DESKTOP, mode=Mode.STRICT, trusted_namespaces=("",))
 
 
@@ -353,7 +353,7 @@ def test_switch_and_every_channel_of_a_list_that_is_trusted_are_given() -> None:
     assert judge(request, POD, Config(accept_mounts=True)).allowed == request
 
 
-# What comes of GDS and the like, and of IMEX channels, that variables ask for beside GPUs.
+# What a container gets when variables request features such as GDS, or IMEX channels.
 BY_VARIABLES: list[tuple[str, Container, tuple[int, ...] | None, dict[str, Any], str]] = [
     (MOUNTS, POD, (0,), {"accept_mounts": True}, ""),
     (MOUNTS, POD, (0,), {"mode": Mode.STRICT, "accept_mounts": True}, ""),
@@ -459,7 +459,7 @@ def test_capabilities_are_narrowed_or_an_error(
     if left is None:
         with raises(UnsupportedCapability, match="supported-driver-capabilities"):
             judge(request, DESKTOP, config)
-        # Who gets nothing is told that, and not what else would be wrong.
+        # A container that gets no devices has only that denial, not further errors.
         assert judge(request, POD, config).denials
     else:
         verdict = judge(request, DESKTOP, config)

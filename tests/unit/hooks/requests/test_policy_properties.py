@@ -1,4 +1,4 @@
-"""What is true of every verdict, whatever is requested by whom under which settings."""
+"""Properties of every verdict, for any request, container and settings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_verdict_only_takes_away_and_says_so(
         for name in ("devices", "features", "imex_channels", "cdi_devices", "amd_devices")
     )
     assert not taken or verdict.reasons
-    # What is allowed once is allowed again, with nothing more to say.
+    # An allowed request is allowed again, without further notes.
     assert judge(allowed, container, config, record).allowed == allowed
 
 

@@ -1,4 +1,4 @@
-"""The prefilter decides whether a spec is work for the engine, and agrees with the request."""
+"""The prefilter decides whether a spec needs the engine, and agrees with the parsed request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hooks.requests.request import read_request
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Settings]:
-    """Settings by the content of the configuration."""
+    """Parse settings from the content of a configuration."""
     file = tmp_path / "config.toml"
     monkeypatch.setenv("NVSHIM_CONFIG", str(file))
 
@@ -120,14 +120,16 @@ HOOK = st.fixed_dictionaries(
         )
     },
 )  # fmt: skip
-# What no specification allows, in any place.
+# Invalid values, in any place.
 WRONG: st.SearchStrategy[Any] = st.sampled_from([None, 0, "x", [], [0], {}, {"x": 0}, [{}], [None]])
 SPEC = st.fixed_dictionaries(
     {},
     optional={
         "process": st.fixed_dictionaries({"env": st.lists(ENTRY, max_size=4) | WRONG}) | WRONG,
         "annotations": st.dictionaries(
-            st.sampled_from(["cdi.k8s.io/a", "mine.io/a", "x"]), TEXT | WRONG, max_size=2
+            st.sampled_from(["cdi.k8s.io/a", "mine.io/a", "nvidia.cdi.k8s.io/pod", "x"]),
+            TEXT | WRONG,
+            max_size=2,
         )
         | WRONG,
         "mounts": st.lists(MOUNT, max_size=3) | WRONG,
@@ -142,13 +144,16 @@ CONFIG = st.builds(
     swarm_resources=st.sampled_from([(), ("SWARM",), ("SWARM", "PATH")]),
     annotation_prefixes=st.sampled_from([("cdi.k8s.io/",), ("cdi.k8s.io/", "mine.io/")]),
     accept_mounts=st.booleans(),
+    trusted_namespaces=st.sampled_from([(), ("",)]),
     default_kind=st.sampled_from(["nvidia.com/gpu", "amd.com/gpu"]),
 )
 LIKELY = st.fixed_dictionaries(
     {"process": st.fixed_dictionaries({"env": st.lists(ENTRY, max_size=4)})},
     optional={
         "annotations": st.dictionaries(
-            st.sampled_from(["cdi.k8s.io/a", "mine.io/a", "x"]), TEXT, max_size=2
+            st.sampled_from(["cdi.k8s.io/a", "mine.io/a", "nvidia.cdi.k8s.io/pod", "x"]),
+            TEXT,
+            max_size=2,
         ),
         "mounts": st.none() | st.lists(MOUNT, max_size=3),
     },

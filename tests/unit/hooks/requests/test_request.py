@@ -1,7 +1,7 @@
-"""Golden table: a spec in, the request out, wherever it stands.
+"""Golden table: the request in a spec, in every form.
 
-``requests.json`` has of each case what the request is more than one for nothing, or the error. Of
-each it is also checked that the prefilter agrees.
+``requests.json`` has for each case the fields in which the request differs from an empty one, or
+the error. Each case also checks that the prefilter agrees.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ NIC = "rdma.example.com/nic=0"
 
 @dataclass(frozen=True)
 class Case:
-    """What a spec says; the configuration is the usual one."""
+    """The parts of a spec, with the default configuration."""
 
     environment: tuple[Any, ...] = ()
     annotations: Any = None
     mounts: tuple[str, ...] = ()  # names below BELOW
     hooks: Any = None
     config: Config | None = None
-    more: tuple[Any, ...] = ()  # mounts as they are written
-    spec: Any = None  # instead of all that
+    more: tuple[Any, ...] = ()  # literal mounts
+    spec: Any = None  # replaces all of the above
 
     def made(self) -> Any:
         if self.spec is not None:
@@ -114,8 +114,8 @@ GIVEN_BY_CDI = (
     "k8s.gpu.nvidia.com/claim=7-0",
     f"k8s.{DRA_DRIVER}/claim=7-gpu-0",
 )
-# As NVIDIA Container Toolkit 1.20 has them in its default mode, as it was observed; what it refuses
-# or ignores is said. docs/architecture.md has the reasons.
+# Observed with NVIDIA Container Toolkit 1.20 in its default mode. A case that it refuses or ignores
+# has that in its name; docs/architecture.md has the reasons.
 CASES: dict[str, Case] = {
     **{
         f"variable {value!r}": env(f"{DEVICES}={value}")
@@ -158,7 +158,7 @@ CASES: dict[str, Case] = {
             ("cdi/nvidia.com/gpu=1", "0"), (f"MIG-GPU-{UUID}/1/0",), ("x/y",), ("imex/x",),
         )
     },
-    # A device plugin that mounts the names sets the variable to where they are.
+    # A device plugin that mounts the names sets the variable to their directory.
     "mounts, and a variable of them": env(f"{DEVICES}={BELOW}", mounts=("2",)),
     "mounts, and a variable": env(f"{DEVICES}=all", mounts=("2",)),
     "mount at a path of another form": Case(
@@ -176,7 +176,7 @@ CASES: dict[str, Case] = {
     "annotation, mounts and a variable": cdi(
         f"{DEVICES}=all", names="nvidia.com/gpu=0", mounts=("2",)
     ),
-    # containerd has applied the annotation's CDI devices, and said so.
+    # containerd has applied the annotation's CDI devices, and recorded that.
     "annotation, and void": cdi(f"{DEVICES}=void", names="nvidia.com/gpu=0"),
     "annotation of another vendor alone, for which NVIDIA ignores the variable": cdi(
         f"{DEVICES}=GPU-{UUID}", names=NIC
@@ -194,7 +194,7 @@ CASES: dict[str, Case] = {
         }
     ),
     "annotation that names nothing": cdi(names="x/y"),
-    # The default kind is not for them, and the kind of one does not hold for the next.
+    # The default kind does not apply to them, and the kind of one does not carry over to the next.
     **{
         f"annotation {value!r}, {config.default_kind}, {' '.join(variables) or 'alone'}": cdi(
             *variables, names=value, config=config
@@ -211,7 +211,7 @@ CASES: dict[str, Case] = {
         )
         for value in NO_CDI_NAMES
     },
-    # The image of a container that CDI gives a GPU gets no other.
+    # A container with a GPU from CDI gets no other one through its image.
     **{f"annotation {name}": cdi(f"{DEVICES}=all", names=name) for name in GIVEN_BY_CDI},
     **{f"mount {name}": env(f"{DEVICES}=all", mounts=(f"cdi/{name}",)) for name in GIVEN_BY_CDI},
     "other vendor's kind": env(f"{DEVICES}=amd.com/gpu=0"),
@@ -233,7 +233,7 @@ CASES: dict[str, Case] = {
     "swarm": env(*SWARMED, config=SWARM),
     "swarm that is not configured": env(*SWARMED),
     "swarm of nothing": env("DOCKER_RESOURCE_GPU=", f"{DEVICES}=all", config=SWARM),
-    # The image's variable is not what Docker's --gpus asked.
+    # The image's variable is not the request of Docker's --gpus.
     "swarm and Docker's hook": env(*SWARMED, config=SWARM, hooks={"prestart": [hook()]}),
     "prefix of annotations": Case(
         annotations={"example.com/gpu_a": "nvidia.com/gpu=0", CDI: "nvidia.com/gpu=1"},
@@ -291,7 +291,7 @@ NOTHING = Request(Void())
 
 
 def shown(request: Request) -> dict[str, Any]:
-    """What a request is more than one for nothing, in words and lists."""
+    """Return the fields in which a request differs from an empty one, in readable form."""
     found: dict[str, Any] = {}
     for each in fields(Request):
         value = getattr(request, each.name)

@@ -19,7 +19,7 @@ from tests.harness.raising import is_error, raises
 from tests.unit.hooks.fake_node import VERSION, Node, nvml_gpu, nvml_mig
 
 VARIABLE = "NVIDIA_REQUIRE_CUDA"
-# Of nvidia/cuda:12.4.1-base: what most GPU images of the world carry, shortened.
+# From nvidia/cuda:12.4.1-base, the base of most GPU images, shortened.
 CUDA_12_4 = (
     "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=470,driver<471 "
     "brand=nvidia,driver>=470,driver<471 brand=nvidiartx,driver>=470,driver<471 "
@@ -30,7 +30,7 @@ CUDA_12_4 = (
 
 
 def taken(node: Node, **gpu: Any) -> Inventory:
-    """GPU 0 whole, with compute capability 9.0, GPU 1 in MIG mode, by default of one brand."""
+    """Return an inventory: GPU 0 whole, GPU 1 in MIG mode, both by default of one brand."""
     mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)], compute_capability="8.0")
     node.add_mig(1, 1, 0, (12, 13))
     return node.take_inventory(nvml_gpu(0, **gpu), mig, cuda=12020)
@@ -106,7 +106,7 @@ def test_without_a_gpu_what_it_would_have_to_be_does_not_matter(node: Node) -> N
 @pytest.mark.parametrize(
     ("expression", "clear"),
     [
-        ("cuda>=12.2", True),  # by the table of branches
+        ("cuda>=12.2", True),  # from the table of branches
         ("cuda>=12.4", False),
         ("driver>=535", True),
         ("arch>=9", None),

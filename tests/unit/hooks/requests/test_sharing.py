@@ -1,4 +1,4 @@
-"""How many may have a device: the rules, without a file."""
+"""The rules of how many containers may share a device, without files."""
 
 from __future__ import annotations
 

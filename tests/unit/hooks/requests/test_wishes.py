@@ -1,4 +1,4 @@
-"""However a pod writes its wish, it gets what the kubelet gave it, and nothing else."""
+"""However a pod requests devices, it gets exactly those that the kubelet allocated."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_way_of_asking_gives_what_the_kubelet_did_not_give() -> None:
         nothing = judge(request, container, CONFIG, NOTHING)
         assert not nothing.allowed.wants_injection, spec
         assert nothing.denials, spec
-        # "all" by whatever way is all that was given.
+        # "all" in any form means all allocated devices.
         verdict = judge(request, container, CONFIG, GIVEN)
         if request.devices == AllDevices():
             assert verdict.allowed.devices == NamedDevices(GIVEN.devices), spec
@@ -109,7 +109,7 @@ def test_an_annotation_that_names_no_cdi_device_asks_for_none(value: str) -> Non
      "NVIDIA_MIG_CONFIG_DEVICES"],
 )  # fmt: skip
 def test_a_value_in_quotes_is_an_error_that_says_so(written: str, value: str) -> None:
-    """docker's --env-file and lists of a Compose file keep quotes."""
+    """docker's --env-file and lists in a Compose file keep quotes."""
     env = {} if written == "annotation" else {DEVICES: "all"} | {written: value}
     cdi = f"nvidia.com/gpu={value}" if written == "annotation" else ""
     with pytest.raises(NvshimError) as caught:

@@ -1,4 +1,4 @@
-"""Holdings and events as tests of causes make them."""
+"""Holders and events for tests of fault causes."""
 
 from __future__ import annotations
 

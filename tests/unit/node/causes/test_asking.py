@@ -1,4 +1,4 @@
-"""Faults for a person who asks, and a container that its shim does not end."""
+"""Faults that a user queries, and a container whose shim does not stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the agent that keeps causes, with a state whose other services are the test."""
+"""The agent's service that records causes; the test publishes in place of other services."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from integration.node.services.causes.files import QUIET
 from integration.node.services.causes.service import run
 from integration.node.services.monitor.service import EventForwarder
 from integration.nvml.snapshot import NodeSnapshot
-from integration.nvml.values import GpuEvent, GpuSample, Sample
+from integration.nvml.values import GpuEvent, GpuSample, Sample, SwitchError
 from shim.causes import exit_store, record
 from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
@@ -54,13 +54,13 @@ def config(tmp_path: Path) -> Config:
 
 @dataclass
 class Sampler:
-    """NVML, which says what it is told to."""
+    """A stand-in for NVML, which answers what a test sets."""
 
     sample_: Sample = field(default_factory=lambda: Sample(0.0))
     asked: int = 0
     state: State | None = None
 
-    async def sample(self, *, max_age: float) -> Sample:
+    async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         del max_age
         self.asked += 1
         found = replace(self.sample_, when=now())
@@ -71,7 +71,7 @@ class Sampler:
 
 @dataclass
 class World:
-    """What a test sees of the part."""
+    """The service as a test sees it."""
 
     config: Config
     state: State
@@ -148,7 +148,7 @@ async def test_a_fault_that_is_told_after_the_exit_reaches_its_container(config:
     async with world(config) as it:
         it.holds(A, B)
         it.holds(B, stopped=(A,))
-        it.tell(31, pid=7)  # its process is not there any more
+        it.tell(31, pid=7)  # its process has exited
         await it.becomes("a", 31)
         assert it.faults("a")[0].whose == Whose.APPLICATION
         it.holds(B)
@@ -178,7 +178,7 @@ async def test_a_fault_that_is_told_after_the_exit_is_added_to_what_is_kept_of_t
         await until(lambda: kept()[0] == [31, 79], "it is added")
         assert kept()[1].startswith("GPU failure: Xid 79")
         assert "s after exit" in kept()[1]
-        # It has nothing to do with the end of another container by that name, long before.
+        # It is unrelated to another container of that name, which exited long before.
         exit_store.write_ended(config.state, {**end, "ended": time.time() - 100}, [own], "a line")
         it.tell(48)
         await it.becomes("a", 79, 48)
@@ -242,7 +242,7 @@ async def test_a_thousand_faults_a_second_lose_neither_the_first_nor_fill_the_di
         assert it.codes("a")[0] == 48
         assert os.stat(f"{config.state}/causes/k8s.io/id-a.json").st_size <= 16 << 10
         assert len(written) <= took / QUIET + 2
-        # Besides the one that may be written just now.
+        # Except the one that may be in the middle of a write.
         files = [each for each in os.listdir(f"{config.state}/causes/k8s.io") if each[0] != "."]
         assert files == ["id-a.json"]
 
@@ -308,7 +308,7 @@ async def test_what_the_driver_asks_for_is_obeyed(config: Config) -> None:
             ),
             "the driver's word",
         )
-        # It holds until the driver says otherwise.
+        # It stays until the driver reports otherwise.
         it.tell(31, pid=7, cgroups=IN_A)
         await it.becomes("a", 109, 31)
         assert it.faults("a")[1].whose == Whose.DEVICE
@@ -316,6 +316,38 @@ async def test_what_the_driver_asks_for_is_obeyed(config: Config) -> None:
         it.tell(13, pid=7, cgroups=IN_A)
         await it.becomes("a", 109, 31, 13)
         assert it.faults("a")[2].whose == Whose.APPLICATION
+
+
+async def test_nvmls_event_says_what_a_gpu_needs_as_the_log_does(config: Config) -> None:
+    async with world(config) as it:
+        it.holds(A, B)
+        it.tell(109, pid=7, cgroups=IN_A)
+        await it.becomes("a", 109)
+        it.tell(0, kind="recovery-action", action=2)
+        await until(lambda: it.faults("a")[0].action == Action.REBOOT, "the driver's word")
+        await it.becomes("a", 109)
+        await it.becomes("b", 109)
+
+
+@pytest.mark.parametrize(("gpu", "action"), [("GPU-0", Action.RESET), ("", Action.SWITCHES)])
+async def test_a_fatal_error_of_a_switch_hits_who_holds_the_gpu(
+    config: Config, gpu: str, action: Action
+) -> None:
+    async with world(config) as it:
+        it.holds(A)
+        error = SwitchError("nvidia-nvswitch0", 20034, "fatal", 28)
+        for severity in ("non-fatal", "fatal"):
+            switch = replace(error, severity=severity)
+            it.tell(0, gpu, kind="sxid", switch=switch, text="LTSSM Fault Up")
+        await until(lambda: it.faults("a"), "it is recorded")
+        (fault,) = it.faults("a")
+        assert (fault.kind, fault.whose, fault.action, fault.sure) == (
+            "sxid", Whose.DEVICE, action, bool(gpu),
+        )  # fmt: skip
+        assert fault.name.startswith("SXid 20034 of nvidia-nvswitch0, link 28: LTSSM Fault Up")
+        assert it.state.counters.switch_errors == {
+            ("nvidia-nvswitch0", "", "20034", severity): 1 for severity in ("fatal", "non-fatal")
+        }
 
 
 async def test_nvml_is_asked_once_what_a_gpu_needs(config: Config) -> None:
@@ -339,7 +371,7 @@ async def test_what_is_gone_is_told_to_all_who_use_it(config: Config) -> None:
     async with world(config) as it:
         it.holds(A, B, holding("other", gpu="GPU-1"))
         it.tell(13, "GPU-1")
-        await it.becomes("other", 13)  # it follows all that is posted
+        await it.becomes("other", 13)  # after everything that was published
         daemon = MpsDaemon("nvidia.com/gpu", ("GPU-0",), pid=5)
         publish(it.state.mps_daemons, {"nvidia.com/gpu": daemon})
         await anyio.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""What is kept of the faults of each container."""
+"""The recorded faults of each container."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_another_container_of_the_name_begins_anew() -> None:
     assert not fault_log.has_failed(A, "GPU-0")
     fault_log.expire([replace(A, pid=9)], 3.0)
     assert KEY not in fault_log.entries
-    # One whose process has just ended, and whose bundle is still there, is the same.
+    # A container whose process has just exited, but whose bundle exists, is still the same.
     fault_log.add(Hit(A, fault(1.0)))
     fault_log.expire([replace(A, pid=0)], 4.0)
     assert kept(fault_log) == [(1.0, 31)]

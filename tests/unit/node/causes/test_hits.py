@@ -1,4 +1,4 @@
-"""Which containers a fault hits, and whose fault it is for each."""
+"""Which containers a fault affects, and who is responsible for it, for each."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ def hit(number: int, whose: Attribution, holders: Any = BOTH, **more: Any) -> tu
 
 
 def told(hits: tuple[Hit, ...]) -> dict[str, tuple[Whose, bool, int]]:
-    """Of each container: whose it was, how sure that is, and which process."""
+    """Return for each container who is responsible, whether that is certain, and which process."""
     return {h.container.name: (h.fault.whose, h.fault.sure, h.fault.pid) for h in hits}
 
 
 @pytest.mark.parametrize(
     ("number", "whose", "expected"),
     [
-        # A fault of the device is everybody's, with its own process for one.
+        # A device fault affects all holders; the container of the process gets its pid.
         (79, BY, {"a": (D, True, 7), "b": (D, True, 0)}),
         (79, NOBODY, {"a": (D, True, 0), "b": (D, True, 0)}),
         (79, OUTSIDE, {"a": (D, True, 0), "b": (D, True, 0)}),
-        # It was contained in one application, if it is known in which.
+        # It was contained in one application, if that is known.
         (94, BY, {"a": (D, True, 7)}),
         (94, NOBODY, {"a": (D, True, 0), "b": (D, True, 0)}),
-        # A fault of an application is a neighbour's to the others.
+        # For other containers, an application's fault is a neighbour's.
         (31, BY, {"a": (P, True, 7), "b": (N, False, 0)}),
         (43, OUTSIDE, {"a": (N, False, 0), "b": (N, False, 0)}),
         (13, NOBODY, {"a": (U, False, 0), "b": (U, False, 0)}),
-        # What may be either.
+        # Faults of the application or the device.
         (32, BY, {"a": (U, True, 7), "b": (N, False, 0)}),
         (99999, NOBODY, {"a": (U, False, 0), "b": (U, False, 0)}),
-        # What is no reason to end for anybody.
+        # Faults that end no container.
         (45, BY, {}),
         (63, NOBODY, {}),
     ],
@@ -95,7 +95,7 @@ def test_clients_of_one_mps_server_are_hit_by_each_other() -> None:
 
 
 def test_no_word_of_a_neighbour_is_told() -> None:
-    """Neither its name, nor its process, nor what has to be done about it."""
+    """A tenant learns no name, process or remedy that concerns another's container."""
     (theirs,) = [each for each in hit(31, BY) if each.container == B.container]
     words = str(asdict(theirs.fault))
     assert "pod-a" not in words
@@ -124,5 +124,5 @@ def test_an_error_of_a_gpu_that_nobody_knows_hits_its_own_process_only() -> None
 
 
 def test_what_is_gone_hits_each_holder_once() -> None:
-    hits = lost(GPU_LOST, "the GPU does not answer any more", (A, A, B), at=5.0, gpu="GPU-0")
+    hits = lost(GPU_LOST, "the GPU stopped answering", (A, A, B), at=5.0, gpu="GPU-0")
     assert told(hits) == {"a": (D, True, 0), "b": (D, True, 0)}

@@ -1,4 +1,4 @@
-"""How much GPU memory a container may use, and who uses more."""
+"""Limits of a container's GPU memory, and containers that exceed them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_pod_may_limit_itself_and_allow_itself_nothing() -> None:
 
 def test_a_share_of_a_claim_is_a_limit_on_its_gpu() -> None:
     def allowed(shares: dict[str, dict[str, int]], limit: str = "none") -> list[int]:
-        # What a container says of itself is nothing.
+        # A container's own claims about its shares do not count.
         holder = replace(A, shares=(Share("made-up", "GPU-0", 70 << 10, 1),))
         found = excesses(
             SAMPLE, [use(holder, 30)], Ledger(holdings=(holder, B)), parse_limit(limit), {},

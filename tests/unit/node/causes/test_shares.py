@@ -1,4 +1,4 @@
-"""How much of a GPU's memory claims give a container, by the kubelet's word alone."""
+"""The GPU memory that a container has from claims, according to the kubelet only."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_the_claims_of_its_pod_decide_and_each_share_counts_once() -> None:
     of_pods = {"uid-train": frozenset({"one", "other"}), "uid-else": frozenset({"two"})}
     found = share_limits([MAIN], [ONE, ONE, TWO, OTHER], of_pods, None)
     assert found == {"/b/main": {"GPU-0": 10 * GIB, "GPU-1": 11 * GIB}}
-    # An earlier pod of its name had others.
+    # An earlier pod of the same name had other claims.
     earlier = _container("main", Pod("research", "train", "uid-before"))
     assert share_limits([earlier], [ONE, TWO], of_pods, None) == {}
-    # Nor has the pod's sandbox any, nor what is of no pod, nor who only looks after a device.
+    # The sandbox, a container without a pod and an admin claim have none, either.
     outside = [_container("main", None), _container("pause", sandbox=True)]
     assert share_limits(outside, [ONE], of_pods, None) == {}
     after = _claim("one", ("s1", "GPU-0", 10), admin=True)
@@ -71,9 +71,9 @@ def test_of_a_pods_claims_those_of_the_container_count_where_the_kubelet_tells()
     named = [_named("one", "main"), _named("two", "beside")]
     both = {"/b/main": {"GPU-0": 10 * GIB}, "/b/beside": {"GPU-0": 40 * GIB}}
     assert share_limits([MAIN, BESIDE], [ONE, TWO], of_pods, named) == both
-    # The record is not to be had.
+    # The kubelet's record is unreadable.
     assert share_limits([MAIN, BESIDE], [ONE, TWO], None, named) == both
-    # The API tells nothing of claims, or does not answer.
+    # The API lists no claims, or does not answer.
     pods = {"/b/main": {"GPU-0": 50 * GIB}}
     assert share_limits([MAIN], [ONE, TWO], of_pods, []) == pods
     assert share_limits([MAIN], [ONE, TWO], of_pods, None) == pods

@@ -1,4 +1,4 @@
-"""Reading claims while the API server is busy, or away."""
+"""Reading claims while the API server is busy or unreachable."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thre
             tasks.start_soon(read, number)
         await anyio.wait_all_tasks_blocked()
         await anyio.to_thread.run_sync(lambda: None)
-        assert not failed, "a thread was to be had before any has heard"
+        assert not failed, "a free thread was found before any call timed out"
     assert len(cluster.asked) <= 4
     goes_on.set()
     cluster.refuse = lambda *_: None
     cluster.claim("claim", [], uid="uid")
     found = await claims.read(Reference("default", "uid", "claim"))
-    assert found["metadata"]["uid"] == "uid", "who asks later asks anew"
+    assert found["metadata"]["uid"] == "uid", "a later caller sends a new request"
 
 
 @pytest.mark.parametrize("how", ["unknown", "silent"])
 async def test_who_finds_no_address_hears_it_in_time_and_few_threads_look_for_it(
     cluster: Cluster, reader: Callable[..., ClaimReader], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A resolver may take minutes, and nobody can end that."""
+    """A resolver may take minutes, and cannot be interrupted."""
     goes_on, before = threading.Event(), threading.active_count()
 
     def resolve(*_: Any, **__: Any) -> Any:

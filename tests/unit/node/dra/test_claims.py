@@ -1,4 +1,4 @@
-"""What a claim is to have, by claims and notes of a real cluster; and who may have it."""
+"""The devices of claims, from recordings of a real cluster, and which claims may have them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def claim_of(allocation: dict[str, Any], **more: Any) -> Claim:
 
 
 def plain(each: dict[str, Any]) -> dict[str, Any]:
-    """A recorded allocation without the configurations of that driver's own."""
+    """Return a recorded allocation without that driver's own configurations."""
     return {"devices": {**each["allocation"]["devices"], "config": []}}
 
 
@@ -229,7 +229,7 @@ WHOLE_PART: Final = PluginDevice(SIBLING, SIBLING, OTHER, "1:1", 1)
         ((having(GPU, GPU),), (SHARE, WHOLE_PART)),
         ((having(PART, OTHER),), (PLAIN, WHOLE_PART)),
         ((having(OTHER, OTHER),), (PLAIN,)),
-        # A GPU that is given as a whole, of which a claim has a part.
+        # A whole GPU of the device plugin, while a claim has a MIG device of it.
         ((having("MIG-of-it", GPU),), (SHARE, WHOLE_PART)),
         ((having("GPU-3", "GPU-3"),), (PLAIN, SHARE, WHOLE_PART)),
     ],
@@ -238,7 +238,7 @@ def test_the_plugin_gives_nothing_that_a_claim_has(
     claims: tuple[Claim, ...], left: tuple[PluginDevice, ...]
 ) -> None:
     devices = (PLAIN, SHARE, WHOLE_PART)
-    # None is just being made, which is called as its part is.
+    # A device that is being created has the name of its part.
     claimed = [replace(device, device="x") for claim in claims for device in claim.devices]
     found = without_claimed(Resource("nvidia.com/gpu", devices), claimed)
     assert [each.id for each in found.devices] == [each.id for each in devices]
@@ -255,8 +255,8 @@ def test_no_mig_device_is_given_whose_gpu_is_just_being_cut() -> None:
     with raises(DeviceTaken):
         refuse_claimed([WHOLE_PART], [making])
     refuse_claimed([PLAIN], [making])
-    # What is there stays healthy: who has it is not to be told that it is gone.
+    # An existing device stays healthy: its holder must not be told that it is gone.
     resource = Resource("nvidia.com/mig-1g.10gb", (WHOLE_PART, PLAIN))
     assert without_claimed(resource, [making]) is resource
-    # Once it is made it is known which one it is.
+    # Once it is created, its UUID is known.
     refuse_claimed([WHOLE_PART, PLAIN], [replace(making, uuid="MIG-of-the-claim")])

@@ -1,4 +1,4 @@
-"""What was prepared, on a disk that is full, and as others have left it."""
+"""The checkpoint of prepared claims: a full disk, and files of other versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLAIMS: Final = [Claim(f"uid-{n}", "default", f"claim-{n}", (DEVICE,)) for n in 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 32 KiB."""
+    """Mount a disk of 32 KiB."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "small", tmp_path], check=True)
     yield tmp_path
     subprocess.run(["umount", tmp_path], check=True)
@@ -84,7 +84,7 @@ def test_modes_of_two_gpus_that_are_switched_at_once_are_both_noted(
 
     def write(*what: Any) -> None:
         with suppress(threading.BrokenBarrierError):
-            both.wait(0.5)  # until both write, if both may
+            both.wait(0.5)  # until both write, if the lock allows it
         write_record(*what)
 
     monkeypatch.setattr(cutting, "write_record", write)

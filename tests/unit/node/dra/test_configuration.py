@@ -1,4 +1,4 @@
-"""What claims and their classes ask of devices: read strictly, and given to the right ones."""
+"""Device configurations of claims and classes: parsed strictly, and applied to the right device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 NVIDIA: Final = "resource.nvidia.com/v1beta1"
 GIB: Final = 1024
 NEWER: Final = ("sharing", "share", "memory", "shares")
-"""What a device has in the file of this agent, and not in that of the first one."""
+"""Fields of a device in this agent's checkpoint that the first version did not write."""
 NO_SIZES: Final[tuple[Any, ...]] = (
     *("1Ki", "-1Gi", "1 Gi", "much", True, 0, [], "1" * 30, float("nan")),
 )
 
 DEVICES: Final = {
-    # Their indices are not in the order of their names.
+    # The order of their indices differs from that of their names.
     "gpu-a": Device("gpu-a", GPU, GPU, {"index": {"int": 1}}, {}),
     "gpu-b": Device("gpu-b", OTHER, OTHER, {"index": {"int": 0}}, {}),
     "mig-a": Device("mig-a", PART, "GPU-of-it", {"index": {"int": 2}}, {}),
@@ -60,7 +60,7 @@ def entry(parameters: Any, *requests: str, source: str = "FromClaim", **more: An
 
 
 def claimed(*config: Any, devices: tuple[str, ...] = ("gpu-a",), **more: Any) -> Claim:
-    """A claim with a request for each device, called as it is; "x:…" has a subrequest."""
+    """Return a claim with a request for each device, named like it; "x:…" has a subrequest."""
     results = [
         {"request": f"{name}/any", "driver": DRIVER, "pool": POOL, "device": name, **more}
         for name in devices
@@ -179,13 +179,13 @@ def test_the_last_that_fits_counts_and_what_the_claim_says_comes_after_its_class
     both = ("gpu-a", "gpu-b")
     found = sharing_of(entry(of_class), entry(of_claim, "gpu-b"), devices=both)
     assert found == [Sharing("Long"), Sharing("Short")]
-    # The name of a subrequest is one of its request, and the other way round.
+    # A subrequest's name matches its request, and vice versa.
     assert sharing_of(entry(of_claim, "gpu-a/any")) == [Sharing("Short")]
     assert sharing_of(entry(of_claim, "gpu-a/other")) == [Sharing()]
     assert sharing_of(entry(of_claim, driver="another.example.com")) == [Sharing()]
     with raises(ClaimConfigUnknown, match="none of a driver's"):
         claimed({"source": "FromClaim", "requests": []})
-    # What is not used is read as well.
+    # Unused configurations are parsed, too.
     with raises(ClaimConfigUnknown):
         claimed(entry(slices("odd")), entry(of_claim))
 
@@ -209,7 +209,7 @@ def test_a_daemon_is_for_the_devices_of_one_configuration() -> None:
     claim = claimed(entry(ours(mps={"memoryLimitOf": limits})), devices=("gpu-a", "gpu-b"))
     (name,), (daemon,) = daemons_of([claim]), daemons_of([claim]).values()
     assert name.startswith(f"claims/{claim.uid}-")
-    # A place is by the index of the GPU: gpu-b is the first.
+    # The order follows the GPUs' indices: gpu-b is the first.
     assert daemon.limits == {OTHER: GIB, GPU: 3 * GIB}
     apart = claimed(
         entry(ours(mps={}), "gpu-a"), entry(ours(mps={}), "gpu-b"), devices=("gpu-a", "gpu-b")
@@ -230,7 +230,7 @@ def test_containers_find_the_daemon_of_their_claim() -> None:
     assert "ro" in sockets.options
     assert (memory.host_path, memory.container_path) == ("/run/nvidia/mps/shm", "/dev/shm")
     assert "rw" in memory.options
-    # A socket's address may have 107 bytes.
+    # The path of a socket is limited to 107 bytes.
     uid = "0b1f5c5e-7d47-4c3c-9f0d-5f4b4a3d2c1b"
     assert len(sockets.host_path) - len(claimed().uid) + len(uid) + len("/control_privileged") < 108
 

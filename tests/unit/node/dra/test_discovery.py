@@ -1,4 +1,4 @@
-"""What the node has for claims, of a simulated node and its NVML."""
+"""Discovering a simulated node's devices for claims, with its NVML."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from integration.node.service import Context
 from integration.node.services.dra.discovery import DeviceDiscovery
 from integration.node.state.store import State
 from integration.nvml.inventory import inventory_of
+from integration.nvml.values import Fabric, GpuSample, Sample
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node_state import publish
+from tests.harness.pynvml_calls import needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,7 @@ def write(node: SimulatedNode, name: str, text: str) -> None:
 
 
 class Place:
-    """One who looks, and what is wrong."""
+    """A discovery, and its faults."""
 
     def __init__(self, node: SimulatedNode, *, dra_mig: bool = False) -> None:
         self.faults: dict[str, str] = {}
@@ -54,7 +56,7 @@ class Place:
 
 
 def attribute(devices: dict[str, Device], name: str) -> list[Any]:
-    """An attribute of each whole GPU, by index; None where it has none."""
+    """Return an attribute of each whole GPU, by index; None where it is missing."""
     whole = sorted(
         (each for each in devices.values() if each.uuid == each.gpu),
         key=lambda each: int(each.attributes["index"]["int"]),
@@ -70,11 +72,40 @@ async def test_gpus_say_which_of_them_nvlinks_connect(node: SimulatedNode) -> No
     assert attribute(devices, "nvlinkGroup") == [0, 0, None, 0], "by way of another, too"
 
 
+@needs("nvmlDeviceGetAddressingMode")
 async def test_gpus_say_how_they_see_the_hosts_memory(node: SimulatedNode) -> None:
     write(node, "nvml-facts", "0 addressing-mode 1\n1 addressing-mode 2\n")
     devices = await Place(node).look()
     assert devices is not None
     assert attribute(devices, "gpu.nvidia.com/addressingMode") == ["HMM", "ATS", None, None]
+    assert attribute(devices, "gpu.nvidia.com/architecture") == ["Hopper"] * 4
+
+
+async def test_gpus_say_their_fabric_and_what_a_reset_would_repair(node: SimulatedNode) -> None:
+    place = Place(node)
+    assert attribute(await place.look() or {}, "fabricClique") == [None] * 4
+    uuids = [gpu.uuid for gpu in inventory_of(place.config).gpus]
+    cluster = "0d7a1f52-7d4f-4d0c-b1de-0f1e2d3c4b5a"
+    fabric = Fabric("completed", cluster, 5, "healthy")
+    gpus = (
+        GpuSample(uuids[0], fabric=fabric),
+        GpuSample(uuids[1], fabric=Fabric("in-progress"), rows_pending=True),
+        GpuSample(uuids[2], rows_pending=False, tpc_repair_pending=True),
+        GpuSample(uuids[4], fabric=fabric),
+    )
+    publish(place.state.sample, Sample(1, gpus=gpus))
+    devices = await place.look()
+    assert devices is not None
+    assert attribute(devices, "fabricClique") == [f"{cluster}.5", None, None, None]
+    assert attribute(devices, "fabricClusterUUID") == [cluster, None, None, None]
+    assert attribute(devices, "repairPending") == [None, True, True, None]
+    of_parts = [each for each in devices.values() if each.uuid != each.gpu]
+    assert not [each for each in of_parts if "fabricClique" in each.attributes]
+    # While NVML does not answer, nothing changes.
+    publish(place.state.sample, Sample(2, failure="it hangs"))
+    assert await place.look() is None
+    publish(place.state.sample, Sample(3, gpus=(GpuSample(uuids[1]),)))
+    assert attribute(await place.look() or {}, "repairPending") == [None, None, True, None]
 
 
 async def test_the_same_node_is_looked_at_once(node: SimulatedNode) -> None:
@@ -98,7 +129,7 @@ async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
     write(node, "nvml-faults", "")
     devices = await place.look()
     assert devices is not None
-    # Of four that are whole, and of one that is cut, beside what stays of it.
+    # Those of four whole GPUs, and of the free part of a partitioned one.
     assert sum(each.part is not None for each in devices.values()) == 4 * 25 + 18
 
 

@@ -1,4 +1,4 @@
-"""The driver: steps that fail, calls that meet, specs that cannot be written."""
+"""The driver: steps that fail, concurrent calls, specs that cannot be written."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from integration.node.services.dra.claim_specs import ClaimSpecs
 from integration.node.services.dra.claim_table import ClaimTable
 from integration.node.services.dra.discovery import NodeDevices
 from integration.node.services.dra.driver import Driver
-from integration.node.services.dra.mig_layout import Parts
 from integration.node.services.dra.plugin_devices import PluginDevices
 from integration.node.services.dra.transaction import ClaimTransactions
 from integration.node.state import claims_file
 from integration.node.state.topic import Topic
 from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
 from integration.node.values.service_name import ServiceName
+from integration.nvml.mig_parts import Parts
 from tests.harness.node_state import publish
 from tests.harness.raising import raises
 from tests.unit.node.dra.test_slices import DEVICES

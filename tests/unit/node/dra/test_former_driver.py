@@ -1,4 +1,4 @@
-"""Slices that were published by another driver name."""
+"""Slices that were published under an earlier driver name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> Config:
 
 @asynccontextmanager
 async def an_agent(cluster: Cluster, config: Config, name: str) -> AsyncIterator[list[str]]:
-    """One that publishes by a name; what it says."""
+    """Run an agent that publishes under a driver name; yield its log."""
     said: list[str] = []
     context = Context(config, Options("", 60), lambda _, line, **__: said.append(line))
     with closing(ApiServer("127.0.0.1", cluster.port, cluster.service_account)) as api:
@@ -60,7 +60,7 @@ def drivers(cluster: Cluster) -> list[str]:
 
 
 def put(cluster: Cluster, driver: str, devices: Any, node: str = NODE) -> None:
-    """Have slices as a driver of ours publishes them, by a name."""
+    """Create slices like those of our driver, under a driver name."""
     listed = contents(devices, VERSIONS[0], Counting.APART)
     for write in changes((), listed, Owner(driver, node, "uid")):
         cluster.put(write.body)
@@ -84,7 +84,7 @@ async def test_they_go_before_ours_are_written_and_are_not_looked_for_again(
     put(cluster, OLD, published(3))
     async with an_agent(cluster, config, DRA_DRIVER):
         await until(lambda: DRA_DRIVER in drivers(cluster))
-        assert OLD in drivers(cluster), "that name is not ours any more"
+        assert OLD in drivers(cluster), "that name is no longer ours"
 
 
 async def test_who_has_the_name_by_now_keeps_its_slices(cluster: Cluster, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""What GPUs in MIG mode can be cut into, and what excludes what."""
+"""The possible MIG devices of a GPU, and which exclude each other."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from hooks.words import Node
 from integration.node.services.dra.devices import Device, GpuLocation, devices_of, publishable
 from integration.node.services.dra.mig_layout import (
     Counters,
-    GpuParts,
-    Instance,
     Part,
-    Parts,
-    Profile,
     all_of,
     can_switch,
-    overlaps,
     parse_name,
-    parse_parts,
+    part_named,
     possible,
 )
 from integration.node.services.dra.slices import Counting, changes, contents
 from integration.node.values.claims import parse_quantity, uuid_of
+from integration.nvml.mig_parts import (
+    GpuParts,
+    Instance,
+    Parts,
+    Profile,
+    overlaps,
+    parse_parts,
+)
 from integration.simulated.catalogue import MODELS
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_slices import GPUS, NODE, OWNER, PARTS
@@ -65,7 +68,7 @@ def at(parts: Iterable[Part], shape: str, start: int) -> Part:
 
 
 def fits(counters: Iterable[Counters]) -> bool:
-    """What the scheduler makes of the counters of devices that would be allocated together."""
+    """Return whether the counters let the scheduler allocate devices together."""
     used: dict[str, int] = {}
     left: dict[str, str] = {}
     for each in counters:
@@ -186,9 +189,9 @@ def test_a_gpu_is_whole_or_cut_whatever_its_mode_is() -> None:
     assert named(mode=False, switches=True) == (1, 1 + 25)
     assert named(mode=False) == (1, 0)
     assert named(ours, mode=True, made=made, switches=True, switched={GPU}) == (1, 1 + 25)
-    # Until it is forgotten, and by an agent that switches none any more.
+    # The record of the switch counts until it is deleted, also without dynamic MIG mode.
     assert named(mode=False, switched={GPU}) == (1, 1 + 25)
-    # A person has set the mode, or cut it beside.
+    # An admin has set the mode, or created another instance.
     assert named(mode=True, switches=True) == (0, 25)
     assert named(ours, theirs, mode=True, made=made, switches=True, switched={GPU})[0] == 0
 
@@ -230,8 +233,9 @@ def test_mig_devices_have_nvidias_capacities() -> None:
     assert not any(each.part for each in found.values()), "none is made unless that is wanted"
 
 
-# What NVIDIA's driver publishes, but for GPUs that are given to virtual machines; those of a MIG
-# device are as its GPU's, but for its own. Attributes have their domain, or the standard one.
+# What NVIDIA's driver publishes, except for GPUs that are passed to virtual machines. A MIG device
+# has the attributes of its GPU, and some of its own. Attributes without a domain have the standard
+# one.
 OF_BOTH: Final = {
     "gpu.nvidia.com/type": "string", "gpu.nvidia.com/productName": "string",
     "gpu.nvidia.com/brand": "string", "gpu.nvidia.com/architecture": "string",
@@ -269,7 +273,7 @@ def test_all_that_nvidias_driver_tells_has_its_names_and_types() -> None:
         elif device.part is None:
             assert kinds == OF_BOTH | UUID | OF_MIG | OUR_OWN
             assert (capacity - slices, len(slices)) == (MIG_CAPACITY, 1)
-        else:  # it has no UUID, and NVIDIA's does not say where it is but by its name
+        else:  # it has no UUID, and NVIDIA's driver gives its placement only in the name
             assert kinds == OF_BOTH | OF_MIG | OUR_OWN
             assert capacity == MIG_CAPACITY
     kinds_of_devices = {(each.uuid == each.gpu, each.part is None) for each in found}
@@ -288,16 +292,9 @@ def test_brands_and_architectures_are_nvidias_words() -> None:
         "NvidiaVPC", "NvidiaVCS", "NvidiaVWS", "NvidiaCloudGaming", "QuadroRTX", "NvidiaRTX",
         "Nvidia", "GeForceRTX", "TitanRTX",
     ]  # fmt: skip
-    for capability, word in (
-        ("3.7", "Kepler"), ("5.2", "Maxwell"), ("6.1", "Pascal"), ("7.0", "Volta"),
-        ("7.5", "Turing"), ("8.0", "Ampere"), ("8.6", "Ampere"), ("8.9", "Ada Lovelace"),
-        ("9.0", "Hopper"), ("10.0", "Blackwell"), ("10.3", "Blackwell"), ("11.0", "Blackwell"),
-        ("12.0", "Blackwell"), ("12.1", "Blackwell"),
-    ):  # fmt: skip
-        assert told(compute_capability=capability)["architecture"] == {"string": word}
-    # 10.7 is Rubin's. What comes is not known, and is not called what it is not.
-    for capability in ("", "10.7", "13.0"):
-        assert "architecture" not in told(compute_capability=capability)
+    assert told(architecture="Rubin")["architecture"] == {"string": "Rubin"}
+    # Not derived from the compute capability: 10.7 is not Blackwell.
+    assert "architecture" not in told(architecture="", compute_capability="10.7")
 
 
 def test_no_device_has_more_than_the_api_takes() -> None:
@@ -341,15 +338,15 @@ def test_a_device_that_is_made_for_a_claim_can_be_out_of_service() -> None:
 def test_a_device_that_is_made_for_a_claim_is_told_of_once() -> None:
     node, parts = node_of(*THERE)
     part = Part(GPU, 19, 1, 1, "1g.10gb")
-    for uuid in ("", PARTS[1]):  # NVML tells of it before we know it
+    for uuid in ("", PARTS[1]):  # NVML reports it before we know it
         made = {part: uuid}
         found = {each.name: each for each in devices_of(node, None, parts, made, on_demand=True)}
         assert PARTS[1].lower() not in found
         assert found[part.name].uuid == (uuid or part.name)
-    # The look has seen it, and NVML was not asked yet.
+    # The inventory has it, but NVML was not queried yet.
     old = replace(parts, figures={}, instance_of={})
     assert not {each.uuid for each in devices_of(node, None, old, on_demand=True)} & {*PARTS}
-    # An agent that makes none any more still has those of its claims.
+    # An agent without dynamic MIG still has the devices of its claims.
     kept = [each for each in devices_of(node, None, parts, {part: PARTS[1]}) if each.part]
     assert [each.uuid for each in kept] == [PARTS[1]]
 
@@ -412,9 +409,10 @@ def test_a_server_without_counters_is_told_of_what_is_there_alone() -> None:
 
 HAS: Final = [1, 2, 3, 4, 5, 6, 7]
 TOLD: Final[dict[str, Any]] = {
-    "uuid": GPU.upper(), "addressing": 2, "mode": True, "instances": [[7, 19, 0, 1]],
+    "uuid": GPU.upper(), "addressing": 2, "mode": True, "pending": True,
+    "instances": [[7, 19, 0, 1]],
     "profiles": [{"id": 19, "name": "1g.10gb", "most": 7, "places": [[0, 1]], "figures": HAS}],
-    "devices": [{"uuid": PARTS[0].lower(), "instance": 7, "figures": HAS}],
+    "devices": [{"uuid": PARTS[0].lower(), "instance": 7, "slices": 1, "figures": HAS}],
 }  # fmt: skip
 
 
@@ -428,8 +426,8 @@ def test_nvmls_answer_is_understood() -> None:
     assert parts.instance(PARTS[0]) == Instance(7, 19, 0, 1)
     assert parts.device_at(Part(GPU, 19, 0, 1)) == PARTS[0]
     assert parts.device_at(Part(GPU, 19, 1, 1)) == ""
-    assert parts.named(f"{GPU.lower()}-mig-1g10gb-19-0") == Part(GPU, 19, 0, 1, "1g.10gb")
-    assert parts.named(f"{GPU.lower()}-mig-1g10gb-19-1") is None
+    assert part_named(parts, f"{GPU.lower()}-mig-1g10gb-19-0") == Part(GPU, 19, 0, 1, "1g.10gb")
+    assert part_named(parts, f"{GPU.lower()}-mig-1g10gb-19-1") is None
     assert parse_parts(answer(addressing=9)).addressing == {}
     # Each GPU counts its instances for itself.
     other = {**TOLD, "uuid": GPUS[1], "devices": [{**TOLD["devices"][0], "uuid": PARTS[1]}]}

@@ -1,4 +1,4 @@
-"""The slices of a node, against an API server that others change as well."""
+"""Publishing the slices of a node to an API server that others change, too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Wiped(ApiServer):
-    """One whose client hears of the end of what it made before it hears that it was made."""
+    """A server whose client sees the deletion of a slice before the answer to its creation."""
 
     cluster: Cluster
     publisher: Publisher
@@ -49,7 +49,7 @@ class Wiped(ApiServer):
 
     def watch(self, path: str, version: str, query: Any) -> Watch:
         del version
-        return super().watch(path, "1000000", query)  # what it would tell has been told
+        return super().watch(path, "1000000", query)  # its events have been sent before
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         found = super().call(method, *args, **kwargs)
@@ -104,7 +104,7 @@ async def test_a_node_that_was_made_anew_owns_the_slices(cluster: Cluster) -> No
         publisher.want(tuple(many(2)))
         await until(lambda: owners() == [cluster.node_uid])
         cluster.node_uid = "another"
-        cluster.wipe()  # as what has an owner that is no more
+        cluster.wipe()  # as garbage collection does when the owner is deleted
         await until(lambda: owners() == ["another"])
 
 
@@ -152,7 +152,7 @@ async def test_what_a_server_drops_of_several_slices_is_sent_once(cluster: Clust
         written = len(cluster.slices())
         await until(lambda: cluster.watches == 1)
         cluster.close_watches()
-        # A list and two watches: in the first of them all was heard.
+        # One list and two watches; the first watch had all events.
         await until(
             lambda: sum(path.endswith("slices") for _, path in cluster.asked) >= 3 + written
         )
@@ -245,7 +245,7 @@ async def test_a_change_that_is_none_of_a_slice_is_a_fault_and_no_end(cluster: C
 
 
 class Uncounted(Cluster):
-    """A server that does not have counters: it drops them, and says nothing."""
+    """A server without counters, which drops them silently."""
 
     def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
         body["spec"].pop("sharedCounters", None)
@@ -255,7 +255,7 @@ class Uncounted(Cluster):
 
 
 class Beside(Cluster):
-    """A server that has counters where the devices are that take from them, as 1.34 has."""
+    """A server that requires counters in the slice of their devices, as 1.34 does."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -280,7 +280,7 @@ WHOLE: Final = {each.name for each in PARTS if each.part is None}
     [
         (Cluster, {each.name for each in PARTS}, 4),
         (Beside, {each.name for each in PARTS}, 4 + 1),  # one was refused
-        (Uncounted, WHOLE, 1),  # it is made of the one in which counters were lost
+        (Uncounted, WHOLE, 1),  # it replaces the slice that lost its counters
     ],
 )
 async def test_counters_go_where_the_server_has_them(

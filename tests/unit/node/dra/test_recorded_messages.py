@@ -1,4 +1,4 @@
-"""What a real kubelet and a driver said to each other, as our messages have it."""
+"""Our messages decode the recorded calls between a real kubelet and a driver."""
 
 from __future__ import annotations
 

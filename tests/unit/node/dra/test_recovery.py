@@ -1,4 +1,4 @@
-"""What is asked of the API server of claims that the kubelet alone has noted, and how long."""
+"""Recovering claims that only the kubelet has recorded, with retries at the API server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shared(claim: Claim, device: str = DEVICE.device) -> Claim:
 
 
 class Server:
-    """Answers with errors, one after the other, and then with what it has."""
+    """Answers with errors in turn, and then with its objects."""
 
     def __init__(self, errors: Sequence[NvshimError]) -> None:
         self._errors = list(errors)

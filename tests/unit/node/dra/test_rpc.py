@@ -1,4 +1,4 @@
-"""What the driver at work answers: several claims at once, and what meets its end."""
+"""The RPCs of the active driver: several claims at once, and calls during its shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLAIMS = [pb.Claim(namespace="default", uid=f"uid-{n}", name=f"claim-{n}") for n
 
 
 class Slow:
-    """Answers once it is told to, or once so many are asked for."""
+    """A driver that blocks until it is released, or until enough calls wait."""
 
     def __init__(self, together: int) -> None:
         self.goes_on = anyio.Event()

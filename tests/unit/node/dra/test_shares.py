@@ -1,4 +1,4 @@
-"""GPUs of which several claims have a part: how they are published, and who may have how much."""
+"""GPUs that several claims share: how they are published, and the share of each claim."""
 
 from __future__ import annotations
 
@@ -117,12 +117,51 @@ def test_a_gpu_and_a_mig_device_are_published_with_shares(version: str) -> None:
                 },
             },
         }
-        # What a claim does not ask for it does not take: else the first would have all of it.
+        # A claim takes only what it requests; otherwise the first would take everything.
         free = {"requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
         for name, value in OF_PART.items():
             if not is_gpu and not name.endswith("/memory"):
                 expected[name] = {"value": value, **free}
         assert device["capacity"] == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "default", "least"), [("memory", "80Gi", "1Mi"), ("unlimited", "0", "0")]
+)
+def test_in_nvidias_modes_a_number_limits_claims_only_if_containers_are_limited(
+    mode: str, default: str, least: str
+) -> None:
+    valid = {"min": least, "max": "80Gi", "step": "1Mi"}
+    memory = {"value": "80Gi", "requestPolicy": {"default": default, "validRange": valid}}
+    one = {"default": "1", "validRange": {"min": "1", "max": "3", "step": "1"}}
+    for holders, more in (
+        ("any", {}),
+        (3, {"gpu.nvidia.com/shares": {"value": "3", "requestPolicy": one}}),
+    ):
+        shared = with_shares(DEVICES[:1], mode, NODE, Config(holders=holders))
+        (told,) = contents(shared, "v1")
+        (device,) = told["devices"]
+        assert device["allowMultipleAllocations"] is True
+        assert device["capacity"] == {"gpu.nvidia.com/memory": memory, **more}
+        assert faults(spec_of(shared)) == []
+    assert with_shares(DEVICES, mode, NODE, Config(holders="exclusive")) == DEVICES
+
+
+def test_any_number_of_claims_has_a_gpu_as_long_as_its_memory_suffices() -> None:
+    (gpu,) = with_shares([replace(SHARED["gpu-0"], shares=0)], "unlimited", NODE, Config())
+    devices = {gpu.name: replace(gpu, uuid=GPU, gpu=GPU)}
+
+    def taking(memory: str, number: int) -> Claim:
+        result = {
+            **part(share=f"share-{number}"),
+            "consumedCapacity": {"gpu.nvidia.com/memory": memory},
+        }
+        return sharing(result, name=f"claim {number}")
+
+    many = [taking("0", number) for number in range(100)]
+    refuse_overfull(taking("80Gi", 100), many, devices)
+    with raises(DeviceTaken, match=r"of any number and 81920Mi"):
+        refuse_overfull(taking("80Gi", 100), [*many, taking("1Mi", 101)], devices)
 
 
 def test_what_takes_from_counters_has_no_shares() -> None:
@@ -141,11 +180,16 @@ def test_a_device_with_shares_has_as_many_facts_as_the_api_takes() -> None:
     assert len(published.attributes) + len(published.capacity) == 32
     (shared,) = publishable(with_shares([whole], 4, NODE, Config()), {})
     assert len(shared.attributes) + len(shared.capacity) == 17 + 8
+    (all_of_it,) = publishable(with_shares([whole], "memory", NODE, Config()), {})
+    assert len(all_of_it.attributes) + len(all_of_it.capacity) <= 32
     assert shared.capacity == {**OF_PART, "gpu.nvidia.com/shares": "4"}
 
 
-@given(st.integers(0, MOST), st.integers(MOST << 20, 1 << 40))
-def test_what_is_published_is_never_wrong(most: int, memory: int) -> None:
+@given(
+    st.integers(0, MOST) | st.sampled_from(["memory", "unlimited"]),
+    st.integers(MOST << 20, 1 << 40),
+)
+def test_what_is_published_is_never_wrong(most: int | str, memory: int) -> None:
     gpus = tuple(replace(gpu, memory=memory >> 20 << 20) for gpu in NODE.gpus)
     node = replace(NODE, gpus=gpus)
     devices = [
@@ -159,12 +203,12 @@ def test_there_are_no_more_shares_than_containers_may_have_the_gpu() -> None:
     assert [each.shares for each in with_shares(DEVICES, 4, NODE, config)][:2] == [0, 2]
     assert with_shares(DEVICES, 4, NODE, Config(holders="exclusive")) == DEVICES
     assert [each.shares for each in with_shares(DEVICES, 4, NODE, Config(holders=3))] == [3] * 4
-    # A MIG device has the limit of its GPU, or its own.
+    # A MIG device has its own limit, or that of its GPU.
     config = Config(holders_of=(f"{GPUS[2]}=2", f"{PARTS[1]}=3"))
     assert [each.shares for each in with_shares(DEVICES, 4, NODE, config)] == [4, 4, 2, 3]
 
 
-# -- given -------------------------------------------------------------------------------------
+# -- allocated ---------------------------------------------------------------------------------
 
 
 def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
@@ -178,13 +222,13 @@ def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
         with raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
             refuse_overfull(sharing(greedy, name="two"), [one], SHARED)
     third = sharing(part(1, 4, share=SECOND), name="three")
-    for others in ([one, two], [two, one]):  # as they came to be prepared, side by side
+    for others in ([one, two], [two, one]):  # in either order of preparation
         with raises(DeviceTaken, match="with claim default/one, claim default/two it would"):
             refuse_overfull(third, others, SHARED)
     with raises(DeviceTaken, match="with its other shares"):
         refuse_overfull(sharing(part(41), part(40, share=SECOND)), [], SHARED)
     refuse_overfull(sharing(part(80, device="gpu-1"), name="two"), [one], SHARED)
-    # The setting may be another since: then the memory still counts.
+    # The setting may have changed since; the memory still counts.
     unshared = {name: replace(each, shares=0) for name, each in SHARED.items()}
     refuse_overfull(sharing(part(1, 4, share=SECOND), name="two"), [one], unshared)
     with raises(DeviceTaken):

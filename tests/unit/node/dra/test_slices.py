@@ -1,4 +1,4 @@
-"""What is published of a node, and by which writes."""
+"""The slices of a node, and the writes that publish them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NODE: Final = Inventory(
     gpus=tuple(
         Gpu(
             n, n + 4, uuid, f"0000:0{n}:00.0", "NVIDIA H100", mig=n == 2, memory=80 << 30,
-            compute_capability="9.0", brand="nvidia",
+            compute_capability="9.0", brand="nvidia", architecture="Hopper",
         )
         for n, uuid in enumerate(GPUS)
     ),
@@ -106,10 +106,10 @@ def test_what_is_not_known_is_no_attribute() -> None:
     [
         ({"excluded": True}, named(GPUS[1], *PARTS)),
         ({"uuid": ""}, named(GPUS[1], *PARTS)),
-        ({"uuid": GPUS[1]}, named(*PARTS)),  # two of one name
+        ({"uuid": GPUS[1]}, named(*PARTS)),  # two with the same name
         ({"lost": "it fell off the bus"}, named(GPUS[1], *PARTS)),
         ({"drained": "since noon"}, named(GPUS[1], *PARTS)),
-        ({"minor": 9}, named(GPUS[1], *PARTS)),  # it has no node
+        ({"minor": 9}, named(GPUS[1], *PARTS)),  # it has no device node
     ],
 )
 def test_what_cannot_be_given_is_not_published(change: dict[str, Any], left: set[str]) -> None:
@@ -141,7 +141,7 @@ def test_an_unhealthy_gpu_and_its_parts_are_not_published_and_come_back() -> Non
 
 def test_what_a_device_plugin_gave_is_not_published() -> None:
     assert {each.name for each in publishable(DEVICES, {}, {GPUS[0]})} == named(GPUS[1], *PARTS)
-    # A GPU in MIG mode, which migStrategy none gives as a whole.
+    # A GPU in MIG mode, which migStrategy none publishes as a whole GPU.
     assert {each.name for each in publishable(DEVICES, {}, {GPUS[2]})} == named(*GPUS[:2])
     assert {each.name for each in publishable(DEVICES, {}, {PARTS[1]})} == named(
         *GPUS[:2], PARTS[0]
@@ -157,7 +157,7 @@ def test_versions_are_semantic_ones(text: str, version: str) -> None:
     assert semantic_version(text) == version
 
 
-# -- what a server takes -----------------------------------------------------------------------
+# -- limits of a server ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("each", recorded_lines("dra/slices.jsonl"), ids=lambda each: each["case"])
@@ -209,7 +209,7 @@ def test_an_older_api_has_attributes_below_basic() -> None:
 
 
 class Server:
-    """What becomes of slices by the writes."""
+    """Applies the writes to slices."""
 
     def __init__(self) -> None:
         self.slices: dict[str, dict[str, Any]] = {}
@@ -218,7 +218,7 @@ class Server:
     def make(
         self, devices: list[Device], counting: Counting = Counting.NONE, **more: Any
     ) -> list[Write]:
-        """Publish; returns the writes that were due."""
+        """Publish devices; return the necessary writes."""
         due = changes(self.slices.values(), contents(devices, "v1", counting), OWNER, **more)
         for each in due:
             if each.method == "DELETE":
@@ -261,7 +261,7 @@ def test_each_change_writes_the_whole_pool_with_the_next_generation() -> None:
     due = server.make(many(MOST_DEVICES + 2))
     assert [each.method for each in due] == ["PUT", "PUT"]
     assert server.generations == {2}
-    due = server.make(many(5))  # one slice is enough now
+    due = server.make(many(5))  # now one slice is enough
     assert sorted(each.method for each in due) == ["DELETE", "PUT"]
     assert server.generations == {3}
     due = server.make([])

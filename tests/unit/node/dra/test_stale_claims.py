@@ -1,4 +1,4 @@
-"""Claims that are no more: who has to say so before what was prepared for one is taken back."""
+"""Deleted claims: what has to confirm the deletion before the agent unprepares one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 DEVICE: Final = ClaimDevice("gpu", "node-1", "gpu-0", "GPU-0", "GPU-0")
-# As a real server refused it to a kubelet: tests/recorded, kubernetes-1.36/dra.
+# The refusal of a real server to a kubelet: tests/recorded, kubernetes-1.36/dra.
 NOBODYS: Final = (
     'resourceclaims.resource.k8s.io "claim" is forbidden: User "system:node:gpu-node" cannot get '
     'resource "resourceclaims" in API group "resource.k8s.io" in the namespace "default": no '
@@ -62,7 +62,7 @@ class Place:
         publish(self.context.state.claims, ())
 
     async def look(self, times: int) -> list[str]:
-        """What was taken back after so many looks."""
+        """Return the claims that are unprepared after this many checks."""
         where = ("127.0.0.1", self.cluster.port, self.cluster.service_account)
 
         async def version() -> str:
@@ -76,7 +76,7 @@ class Place:
         return self.taken_back
 
     def runs(self, *cdi_names: str, name: str = "claim") -> None:
-        """Have a pod run that has a claim of that name, with these devices of ours."""
+        """Run a pod that has a claim of that name, with these devices of our driver."""
         devices = [podresources.CDIDevice(name=each) for each in cdi_names]
         resource = podresources.ClaimResource(
             driver_name=DRA_DRIVER, pool_name="node-1", device_name="gpu-0", cdi_devices=devices
@@ -88,7 +88,7 @@ class Place:
         ]
 
     def record(self) -> None:
-        """Have the kubelet know of the claim."""
+        """Put the claim in the kubelet's record."""
         device = {"PoolName": "node-1", "DeviceName": "gpu-0", "RequestNames": ["gpu"]}
         info = {"ClaimUID": CLAIM.uid, "ClaimName": "claim", "Namespace": "default"}
         info |= {"DriverState": {DRA_DRIVER: {"Devices": [device]}}}  # type: ignore[dict-item]
@@ -117,7 +117,7 @@ def anew_and_runs(place: Place) -> None:
 
 
 def nobodys(place: Place) -> None:
-    """Have the server refuse as its node authorizer does, for a kubelet's own credentials."""
+    """Let the server refuse as its node authorizer does, for a kubelet's own credentials."""
     answer = place.cluster.answer
 
     def forbidden(request: Request) -> tuple[int, Any]:

@@ -1,7 +1,7 @@
-"""A claim's transaction, ended at each of its effects: by a kill and a restart, or by an error.
+"""Interrupt a claim's transaction at each of its effects, by a kill and restart or by an error.
 
-The node is simulated below the driver: NVML and nvidia-smi by :class:`Node`, the API server by a
-document. Checkpoint, notes and CDI specs are real files.
+Everything below the driver is simulated: NVML and nvidia-smi by :class:`Node`, the API server by a
+document. The checkpoint, the kubelet's record and the CDI specs are real files.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ import pytest
 from api.errors import NvshimError
 from hooks.cdi.spec import Edits, SpecDevice, SpecFile
 from hooks.config import Config
+from hooks.node.drained import Drain
 from integration import files
+from integration.agent_errors import DeviceDrained
 from integration.apiserver.client import ApiServer
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
+from integration.devices import drain_marks as marks
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.service import Context
-from integration.node.services.dra import cdi, mig_create, sharing_setup
+from integration.node.services.dra import cdi, metadata, mig_create, sharing_setup
 from integration.node.services.dra.devices import devices_of
 from integration.node.services.dra.discovery import DeviceDiscovery, NodeDevices
 from integration.node.services.dra.driver import Driver
-from integration.node.services.dra.mig_layout import GpuParts, Instance, Parts, Profile
 from integration.node.services.dra.plugin_devices import PluginDevices
 from integration.node.services.dra.sharing import OURS
 from integration.node.services.dra.transaction import ClaimTransactions
 from integration.node.state import claims_file
 from integration.node.values.claims import Reference
+from integration.nvml.mig_parts import GpuParts, Instance, Parts, Profile
 from integration.nvml.nvidia_smi import SmiFailed
 from integration.nvml.snapshot import NodeSnapshot
 from tests.harness.node_state import publish
+from tests.harness.raising import raises
 from tests.unit.node.dra.test_slices import GPUS, NODE
 
 if TYPE_CHECKING:
@@ -62,19 +66,21 @@ class Killed(BaseException):
 
 
 class Node:
-    """A node with two whole GPUs and one that can be cut, and what ends the agent's work on it."""
+    """A node with two whole GPUs and one for MIG; it interrupts the agent's work."""
 
     def __init__(self, directory: Path) -> None:
         self.config = Config(
             state=str(directory / "state"),
             kubelet_root=str(directory / "kubelet"),
+            drained=str(directory / "drained"),
             cdi_spec_dirs=(str(directory / "cdi"),),
         )
         self.instances: dict[int, Instance] = {}
         self.devices: dict[int, str] = {}
         self.slices: dict[str, str] = {}
         self.document: dict[str, Any] = {}
-        # The end of an effect or, before it, its start that ends the work, from 1.
+        self.describes = False
+        # The number, from 1, of the effect's start or end at which the work is interrupted.
         self.ends_at = 0
         self.is_killed = True
         self.effects = 0
@@ -119,7 +125,7 @@ class Node:
         return Parts({CUT: GpuParts((PROFILE,), there)}, instance_of=of)
 
     def smi(self, _driver: Any, _config: Any, arguments: Any, *_: Any, **__: Any) -> str:
-        """Be nvidia-smi."""
+        """Stand in for nvidia-smi."""
         match [*arguments]:
             case ["mig", "-i", _, "-cgi", place, "-C"]:
                 profile, start = map(int, place.split(":"))
@@ -143,20 +149,36 @@ class Node:
         return NodeDevices({each.name: each for each in found}, template, self.parts())
 
     def left(self) -> dict[str, Any]:
-        """Return all that claims have on the node."""
+        """Return everything that claims have on the node."""
         specs = {}
         for name in os.listdir(self.config.cdi_spec_dirs[0]):
             with open(f"{self.config.cdi_spec_dirs[0]}/{name}", encoding="utf-8") as file:
                 specs[name] = json.load(file)["devices"]
         claims = claims_file.load(self.config, DRA_DRIVER).values()
         return {
-            "claims": [(each.devices, each.phase, each.previous) for each in claims],
+            "claims": [
+                (each.devices, each.phase, each.previous, each.has_metadata) for each in claims
+            ],
             "specs": specs,
+            "metadata": self.metadata(),
             "instances": dict(self.instances),
             "devices": dict(self.devices),
             "notes": [note["uuid"] for note in self._notes()],
             "slices": dict(self.slices),
         }
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of requests, as containers would find it, by its path there."""
+        found = {}
+        for name in os.listdir(self.config.cdi_spec_dirs[0]):
+            if name.startswith(f"{DRA_DRIVER}_metadata_"):
+                with open(f"{self.config.cdi_spec_dirs[0]}/{name}", encoding="utf-8") as file:
+                    ((mount,),) = (
+                        each["containerEdits"]["mounts"] for each in json.load(file)["devices"]
+                    )
+                with open(mount["hostPath"], encoding="utf-8") as file:
+                    found[mount["containerPath"]] = json.load(file)["requests"]
+        return found
 
     def _notes(self) -> list[dict[str, Any]]:
         try:
@@ -191,6 +213,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(claims_file, "replace_file", replace_file)
     monkeypatch.setattr(cdi, "write", node.effect(writing.write, unwritten))
     monkeypatch.setattr(cdi, "remove_file", node.effect(files.remove_file, full))
+    monkeypatch.setattr(metadata, "write", node.effect(writing.write, unwritten))
+    monkeypatch.setattr(metadata, "remove_file", node.effect(files.remove_file, full))
     monkeypatch.setattr(sharing_setup, "run_nvidia_smi", node.effect(node.smi, failed))
     mig_smi = node.effect(node.smi, failed, fails_after=True)
     monkeypatch.setattr(mig_create, "run_nvidia_smi", mig_smi)
@@ -202,7 +226,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 async def started(node: Node) -> Driver:
     """Start an agent, which takes over what an earlier one left."""
-    options = Options("", 60, node_name="node-1", pod_resources="", cri_sockets=(), dra_mig=True)
+    options = Options(
+        "", 60, node_name="node-1", pod_resources="", cri_sockets=(), dra_mig=True,
+        dra_metadata=node.describes,
+    )  # fmt: skip
     driver = Driver(Context(node.config, options, lambda *_, **__: None), ApiServer("", 0, ""))
     publish(driver._context.state.node, NodeSnapshot(INVENTORY))
     await driver.start()
@@ -235,10 +262,16 @@ TRANSACTIONS: Final[dict[str, tuple[Allocation | None, Allocation]]] = {
     "a GPU again": ((WHOLE.lower(), SLICED), (WHOLE.lower(), SLICED)),
 }
 each_transaction = pytest.mark.parametrize("name", TRANSACTIONS)
+DESCRIBED: Final = tuple(
+    f"{name}, with metadata" for name in ("another GPU than before", "a MIG device", "a GPU again")
+)
+each_that_is_killed = pytest.mark.parametrize("name", [*TRANSACTIONS, *DESCRIBED])
 
 
 async def begun(node: Node, name: str) -> tuple[Driver, dict[str, Any]]:
-    """Bring a node to where a transaction begins; return what is there."""
+    """Prepare a node for a transaction; return its driver and its state."""
+    name, _, more = name.partition(", ")
+    node.describes = bool(more)
     driver = await started(node)
     before, after = TRANSACTIONS[name]
     if before is not None:
@@ -263,7 +296,7 @@ def is_empty(node: Node) -> bool:
     return not any(node.left().values())
 
 
-@each_transaction
+@each_that_is_killed
 async def test_a_prepare_that_is_killed_is_undone_or_completed_by_the_next_agent(
     node: Node, name: str
 ) -> None:
@@ -299,7 +332,7 @@ async def test_a_prepare_whose_step_fails_is_rolled_back(node: Node, name: str) 
         except NvshimError:
             await settled(driver)
             assert node.left() == before, f"failed at effect {number} of {effects}"
-        else:  # a time slice that nobody needs may be reset later
+        else:  # an unused time slice may be reset later
             assert node.left()["claims"] == after["claims"]
             assert before["slices"]
             assert not after["slices"]
@@ -309,7 +342,7 @@ async def test_a_prepare_whose_step_fails_is_rolled_back(node: Node, name: str) 
         assert is_empty(node)
 
 
-@each_transaction
+@each_that_is_killed
 async def test_an_unprepare_that_is_killed_is_completed_by_the_next_call(
     node: Node, name: str
 ) -> None:
@@ -343,3 +376,22 @@ async def test_a_claim_that_is_not_completed_yet_keeps_its_devices(node: Node) -
     assert not claim.is_prepared
     assert [each.uuid for each in driver._context.state.claimed_devices.value or ()] == [WHOLE]
     assert [each.uuid for each in claims_file.held(node.config)] == [WHOLE]
+
+
+async def test_a_gpu_that_is_marked_after_the_first_look_is_not_partitioned(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that changes a GPU marks it first, and reads the checkpoint second."""
+    driver, before = await begun(node, "a MIG device")
+    write = claims_file.save
+
+    def save(*arguments: Any) -> None:
+        write(*arguments)
+        marks.put(node.config, Drain(CUT, reason="MIG layout"))
+        monkeypatch.setattr(claims_file, "save", write)
+
+    monkeypatch.setattr(claims_file, "save", save)
+    with raises(DeviceDrained):
+        await driver.transactions.prepare(REFERENCE)
+    await settled(driver)
+    assert node.left() == before

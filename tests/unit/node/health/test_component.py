@@ -1,4 +1,4 @@
-"""The service, with a state whose other services are the test."""
+"""The health service; the test publishes in place of the other services."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Nvml:
-    """A sampler that says what it is told to."""
+    """A sampler that answers what a test sets."""
 
     lost: str = ""
     failure: str = ""
     asked: int = 0
     said: list[Sample] = field(default_factory=list)
 
-    async def sample(self, *, max_age: float) -> Sample:
+    async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         del max_age
         self.asked += 1
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -79,7 +79,7 @@ def config(tmp_path: Path) -> Config:
 
 @dataclass
 class Agent:
-    """What a test sees of the part."""
+    """The service as a test sees it."""
 
     state: State
     nvml: Nvml
@@ -95,7 +95,7 @@ class Agent:
         raise AssertionError(f"{what}: {self.state.health.value} {self.lines}")
 
     async def becomes(self, uuid: str, state: HealthState) -> None:
-        """Wait until it is so, or was told to be so since what was last awaited: some pass soon."""
+        """Wait until a device has a state, or had it since the last wait: some are short."""
 
         def told() -> bool:
             for number, (_, event, fields) in enumerate(self.lines[self.heard :], self.heard + 1):
@@ -112,12 +112,12 @@ class Agent:
         return [fields for _, said, fields in self.lines if said.startswith(event)]
 
     def tell(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
-        """Tell of an error as the monitor does."""
+        """Send an error as the monitor does."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.state.gpu_events.send(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
 
     def hear(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
-        """Have the monitor hear of an error from one of its sources."""
+        """Let the monitor receive an error from one of its sources."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.forwarder.add(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
 
@@ -160,7 +160,7 @@ async def test_a_gpu_that_falls_off_the_bus_and_comes_back(config: Config) -> No
         health = it.state.health.value["GPU-0"]
         assert (health.xid, health.blamed) == (79, ("research/train/main",))
         assert health.reason == "XID 79: the GPU has fallen off the bus"
-        assert it.state.look_requested.version > wanted  # the node is looked at
+        assert it.state.look_requested.version > wanted  # it requests another look at the node
         (line,) = it.said("XID 79")
         assert line["container"] == "research/train/main"
         assert line["known"] == "only holder"
@@ -198,7 +198,7 @@ async def test_the_other_source_names_the_instance_and_spares_the_rest(config: C
         await it.becomes("MIG-b", HealthState.UNHEALTHY)
         assert it.state.health.value["MIG-a"].state == HealthState.HEALTHY
         assert it.state.xid_counts.value == {("GPU-1", 94, "research/train/b"): 1}
-        # Nobody names one: it is everybody's.
+        # The event names no MIG device: it concerns all of them.
         it.hear(94, "GPU-1", source="kernel")
         await it.becomes("MIG-a", HealthState.UNHEALTHY)
 
@@ -223,7 +223,7 @@ async def test_a_serious_xid_of_a_whole_gpu_does_not_wait_for_the_log(
 
 @pytest.fixture
 def process(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
-    """Makes a process that is in the cgroup of a container of that id."""
+    """Return a function that starts a process in the cgroup of a container."""
     monkeypatch.setattr(
         "integration.node.services.monitor.service.Procfs", lambda: Procfs(config.proc)
     )
@@ -268,7 +268,7 @@ async def test_an_unhealthy_device_is_not_made_healthy_by_restarting(config: Con
         )
     async with agent(config) as it:
         assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY
-        await anyio.sleep(0.5)  # it answers, and was not reset
+        await anyio.sleep(0.5)  # it answers, but was not reset
         assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY
     os.mkdir(f"{config.sys}/module/anew")
     os.rename(f"{config.sys}/module/anew", f"{config.sys}/module/nvidia")
@@ -303,7 +303,7 @@ async def test_nvml_that_goes_on_failing_makes_unhealthy_and_what_cannot_be_watc
         publish(it.state.sample, await it.nvml.sample(max_age=0))
         await it.becomes("MIG-a", HealthState.UNHEALTHY)
         it.nvml.failure = ""
-        await it.becomes("MIG-a", HealthState.SUSPECT)  # it answers, and is not watched
+        await it.becomes("MIG-a", HealthState.SUSPECT)  # it answers, but has no events
         publish(it.state.unwatched, {})
         publish(it.state.sample, await it.nvml.sample(max_age=0))
         await it.becomes("MIG-a", HealthState.HEALTHY)
@@ -318,7 +318,7 @@ async def test_nvml_that_was_let_go_of_makes_nothing_unhealthy(config: Config) -
         await it.becomes("GPU-0", HealthState.SUSPECT)
         for _ in range(5):
             publish(it.state.sample, await it.nvml.sample(max_age=0))
-            await anyio.sleep(0.1)  # longer in all than one is patient
+            await anyio.sleep(0.1)  # longer in total than one timeout
         assert {health.state for health in it.state.health.value.values()} == {HealthState.SUSPECT}
         it.nvml.failure = ""
         publish(it.state.nvml_pause, "")
@@ -331,7 +331,7 @@ async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
         publish(it.state.node, NodeSnapshot(inventory=inventory(mig=False)))
         await it.until(lambda: "MIG-a" not in it.state.health.value, "it is gone")
         publish(it.state.node, NodeSnapshot(faults=("NVSHIM-E0102 no driver",)))
-        # Its NVML goes on answering, so this lasts no longer than it has to be quiet.
+        # NVML keeps answering, so this takes only the quiet period.
         await it.until(lambda: len(it.said("a device is unhealthy")) == 2, "both are unhealthy")
         for line in it.said("a device is unhealthy"):
             assert line["reason"] == "the driver is gone: NVSHIM-E0102 no driver"
@@ -354,5 +354,5 @@ async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
         await run(context)
     assert lines == ["health checks are disabled"]
     assert store.read_devices(config) is None
-    async with agent(config) as it:  # it was forgotten by nobody
+    async with agent(config) as it:  # the file was kept
         assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY

@@ -1,4 +1,4 @@
-"""What is thought of one device, whatever is heard of it in whatever order."""
+"""The state of one device after any signals in any order."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)
 SUSPECT: Final = Error(Severity.SUSPECT, "odd", xid=32)
 UNHEALTHY: Final = Error(Severity.UNHEALTHY, "bad", xid=119)
 FATAL: Final = Error(Severity.FATAL, "fell off", xid=79)
+FAILED: Final = Answer(failed="row")
 
 
 def after(*heard: tuple[float, Signal], condition: Condition | None = None) -> Condition:
-    """The condition after signals, each at its time."""
+    """Return the condition after signals, each at its time."""
     known = condition or Condition()
     for when, signal in heard:
         known = step(known, signal, Moment(when, 1000 + when), RULES)
@@ -66,8 +67,8 @@ def after(*heard: tuple[float, Signal], condition: Condition | None = None) -> C
         ([(1, UNHEALTHY), (2, Answer()), (11, Answer())], HealthState.RECOVERING),
         ([(1, UNHEALTHY), (2, Answer()), (12, Answer())], HealthState.HEALTHY),
         ([(1, UNHEALTHY), (2, Answer()), (5, SUSPECT)], HealthState.UNHEALTHY),
-        ([(1, UNHEALTHY), (2, Answer(pending=True))], HealthState.UNHEALTHY),
-        ([(1, UNHEALTHY), (2, Answer()), (12, Answer(pending=True))], HealthState.RECOVERING),
+        ([(1, UNHEALTHY), (2, Answer(pending="row"))], HealthState.UNHEALTHY),
+        ([(1, UNHEALTHY), (2, Answer()), (12, Answer(pending="row"))], HealthState.RECOVERING),
         ([(1, FATAL), (2, Answer()), (500, Answer())], HealthState.UNHEALTHY),
         ([(1, Answer(asks="reset the GPU"))], HealthState.UNHEALTHY),
         ([(1, Answer(asks="reset the GPU")), (500, Answer())], HealthState.UNHEALTHY),
@@ -78,12 +79,12 @@ def after(*heard: tuple[float, Signal], condition: Condition | None = None) -> C
         ([(1, FATAL), (2, Clear())], HealthState.HEALTHY),
         ([(1, Lost("gone")), (2, Clear())], HealthState.UNHEALTHY),
         ([(1, Lost("gone")), (2, Reset())], HealthState.UNHEALTHY),
-        ([(1, Answer(pending=True))], HealthState.SUSPECT),
-        ([(1, Answer(pending=True)), (500, Answer(pending=True))], HealthState.SUSPECT),
-        ([(1, Answer(pending=True)), (500, Answer())], HealthState.HEALTHY),
-        ([(1, Answer(failed=True))], HealthState.UNHEALTHY),
-        ([(1, Answer(failed=True)), (2, Clear()), (3, Answer(failed=True))], HealthState.HEALTHY),
-        ([(1, Answer(failed=True)), (2, Reset()), (3, Answer(failed=True))], HealthState.UNHEALTHY),
+        ([(1, Answer(pending="row"))], HealthState.SUSPECT),
+        ([(1, Answer(pending="row")), (500, Answer(pending="row"))], HealthState.SUSPECT),
+        ([(1, Answer(pending="row")), (500, Answer())], HealthState.HEALTHY),
+        ([(1, FAILED)], HealthState.UNHEALTHY),
+        ([(1, FAILED), (2, Clear()), (3, FAILED)], HealthState.HEALTHY),
+        ([(1, FAILED), (2, Reset()), (3, FAILED)], HealthState.UNHEALTHY),
         ([(1, Silence("hangs"))], HealthState.SUSPECT),
         ([(1, Silence("hangs")), (22, Silence("hangs"))], HealthState.UNHEALTHY),
         ([(1, Silence("hangs")), (12, Answer())], HealthState.HEALTHY),
@@ -124,7 +125,7 @@ def test_a_device_that_fails_again_and_again_has_to_be_quiet_for_longer() -> Non
         waits.append(now - begun)
     assert waits == [10, 20, 40, 80, 80, 80]
     known = after((now + 1000, UNHEALTHY), (now + 1001, Answer()), condition=known)
-    assert due(known, RULES) == now + 1011  # it has been well for long
+    assert due(known, RULES) == now + 1011  # it has been healthy for long
 
 
 def test_who_is_blamed_and_why_is_forgotten_when_it_is_well() -> None:
@@ -158,7 +159,7 @@ signals: st.SearchStrategy[Signal] = st.one_of(
     ),
     st.builds(Contained, st.just(48)),
     st.builds(Lost, st.just("gone")),
-    st.builds(Answer, pending=st.booleans(), failed=st.booleans()),
+    st.builds(Answer, pending=st.sampled_from(["", "row"]), failed=st.sampled_from(["", "row"])),
     st.builds(Silence, st.just("hangs")),
     st.builds(Watch, st.just("old")),
     st.just(Watch()),
@@ -186,7 +187,7 @@ def test_nothing_is_given_that_is_lost_or_has_something_to_prove(
             assert known.state == HealthState.UNHEALTHY
         assert known.state.is_allocatable == (known.need == Need.NOTHING)
         assert known.state == HealthState.HEALTHY or known.reason
-        # Only what the table has, and only an answer or a person leads back.
+        # Only transitions of the table, and only an answer or a user leads back.
         if known.state != before.state:
             reached = {to for (state, _), to in TRANSITIONS.items() if state == before.state}
             through = {to for (state, _), to in TRANSITIONS.items() if state in reached}

@@ -1,4 +1,4 @@
-"""Whose an error is."""
+"""Attributing an error to a container."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_by_the_process_that_the_kernel_names(cgroup: str) -> None:
     holdings = (holding("other", ("GPU-0",)), holding("mine", ("GPU-0",), own=ID))
     for ledger in (
         Ledger(holdings=holdings),
-        Ledger(holdings=holdings[:1], stopped=holdings[1:]),  # it has ended meanwhile
+        Ledger(holdings=holdings[:1], stopped=holdings[1:]),  # it has exited meanwhile
         Ledger(containers=tuple(each.container for each in holdings)),  # a privileged one
     ):
         found = whose(event(PID, cgroups=cgroup), WHOLE, ledger, kept(ledger))
@@ -89,7 +89,7 @@ def test_a_process_that_has_ended_is_remembered_for_a_while() -> None:
     assert whose(event(1000), WHOLE, ledger, recent) == NOBODY
     recent.used([DeviceUse(mine, "GPU-0", tuple(range(10, 9000)))], 200.0)
     assert recent.container_of(8999, 200.0) == mine.container
-    assert recent.container_of(10, 200.0) is None  # it does not grow
+    assert recent.container_of(10, 200.0) is None  # the record does not grow
 
 
 def test_who_held_the_device_a_moment_ago_still_counts() -> None:
@@ -111,7 +111,7 @@ def test_one_that_came_and_ended_between_two_looks_is_known_by_its_bundle() -> N
     recent.saw(Ledger(stopped=(a,)), 210.0)
     recent.saw(Ledger(stopped=(a,)), 211.0)
     assert recent.holders("GPU-0", 211.0) == ()
-    # Of one that had stopped before the agent began, nobody knows when.
+    # If it stopped before the agent started, the time is unknown.
     assert kept(Ledger(stopped=(a,))).holders("GPU-0", 100.0) == ()
 
 

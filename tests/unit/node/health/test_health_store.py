@@ -1,4 +1,4 @@
-"""The file of the devices' health, and what a person asks of the agent."""
+"""The file of the devices' health, and users' requests to the agent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path
     assert os.stat(store.path_of(config)).st_mode & 0o777 == 0o600  # it names containers
     before = os.stat(store.path_of(config)).st_ino
     store.write(config, ill())
-    assert os.stat(store.path_of(config)).st_ino == before  # it is as it was
+    assert os.stat(store.path_of(config)).st_ino == before  # it is unchanged
     (tmp_path / "proc/sys/kernel/random/boot_id").write_text("two\n")
     assert store.read(config) == store.Record(HealthTable())
     assert store.read_devices(config) is None
@@ -198,7 +198,7 @@ def test_what_is_asked_is_done_or_taken_back(config: Config) -> None:
     left = f"{requests.directory_of(config)}/GPU-0"
     with open(left, "w", encoding="utf-8"):
         os.utime(left, (1, 1))
-    assert requests.waiting(config) == []  # whoever asked is gone
+    assert requests.waiting(config) == []  # the process that asked has exited
     assert not os.path.exists(left)
 
 

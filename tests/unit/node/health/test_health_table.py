@@ -1,4 +1,4 @@
-"""Which devices an event, a look or a sample is of."""
+"""The devices that an event, an inventory or a sample concerns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from integration.node.device_health.health_table import (
 from integration.node.faults.policy import policy_of
 from integration.node.faults.xids import Severity
 from integration.node.values.health import HealthState
-from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample, SwitchError
+from shim.causes.xids import Remedy
 from tests.unit.node.inventories import inventory
 
 RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)
@@ -55,6 +56,17 @@ def table() -> HealthTable:
 
 def xid(number: int, gpu: str = "GPU-0", when: float = 1.0, **more: object) -> GpuEvent:
     return replace(GpuEvent(when, "xid", gpu, xid=number), **more)  # type: ignore[arg-type]
+
+
+def asks(action: int | None, when: float = 1.0) -> GpuEvent:
+    """Build NVML's event for a recovery action."""
+    return GpuEvent(when, "recovery-action", "GPU-0", action=action)
+
+
+def sxid(severity: str, gpu: str = "", when: float = 1.0) -> GpuEvent:
+    """Build an error of an NVSwitch; ``gpu`` is the one at its port."""
+    switch = SwitchError("nvidia-nvswitch0", 20034, severity, 28)
+    return GpuEvent(when, "sxid", gpu, bus_id="0000:c2:00.0", switch=switch, text="LTSSM Fault Up")
 
 
 def after(known: HealthTable, event: GpuEvent) -> HealthTable:
@@ -132,6 +144,17 @@ def answers(when: float, **of_gpus: object) -> Sample:
         ),
         (xid(154, text="name=changed to(None), and more"), {"GPU-0"}, Severity.SUSPECT, True),
         (GpuEvent(1, "ecc-double", "GPU-0"), {"GPU-0"}, Severity.SUSPECT, True),
+        (asks(2), {"GPU-0"}, Severity.FATAL, True),
+        (asks(3), {"GPU-0"}, Severity.SUSPECT, True),
+        (asks(99), {"GPU-0"}, Severity.UNHEALTHY, True),
+        (asks(None), {"GPU-0"}, Severity.SUSPECT, True),
+        (asks(0), {"GPU-0"}, Severity.IGNORE, True),
+        (sxid("fatal", "GPU-0"), {"GPU-0"}, Severity.FATAL, True),
+        # A GPU in MIG mode does not use NVLink.
+        (sxid("fatal", "GPU-1"), set(), Severity.IGNORE, True),
+        (sxid("fatal"), {"GPU-0"}, Severity.SUSPECT, False),
+        (sxid("non-fatal", "GPU-0"), set(), Severity.IGNORE, True),
+        (sxid(""), set(), Severity.IGNORE, True),
     ],
 )  # fmt: skip
 def test_what_an_event_is_of(
@@ -182,6 +205,50 @@ def test_what_the_driver_needs_no_more_is_a_reset() -> None:
     assert known.conditions["GPU-0"].need == Need.PROOF
 
 
+def test_a_fatal_error_of_a_switch_is_the_reason_and_says_what_to_reset() -> None:
+    reason = "SXid 20034 of nvidia-nvswitch0, link 28: LTSSM Fault Up"
+    health = after(table(), sxid("fatal", "GPU-0")).conditions["GPU-0"]
+    assert (health.state, health.need, health.reason) == (HealthState.UNHEALTHY, Need.RESET, reason)
+    assert health.remedy == Remedy.RESET
+    health = after(table(), sxid("fatal")).conditions["GPU-0"]
+    assert (health.state, health.reason) == (HealthState.SUSPECT, f"{reason}, of an unknown GPU")
+    assert health.remedy == Remedy.SWITCHES
+
+
+@pytest.mark.parametrize(
+    ("flag", "state", "reason"),
+    [
+        ("channel_repair_pending", HealthState.SUSPECT, "a memory channel is pending a repair"),
+        ("tpc_repair_pending", HealthState.SUSPECT, "a processing cluster is pending a repair"),
+        ("unrepairable_memory", HealthState.UNHEALTHY, "it has memory that cannot be repaired"),
+    ],
+)
+def test_a_defect_that_nvml_names_is_the_reason(flag: str, state: HealthState, reason: str) -> None:
+    known = after_sample(table(), answers(5, **{flag: True}), moment(5), RULES)
+    health = known.conditions["GPU-0"]
+    assert (health.state, health.reason) == (state, reason)
+    assert health.remedy.startswith("reset the GPU")
+
+
+def test_a_gpu_is_given_again_when_nvml_asks_for_nothing_any_more() -> None:
+    known = after(table(), asks(2))
+    assert known.conditions["GPU-0"].remedy == Remedy.REBOOT
+    known = after_sample(known, answers(2, recovery_action=2), moment(2), RULES)
+    assert ill(known) == {"GPU-0", *OF_CUT}  # `answers` covers both
+    known = after(known, asks(0, 3))
+    known = after_sample(known, answers(4, recovery_action=0), moment(4), RULES)
+    assert states(known)["GPU-0"] == HealthState.RECOVERING
+    known = after_sample(known, answers(60, recovery_action=0), moment(60), RULES)
+    assert set(states(known).values()) == {HealthState.HEALTHY}
+
+
+def test_an_unknown_action_names_the_catalogue_and_an_ignored_154_ignores_it() -> None:
+    verdict = judge(table(), asks(99), POLICY)
+    assert verdict.remedy == Remedy.CATALOGUE
+    ignoring = replace(POLICY, ignored=frozenset({154}))
+    assert judge(table(), asks(99), ignoring).severity == Severity.IGNORE
+
+
 def test_nvml_that_hiccups_takes_nothing_away_at_once() -> None:
     silent = Sample(5, failure="it hangs")
     known = after_sample(table(), silent, moment(5), RULES)
@@ -219,7 +286,7 @@ def test_counters_that_went_back_are_a_reset(
     [(None, HealthState.HEALTHY), (0, HealthState.HEALTHY), (1, HealthState.UNHEALTHY),
      (2, HealthState.UNHEALTHY), (5, HealthState.UNHEALTHY), (6, HealthState.UNHEALTHY),
      (9, HealthState.UNHEALTHY),
-     (3, HealthState.HEALTHY)],  # of the last one, what its users do is theirs
+     (3, HealthState.HEALTHY)],  # the last one is the fault of applications
 )  # fmt: skip
 def test_what_nvml_says_has_to_be_done_with_a_gpu_makes_it_unhealthy(
     action: int | None, state: HealthState
@@ -312,14 +379,14 @@ def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() 
 def test_a_gpu_that_was_pulled_out_and_put_back_has_to_prove_itself() -> None:
     without = {uuid: place for uuid, place in PLACES.items() if place.gpu == "GPU-1"}
     known = after_inventory(table(), without, {}, moment(1), RULES)
-    assert states(known)["GPU-0"] == HealthState.UNHEALTHY  # who held it has lost it
+    assert states(known)["GPU-0"] == HealthState.UNHEALTHY  # its holders have lost it
     known = after_inventory(known, PLACES, {}, moment(2), RULES)
     assert states(known)["GPU-0"] == HealthState.UNHEALTHY
     known = after_sample(known, answers(3), moment(3), RULES)
     assert states(known)["GPU-0"] == HealthState.RECOVERING
     known = after_inventory(known, without, {}, moment(4), RULES)
     known = after_inventory(known, without, {}, moment(100), RULES)
-    assert "GPU-0" not in known.conditions  # nobody waits for it any more
+    assert "GPU-0" not in known.conditions  # it will not return
 
 
 def test_a_mig_device_that_was_removed_is_told_of_no_more() -> None:
@@ -330,7 +397,7 @@ def test_a_mig_device_that_was_removed_is_told_of_no_more() -> None:
     assert ill(after_inventory(known, PLACES, {}, moment(2), RULES)) == set(), (
         "it was removed on purpose"
     )
-    # Without NVML it is not known which there are.
+    # Without NVML the MIG devices are unknown.
     known = after_inventory(table(), without, {}, moment(1), RULES, complete=False)
     assert states(known)["MIG-a"] == HealthState.HEALTHY
 
@@ -343,7 +410,7 @@ def without(uuid: str) -> dict[str, Place]:
 
 
 def removed_and_made(known: HealthTable, when: float, new: Place = PARTS[0]) -> HealthTable:
-    """After MIG-a was removed, and something was made."""
+    """Return the table after MIG-a was removed and another device was created."""
     known = after_inventory(known, without("MIG-a"), {}, moment(when), RULES)
     assert "MIG-a" not in reports(known)
     places = {**without("MIG-a"), new.uuid: new}
@@ -372,7 +439,7 @@ def test_an_error_of_a_mig_device_itself_stays_with_what_is_made_in_its_place(
     new: Place, number: int, state: HealthState
 ) -> None:
     known = after(table(), xid(number, "GPU-1", gpu_instance=1, compute_instance=0))
-    if number == 119:  # it is of the whole GPU, which recovers meanwhile
+    if number == 119:  # it concerns the whole GPU, which recovers meanwhile
         for when in (2, 30):
             known = after_sample(known, answers(when), moment(when), RULES)
     known = removed_and_made(known, 31, new)
@@ -390,7 +457,7 @@ def test_errors_of_its_own_make_it_unhealthy_and_it_recovers_as_any() -> None:
     for when in (6, 17):
         known = after_sample(known, answers(when), moment(when), RULES)
     assert ill(known) == set()
-    # What is another part of the GPU has nothing to do with it, nor has a GPU without it.
+    # Another MIG device of the GPU has nothing to do with it, and neither has a whole GPU.
     other = replace(PARTS[2], profile="2g.20gb")
     gone = replace(gone, places={**gone.places, "MIG-c": replace(PARTS[2], profile="1g.10gb")})
     for new in (other, replace(other, uuid="MIG-other")):
@@ -410,7 +477,7 @@ def test_the_parts_of_a_gpu_that_was_lost_have_to_prove_themselves() -> None:
     for when in (3, 14):
         known = after_sample(known, answers(when), moment(when), RULES)
     assert ill(known) == set()
-    # A sample may say so before a look does.
+    # A sample may show it before an inventory does.
     one = Sample(15.0, gpus=(GpuSample("GPU-0"), GpuSample("GPU-1", lost="GPU is lost")))
     known = after_inventory(
         after_sample(known, one, moment(15), RULES), gpus, {}, moment(16), RULES

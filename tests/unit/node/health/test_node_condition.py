@@ -1,4 +1,4 @@
-"""What the Node says of its GPUs."""
+"""The Node condition of the GPUs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_message_has_an_end() -> None:
 
 
 class Denying(ApiServer):
-    """One that lets nobody change a Node, while it says no."""
+    """An API server that refuses changes of Nodes while ``no`` is set."""
 
     no: tuple[int, Any] | None = None
 

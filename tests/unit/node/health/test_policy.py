@@ -1,4 +1,4 @@
-"""Which error makes what of a device."""
+"""The effect of each error on a device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNHEALTHY, FATAL = Severity.UNHEALTHY, Severity.FATAL
 @pytest.mark.parametrize(
     ("number", "severity"),
     [
-        *((number, IGNORE) for number in (13, 31, 43, 45, 68)),  # as NVIDIA's device plugin
+        *((number, IGNORE) for number in (13, 31, 43, 45, 68)),  # like NVIDIA's device plugin
         (109, SUSPECT), (94, SUSPECT), (92, SUSPECT), (155, SUSPECT),
         (119, UNHEALTHY), (120, UNHEALTHY), (74, UNHEALTHY), (145, UNHEALTHY),
         (48, FATAL), (79, FATAL), (95, FATAL), (140, FATAL), (143, FATAL), (64, FATAL),

@@ -1,4 +1,4 @@
-"""A node as large as they come, as the parts of the agent would tell of it."""
+"""A snapshot of a very large node, as the services of the agent would collect it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ from integration.node.values.counters import FAILED, OK, REFUSED, Counters
 from integration.node.values.health import HealthState
 from integration.node.values.resources import TIME_SLICING, Device, Resource
 from integration.nvml.snapshot import NodeSnapshot
-from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.nvml.values import (
+    Activity,
+    DeviceSample,
+    Fabric,
+    GpuEvent,
+    GpuSample,
+    Sample,
+    SwitchError,
+)
 from tests.harness.node_state import publish, with_values
 from tests.unit.node.inventories import DRIVER, node_with
 
 BOOT = 1_700_000_000.0
+ACTIVITY = Activity(0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 1e9, 2e9, 3e9, 4e9)
 
 
 def gpu_uuid(index: int) -> str:
@@ -51,7 +60,7 @@ def holding(number: int, uuid: str, gpu: str, **more: Any) -> Holding:
 
 
 def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Snapshot:
-    """All there can be of everything."""
+    """Build a snapshot with the maximum of everything."""
     boards = tuple(
         Gpu(
             index=n,
@@ -104,7 +113,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Snapshot:
 
 
 def changed(snapshot: Snapshot, **known: Any) -> Snapshot:
-    """Return the same with other topics in the state, or a sample, or services, of its own."""
+    """Return a copy with other topics, another sample or other services."""
     own = {name: known.pop(name) for name in ("sample", "services") if name in known}
     return replace(snapshot, state=with_values(snapshot.state, **known), **own)
 
@@ -117,7 +126,16 @@ def _sample(gpus: int, mig: int) -> Sample:
             GpuSample(
                 gpu_uuid(n), 1 << 36, 1 << 35, 50, 25, 1, 0, 300.5, 1e6, 61, 1_980_000_000,
                 2_619_000_000, 3, 0, False, False, 0x44,
-                tuple(DeviceSample(mig_uuid(n, m), 1 << 33, 1 << 32) for m in range(mig)),
+                tuple(
+                    DeviceSample(mig_uuid(n, m), 1 << 33, 1 << 32, activity=ACTIVITY)
+                    for m in range(mig)
+                ),
+                memory_reserved_bytes=1 << 30, memory_temperature_celsius=70, pcie_replays=2,
+                nvlink_sent_bytes=1 << 40, nvlink_received_bytes=1 << 41, rows_corrected=1,
+                rows_uncorrected=0, pages_corrected=0, pages_uncorrected=1, pages_pending=True,
+                activity=ACTIVITY,
+                unrepairable_memory=False, channel_repair_pending=False, tpc_repair_pending=True,
+                fabric=Fabric("completed", mig_uuid(0, 0).removeprefix("MIG-"), 1, "healthy"),
             )
             for n in range(gpus)
         ),
@@ -163,5 +181,7 @@ def _counters() -> Counters:
     counters.restarted("plugin")
     counters.checked(0.2, faults=False)
     counters.add_event(GpuEvent(9.0, "xid", gpu_uuid(0), xid=31))
+    switch = SwitchError("nvidia-nvswitch0", 20034, "fatal", 28)
+    counters.add_event(GpuEvent(9.0, "sxid", "", bus_id="0000:c2:00.0", switch=switch))
     counters.faulted("xid", 79, "device")
     return counters

@@ -1,4 +1,4 @@
-"""Where metrics are served, as people write it."""
+"""Parsing the address of the metrics endpoint."""
 
 from __future__ import annotations
 

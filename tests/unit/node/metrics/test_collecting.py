@@ -1,4 +1,4 @@
-"""What is told of a node: all of it by its conventions, nothing that is not known, nobody twice."""
+"""The metrics of a node follow the conventions, omit unknown values and contain no duplicates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def values(snapshot: Snapshot) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Each series, as another's parser reads them."""
+    """Return each series, as a third-party parser reads it."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in read_told(write(collect(snapshot), OPENMETRICS).decode()).values():
         for (name, of), value in family.series.items():
@@ -130,7 +130,7 @@ def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
     snapshot = large(gpus=3, mig=0, containers=0)
     assert snapshot.sample is not None
     first, second, _ = snapshot.sample.gpus
-    # The second cannot be opened, the third NVML knows no more, a fourth nobody else knows.
+    # NVML cannot open the second, no longer lists the third, and alone lists a fourth.
     gpus = (first, replace(second, lost="GPU is lost"), GpuSample("GPU-new"))
     told = values(changed(snapshot, sample=replace(snapshot.sample, gpus=gpus)))
     up = {dict(of)["uuid"]: value for of, value in told["nvshim_gpu_up"].items()}
@@ -167,6 +167,14 @@ def test_a_container_is_told_by_its_pod_or_by_its_own_name() -> None:
         labels(container="web"): 0,
         labels(container=f"{3:064x}"): 0,
     }
+
+
+def test_a_container_is_found_by_its_ids() -> None:
+    one = Holding(container(1, pod=Pod("team-a", "training", "uid-1")), (gpu_uuid(0),))
+    told = values(changed(NOTHING, ledger=Ledger(1.0, (one,))))
+    whose = {"namespace": "team-a", "pod": "training", "container": "main", "pod_uid": "uid-1"}
+    ids = {"container_id": f"{1:064x}", "runtime_namespace": "k8s.io"}
+    assert told["nvshim_container_info"] == {labels(**whose, **ids): 1}
 
 
 def test_a_container_that_runs_without_what_it_was_given_is_told_of() -> None:
@@ -266,6 +274,6 @@ def test_the_largest_node_fits_into_a_scrape(form: Form) -> None:
     per_family = Counter(
         line.split("{")[0] for line in text.splitlines() if not line.startswith("#")
     )
-    # No family has a series for each share of a device, and none for each pair of anything.
+    # No family has one series per share of a device, or per pair of anything.
     assert max(per_family.values()) <= 512
     assert len(text) < 2_000_000

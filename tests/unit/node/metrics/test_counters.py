@@ -1,4 +1,4 @@
-"""What the agent counts: each thing under its own name, and never too many names."""
+"""The agent's counters: one per thing, with a limited number of label values."""
 
 from __future__ import annotations
 

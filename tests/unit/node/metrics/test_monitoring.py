@@ -1,4 +1,4 @@
-"""Alerts, dashboard and documentation: judged by promtool, and by the metrics that there are."""
+"""Alerts, dashboard and documentation, checked by promtool and against the existing metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
+from integration.node.options import DCGM, DCGM_4_5, DCGM_4_9
+from integration.node.services.metrics import dcgm
 from integration.node.services.metrics.text import METRICS, PLAIN, collect, write
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.pages import anchors, read_page
 from tests.harness.prometheus import Programs, Promtool
 from tests.harness.promql import dashboard, metrics_in, queries
 from tests.unit.node.metrics.nodes import large
-from tools.reference.dcgm import NAMES
+from tools.reference.dcgm import OURS
 from tools.reference.metrics import MONITORING, alerts
 from tools.reference.pages import FILES
 
@@ -37,12 +39,25 @@ def path_of(name: str) -> str:
     return os.path.join(MONITORING, name)
 
 
-# -- what is told -----------------------------------------------------------------------------
+# -- exported metrics -------------------------------------------------------------------------
 
 
 def test_promtool_finds_nothing_to_say_of_what_is_told(promtool: Promtool) -> None:
     told = write(collect(large()), PLAIN).decode()
     assert promtool("check", "metrics", stdin=told) == (True, "")
+
+
+def test_promtool_reads_the_names_of_dcgm_exporter_and_dislikes_only_them(
+    promtool: Promtool,
+) -> None:
+    names = (DCGM, DCGM_4_5, DCGM_4_9)
+    told = write(dcgm.collect(large(), names, "node-1"), dcgm.FORM).decode()
+    _, said = promtool("check", "metrics", stdin=told)
+    assert {line.partition(" ")[2] for line in said.splitlines()} == {
+        'counter metrics should have "_total" suffix',
+        "label names should be written in 'snake_case' not 'camelCase'",
+        "metric name should not include type 'counter'",
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,10 +95,10 @@ def test_names_are_found_in_an_expression(expression: str, names: set[str]) -> N
 
 def test_every_name_of_alerts_and_dashboard_is_told() -> None:
     expressions = [*queries(), *(each["expr"] for each in ALERTS)]
-    expressions += [each.expression for each in NAMES]
+    expressions += OURS.values()
     used = set().union(*(metrics_in(each) for each in expressions))
     assert used - THERE == set()
-    # What nobody looks at nor is warned of should be little: then it need not be told.
+    # Most metrics should appear in a dashboard or an alert; the others could be dropped.
     assert len(used) > len(THERE) / 2
 
 
@@ -112,19 +127,19 @@ def test_every_label_that_is_chosen_by_is_one_of_the_metric() -> None:
 
 
 def test_promtool_takes_the_rules(promtool: Promtool) -> None:
-    for name in ("alerts.yaml", "dcgm-names.yaml"):
-        taken, said = promtool("check", "rules", "--lint=all", "--lint-fatal", path_of(name))
-        assert taken, said
+    path = path_of("alerts.yaml")
+    taken, said = promtool("check", "rules", "--lint=all", "--lint-fatal", path)
+    assert taken, said
 
 
 def test_promtool_takes_the_job(promtool: Promtool, tmp_path: Path) -> None:
     with open(path_of("scrape.yaml"), encoding="utf-8") as file:
         document = yaml.safe_load(file)
     (job,) = document["scrape_configs"]
-    # Debian builds Prometheus without the discovery of Kubernetes.
+    # Debian builds Prometheus without Kubernetes service discovery.
     (discovery,) = job.pop("kubernetes_sd_configs")
     assert discovery["role"] == "pod"
-    # Anybody who may make pods may label them as ours.
+    # Any user who may create pods may label them like ours.
     with open(os.path.join(MANIFESTS, "base", "kustomization.yaml"), encoding="utf-8") as file:
         assert discovery["namespaces"]["names"] == [yaml.safe_load(file)["namespace"]]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(document))
@@ -147,7 +162,7 @@ def test_an_alert_says_what_is_the_matter_and_where_to_read_on(rule: dict[str, A
 GPU: Final = 'instance="n",gpu="0",uuid="GPU-a",pci_bus_id="b",model="m"'
 MIG: Final = 'instance="n",gpu="0",uuid="GPU-a",mig="1",mig_uuid="MIG-a"'
 POD: Final = 'instance="n",namespace="s",pod="p",container="c"'
-# What makes each fire, in series by minutes and at which minute; and what nearly does.
+# Series per minute that make each alert fire, with the minute; and series that almost do.
 CASES: Final[dict[str, tuple[int, dict[str, str], dict[str, str]]]] = {
     "NvshimAgentsAbsent": (11, {}, {'up{job="nvshim",instance="n"}': "1x20"}),
     "NvshimAgentDown": (
@@ -269,7 +284,7 @@ def test_every_alert_has_a_case() -> None:
 def rule_test(directory: Path, tests: list[dict[str, Any]]) -> str:
     path = directory / "test.yaml"
     document = {
-        "rule_files": [path_of("alerts.yaml"), path_of("dcgm-names.yaml")],
+        "rule_files": [path_of("alerts.yaml")],
         "evaluation_interval": "1m",
         "tests": tests,
     }
@@ -281,9 +296,9 @@ Case = tuple[str, dict[str, str], int, bool]
 
 
 def firing(*cases: Case) -> dict[str, Any]:
-    """promtool is to find that alerts fire at a minute, or do not, each on a node of its own.
+    """Let promtool check whether alerts fire at a minute, each on its own node.
 
-    One world for all: to make one takes promtool far longer than to look at an alert.
+    All share one test case, because setting one up takes promtool far longer than one alert.
     """
     series, expected = [], []
     for alert, of_case, minute, fires in cases:
@@ -342,26 +357,6 @@ def test_an_alert_names_what_it_is_of(promtool: Promtool, tmp_path: Path) -> Non
                     "--health` on the node shows why.",
                     "runbook": "docs/metrics.md#nvshimdeviceunhealthy",
                 },
-            }],
-        }],
-    }  # fmt: skip
-    passed, said = promtool("test", "rules", rule_test(tmp_path, [test]))
-    assert passed, said
-
-
-def test_series_get_the_names_of_dcgm_exporter(promtool: Promtool, tmp_path: Path) -> None:
-    test = {
-        "interval": "1m",
-        "input_series": [
-            {"series": f"nvshim_gpu_memory_total_bytes{{{GPU}}}", "values": "3145728x3"},
-            {"series": f"nvshim_gpu_memory_used_bytes{{{GPU}}}", "values": "1048576x3"},
-        ],
-        "promql_expr_test": [{
-            "expr": "DCGM_FI_DEV_FB_FREE", "eval_time": "2m",
-            "exp_samples": [{
-                "value": 2,
-                "labels": f'DCGM_FI_DEV_FB_FREE{{{GPU},UUID="GPU-a",modelName="m",hostname="n",'
-                'Hostname="n",device="nvidia0"}',
             }],
         }],
     }  # fmt: skip

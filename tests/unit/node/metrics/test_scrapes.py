@@ -1,10 +1,11 @@
-"""One scrape after the other: shared when they come together, and over before it is given up."""
+"""Scrapes run one at a time: concurrent ones share a result, and each ends before its timeout."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,6 +20,7 @@ from integration.node.services.metrics.service import LONGEST_WAIT, Scrapes, dea
 from integration.nvml.values import GpuSample, Sample
 from tests.harness.exposition import read_told
 from tests.harness.node_state import publish
+from tests.unit.node.metrics.nodes import gpu_uuid, large
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,17 +29,17 @@ pytestmark = pytest.mark.anyio
 
 
 class Nvml:
-    """Who is asked for samples."""
+    """A stand-in for the sampler."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self.asked = 0
         self.pause = pause
 
-    async def sample(self, *, max_age: float) -> Sample:
+    async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         assert max_age >= 0
         self.asked += 1
         await anyio.sleep(self.pause)
-        return Sample(1.0, "550", (GpuSample("GPU-a", power_watts=7.5),))
+        return Sample(1.0, "550", (GpuSample(gpu_uuid(0), power_watts=7.5),))
 
 
 def context(tmp_path: Path, nvml: Nvml) -> Context:
@@ -60,6 +62,18 @@ async def test_a_scrape_asks_nvml_and_is_told_the_answer(tmp_path: Path) -> None
     told = read_told(response.content.decode())
     assert [*told["nvshim_gpu_power_watts"].series.values()] == [7.5]
     assert next(iter(told["process_resident_memory_bytes"].series.values())) > 1 << 20
+
+
+async def test_the_names_are_those_that_were_chosen(tmp_path: Path) -> None:
+    made = context(tmp_path, Nvml())
+    chosen = replace(made.options, metrics_names=("own", "dcgm"))
+    publish(made.state.node, large(gpus=1, mig=0, containers=0).state.node.value)
+    for options, has_both in ((made.options, False), (chosen, True)):
+        scrapes = Scrapes(replace(made, options=options))
+        response = await scrapes.answer(scrape(accept="application/openmetrics-text"))
+        assert (b"DCGM_FI_DEV_XID_ERRORS" in response.content) == has_both
+        assert response.type.startswith("text/plain") == has_both
+        assert b"nvshim_nvml_up" in response.content
 
 
 async def test_it_is_packed_for_who_asks_for_that(tmp_path: Path) -> None:
@@ -96,7 +110,7 @@ async def test_much_is_not_written_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FRESH", 0.0)
-    monkeypatch.setattr(module, "SHARE", 1e-6)  # as if it had taken very long
+    monkeypatch.setattr(module, "SHARE", 1e-6)  # as if sampling had taken very long
     nvml = Nvml()
     scrapes = Scrapes(context(tmp_path, nvml))
     first = await scrapes.answer(scrape())

@@ -1,4 +1,4 @@
-"""Scrapers that are slow, silent, too many or hostile, and the one that is none of it."""
+"""Scrapers that are slow, silent, too many or hostile must not affect a good one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,91 @@
+"""The journal of an apply: the previous and the wanted state of each GPU that it changes.
+
+It is next to the marks of devices that are out of service, and outlives a boot as they do. It is
+written before the first mark, and removed after the last one. If there is a journal and no apply
+runs, an apply was killed: the next one undoes or finishes its changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hooks.config import Config
+from integration.devices.drain_marks import unwritten
+from integration.files import read_file, remove_file, replace_file, sweep
+from integration.mig.state import Cut, Partition
+
+__all__ = ["JournalEntry", "read", "remove", "write"]
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A GPU that an apply changes."""
+
+    uuid: str
+    # the previous and the wanted one; None before the first instance is changed
+    states: tuple[Partition, Partition] | None = None
+
+
+def write(config: Config, gpus: Iterable[JournalEntry]) -> None:
+    """Write the journal.
+
+    Raises:
+        MarkUnwritten: that failed; a journal from before is unchanged.
+    """
+    rows = [[each.uuid, each.states and [*map(_written, each.states)]] for each in gpus]
+    content = json.dumps({"format": _FORMAT, "gpus": rows}).encode() + b"\n"
+    try:
+        sweep(_path(config))
+        replace_file(_path(config), content)
+    except OSError as error:
+        raise unwritten(config, "to write down what a MIG layout changes", error) from error
+
+
+def read(config: Config) -> tuple[JournalEntry, ...]:
+    """Return the entries; empty without a journal, or with one of another format."""
+    try:
+        content = read_file(_path(config))
+        document: Any = json.loads(content or b"{}")
+        if document.get("format") != _FORMAT:
+            return ()
+        return tuple(
+            JournalEntry(str(uuid), states and (_read(states[0]), _read(states[1])))
+            for uuid, states in document["gpus"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ()
+
+
+def remove(config: Config) -> None:
+    """Remove the journal, if there is one.
+
+    Raises:
+        MarkUnwritten: that failed.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            remove_file(_path(config))
+    except OSError as error:
+        raise unwritten(config, "to remove the journal of a MIG layout", error) from error
+
+
+def _path(config: Config) -> str:
+    return os.path.join(os.path.dirname(config.drained), "mig.json")
+
+
+def _written(partition: Partition) -> list[Any]:
+    cuts = [[cut.start, cut.profile, cut.computes] for cut in sorted(partition.cuts)]
+    return [partition.mode, cuts]
+
+
+def _read(value: Any) -> Partition:
+    mode, cuts = value
+    made = (Cut(int(start), int(no), tuple(map(int, computes))) for start, no, computes in cuts)
+    return Partition(mode is True, frozenset(made))

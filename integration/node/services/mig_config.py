@@ -1,0 +1,282 @@
+"""Apply the MIG layout that a label of the Node names, and report how that went.
+
+::
+
+    nvidia.com/mig.config ──▶ nvshim mig apply ──▶ nvidia.com/mig.config.state, an event on the Node
+
+======== ===================================================================================
+state    meaning
+======== ===================================================================================
+pending  it is being applied, or waits for the holders of what it destroys; an event names them
+success  the GPUs are as the layout says
+failed   they are not, and are as before; an event says why. It is tried again
+======== ===================================================================================
+
+Rules
+- The service runs only with ``--mig-config-file``. It needs a token that may read, watch and label
+  the Node.
+- A layout is applied when the agent starts, so after each boot, and when the label, the driver or
+  the list of GPUs changes, a GPU returns to service, or the agent gets SIGHUP. A reset of a GPU
+  removes its MIG devices, for example.
+- It is applied by a child, which works alone: it holds GPUs out of service, waits, and undoes what
+  fails (``integration.mig``). If the label changes meanwhile, or the agent stops, the child is
+  interrupted, and undoes what it did. What a killed child did is undone by the next one.
+- Undoing may take long, so a child may outlive its agent. It is waited for, as is a person's reset.
+- Without the label nothing is changed. If it goes while its layout is pending, so does the state.
+
+Source: NVIDIA's k8s-mig-manager (the labels and their words).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from api.errors import NvshimError, one_line
+from integration.apiserver.client import ApiServer, Watch
+from integration.detached import run_detached
+from integration.devices.drain_errors import ResetRunning
+from integration.devices.drain_marks import is_resetting
+from integration.node.reporter import api_server_of
+from integration.node.service import Context
+from integration.node.state.topic import Topic, version_of, wait_any
+from integration.node.values.service_name import ServiceName
+from integration.nvml.snapshot import NodeSnapshot
+from integration.tree import own_tree
+
+LABEL: Final = "nvidia.com/mig.config"
+STATE: Final = "nvidia.com/mig.config.state"
+PENDING, SUCCESS, FAILED = "pending", "success", "failed"
+
+_REASONS: Final = {
+    PENDING: "MigLayoutWaits",
+    SUCCESS: "MigLayoutApplied",
+    FAILED: "MigLayoutFailed",
+}
+_WAITS: Final = "waits for "  # as `nvshim mig apply` says it
+_ERROR: Final = "NVSHIM-"  # so its last line begins if it fails
+_RUNNING: Final = ResetRunning.code
+_NODES: Final = "/api/v1/nodes"
+_EVENTS: Final = "/api/v1/namespaces/default/events"  # of objects without a namespace
+_PAUSE: Final = 1.0  # seconds between watches, and after a change
+_RETRY_AFTER: Final = 300.0
+_UNANSWERED: Final = 60.0
+_LONGEST: Final = 1 << 16
+_TO_UNDO: Final = 10.0  # seconds that undoing may delay the agent's exit
+
+
+async def run(context: Context) -> None:
+    """Apply layouts until cancelled."""
+    label = Topic("", ServiceName.MIG_CONFIG, "the layout that the Node's label names")
+    with closing(api_server_of(context.options)) as api:
+        reports = _Reports(context, api)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_follow, context, api, label)
+            while True:
+                await _apply_once(context, label, reports)
+
+
+async def _follow(context: Context, api: ApiServer, label: Topic[str]) -> None:
+    """Publish the Node's label, now and whenever it changes."""
+    publisher, node = label.publisher(ServiceName.MIG_CONFIG), context.options.node_name
+    path, query = f"{_NODES}/{quote(node, safe='')}", {"fieldSelector": f"metadata.name={node}"}
+    while True:
+        try:
+            metadata = (await run_detached(partial(api.call, "GET", path))).get("metadata") or {}
+            publisher.publish(_label_of(metadata))
+            version = str(metadata.get("resourceVersion", ""))
+            start = partial(api.watch, _NODES, version, query)
+            watch = await run_detached(start, drop=Watch.close)
+            try:
+                while (change := await run_detached(watch.next)) is not None:
+                    if change[0] in {"ADDED", "MODIFIED"}:
+                        publisher.publish(_label_of(change[1].get("metadata") or {}))
+            finally:
+                watch.close()
+            context.fault("mig-config label", "")
+            await anyio.sleep(_PAUSE)
+        except NvshimError as error:
+            context.fault("mig-config label", str(error), level="warning")
+            await anyio.sleep(_UNANSWERED)
+
+
+def _label_of(metadata: dict[str, Any]) -> str:
+    return str((metadata.get("labels") or {}).get(LABEL, ""))
+
+
+async def _apply_once(context: Context, label: Topic[str], reports: _Reports) -> None:
+    """Apply the layout of the label, until that ends and something has changed."""
+    node, reloads = context.state.node, context.state.reloads
+
+    def asked() -> tuple[Any, ...]:
+        return label.value, reloads.value
+
+    def there() -> tuple[Any, ...]:
+        return node.value.driver, node.value.gpus
+
+    before, is_applying = (asked(), there()), bool(label.value and node.value.gpus)
+
+    def is_settled() -> bool:
+        # A GPU that is reset may be away for a moment: that must not interrupt its reset.
+        return asked() == before[0] and (is_applying or there() == before[1])
+
+    async with anyio.create_task_group() as tasks:
+
+        async def apply() -> None:
+            nonlocal is_applying
+            state = await _apply(context, label.value, reports)
+            is_applying = False
+            tasks.start_soon(reports.catch_up)
+            if state == FAILED:
+                await anyio.sleep(_RETRY_AFTER)
+            elif is_settled():
+                await _until_gpu_returns(node)
+            tasks.cancel_scope.cancel()
+
+        if is_applying:
+            tasks.start_soon(apply)
+        else:
+            await reports.withdraw()
+        while is_settled():
+            version = version_of(label, reloads, node)
+            if is_settled():
+                await wait_any(label, reloads, node, since=version)
+        tasks.cancel_scope.cancel()
+
+
+async def _until_gpu_returns(node: Topic[NodeSnapshot]) -> None:
+    """Wait until a GPU or MIG device returns to service."""
+    drained: frozenset[str] = frozenset()
+    async for each in node.changes():
+        if drained - each.drained.keys():
+            return
+        drained = frozenset(each.drained)
+
+
+async def _apply(context: Context, name: str, reports: _Reports) -> str:
+    """Apply a layout, report that, and return the state."""
+    state, last = FAILED, _RUNNING
+    while last.startswith(_RUNNING):
+        while is_resetting(context.config):
+            waits = f"the layout {name} waits for another reset or layout to end"
+            await reports.write(PENDING, waits)
+            await anyio.sleep(_PAUSE)
+        state, last = await _try(context, name, reports)  # another may have been faster
+    await reports.write(state, last if state == FAILED else f"the GPUs are as {name} says")
+    return state
+
+
+async def _try(context: Context, name: str, reports: _Reports) -> tuple[str, str]:
+    """Apply a layout unless another command is at work; return the state, and why it failed."""
+    last = ""
+    process = await anyio.open_process(
+        list(_command(context, name)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        assert process.stderr is not None  # noqa: S101 - a pipe
+        lines = BufferedByteReceiveStream(process.stderr)
+        with suppress(anyio.IncompleteRead, anyio.DelimiterNotFound):
+            while True:
+                line = await lines.receive_until(b"\n", _LONGEST)
+                last = one_line(line.decode(errors="replace"))
+                if not last.startswith(_ERROR):
+                    waits = f"the layout {name} {last}" if last.startswith(_WAITS) else ""
+                    await reports.write(PENDING, waits)
+        state = FAILED if await process.wait() else SUCCESS
+        if state == FAILED and not last.startswith(_ERROR):
+            # It was killed, or has a bug: its last line is that of a step, or of a traceback.
+            last = f"`nvshim mig apply` ended with status {process.returncode}: {last or 'no word'}"
+    finally:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_TO_UNDO):
+            while process.returncode is None:
+                process.send_signal(signal.SIGINT)  # Python may lose one
+                with anyio.move_on_after(_PAUSE):
+                    await process.wait()
+    return state, last
+
+
+def _command(context: Context, name: str) -> Iterator[str]:
+    tree, options = own_tree(), context.options
+    yield from [f"{tree}/bin/nvshim"] if tree else [sys.executable, "-m", "integration.cli"]
+    yield from ("mig", "apply", "--wait=ever", "--reason", f"the label {LABEL} is {name}")
+    yield from ("--ends-with", str(os.getpid()))  # it must not outlive this agent
+    if context.config.source:
+        yield from ("--config", context.config.source)
+    for state in options.states:
+        yield from ("--containerd-state", state)
+    yield from ("--", options.mig_config_file, name)
+
+
+class _Reports:
+    """Writes the state to the Node, and events. What is there already is not written again."""
+
+    def __init__(self, context: Context, api: ApiServer) -> None:
+        self._context, self._api = context, api
+        self._written: tuple[str, str] | None = None
+        self._owed: tuple[str, str] | None = None  # what the server has not taken
+
+    async def write(self, state: str, message: str) -> None:
+        """Report a state; an event has the message, unless that is empty.
+
+        A server that refuses or is silent is logged, and keeps no layout from being applied.
+        """
+        self._owed = None
+        if self._written == (state, message):
+            return
+        try:
+            await run_detached(self._write, state, message)
+            self._written = state, message
+            self._context.fault("mig-config state", "")
+        except NvshimError as error:
+            self._owed = state, message
+            self._context.fault("mig-config state", str(error), level="warning")
+
+    async def withdraw(self) -> None:
+        """Remove the state of a layout that is not applied any longer."""
+        if self._written is not None and self._written[0] == PENDING:
+            await self.write("", "")
+
+    async def catch_up(self) -> None:
+        """Report the last state again until the server takes it."""
+        while self._owed is not None:
+            await anyio.sleep(_UNANSWERED)
+            await self.write(*self._owed)
+
+    def _write(self, state: str, message: str) -> None:
+        node = self._context.options.node_name
+        path = f"{_NODES}/{quote(node, safe='')}"
+        labels = (self._api.call("GET", path).get("metadata") or {}).get("labels") or {}
+        if labels.get(STATE) == state == SUCCESS:
+            return  # nothing has changed since an earlier agent said so
+        if labels.get(STATE) != state:
+            self._api.call("PATCH", path, {"metadata": {"labels": {STATE: state or None}}})
+        if message:
+            self._api.call("POST", _EVENTS, _event(node, state, message))
+
+
+def _event(node: str, state: str, message: str) -> dict[str, Any]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{node}.", "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "reason": _REASONS[state],
+        "message": message,
+        "type": "Warning" if state == FAILED else "Normal",
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "source": {"component": "nvshim-node", "host": os.uname().nodename},
+    }

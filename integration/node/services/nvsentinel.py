@@ -1,0 +1,161 @@
+"""Send the health of GPUs to NVSentinel's platform connector on this node.
+
+Rules
+- The service runs only with ``--nvsentinel``. By default the connector only stores its events: a
+  fatal event that it acts on cordons, drains and reboots the node. ``--nvsentinel-acts`` lets it.
+- Events have an agent and a check of our own (:data:`CHECK`): the connector keeps one condition for
+  each check, and two writers would clear each other's. An event clears exactly what it raised, so
+  a GPU is always named by its UUID alone.
+- An unhealthy GPU is fatal, a suspect one is not, and a healthy one clears both. A recovering GPU
+  is not reported: the last event still holds. Errors of single MIG devices are not reported, since
+  the connector's actions are for GPUs and nodes.
+- A GPU that the health table has forgotten, as after a replacement, is cleared like a healthy one:
+  otherwise its condition would stay on the node.
+- Only what changed is sent. While the connector is away, only the newest state of each GPU waits.
+  A new agent reports every GPU, to clear what the last one raised.
+- The connector may be installed later, or restart: it is tried again, and its absence is a fault.
+
+Source: NVSentinel's health_event.proto and docs/INTEGRATIONS.md (see ``api/proto``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import grpc.aio  # type: ignore[import-untyped] # the same
+
+from api.errors import one_line
+from api.proto import nvsentinel_pb2 as pb
+from integration.agent_errors import ConnectorSilent
+from integration.backoff import Backoff
+from integration.grpc_anyio import answer_of
+from integration.node.device_health.device_state import Condition
+from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.state.topic import version_of, wait_any
+from integration.node.values.health import HealthState
+from shim.causes.xids import Action, Remedy
+
+AGENT: Final = "nvshim-node"
+CHECK: Final = "NvshimGpuHealth"
+"""The name of our check, which the connector makes the type of a node's condition."""
+
+_METHOD: Final = "/datamodels.PlatformConnector/HealthEventOccurredV1"
+_TO_ANSWER: Final = 10.0
+_LONGEST_PAUSE: Final = 60.0
+_FAULT: Final = "nvsentinel"
+
+# What a condition asks for, in NVSentinel's terms; anything else is for a person.
+_ACTIONS: Final[Mapping[str, int]] = {
+    "": pb.NONE,
+    **dict.fromkeys((Remedy.RESTART_APP, Action.DRAIN), pb.NONE),
+    **dict.fromkeys(
+        (Remedy.RESET, Remedy.RESET_LATER, Remedy.REPLACE, Remedy.LINKS, Action.RESET,
+         Action.DRAIN_AND_RESET, "reset the GPU, or reboot the node"), pb.COMPONENT_RESET
+    ),
+    **dict.fromkeys(
+        (Remedy.REBOOT, Remedy.BUS_RESET, Remedy.SWITCHES, Action.REBOOT, Action.BUS_RESET),
+        pb.RESTART_BM,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A GPU's health in the connector's terms."""
+
+    gpu: str  # its UUID
+    is_healthy: bool
+    is_fatal: bool = False
+    message: str = ""  # why it is not healthy
+    xid: int = 0  # 0 for none
+    action: int = pb.NONE  # a RecommendedAction
+
+    def event(self, options: Options) -> pb.HealthEvent:
+        """Return the event, as of now."""
+        acts = options.nvsentinel_acts
+        event = pb.HealthEvent(
+            version=1,
+            agent=AGENT,
+            componentClass="GPU",
+            checkName=CHECK,
+            isFatal=self.is_fatal,
+            isHealthy=self.is_healthy,
+            message=self.message,
+            recommendedAction=self.action,  # type: ignore[arg-type] # the enum's number
+            errorCode=[str(self.xid)] if self.xid else [],
+            entitiesImpacted=[pb.Entity(entityType="GPU_UUID", entityValue=self.gpu)],
+            nodeName=options.node_name,
+            processingStrategy=pb.EXECUTE_REMEDIATION if acts else pb.STORE_ONLY,
+        )
+        event.generatedTimestamp.GetCurrentTime()
+        return event
+
+
+def reports_of(health: Mapping[str, Condition]) -> dict[str, Report]:
+    """Return the report on each GPU, by UUID; GPUs that are recovering have none.
+
+    Args:
+        health: the condition of each GPU and MIG device, by UUID.
+    """
+    found = {}
+    for uuid, known in health.items():
+        if not uuid.startswith("GPU-") or known.state == HealthState.RECOVERING:
+            continue
+        found[uuid] = Report(uuid, is_healthy=True)
+        if known.state != HealthState.HEALTHY:
+            is_fatal = known.state == HealthState.UNHEALTHY
+            action = _ACTIONS.get(known.remedy, pb.CONTACT_SUPPORT) if is_fatal else pb.NONE
+            message = one_line("; ".join(filter(None, (known.reason, known.remedy))))
+            found[uuid] = Report(uuid, False, is_fatal, message, known.xid, action)
+    return found
+
+
+async def run(context: Context) -> NoReturn:
+    """Send the health of GPUs whenever it changes, until cancelled."""
+    health, sent = context.state.health, dict[str, Report]()
+    backoff = Backoff(longest=_LONGEST_PAUSE)
+    while True:
+        version, timeout, line = version_of(health), math.inf, ""
+        known = health.value
+        forgotten = {uuid: Report(uuid, is_healthy=True) for uuid in sent.keys() - known.keys()}
+        wanted = reports_of(known) | forgotten
+        changed = [report for uuid, report in wanted.items() if sent.get(uuid) != report]
+        try:
+            if changed:
+                await _send(context.options, changed)
+        except ConnectorSilent as error:
+            line, timeout = str(error), backoff.pause()
+        else:
+            sent = {uuid: report for uuid, report in (sent | wanted).items() if uuid in known}
+            backoff = Backoff(longest=_LONGEST_PAUSE)
+        context.fault(_FAULT, line, level="warning")
+        await wait_any(health, since=version, timeout=timeout)
+
+
+async def _send(options: Options, reports: Collection[Report]) -> None:
+    """Send reports to the connector.
+
+    Raises:
+        ConnectorSilent: it does not take them.
+    """
+    events = pb.HealthEvents(version=1, events=[each.event(options) for each in reports])
+    target = f"unix:{options.nvsentinel}"
+    async with grpc.aio.insecure_channel(target, (("grpc.use_local_subchannel_pool", 1),)) as link:
+        call: Any = link.unary_unary(
+            _METHOD,
+            request_serializer=pb.HealthEvents.SerializeToString,
+            response_deserializer=lambda _: None,
+        )
+        try:
+            await answer_of(call(events, timeout=_TO_ANSWER))
+        except grpc.aio.AioRpcError as error:
+            raise ConnectorSilent(
+                f"to report the health of GPUs to NVSentinel at {options.nvsentinel}",
+                found=one_line(error.details() or error.code().name),
+                do="check that its platform connector runs on this node; the agent retries",
+            ) from error

@@ -1,0 +1,120 @@
+"""The GPU health events that NVSentinel's platform connector gets, over real gRPC."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+from google.protobuf.empty_pb2 import Empty
+
+from api.proto import nvsentinel_pb2 as pb
+from hooks.config import Config
+from integration import backoff
+from integration.node.device_health.device_state import Condition
+from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services.nvsentinel import CHECK, Report, reports_of, run
+from integration.node.values.health import HealthState
+from shim.causes.xids import Action, Remedy
+from tests.harness.grpc_server import serve
+from tests.harness.node_state import publish
+from tests.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+GPU, OTHER, PART = "GPU-0", "GPU-1", "MIG-a"
+LOST: Final = Condition(HealthState.UNHEALTHY, reason="XID 79: off", xid=79, remedy=Remedy.REBOOT)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (Condition(), Report(GPU, is_healthy=True)),
+        (replace(LOST, state=HealthState.HEALTHY, reason="", remedy=""), Report(GPU, True)),
+        (LOST, Report(GPU, False, True, f"XID 79: off; {Remedy.REBOOT}", 79, pb.RESTART_BM)),
+        (replace(LOST, remedy=Action.RESET, xid=0),
+         Report(GPU, False, True, f"XID 79: off; {Action.RESET}", 0, pb.COMPONENT_RESET)),
+        (replace(LOST, remedy="pray"),
+         Report(GPU, False, True, "XID 79: off; pray", 79, pb.CONTACT_SUPPORT)),
+        (replace(LOST, state=HealthState.SUSPECT, remedy=""),
+         Report(GPU, False, False, "XID 79: off", 79, pb.NONE)),
+        (replace(LOST, state=HealthState.RECOVERING), None),
+    ],
+    ids=["well", "well again", "reboot", "reset", "else", "suspect", "recovering"],
+)  # fmt: skip
+def test_what_is_told_of_a_gpu(condition: Condition, expected: Report | None) -> None:
+    assert reports_of({GPU: condition, PART: LOST}).get(GPU) == expected
+    assert PART not in reports_of({PART: LOST})
+
+
+@contextmanager
+def connector(path: Path) -> Iterator[list[pb.HealthEvent]]:
+    """Run a platform connector; yield the events that it receives."""
+    heard: list[pb.HealthEvent] = []
+
+    def answer(request: pb.HealthEvents, _: Any) -> Empty:
+        heard.extend(request.events)
+        return Empty()
+
+    methods = {"HealthEventOccurredV1": (answer, pb.HealthEvents)}
+    server = serve(str(path), "datamodels.PlatformConnector", methods)
+    try:
+        yield heard
+    finally:
+        server.stop()
+
+
+def said(events: list[pb.HealthEvent]) -> list[tuple[str, bool]]:
+    return [(each.entitiesImpacted[0].entityValue, each.isHealthy) for each in events]
+
+
+@pytest.mark.parametrize("acts", [False, True])
+async def test_the_newest_state_is_sent_once_the_connector_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: bool
+) -> None:
+    monkeypatch.setattr(backoff, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("integration.node.services.nvsentinel._LONGEST_PAUSE", 0.05)
+    path = tmp_path / "nvsentinel.sock"
+    options = Options(nvsentinel=str(path), nvsentinel_acts=acts, node_name="gpu-17")
+    context = Context(Config(), options, lambda *_, **__: None)
+    health, faults = context.state.health, context.state.faults
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, context)
+        publish(health, {GPU: LOST, OTHER: Condition(), PART: LOST})
+        await until(lambda: "NVSHIM-E2759" in faults.lines.get("nvsentinel", ""), "it is a fault")
+        publish(health, {GPU: replace(LOST, xid=48), OTHER: Condition(), PART: LOST})
+        with connector(path) as heard:
+            await until(lambda: len(heard) == 2, "both are told")
+            await until(lambda: not faults.lines.get("nvsentinel"), "the fault is over")
+            assert said(heard) == [(GPU, False), (OTHER, True)]
+            first = heard[0]
+            assert (first.agent, first.checkName, first.nodeName, list(first.errorCode)) == (
+                "nvshim-node", CHECK, "gpu-17", ["48"],
+            )  # fmt: skip
+            assert (first.isFatal, first.recommendedAction) == (True, pb.RESTART_BM)
+            assert first.entitiesImpacted == [pb.Entity(entityType="GPU_UUID", entityValue=GPU)]
+            strategy = pb.EXECUTE_REMEDIATION if acts else pb.STORE_ONLY
+            assert {each.processingStrategy for each in heard} == {strategy}
+            assert first.generatedTimestamp.seconds > 0
+        # It restarts. Changes in the meantime are sent then, and none is sent twice.
+        publish(health, {GPU: replace(LOST, state=HealthState.RECOVERING), OTHER: Condition()})
+        publish(health, {GPU: Condition(), OTHER: Condition()})
+        with connector(path) as heard:
+            await until(lambda: said(heard) == [(GPU, True)], "it is well again")
+            # It is lost, forgotten after a while, and another GPU is in its place.
+            publish(health, {GPU: LOST, OTHER: Condition()})
+            await until(lambda: len(heard) == 2, "it is lost")
+            publish(health, {OTHER: Condition()})
+            await until(lambda: len(heard) == 3, "it is forgotten")
+            publish(health, {OTHER: LOST})
+            await until(lambda: said(heard)[-1] == (OTHER, False), "the next change is told")
+            assert said(heard)[1:] == [(GPU, False), (GPU, True), (OTHER, False)]
+        tasks.cancel_scope.cancel()
