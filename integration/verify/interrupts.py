@@ -1,6 +1,6 @@
-"""Delay Ctrl-C and SIGTERM until no pod is half created.
+"""Delay Ctrl-C and SIGTERM until no pod or container is half created.
 
-The engine may have created a pod before its answer arrives. A signal during such a call therefore
+The engine may have created it before its answer arrives. A signal during such a call therefore
 takes effect after the answer. During the removal of the pods, which takes some seconds, signals
 are ignored.
 """

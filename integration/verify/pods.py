@@ -7,6 +7,8 @@ Rules
 - Every pod has a label. Pods left by an earlier run that was killed are removed first.
 - A pod uses an image that the node already has, but runs no program of the image.
 - Pods use the host network, so no CNI plugin takes part.
+- A signal takes effect after a call that creates or starts something. containerd does not clean up
+  after a call that is given up at certain moments: the container keeps its pod from being removed.
 - Someone else may remove the pod meanwhile. A kubelet does so within seconds, because it does not
   know the pod: it kills the containers and then stops the pod. A failure therefore counts only if
   the pod still exists a while later. Otherwise the work is repeated with another pod, a few times.
@@ -238,10 +240,11 @@ class Pod:
         request = pb.CreateContainerRequest(
             pod_sandbox_id=self.id, config=config, sandbox_config=self._config
         )
-        made = self._pods.cri.create_container(request, timeout=_CREATE_TIMEOUT).container_id
-        self._pods.cri.start_container(
-            pb.StartContainerRequest(container_id=made), timeout=_CREATE_TIMEOUT
-        )
+        with self._pods.interrupts.postponed():
+            made = self._pods.cri.create_container(request, timeout=_CREATE_TIMEOUT).container_id
+            self._pods.cri.start_container(
+                pb.StartContainerRequest(container_id=made), timeout=_CREATE_TIMEOUT
+            )
         return Container(
             self._pods.cri, made, os.path.join(self._config.log_directory, config.log_path)
         )
@@ -265,14 +268,14 @@ class Pods:
     def __init__(self, cri: Cri, settings: PodSettings, interrupts: Interrupts) -> None:
         self.cri = cri
         self.settings = settings
-        self._interrupts = interrupts
+        self.interrupts = interrupts
 
     def __enter__(self) -> Self:
         self.remove_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._interrupts.ignore()
+        self.interrupts.ignore()
         self.remove_all()
 
     def attempt(self, work: Callable[[Pod], R]) -> R:
@@ -314,7 +317,7 @@ class Pods:
                     self._remove(pod)
                 except CriRefused:
                     # Someone else is removing it, or the engine is still creating a container
-                    # for a call that a signal interrupted.
+                    # for a run that was killed.
                     if time.monotonic() > deadline and pod in self._ours():
                         raise
             time.sleep(_POLL)
@@ -343,7 +346,7 @@ class Pods:
         )
         os.makedirs(config.log_directory, mode=0o700)
         request = pb.RunPodSandboxRequest(config=config, runtime_handler=self.settings.handler)
-        with self._interrupts.postponed():
+        with self.interrupts.postponed():
             made = self.cri.run_pod_sandbox(request, timeout=_CREATE_TIMEOUT).pod_sandbox_id
         return Pod(self, made, config)
 

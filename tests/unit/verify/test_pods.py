@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -12,7 +13,7 @@ from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.verify import pods
 from integration.verify.interrupts import Interrupts
-from integration.verify.pods import LABEL, Pods, PodSettings
+from integration.verify.pods import LABEL, Pod, Pods, PodSettings
 from tests.harness.grpc_server import serve
 
 if TYPE_CHECKING:
@@ -76,3 +77,30 @@ def test_a_pod_that_the_engine_keeps_is_an_error(
     with pytest.raises(CriRefused, match="in starting state"):
         ours.remove_all()
     assert list(it.pods) == ["theirs", "ours"]
+
+
+class SignallingEngine:
+    """An engine during whose calls Ctrl-C is pressed."""
+
+    def __init__(self) -> None:
+        self.answered: list[str] = []
+
+    def create_container(self, *_: object, **__: object) -> pb.CreateContainerResponse:
+        signal.raise_signal(signal.SIGINT)
+        self.answered.append("create")
+        return pb.CreateContainerResponse(container_id="c1")
+
+    def start_container(self, *_: object, **__: object) -> pb.StartContainerResponse:
+        signal.raise_signal(signal.SIGINT)
+        self.answered.append("start")
+        return pb.StartContainerResponse()
+
+
+def test_a_signal_does_not_give_up_the_start_of_a_container() -> None:
+    """containerd 1.6 keeps such a container as CREATED, and cannot remove its pod any more."""
+    it = SignallingEngine()
+    with Interrupts() as interrupts:
+        ours = Pods(cast("Cri", it), PodSettings("", "", "", "", ""), interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            Pod(ours, "p1", pb.PodSandboxConfig()).start("hold")
+    assert it.answered == ["create", "start"]
