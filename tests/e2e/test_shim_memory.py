@@ -72,12 +72,16 @@ async def test_what_is_killed_while_the_runtime_starts_is_told_after_the_start(
 async def test_every_killed_process_is_told_while_the_container_runs_on(
     start_shim: StartShim,
 ) -> None:
-    async with start_shim(
-        "c1", "sh", "-c", "for i in 1 2 3; do sleep 0.3; tail /dev/zero; done; sleep 1000"
-    ) as shim:
+    # Kills that are seen together are told once, so each waits until the one before it was told.
+    script = "for i in 1 2 3; do read line < /start; tail /dev/zero; done; sleep 1000"
+    async with start_shim("c1", "sh", "-c", script) as shim:
         _limit(shim, "c1")
+        begin = os.path.join(shim.directory, "c1", "rootfs", "start")
+        os.mkfifo(begin)
         await shim.run("c1")
-        await shim.events.until("TaskOOM", count=3)
+        for number in range(3):
+            _write(begin, "\n")
+            await shim.events.until("TaskOOM", count=number + 1)
         await anyio.sleep(0.8)  # no event is repeated
         assert shim.events.names.count("TaskOOM") == 3
         assert await shim.end("c1") == 128 + signal.SIGKILL
