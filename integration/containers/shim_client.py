@@ -82,7 +82,7 @@ class EventsServer:
                 kinds.append(type(event).__name__ + suffix)
         return kinds
 
-    async def until(self, name: str, *, count: int = 1, seconds: float = 10 * PATIENCE) -> None:
+    async def until(self, name: str, *, count: int = 1, seconds: float = 60 * PATIENCE) -> None:
         """Wait until a number of events of a kind were received."""
         with anyio.fail_after(seconds):
             while self.names.count(name) < count:  # noqa: ASYNC110 - a wait of tests

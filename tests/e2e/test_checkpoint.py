@@ -62,7 +62,7 @@ class Output:
     async def more(self, count: int = 5) -> int:
         """Wait for ``count`` more numbers; return the last."""
         before = len(self.numbers)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while len(self.numbers) < before + count:  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
         return self.numbers[-1]

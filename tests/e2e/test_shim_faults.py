@@ -174,7 +174,7 @@ async def test_an_exec_started_while_init_dies_ends_with_it(
             added = await outcome(shim.exec(name, "e1", "sleep", "1000"))
             if added == Status.OK:
                 await outcome(shim.call("Start", id=name, exec_id="e1"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 assert (await shim.call("Wait", id=name)).exit_status == 0
             await shim.call("Delete", id=name)
         await gone(shim, "c0")

@@ -211,7 +211,7 @@ async def test_a_logger_is_ended_if_its_container_cannot_be_created(
         before = await shim.files_at_rest()
         with pytest.raises(RemoteError, match="no-such-program"):
             await shim.run("c1", stdout=uri, stderr=uri)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while is_alive(loggers.pid("c1")) or shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
 
@@ -227,7 +227,7 @@ async def test_a_logger_beside_a_stdin_that_is_missing_is_ended_and_the_pod_live
     await shim.exec("c1", "e1", "true", terminal=terminal, **places)
     with pytest.raises(RemoteError, match="/no/such/fifo"):
         await shim.call("Start", id="c1", exec_id="e1")
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while is_alive(loggers.pid("e1")) or shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
             await anyio.sleep(0.01)
     await shim.call("Delete", id="c1", exec_id="e1")

@@ -128,7 +128,7 @@ async def test_the_end_is_told_when_a_client_has_read_what_was_written(
         await anyio.sleep(pause)
         with suppress(BlockingIOError):
             read += len(os.read(reader, chunk))
-    await shim.events.until("TaskExit", seconds=2)
+    await shim.events.until("TaskExit")
     os.close(reader)
 
 

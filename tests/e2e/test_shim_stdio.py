@@ -232,7 +232,7 @@ async def test_only_closing_the_input_ends_it_and_what_was_typed_comes_first(
         uris: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "terminal": terminal}
         await begin(shim, exec_id, "sh", "-c", script, **uris)
         for number in range(3):
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while b"ready" not in content_of(copy):  # noqa: ASYNC110 - seen from outside
                     await anyio.sleep(0.01)
             shell(f"printf 'line {number}\\n' > {stdin}").wait()

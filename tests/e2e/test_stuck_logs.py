@@ -33,8 +33,8 @@ def log(tmp_path: Path) -> Iterator[FuseServer]:
 
 
 async def _asked(server: FuseServer) -> None:
-    with anyio.fail_after(10):
-        assert await anyio.to_thread.run_sync(server.asked.wait, 10)
+    with anyio.fail_after(60):
+        assert await anyio.to_thread.run_sync(server.asked.wait, 60)
 
 
 async def _a_life_goes_on(shim: ShimByHand, name: str, exec_id: str) -> None:

@@ -42,8 +42,8 @@ async def _refused_later(call: Any) -> AsyncIterator[list[RemoteError]]:
 
 
 async def _asked(server: FuseServer) -> None:
-    with anyio.fail_after(10):
-        assert await anyio.to_thread.run_sync(server.asked.wait, 10)
+    with anyio.fail_after(60):
+        assert await anyio.to_thread.run_sync(server.asked.wait, 60)
 
 
 async def _a_life_goes_on(shim: ShimByHand, name: str) -> None:

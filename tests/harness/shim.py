@@ -269,7 +269,7 @@ class ShimByHand:
         Without ``expected``, wait until they stay the same: a new shim still loads modules.
         """
         seen = self.open_files()
-        with anyio.move_on_after(10 * PATIENCE):
+        with anyio.move_on_after(60 * PATIENCE):
             while seen != expected:
                 await anyio.sleep(0.01 if expected is not None else 0.1)
                 before, seen = seen, self.open_files()
@@ -336,7 +336,7 @@ class ShimByHand:
         subprocess.run(argv, cwd=bundle, capture_output=True, timeout=60 * PATIENCE, check=True)
         return time.monotonic() - began
 
-    async def until_gone(self, *, seconds: float = 20 * PATIENCE) -> None:
+    async def until_gone(self, *, seconds: float = 60 * PATIENCE) -> None:
         """Wait until the shim's process has exited."""
         with anyio.fail_after(seconds):
             while is_alive(self.pid):  # noqa: ASYNC110 - seen from outside
