@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.edits.compat import Compat
-from hooks.image.layout import Layout, Libc, Loader
+from hooks.image.layout import OPTIONS, Layout, Libc, Loader, options_of
 from hooks.image.placement import Placed
 from hooks.node.inventory import Inventory
 from hooks.plan import (
@@ -90,9 +90,7 @@ def _plain(value: object) -> object:
 
 def _seen(mount: Mapping[str, Any]) -> object:
     """What an image's layout depends on: :func:`hooks.image.layout.read_layout`."""
-    options = mount.get("options")
-    read_only = isinstance(options, list) and "ro" in options
-    return mount.get("destination"), mount.get("type"), read_only
+    return mount.get("destination"), mount.get("type"), sorted(options_of(mount) & OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

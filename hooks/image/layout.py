@@ -48,6 +48,9 @@ _SHARED: Final = frozenset({"shared", "rshared"})
 _NOT_SHARED: Final = frozenset(
     {"private", "rprivate", "slave", "rslave", "unbindable", "runbindable"}
 )
+OPTIONS: Final = frozenset({"ro"}) | _BIND | _SHARED | _NOT_SHARED
+"""The options of mounts that a layout depends on."""
+
 SCRATCH: Final = "containerd-shim-nvidia"
 """The directory on a tmpfs that holds the libraries of a container with a read-only rootfs."""
 
@@ -332,7 +335,7 @@ def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
     """
     known: dict[str, _Numbered] = {}  # by place, whether it is shared
     for number, mount in enumerate(mounts):
-        place, options = _place_of(mount), _options_of(mount)
+        place, options = _place_of(mount), options_of(mount)
         is_shared = not (options.isdisjoint(_SHARED) or options.isdisjoint(_BIND))
         is_shared |= _last(known, place)[1] and options.isdisjoint(_NOT_SHARED)
         known[place] = number, is_shared
@@ -366,7 +369,8 @@ def _place_of(mount: Mapping[str, Any]) -> str:
     return os.path.normpath("/" + destination.lstrip("/"))
 
 
-def _options_of(mount: Mapping[str, Any]) -> frozenset[str]:
+def options_of(mount: Mapping[str, Any]) -> frozenset[str]:
+    """The options of a mount of the spec, without those of the wrong shape."""
     options = mount.get("options")
     return frozenset(filter(_is_text, options)) if isinstance(options, list) else frozenset()
 
@@ -376,7 +380,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_read_only(mount: Mapping[str, Any]) -> bool:
-    return "ro" in _options_of(mount)
+    return "ro" in options_of(mount)
 
 
 def _near(spec_mounts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -125,6 +125,10 @@ def test_whatever_files_depend_on_changes_the_key(node: Node, inventory: Invento
             spec_with(ALL, mounts=[{**mounts[0], "destination": "/usr/lib"}]),
             spec_with(ALL, mounts=[{**mounts[0], "type": "bind"}]),
             spec_with(ALL, mounts=[{**mounts[0], "options": ["ro"]}]),
+            *(
+                spec_with(ALL, mounts=[{**mounts[0], "type": "bind", "options": options}])
+                for options in (["rbind"], ["rbind", "rshared"], ["rbind", "rprivate"])
+            ),
         )
     ]
     kinds += [
