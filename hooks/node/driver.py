@@ -242,16 +242,20 @@ def _files(root: Root) -> Iterator[DriverFile]:
                 if root.layout.unpatched and isinstance(row, Program):
                     source = _unpatched(root, source)
                 name = path.rpartition("/")[2]
-                manifest = _manifest_with_paths(source) if is_manifest(name) else ""
+                manifest = _manifest_with_paths(name, source) if is_manifest(name) else ""
                 yield DriverFile(row.name, name, source, manifest)
                 break
 
 
-def _manifest_with_paths(source: str) -> str:
-    """The text of a manifest that names a library by a path; "" for any other."""
+def _manifest_with_paths(name: str, source: str) -> str:
+    """The text of a manifest that names a library by a path; "" for any other.
+
+    Args:
+        name: that loaders open; it may be a link to a file with another.
+    """
     try:
         text = read_manifest(source)
-        return text if library_paths(source, text) else ""
+        return text if library_paths(name, text) else ""
     except (OSError, ValueError):
         return ""  # loaders ignore it, and the doctor reports it
 

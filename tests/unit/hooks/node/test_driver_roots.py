@@ -383,6 +383,17 @@ def test_library_that_no_row_names_is_one_of_the_others(node: Node) -> None:
     assert note.startswith(f"libnvfuture.so.{VERSION}: of no capability")
 
 
+def test_manifest_is_read_as_its_name_says_and_not_as_the_file_that_it_leads_to(
+    node: Node,
+) -> None:
+    place = node.driver / "etc/OpenCL/vendors/nvidia.icd"
+    named = node.write(node.driver / "etc/alternatives/nvidia-opencl", "/x/libnvidia-opencl.so.1")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to("/etc/alternatives/nvidia-opencl")
+    (file,) = (each for each in found(node).files if each.name == "nvidia.icd")
+    assert (file.source, file.manifest) == (str(named), "/x/libnvidia-opencl.so.1")
+
+
 def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:
     config = replace(bare_node.config, driver_root=DriverFiles.fetch().directory)
     driver = find_driver(Fingerprint("/"), config)
