@@ -319,12 +319,13 @@ def _with_manifests(plan: Plan, driver: Driver) -> Plan:
     """The plan with the host's manifests, and each library by the path that they name it by."""
     at = {mount.destination: mount for mount in plan.mounts}
     libraries = {posixpath.basename(path): mount for path, mount in at.items()}
-    changed = {file.source: file.path for file in plan.files if file.source}
+    # A file of the host may have several places.
+    changed = {file.path: file.source for file in plan.files if file.source}
+    for where, source in changed.items():
+        at[where] = Mount(source, where, reason="configuration")
     for file in driver.files:
-        if file.source not in changed:
+        if file.source not in changed.values():
             continue
-        where = changed[file.source]
-        at[where] = Mount(file.source, where, reason="configuration")
         for path in library_paths(file.name, file.manifest):
             library = libraries.get(posixpath.basename(path))
             if library is not None and path.startswith("/"):

@@ -166,3 +166,17 @@ def test_library_is_mounted_where_the_host_s_manifest_names_it(node: Node, elves
     # A spec without graphics has no library to mount there.
     spec = generate(SpecOptions(**PLAIN), taken(node), node.config)
     assert named not in {mount.container_path for mount in spec.edits.mounts}
+
+
+def test_manifest_of_two_names_is_mounted_by_both(node: Node, elves: Elves) -> None:
+    elves.write(node.driver / MULTIARCH / f"libGLX_nvidia.so.{VERSION}", "libGLX_nvidia.so.0")
+    directory = node.driver / "usr/share/vulkan/icd.d"
+    manifest = node.write(
+        directory / "nvidia_icd.x86_64.json",
+        json.dumps({"ICD": {"library_path": "/x/libGLX_nvidia.so.0"}}),
+    )
+    (directory / "nvidia_icd.json").symlink_to(manifest.name)
+    spec = generate(SpecOptions(), taken(node), node.config)
+    mounts = {mount.container_path: mount.host_path for mount in spec.edits.mounts}
+    for name in ("nvidia_icd.json", "nvidia_icd.x86_64.json"):
+        assert mounts[f"/etc/vulkan/icd.d/{name}"] == str(manifest), name
