@@ -56,6 +56,7 @@ from hooks.edits import features
 from hooks.edits.grant import Grant, decide
 from hooks.edits.planning import arches_of, make_plan, plan_devices
 from hooks.image.layout import Layout, Libc, Loader
+from hooks.node.capabilities import ConfigFile, every_row
 from hooks.node.driver import Driver
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
@@ -318,7 +319,9 @@ def _without_links(plan: Plan) -> Plan:
 def _with_manifests(plan: Plan, driver: Driver) -> Plan:
     """The plan with the host's manifests, and each library by the path that they name it by."""
     at = {mount.destination: mount for mount in plan.mounts}
-    libraries = {posixpath.basename(path): mount for path, mount in at.items()}
+    arches = {library.source: library.arch for library in driver.libraries}
+    libraries = {(posixpath.basename(p), arches.get(m.source)): m for p, m in at.items()}
+    arch_of = {row.name: row.arch for row in every_row() if isinstance(row, ConfigFile)}
     # A file of the host may have several places.
     changed = {file.path: file.source for file in plan.files if file.source}
     for where, source in changed.items():
@@ -326,8 +329,9 @@ def _with_manifests(plan: Plan, driver: Driver) -> Plan:
     for file in driver.files:
         if file.source not in changed.values():
             continue
+        arch = arch_of[file.row] or driver.arch
         for path in library_paths(file.name, file.manifest):
-            library = libraries.get(posixpath.basename(path))
+            library = libraries.get((posixpath.basename(path), arch))
             if library is not None and path.startswith("/"):
                 at.setdefault(path, replace(library, destination=path))
     return replace(plan, mounts=tuple(at.values()))

@@ -15,7 +15,7 @@ from hooks.cdi import generating
 from hooks.cdi.generating import SpecOptions, generate
 from hooks.cdi.spec import DeviceNode, SpecFile
 from hooks.node.inventory import Inventory
-from hooks.words import Arch, Capability
+from hooks.words import CAPABILITIES, Arch, Capability
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu, nvml_mig, uuid_of
 from tests.unit.hooks.golden import Golden
 
@@ -180,3 +180,21 @@ def test_manifest_of_two_names_is_mounted_by_both(node: Node, elves: Elves) -> N
     mounts = {mount.container_path: mount.host_path for mount in spec.edits.mounts}
     for name in ("nvidia_icd.json", "nvidia_icd.x86_64.json"):
         assert mounts[f"/etc/vulkan/icd.d/{name}"] == str(manifest), name
+
+
+def test_manifest_s_library_is_that_of_its_architecture(node: Node, elves: Elves) -> None:
+    name = f"libGLX_nvidia.so.{VERSION}"
+    sources = {}
+    for directory, bits in ((MULTIARCH, 64), ("usr/lib/i386-linux-gnu", 32)):
+        sources[bits] = node.driver / directory / name
+        sources[bits].parent.mkdir(parents=True, exist_ok=True)
+        elves.write(sources[bits], "libGLX_nvidia.so.0", bits)
+    for machine, bits in (("x86_64", 64), ("i686", 32)):
+        node.write(
+            node.driver / f"usr/share/vulkan/icd.d/nvidia_icd.{machine}.json",
+            json.dumps({"ICD": {"library_path": f"/store/{bits}/libGLX_nvidia.so.0"}}),
+        )
+    spec = generate(SpecOptions(capabilities=CAPABILITIES), taken(node), node.config)
+    mounts = {mount.container_path: mount.host_path for mount in spec.edits.mounts}
+    for bits, source in sources.items():
+        assert mounts[f"/store/{bits}/libGLX_nvidia.so.0"] == str(source), bits
