@@ -120,8 +120,8 @@ def _find(asked: _Asked) -> Explanation | Meaning | driver_names.Meaning:
     if code and what.isupper():
         return explain_code(code)
     # A file in the working directory may have the same name as a container.
-    is_path = os.sep in what and os.path.isfile(what) and not rows_named(what)
-    if what == "-" or is_path or what.endswith(".json"):
+    is_path = what.endswith(".json") or (os.sep in what and os.path.isfile(what))
+    if what == "-" or (is_path and not rows_named(what)):
         return _explain_spec(asked)
     if asked.rootfs is not None:
         raise click.UsageError("--rootfs is for a CONFIG_JSON; a running container has its own.")

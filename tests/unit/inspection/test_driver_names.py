@@ -138,6 +138,7 @@ def test_a_file_is_explained_with_its_place_on_this_node(
     assert document["paths"] == [f"{node.config.dev}/nvidiactl"]
     # An existing path is a spec, unless it is a driver file.
     assert "capability compute" in told(capsys, path, *where)
+    assert told(capsys, "10_nvidia.json", *where).startswith("file 10_nvidia.json, of NVIDIA")
 
 
 def test_a_library_that_no_capability_knows_comes_with_all(
