@@ -86,7 +86,8 @@ def advice(lacks: Iterable[Lack], record: Mapping[str, Any]) -> str:
 def _prefixes(spec: Mapping[str, Any]) -> list[str]:
     """Return the directories above the ``bin`` of the container's PATH and program."""
     process = spec.get("process")
-    path = next((e[5:] for e in strings(process, "env") if e.startswith("PATH=")), "")
+    # The last entry of a name is the one that the process sees.
+    path = dict(entry.partition("=")[::2] for entry in strings(process, "env")).get("PATH", "")
     program = [posixpath.dirname(word) for word in strings(process, "args")[:1]]
     places = [*program, *path.split(":"), *_USUAL]
     above = [posixpath.dirname(each) for each in places if posixpath.basename(each) == "bin"]

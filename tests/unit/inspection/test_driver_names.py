@@ -219,6 +219,14 @@ def test_packages_are_found_in_every_python_that_the_container_can_run(
     assert lacking(tmp_path, *path, record={}) == []
 
 
+def test_the_last_path_of_the_environment_counts(tmp_path: Path) -> None:
+    """It is the one that the process sees."""
+    install(tmp_path, "wgpu-1.dist-info", site="opt/venv/lib/python3.11/site-packages")
+    for path in (["PATH=/opt/venv/bin", "PATH=/usr/bin"], ["PATH=/usr/bin", "PATH=/opt/venv/bin"]):
+        found = lacks_of(str(tmp_path), {"process": {"env": path}}, DEFAULT)
+        assert bool(found) == path[-1].endswith("venv/bin"), path
+
+
 def test_advice_is_one_line_with_the_variable(tmp_path: Path) -> None:
     install(tmp_path, "PyNvVideoCodec-2.0.dist-info", "wgpu-0.30.dist-info")
     assert advice(lacks_of(str(tmp_path), {}, DEFAULT), DEFAULT) == (
