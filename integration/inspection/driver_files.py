@@ -73,7 +73,8 @@ def _is_named(row: DriverRow, name: str) -> bool:
         case Firmware(pattern):
             return fnmatch.fnmatchcase(base, pattern)
         case Program(program):
-            return base == program
+            # NAMESPACE/POD may end in the same name.
+            return base == program and (name == base or name.startswith("/"))
         case Socket(path) | ControlNode(path):
             return name in {path, posixpath.basename(path)}
 
