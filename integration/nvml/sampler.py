@@ -113,8 +113,9 @@ class NvmlSampler:
                 return last
         while True:
             self._wants_profile |= profile
-            self._is_asked = True
-            self._wake.set()
+            if not self._is_asked:  # else a question is due, or about to be answered
+                self._is_asked = True
+                self._wake.set()
             await self._answered.wait()
             # The answer may be that to a question before.
             if self._has_profile or not profile or self._has_stopped:

@@ -118,6 +118,23 @@ async def test_a_sample_without_activity_does_not_do_for_who_asks_for_it(
         tasks.cancel_scope.cancel()
 
 
+async def test_who_asks_while_a_question_is_answered_does_not_end_the_child(
+    gpus: SimulatedNode,
+) -> None:
+    sampler = sampler_of(gpus)
+    write(gpus, "faults", "nvmlDeviceGetPowerUsage=sleep:200\n")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(lambda: sampler.sample(max_age=60))
+            await until(lambda: sampler._child is not None, "the first question is asked")
+            askers.start_soon(lambda: sampler.sample(max_age=60))
+            child = sampler._child
+        await sampler.sample(max_age=0)
+        assert sampler._child is child
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("fault", ["crash", "hang"])
 async def test_a_driver_that_fails_at_it_tells_the_rest(gpus: SimulatedNode, fault: str) -> None:
     sampler = sampler_of(gpus, 0.5)
