@@ -202,6 +202,8 @@ class NvmlSampler:
         try:
             answer = await self._answer(library, seen, alone=False, profile=True)
         except ChildFailed:
+            if self._child is None:  # it did not start, and was not asked
+                return None
             answer = None
         if answer is None or answer["hanging"]:
             self._no_profile_until = now() + _NO_PROFILE

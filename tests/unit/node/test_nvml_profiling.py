@@ -15,6 +15,7 @@ from hooks.node.nvml_probe import GpuAsker
 from integration.node.refresh import look
 from integration.nvml import child_profiling, session
 from integration.nvml.child_profiling import Profiler
+from integration.nvml.lock import exclusive
 from integration.nvml.sampler import NvmlSampler
 from integration.nvml.session import Children
 from integration.nvml.values import Activity
@@ -132,6 +133,21 @@ async def test_who_asks_while_a_question_is_answered_does_not_end_the_child(
             child = sampler._child
         await sampler.sample(max_age=0)
         assert sampler._child is child
+        tasks.cancel_scope.cancel()
+
+
+async def test_activity_is_asked_for_again_as_soon_as_nvml_is_no_longer_closed(
+    gpus: SimulatedNode,
+) -> None:
+    sampler = sampler_of(gpus)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        with exclusive(gpus.state, 0) as lock:
+            assert lock is not None
+            assert (await sampler.sample(max_age=0, profile=True)).failure
+        sampler._retry = -math.inf
+        sample = await sampler.sample(max_age=0, profile=True)
+        assert sample.gpus[2].activity == Activity(pcie_sent=0, pcie_received=0)
         tasks.cancel_scope.cancel()
 
 
