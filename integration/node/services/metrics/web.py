@@ -202,8 +202,8 @@ def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
     context.verify_mode = tls.get("client_auth_type", ssl.CERT_NONE)
     if "client_ca_file" in tls:
         context.load_verify_locations(tls["client_ca_file"])
-    if tls.get("prefer_server_cipher_suites", True):
-        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    if not tls.get("prefer_server_cipher_suites", True):  # the library's default
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     return context
 
 

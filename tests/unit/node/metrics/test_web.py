@@ -122,6 +122,15 @@ def test_a_pipe_is_no_file_and_is_not_waited_for(directory: Path, name: str) -> 
         read(path)
 
 
+@pytest.mark.parametrize("prefers", [True, False])
+def test_whose_order_of_cipher_suites_counts(directory: Path, prefers: bool) -> None:
+    tls = read(
+        write(directory, {"tls_server_config": TLS | {"prefer_server_cipher_suites": prefers}})
+    ).tls
+    assert tls is not None
+    assert bool(tls.options & ssl.OP_CIPHER_SERVER_PREFERENCE) is prefers
+
+
 def test_promtool_thinks_the_same_of_each_file(directory: Path) -> None:
     promtool = Promtool(Programs.of_debian())
     for expected, table in ((False, WRONG), (True, RIGHT)):
