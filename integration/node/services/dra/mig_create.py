@@ -53,7 +53,7 @@ from integration.node.services.dra.mig_layout import Part, parse_name, part_name
 from integration.node.state.claims_file import known_fields, read_record, write_record
 from integration.node.values.claims import Claim, ClaimDevice
 from integration.nvml.inventory import inventory_of
-from integration.nvml.mig_parts import Parts, ask_parts, overlaps
+from integration.nvml.mig_parts import GpuParts, Parts, ask_parts, overlaps
 from integration.nvml.nvidia_smi import SmiFailed, run_alone, run_nvidia_smi
 from integration.timeouts import PATIENCE
 
@@ -117,10 +117,7 @@ class MigModes:
             MigModeNotSwitched: switching failed; the caller tries again.
         """
         try:
-            there = ask_parts(self._config).gpus.get(gpu.uuid)
-            if there is None:
-                raise SmiFailed("NVML does not list it")  # noqa: TRY301 - handled as the other failures
-            if not there.instances:
+            if not self._parts(gpu).instances:
                 self._switch(gpu, inventory, on=False)
         except SmiFailed as error:
             raise MigModeNotSwitched(
@@ -143,8 +140,10 @@ class MigModes:
             raise SmiFailed(f"it is not: {said}")
 
     def _is_on(self, gpu: Gpu) -> bool:
-        there = ask_parts(self._config).gpus.get(gpu.uuid)
-        return there is not None and there.mode
+        return self._parts(gpu).mode
+
+    def _parts(self, gpu: Gpu) -> GpuParts:
+        return _listed(ask_parts(self._config), gpu.uuid)
 
     def _note(self, uuid: str, *, on: bool) -> None:
         with self._one_writes:
@@ -356,6 +355,7 @@ class MigCreator:
     def _delete(self, note: MigNote, gpu: Gpu, inventory: Inventory) -> None:
         try:
             there = ask_parts(self._config)
+            _listed(there, note.part.gpu)
             instance = there.instance_at(note.part)
             if instance is None:
                 return
@@ -386,3 +386,14 @@ class MigCreator:
 
 def _gpu(inventory: Inventory, part: Part) -> Gpu | None:
     return next((each for each in inventory.gpus if each.uuid == part.gpu), None)
+
+
+def _listed(parts: Parts, uuid: str) -> GpuParts:
+    """Return the parts of a GPU.
+
+    Raises:
+        SmiFailed: NVML does not list it now; so it is not known what there is.
+    """
+    if uuid not in parts.gpus:
+        raise SmiFailed("NVML does not list it")
+    return parts.gpus[uuid]

@@ -21,7 +21,7 @@ from hooks.cdi.spec import Edits, SpecDevice, SpecFile
 from hooks.config import Config
 from hooks.node.drained import Drain
 from integration import files
-from integration.agent_errors import DeviceDrained
+from integration.agent_errors import DeviceDrained, MigDeviceNotUndone, MigModeNotSwitched
 from integration.apiserver.client import ApiServer
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
@@ -395,3 +395,32 @@ async def test_a_gpu_that_is_marked_after_the_first_look_is_not_partitioned(
         await driver.transactions.prepare(REFERENCE)
     await settled(driver)
     assert node.left() == before
+
+
+async def test_a_device_on_a_gpu_that_nvml_does_not_list_is_not_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = await begun(node, "a MIG device")
+    await driver.transactions.prepare(REFERENCE)
+    before = node.left()
+    with monkeypatch.context() as patch:
+        patch.setattr(mig_create, "ask_parts", lambda _: Parts())
+        with raises(MigDeviceNotUndone):
+            await driver.transactions.unprepare(REFERENCE)
+    assert node.left() == before
+    await driver.transactions.unprepare(REFERENCE)
+    assert is_empty(node)
+
+
+def test_a_mode_that_nvml_does_not_say_is_neither_switched_nor_taken_over(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gpu,) = (each for each in INVENTORY.gpus if each.uuid == CUT)
+    ran: list[Any] = []
+    monkeypatch.setattr(mig_create, "ask_parts", lambda _: Parts())
+    monkeypatch.setattr(mig_create, "run_alone", lambda *arguments, **_: ran.append(arguments))
+    modes = mig_create.MigModes(node.config)
+    with raises(MigModeNotSwitched):
+        modes.on(gpu, INVENTORY, "a claim")
+    assert not ran
+    assert not modes.switched
