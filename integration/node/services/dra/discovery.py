@@ -3,7 +3,8 @@
 Rules
 - A child process asks NVML one question and ends. It asks only if the GPUs or their MIG devices may
   have changed. If NVML does not answer, the last answer about the same GPUs counts.
-- Nothing asks NVML while it is paused. After a failure the next question waits a while.
+- Nothing asks NVML while it is paused. After a failure, or an answer without a GPU that is not
+  lost, the next question waits a while.
 - What can change by itself (the NVLink fabric, a pending repair) comes from the monitor's samples.
   A GPU that a sample lacks keeps what the last one said.
 """
@@ -63,6 +64,7 @@ class DeviceDiscovery:
         self._newest: Inventory | None = None
         self._seen: Any = None
         self._cut: Any = None
+        self._is_partial = False  # whether NVML's last answer lacks a GPU
         self._failed = -math.inf
         self._sampled: dict[str, tuple[Fabric | None, bool]] = {}
 
@@ -173,7 +175,8 @@ class DeviceDiscovery:
         if self._context.state.nvml_pause.value:
             return False
         is_soon = time.monotonic() - self._failed < _RETRY_AFTER
-        return anew or (_cut(inventory) != self._cut and not is_soon)
+        is_new = self._is_partial or _cut(inventory) != self._cut
+        return anew or (is_new and not is_soon)
 
     async def _ask(self, inventory: Inventory) -> None:
         """Ask NVML how GPUs are cut, and keep the answer if there is one."""
@@ -181,11 +184,15 @@ class DeviceDiscovery:
         is_same = self._cut is not None and _cut(inventory)[0] == self._cut[0]
         if not parts.failure or not is_same:
             self._parts = parts
-        if parts.failure:
+        there = (gpu.uuid for gpu in inventory.gpus if gpu.uuid and not gpu.lost)
+        out = ", ".join(uuid for uuid in there if uuid not in parts.gpus)
+        self._is_partial = bool(out) and not parts.failure
+        why = parts.failure or (out and f"it leaves out {out}")
+        if why:
             self._failed = time.monotonic()
-        else:
+        if not parts.failure:
             self._cut = _cut(inventory)
-        self._fault("parts", parts.failure and f"NVML tells nothing of MIG: {parts.failure}")
+        self._fault("parts", why and f"NVML tells nothing of MIG: {why}")
 
     def _ask_nvml(self) -> Parts:
         try:

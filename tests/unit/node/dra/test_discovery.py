@@ -143,3 +143,23 @@ async def test_nvml_is_not_asked_while_it_is_let_go_of(node: SimulatedNode) -> N
     devices = await place.look()
     assert devices is not None
     assert any(each.part for each in devices.values())
+
+
+async def test_a_gpu_that_nvml_leaves_out_is_asked_about_again(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(node, dra_mig=True)
+    there = inventory_of(place.config, fresh=True)
+    write(node, "nvml-faults", "gpu4.nvmlDeviceGetGpuInstances=error:999")
+    found = await place.looking.discover(there, {})
+    assert found is not None
+    last = there.gpus[4].uuid
+    assert not [each for each in found.devices.values() if each.gpu == last]
+    assert any(each.part for each in found.devices.values()), "of the others"
+    assert last in place.faults["parts"]
+    write(node, "nvml-faults", "")
+    monkeypatch.setattr("integration.node.services.dra.discovery._RETRY_AFTER", -1.0)
+    found = await place.looking.discover(there, {})
+    assert found is not None
+    assert [each for each in found.devices.values() if each.gpu == last]
+    assert not place.faults["parts"]
