@@ -68,8 +68,8 @@ def choose(accept: str) -> Form:
 
 
 def collect(snapshot: Snapshot) -> list[tuple[Metric, Rows]]:
-    """Return the values of every metric."""
-    return [(metric, metric.rows(snapshot)) for metric in METRICS]
+    """Return the values of every metric; they no longer change with the agent's counters."""
+    return [(metric, {**metric.rows(snapshot)}) for metric in METRICS]
 
 
 def write(known: Iterable[tuple[Metric, Rows]], form: Form) -> bytes:

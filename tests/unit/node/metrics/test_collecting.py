@@ -21,8 +21,9 @@ from integration.node.services.metrics.text import (
     write,
 )
 from integration.node.state.store import State
+from integration.node.values.counters import OK
 from integration.node.values.health import HealthState
-from integration.nvml.values import GpuSample, Sample
+from integration.nvml.values import GpuEvent, GpuSample, Sample, SwitchError
 from tests.harness.exposition import read_told
 from tests.unit.node.metrics.nodes import (
     BOOT,
@@ -65,6 +66,18 @@ def test_every_family_is_told_of_a_node_that_has_everything() -> None:
     snapshot = large(gpus=2, mig=2, containers=4)
     missing = {name for family in METRICS for name in family.samples} - values(snapshot).keys()
     assert missing == set()
+
+
+def test_what_is_counted_while_a_thread_writes_belongs_to_the_next_scrape() -> None:
+    snapshot = large(gpus=1, mig=0, containers=1)
+    collected, counters = collect(snapshot), snapshot.state.counters
+    before = write(collected, PLAIN)
+    counters.faulted("xid", "31", "application")
+    counters.allocated("nvidia.com/other", 0.1, OK)
+    switch = SwitchError("nvidia-nvswitch9", 11001, "fatal")
+    counters.add_event(GpuEvent(1.0, "sxid", "", switch=switch))
+    assert write(collected, PLAIN) == before
+    assert write(collect(snapshot), PLAIN) != before
 
 
 def test_an_agent_that_knows_nothing_yet_says_so() -> None:
