@@ -22,6 +22,8 @@ from integration.doctor.places import Places
 from integration.json_documents import parse_json
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
+# What PyYAML raises; the second and third for a scalar that is not of its tag's kind.
+_INVALID: Final = (yaml.YAMLError, LookupError, AttributeError, ValueError, RecursionError)
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
 """The kernel's short names of processes that are, or contain, a kubelet."""
 _DEFAULT_DRIVER: Final = "cgroupfs"
@@ -48,7 +50,7 @@ def _cgroup_driver(places: Places) -> str:
         return ""
     try:
         config = yaml.safe_load(read_file(path))
-    except (yaml.YAMLError, RecursionError) as error:
+    except _INVALID as error:
         # Not the whole error, because it quotes the file.
         raise CouldNotLook(f"{named} is not valid YAML: {getattr(error, 'problem', '')}") from error
     driver = config.get("cgroupDriver") if isinstance(config, dict) else None
@@ -59,7 +61,7 @@ def _of_manifest(path: str) -> Iterator[RuntimeClass]:
     try:
         with open(path, "rb") as file:
             documents = list(yaml.safe_load_all(file.read()))
-    except (OSError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, *_INVALID) as error:
         raise ManifestUnusable(
             f"to read RuntimeClasses from {path}",
             found=str(error.strerror) if isinstance(error, OSError) else f"not valid YAML: {error}",

@@ -235,6 +235,16 @@ def test_what_cannot_be_examined_is_one_line_and_one(words: list[str], code: str
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("text", ["a: [", "!!bool x", "a: 2001-99-99"])
+def test_yaml_that_is_not_valid_is_one_line(healthy: Healthy, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "classes.yaml"
+    path.write_text(text)
+    done = doctor("--root", healthy.tree.root, "--manifest", str(path), "--only", "D043")
+    assert (done.code, done.stdout) == (exits.FAILED, "")
+    assert done.stderr.startswith(f"{ManifestUnusable.code} ")
+    assert "not valid YAML" in done.stderr
+
+
 def test_a_bundle_has_facts_and_findings_and_no_secret(healthy: Healthy, tmp_path: Path) -> None:
     path = tmp_path / "doctor.tar.gz"
     path.write_text("of before")

@@ -183,6 +183,8 @@ def read(path: str) -> Read:
         raise _invalid(error.filename or path, (error.strerror or str(error)).lower()) from error
     except (ValueError, yaml.YAMLError, RecursionError, ImportError) as error:
         raise _invalid(path, str(error)) from error
+    except (LookupError, AttributeError) as error:  # PyYAML's, for a scalar with a wrong tag
+        raise _invalid(path, "a value is not of the kind that its tag says") from error
     return Read(config, tls, tuple(files))
 
 

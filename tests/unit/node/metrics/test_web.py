@@ -97,7 +97,7 @@ def test_a_wrong_file_is_refused_and_no_password_is_repeated(
     assert "s3cr3t" not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["{", "a: [", "\0", "&a [*a]"])
+@pytest.mark.parametrize("text", ["{", "a: [", "\0", "&a [*a]", "!!bool x", '!!int ""'])
 def test_a_file_that_is_no_yaml_is_refused(directory: Path, text: str) -> None:
     (directory / "web.yml").write_text(text)
     with raises(WebConfigInvalid):
