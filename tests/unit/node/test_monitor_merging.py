@@ -134,3 +134,16 @@ def test_each_error_of_a_switch_is_told_and_equal_ones_together() -> None:
     found = told(*((0.0, each) for each in storm))
     assert [event for when, event in found if when == 0.0] == [storm[0], *storm[3:]]
     assert [event.times for when, event in found if when > 0.0] == [2]
+
+
+def test_in_a_storm_a_fatal_error_of_a_switch_is_not_counted_to_lesser_ones() -> None:
+    def error(number: int, severity: str) -> GpuEvent:
+        switch = SwitchError("nvidia-nvswitch0", number, severity, 28)
+        return GpuEvent(1.0, "sxid", GPU, bus_id="0000:c2:00.0", switch=switch, source="kernel")
+
+    storm = [*(error(number, "non-fatal") for number in range(300)), error(300, "fatal")]
+    found = [event for _, event in told(*((0.0, each) for each in storm))]
+    assert [event for event in found if event.switch and event.switch.severity == "fatal"] == [
+        storm[-1]
+    ]
+    assert sum(event.times for event in found) == len(storm)

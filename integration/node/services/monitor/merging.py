@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from integration.node.faults.policy import action_of
+from integration.node.faults.sxids import is_fatal
 from integration.nvml.values import GpuEvent
 from shim.causes.xids import is_nonfatal
 
@@ -155,7 +156,7 @@ def _facts(event: GpuEvent) -> tuple[object, ...]:
 
 def _severity(event: GpuEvent) -> object:
     """Return the severity that the text adds to the number."""
-    return action_of(event), is_nonfatal(event.xid, event.text)
+    return action_of(event), is_nonfatal(event.xid, event.text), is_fatal(event)
 
 
 def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:
