@@ -227,6 +227,23 @@ def test_after_a_restart_a_lost_gpu_counts_and_the_others_say_the_rest(
     assert told == {"count": "8", "memory": "81559"}
 
 
+def test_after_a_restart_labels_stay_if_no_gpu_answers(
+    cluster: Cluster, agent: Agent, there: Inventory
+) -> None:
+    agent.reads(MIXED)
+    lost = [
+        replace(gpu, lost="it is lost", memory=None, compute_capability="", architecture="")
+        for gpu in there.gpus
+    ]
+    with closing(api_server_of(agent.context.options)) as api:
+        agent.sees(there)
+        Labeller(agent.context).write(api)
+        before = dict(cluster.labels)
+        agent.sees(replace(there, gpus=tuple(lost), mig_devices=()))
+        Labeller(agent.context).write(api)
+    assert cluster.labels == before
+
+
 def test_without_a_driver_labels_go_only_if_the_gpus_are_gone_as_well(
     tmp_path: Path, cluster: Cluster, agent: Agent, config: Config
 ) -> None:
