@@ -16,9 +16,13 @@ from integration.drain.serving import _TO_LET_GO
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.monitor import nvml_pause
+from integration.node.services.monitor.events import Watch
+from integration.node.state.store import State
 from integration.nvml.lock import exclusive, is_exclusive
 from integration.nvml.nvidia_smi import TO_CLOSE
+from integration.nvml.session import Children
 from shim import syscalls
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -104,6 +108,22 @@ def test_a_mig_layout_has_as_long_for_each_gpu_that_it_changes(
         assert resets.reason(read_drains(config))
         clock = 2.0 * nvml_pause.LONGEST
         assert not resets.reason(read_drains(config))
+
+
+async def test_each_gpu_of_a_mig_layout_is_unwatched_also_one_that_is_marked_later(
+    tmp_path: Path,
+) -> None:
+    state, why = State(), "GPU-1 is out of service for its MIG layout"
+    children = Children(lambda *_, **__: None, str(tmp_path))
+    watch = Watch(state, children, lambda _: None, lambda *_, **__: None, to_answer=1)
+    publish(state.resetting_gpus, frozenset({"GPU-1"}))
+    publish(state.nvml_pause, why)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.keep)
+        await until(lambda: state.unwatched.value == {"GPU-1": why})
+        publish(state.resetting_gpus, frozenset({"GPU-1", "GPU-2"}))
+        await until(lambda: state.unwatched.value == {"GPU-1": why, "GPU-2": why}, timeout=10)
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("by_person", [False, True])

@@ -87,6 +87,8 @@ class Watch:
         self._unwatched = state.unwatched.publisher(ServiceName.MONITOR)
         self._lost = state.lost_gpus.publisher(ServiceName.MONITOR)
         self._mig_modes = state.mig_modes.publisher(ServiceName.MONITOR)
+        # A reset or a MIG layout marks its GPUs one after the other.
+        self._inputs = (*state.nvml_inputs, state.resetting_gpus)
         self._to_answer, self._beat, self._retry = to_answer, beat, _RETRY
         self._lost_at = math.inf  # when the child last reported a lost GPU
 
@@ -94,7 +96,7 @@ class Watch:
         """Run a child while there is a GPU to watch, until cancelled."""
         backoff = Backoff(longest=_LONGEST_PAUSE)
         while True:
-            version, node = version_of(*self._state.nvml_inputs), self._state.node.value
+            version, node = version_of(*self._inputs), self._state.node.value
             if self._state.nvml_unavailable or not library_of(node):
                 # The agent closes NVML only briefly for a look at the node.
                 if not self._state.nvml_closed.value:
@@ -102,7 +104,7 @@ class Watch:
                     why = self._state.nvml_pause.value
                     gpus = self._state.resetting_gpus.value or {""}
                     self._post(dict.fromkeys(gpus, why) if why else {}, "")
-                await wait_any(*self._state.nvml_inputs, since=version)
+                await wait_any(*self._inputs, since=version)
                 continue
             started = time.monotonic()
             try:
