@@ -52,7 +52,7 @@ _FAULT: Final = "nvsentinel"
 # What a condition asks for, in NVSentinel's terms; anything else is for a person.
 _ACTIONS: Final[Mapping[str, int]] = {
     "": pb.NONE,
-    **dict.fromkeys((Remedy.RESTART_APP, Action.DRAIN), pb.NONE),
+    **dict.fromkeys((Remedy.NOTHING, Remedy.RESTART_APP, Action.DRAIN), pb.NONE),
     **dict.fromkeys(
         (Remedy.RESET, Remedy.RESET_LATER, Remedy.REPLACE, Remedy.LINKS, Action.RESET,
          Action.DRAIN_AND_RESET, "reset the GPU, or reboot the node"), pb.COMPONENT_RESET

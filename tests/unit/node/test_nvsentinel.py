@@ -41,13 +41,15 @@ LOST: Final = Condition(HealthState.UNHEALTHY, reason="XID 79: off", xid=79, rem
         (LOST, Report(GPU, False, True, f"XID 79: off; {Remedy.REBOOT}", 79, pb.RESTART_BM)),
         (replace(LOST, remedy=Action.RESET, xid=0),
          Report(GPU, False, True, f"XID 79: off; {Action.RESET}", 0, pb.COMPONENT_RESET)),
+        (replace(LOST, remedy=Remedy.NOTHING),
+         Report(GPU, False, True, f"XID 79: off; {Remedy.NOTHING}", 79, pb.NONE)),
         (replace(LOST, remedy="pray"),
          Report(GPU, False, True, "XID 79: off; pray", 79, pb.CONTACT_SUPPORT)),
         (replace(LOST, state=HealthState.SUSPECT, remedy=""),
          Report(GPU, False, False, "XID 79: off", 79, pb.NONE)),
         (replace(LOST, state=HealthState.RECOVERING), None),
     ],
-    ids=["well", "well again", "reboot", "reset", "else", "suspect", "recovering"],
+    ids=["well", "well again", "reboot", "reset", "nothing", "else", "suspect", "recovering"],
 )  # fmt: skip
 def test_what_is_told_of_a_gpu(condition: Condition, expected: Report | None) -> None:
     assert reports_of({GPU: condition, PART: LOST}).get(GPU) == expected
