@@ -82,11 +82,13 @@ def decide(
         accept_mounts="auto" if config.accept_mounts is True else config.accept_mounts,
     )
     spec = spec_of(pod, container)
+    if _has_all(spec):
+        return NOTHING
     whose = policy.read_container(spec)
     record = read_kubelet_record(whose, config)
     if record.doubt and not record.gave_anything:
         _refuse_doubt(spec, config, record, container.name)
-    if not record.gave_anything or _has_all(spec):
+    if not record.gave_anything:
         return NOTHING
     request = _request(spec, config, record)
     if not request.wants_driver:

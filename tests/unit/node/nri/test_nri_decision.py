@@ -227,6 +227,11 @@ def test_in_doubt_a_container_that_wants_a_gpu_is_refused_and_any_other_starts(
     with raises(NriUndecided, match="kubelet_internal_checkpoint"):
         world.ask(f"{DEVICES}={FIRST}")
     assert world.ask() == NOTHING
+    # One that has its GPU by CDI needs nothing, whatever its image requests.
+    nodes = [pb.LinuxDevice(path="/dev/nvidia0", type="c", major=195, minor=0)]
+    library = pb.Mount(destination="/usr/lib64/libcuda.so.535", type="bind", source="/x")
+    linux = pb.LinuxContainer(devices=nodes)
+    assert world.ask(f"{DEVICES}=all", linux=linux, mounts=(library,)) == NOTHING
     os.unlink(path)  # a node without a device plugin
     assert world.ask(f"{DEVICES}={FIRST}") == NOTHING
 
