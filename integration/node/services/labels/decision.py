@@ -27,13 +27,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
 from integration.node.services.labels.host import HostFacts
 from integration.node.services.labels.names import DOMAIN, GPU
-from integration.node.values.resources import MPS, Mig, Settings
+from integration.node.settings.readers import PATTERN
+from integration.node.values.resources import MPS, Mig, Settings, SharedResource
 from integration.nvml.mig_parts import Parts
 
 _LONGEST: Final = 63
@@ -75,6 +77,13 @@ class _Share(NamedTuple):
     suffix: str = ""  # of the product
 
 
+class _Named(NamedTuple):
+    """A device, as the device plugin's settings name it."""
+
+    model: str
+    names: tuple[str, ...]
+
+
 def labels_of(
     inventory: Inventory,
     settings: Settings,
@@ -102,7 +111,7 @@ def labels_of(
         "mps.capable": _boolean(_is_mps(settings)),
         "vgpu.present": None if host.vgpu is None else _boolean(host.vgpu),
     }
-    values |= _whole([gpu for gpu in gpus if gpu.model == model], settings)
+    values |= _whole(gpus, model, settings)
     if settings.mig_strategy is not Mig.NONE:
         values |= {"mig.strategy": settings.mig_strategy.value}
         devices = _Devices(gpus, inventory.mig_devices, mig, settings)
@@ -172,15 +181,17 @@ def _note(gpus: Iterable[Gpu], model: str) -> str:
 # -- GPUs and MIG devices ----------------------------------------------------------------------
 
 
-def _whole(gpus: list[Gpu], settings: Settings) -> _Values:
+def _whole(gpus: list[Gpu], model: str, settings: Settings) -> _Values:
     """Return the labels of the GPUs of one model."""
+    there = [_Named(gpu.model, (gpu.uuid, str(gpu.index))) for gpu in gpus if not gpu.mig]
+    gpus = [gpu for gpu in gpus if gpu.model == model]
     # Without a GPU outside MIG mode, the resource has no device.
     share = _Share(0)
     if not all(gpu.mig for gpu in gpus):
-        share = _share(settings, GPU, len(gpus))
+        share = _share(settings, GPU, there, model)
     memory = next((gpu.memory for gpu in gpus if gpu.memory), None)
     capability = next((gpu.compute_capability for gpu in gpus if gpu.compute_capability), "")
-    values = _devices(gpus[0].model, len(gpus), share)
+    values = _devices(model, len(gpus), share)
     if memory is not None:
         values["memory"] = memory // _MEBI
     labels: _Values = {f"{GPU}.{name}": value for name, value in values.items()}
@@ -243,7 +254,8 @@ class _Devices:
         model = _first_of(self._gpus[each.gpu].model for each in devices)
         devices = [each for each in devices if self._gpus[each.gpu].model == model]
         profile, figures = devices[0].profile, self._mig.figures
-        share = _share(self._settings, prefix, len(devices))
+        there = [self._named(each) for each in self._there if each.profile == profile]
+        share = _share(self._settings, prefix, there, model)
         share = share._replace(suffix=f"-MIG-{_plain(profile)}{share.suffix}")
         values = _devices(model, len(devices), share)
         known = next((figures[each.uuid] for each in devices if each.uuid in figures), ())
@@ -251,6 +263,12 @@ class _Devices:
         if slices := _SLICES.match(profile):
             values |= {"slices.gi": slices["gi"], "slices.ci": slices["ci"] or slices["gi"]}
         return {f"{prefix}.{name}": value for name, value in values.items()}
+
+    def _named(self, device: MigDevice) -> _Named:
+        gpu = self._gpus[device.gpu]
+        # The last name is that of drivers before 470.
+        legacy = f"MIG-{gpu.uuid}/{device.gpu_instance}/{device.compute_instance}"
+        return _Named(gpu.model, (device.uuid, f"{device.gpu}:{device.index}", legacy))
 
 
 def _devices(model: str, count: int, share: _Share) -> _Values:
@@ -263,16 +281,38 @@ def _devices(model: str, count: int, share: _Share) -> _Values:
     }
 
 
-def _share(settings: Settings, resource: str, count: int) -> _Share:
-    """Return how a resource of so many devices is shared."""
-    sharing = settings.sharing
+def _share(settings: Settings, resource: str, there: list[_Named], model: str) -> _Share:
+    """Return how the devices of a resource that are of one model are shared.
+
+    Args:
+        there: all devices of the resource, in the order of indices.
+    """
+    sharing, rest, found = settings.sharing, there, None
     for each in sharing.resources:
         if each.name == f"{DOMAIN}{resource}" and each.replicas > 1:
-            # Where only some devices are shared, these are another resource, as when renamed.
-            some = each.devices is not None or (each.count is not None and each.count < count)
-            is_renamed = bool(each.rename) or sharing.rename_by_default or some
-            return _Share(each.replicas, sharing.kind, "" if is_renamed else _SHARED)
-    return _Share()
+            chosen = _chosen(each, there)
+            rest = [device for device in rest if device not in chosen]
+            if found is None and any(device.model == model for device in chosen):
+                found = each
+    if found is None:
+        return _Share()
+    # Where only some devices are shared, these are another resource, as when renamed.
+    is_renamed = bool(found.rename or rest) or sharing.rename_by_default
+    return _Share(found.replicas, sharing.kind, "" if is_renamed else _SHARED)
+
+
+def _chosen(share: SharedResource, there: list[_Named]) -> list[_Named]:
+    """Return the devices that are shared, as the device plugin chooses them."""
+    if share.devices is None:
+        return there[: share.count]
+    wanted = frozenset(share.devices)
+    patterns = [each for each in wanted if PATTERN in each]
+    return [
+        device
+        for device in there
+        if not wanted.isdisjoint(device.names)
+        or any(fnmatchcase(device.model, pattern) for pattern in patterns)
+    ]
 
 
 def _first_of(models: Iterable[str]) -> str:

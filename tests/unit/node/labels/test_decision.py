@@ -305,6 +305,36 @@ def test_a_product_is_shared_where_the_resource_keeps_its_name(
     assert labels["replicas"] == "4"
 
 
+@pytest.mark.parametrize(
+    ("more", "other", "expected"),
+    [
+        ({"devices": ("*A30*",)}, gpu(2, A30), ("", "1", "none")),
+        ({"devices": ("2",)}, gpu(2, A30), ("", "1", "none")),
+        ({"devices": ("*H100*",)}, gpu(2, A30), ("", "4", TIME_SLICING)),
+        ({"devices": ("*",)}, gpu(2, A30), ("-SHARED", "4", TIME_SLICING)),
+        ({"count": 2}, gpu(2, A30), ("", "4", TIME_SLICING)),
+        ({"count": 2}, gpu(2, mig=True), ("-SHARED", "4", TIME_SLICING)),
+    ],
+)
+def test_what_is_shared_is_what_the_resource_has_of_the_model(
+    more: dict[str, Any], other: Gpu, expected: tuple[str, str, str]
+) -> None:
+    labels = of(gpu(0), gpu(1), other, settings=shared(4, **more))
+    told = labels["product"], labels["replicas"], labels["sharing-strategy"]
+    assert told == (f"NVIDIA-H100-80GB-HBM3{expected[0]}", *expected[1:])
+
+
+def test_mig_devices_are_shared_by_their_names() -> None:
+    def told(*names: str) -> tuple[str, str]:
+        settings = shared(3, "mig-1g.10gb", devices=names)
+        labels = of(*TWO, mig=CUT[:2], settings=settings, prefix="mig-1g.10gb")
+        return labels["product"].removeprefix(OF_MIG["product"]), labels["replicas"]
+
+    assert told("MIG-0-0", "0:1") == told("MIG-GPU-0/0/0", "0:1") == ("-SHARED", "3")
+    assert told("0:1") == ("", "3")
+    assert told("1:1") == ("", "1")
+
+
 def test_mps_is_possible_where_it_shares_something() -> None:
     def capable(settings: Settings) -> str:
         return found(gpu(0), settings=settings).labels["nvidia.com/mps.capable"]
