@@ -191,8 +191,9 @@ class _Monitor:
         self._xid_counts.publish(dict(self._totals))
 
     def _log_event(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
+        address = "" if event.switch else event.bus_id  # of an NVSwitch it names no GPU
         fields: dict[str, Any] = {
-            "gpu": verdict.gpu or event.gpu or event.bus_id or "unknown",
+            "gpu": verdict.gpu or event.gpu or address or "unknown",
             "severity": verdict.severity.value,
         }
         if len(verdict.devices) == 1 and verdict.devices[0] != verdict.gpu:

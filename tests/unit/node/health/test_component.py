@@ -28,7 +28,7 @@ from integration.node.services.monitor import merging
 from integration.node.services.monitor.service import EventForwarder
 from integration.node.values.health import HealthState
 from integration.nvml.snapshot import NodeSnapshot
-from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample, SwitchError
 from tests.harness.node_state import publish
 from tests.harness.raising import raises
 from tests.unit.node.inventories import inventory
@@ -356,3 +356,14 @@ async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
     assert store.read_devices(config) is None
     async with agent(config) as it:  # the file was kept
         assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY
+
+
+async def test_an_nvswitch_is_not_taken_for_a_gpu(config: Config) -> None:
+    switch = SwitchError("nvidia-nvswitch0", 20034, "fatal", 28)
+    error = GpuEvent(1.0, "sxid", "", bus_id="0000:c2:00.0", switch=switch, source="kernel")
+    async with agent(config) as it:
+        await it.becomes("GPU-0", HealthState.HEALTHY)
+        for severity in ("non-fatal", "fatal"):
+            it.state.gpu_events.send(replace(error, switch=replace(switch, severity=severity)))
+        await it.until(lambda: len(it.said("SXid 20034")) == 2, "both are said")
+        assert [line["gpu"] for line in it.said("SXid 20034")] == ["unknown"] * 2
