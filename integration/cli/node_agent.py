@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from integration.cli.node_options import CliSettings
 from integration.cli.output import Format, Output, serialized
 from integration.node.agent import serve
 from integration.node.faults.policy import policy_of
-from integration.node.options import NO, OPTIONS, YES, Options
+from integration.node.options import NO, NODE, NODE_FEATURE, OPTIONS, YES, Options
 from integration.node.services.metrics.address import parse_address
 from integration.node.settings.config_choice import SETTINGS as CHOICES
 from integration.node.settings.config_choice import Choice
@@ -81,13 +81,7 @@ def options_of(settings: CliSettings) -> Options:
         if others["device_plugin"] == YES:
             raise click.UsageError("--device-plugin yes needs a --kubelet-socket.")
         others["device_plugin"] = NO
-    for name in ("dra", "node_condition"):
-        if others[name] and not (others["api_server"] or others["kubeconfig"]):
-            flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} needs an --api-server or a --kubeconfig.")
-    for name, needed in _NEEDS.items():
-        if others[name] and not others[needed]:
-            raise click.UsageError(f"--{name.replace('_', '-')} needs --{needed}.")
+    _refuse_lonely(others)
     if others["kubeconfig"]:
         of_kubeconfig(others["kubeconfig"])  # report an unusable file at start
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
@@ -98,6 +92,24 @@ def options_of(settings: CliSettings) -> Options:
 
         read(others["metrics_web_config"])  # the same
     return Options(**others, settings=_source(settings))
+
+
+def _refuse_lonely(others: Mapping[str, Any]) -> None:
+    """Refuse an option that needs another one.
+
+    Raises:
+        click.UsageError: the other one is missing.
+    """
+    needed_for = [name for name in ("dra", "node_condition", "mig_config_file") if others[name]]
+    if others["node_labels"] in {NODE, NODE_FEATURE}:
+        needed_for.append("node_labels")
+    for name in needed_for:
+        if not (others["api_server"] or others["kubeconfig"]):
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} needs an --api-server or a --kubeconfig.")
+    for name, needed in _NEEDS.items():
+        if others[name] and not others[needed]:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --{needed}.")
 
 
 def _source(settings: CliSettings) -> Source:

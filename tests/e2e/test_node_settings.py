@@ -100,6 +100,14 @@ def test_what_means_nothing_without_another_option_is_refused() -> None:
         assert (done.returncode, f"{words[0]} needs {needed}." in done.stderr) == (2, True)
 
 
+def test_what_cannot_be_without_the_api_server_is_refused() -> None:
+    for word in ("--node-labels=node", "--node-labels=node-feature", "--mig-config-file=/layouts"):
+        done = check(word)
+        wanted = f"{word.partition('=')[0]} needs an --api-server or a --kubeconfig."
+        assert (done.returncode, wanted in done.stderr) == (2, True), word
+    assert check("--node-labels=file").returncode == 0
+
+
 def test_what_is_wrong_is_one_line_with_the_key(file: str, tmp_path: Path) -> None:
     with open(file, "a", encoding="utf-8") as config:
         config.write("imex: {channelIds: [1]}\n")
