@@ -20,6 +20,7 @@ Source: nvidia-cuda-mps-control(1); k8s-device-plugin, cmd/mps-control-daemon/mp
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -137,14 +138,14 @@ def plan_of(resource: Resource, inventory: Inventory) -> Plan:
     memory = {device.uuid: device.memory_bytes or 0 for device in resource.devices}
     for uuid in memory:
         _check(resource, uuid, gpus)
-    replicas = max(1, resource.replicas)
-    shares = {uuid: total // replicas // _MIB for uuid, total in memory.items()}
+    replicas = Counter(device.uuid for device in resource.devices)
+    shares = {uuid: total // replicas[uuid] // _MIB for uuid, total in memory.items()}
     return Plan(
         resource=resource.name,
         devices=tuple(uuid for uuid in memory if not (gpus[uuid].lost or gpus[uuid].drained)),
         limits={uuid: share for uuid, share in shares.items() if share},
         others=frozenset(uuid for uuid, gpu in gpus.items() if uuid not in memory and not gpu.lost),
-        percentage=100 // replicas,
+        percentage=100 // max(1, resource.replicas),  # one for all GPUs
         driver=inventory.driver.version,
         programs=programs_of(inventory.driver),
     )

@@ -91,6 +91,15 @@ def test_each_share_has_an_equal_part_and_devices_their_places() -> None:
     assert unknown.commands(unknown.devices) == ("set_default_active_thread_percentage 33",)
 
 
+def test_each_gpu_is_divided_by_its_own_number_of_shares() -> None:
+    """Entries of the settings may give GPUs of one resource different numbers of replicas."""
+    devices = (*shared(0, replicas=2).devices, *shared(1, replicas=8).devices)
+    resource = Resource("nvidia.com/gpu", devices, sharing=MPS, replicas=8)
+    plan = plan_of(resource, inventory_of("", gpu(0), gpu(1)))
+    assert plan.limits == {uuid(0): 40960, uuid(1): 10240}
+    assert plan.percentage == 12, "the daemon has one for all GPUs"
+
+
 @pytest.mark.parametrize("facts", [{"lost": "GPU is lost"}, {"drained": "since noon"}])
 def test_a_gpu_that_cannot_be_opened_is_left_to_the_others(facts: dict[str, str]) -> None:
     plan = plan_of(shared(0, 1), inventory_of("", gpu(0, **facts), gpu(1)))
