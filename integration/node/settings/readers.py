@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from api.errors import one_line
 from hooks.schema import FALSE, TRUE, Kind, WrongValue, choice, either, need
 from integration.agent_errors import WrongSetting
-from integration.node.values.resources import DeviceList
+from integration.node.values.resources import PATTERN, DeviceList
 
 SUBJECT: Final = "the device plugin's settings"
 VERSION: Final = "v1"
@@ -39,9 +39,6 @@ _UUID: Final = rf"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 _DEVICE: Final = re.compile(
     rf"\d+(:\d+)?|(?P<new>GPU-|MIG-){_UUID}|(?P<old>MIG-GPU-){_UUID}/\d+/\d+", re.ASCII
 )
-PATTERN: Final = "*"
-"""Stands for any characters in the name of a GPU's model."""
-
 _FEWEST_REPLICAS: Final = 2
 # More than fit into one message to the kubelet for a single GPU. The exact limit depends on the
 # node's devices (integration.node.services.plugin.resources checks it).

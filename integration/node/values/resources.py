@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Final
 
 from integration.node.values.health import HealthState
@@ -29,6 +30,9 @@ class DeviceList(StrEnum):
 
 CDI: Final = frozenset({DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI})
 """The strategies with which a runtime injects devices from a CDI spec."""
+
+PATTERN: Final = "*"
+"""What makes an entry of :attr:`SharedResource.devices` a pattern of a model's name."""
 
 PLUGIN: Final = "nvidia-device-plugin"
 """The part of annotation keys that NVIDIA's plugin uses."""
@@ -62,6 +66,17 @@ class SharedResource:
     # the shared devices, by UUID, index or a pattern of the model's name; None for all
     devices: tuple[str, ...] | None = None
     count: int | None = None  # how many devices are shared, lowest index first; None for all
+
+    def lists(self, names: Iterable[str], model: str) -> bool:
+        """Return whether :attr:`devices` has a device.
+
+        Args:
+            names: its names there, such as its UUID and index.
+            model: its GPU's model.
+        """
+        wanted = frozenset(self.devices or ())
+        patterns = (each for each in wanted if PATTERN in each)
+        return not wanted.isdisjoint(names) or any(fnmatchcase(model, each) for each in patterns)
 
 
 @dataclass(frozen=True, slots=True)

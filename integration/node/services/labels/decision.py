@@ -27,14 +27,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
 from integration.node.services.labels.host import HostFacts
 from integration.node.services.labels.names import DOMAIN, GPU
-from integration.node.settings.readers import PATTERN
 from integration.node.values.resources import MPS, Mig, Settings, SharedResource
 from integration.nvml.mig_parts import Parts
 
@@ -305,14 +303,7 @@ def _chosen(share: SharedResource, there: list[_Named]) -> list[_Named]:
     """Return the devices that are shared, as the device plugin chooses them."""
     if share.devices is None:
         return there[: share.count]
-    wanted = frozenset(share.devices)
-    patterns = [each for each in wanted if PATTERN in each]
-    return [
-        device
-        for device in there
-        if not wanted.isdisjoint(device.names)
-        or any(fnmatchcase(device.model, pattern) for pattern in patterns)
-    ]
+    return [each for each in there if share.lists(each.names, each.model)]
 
 
 def _first_of(models: Iterable[str]) -> str:

@@ -35,7 +35,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Final
 
 from hooks.node.capabilities import CONTROL
@@ -48,10 +47,11 @@ from integration.agent_errors import (
     SharingUnsuitable,
 )
 from integration.node.device_health.device_state import Condition
-from integration.node.settings.readers import PATTERN, resource_name
+from integration.node.settings.readers import resource_name
 from integration.node.values.health import HealthState
 from integration.node.values.resources import (
     MPS,
+    PATTERN,
     Device,
     Mig,
     Resource,
@@ -350,15 +350,9 @@ def _add(resources: dict[str, Resource], resource: Resource) -> None:
 def _chosen(node: _Node, share: SharedResource, devices: Sequence[Device]) -> tuple[Device, ...]:
     if share.devices is None:
         return tuple(devices[: share.count])
-    wanted = frozenset(share.devices)
-    patterns = [each for each in wanted if PATTERN in each]
-
-    def is_chosen(device: Device) -> bool:
-        model = node.by_uuid[device.gpu].model
-        named = not wanted.isdisjoint(node.names(device))
-        return named or any(fnmatchcase(model, pattern) for pattern in patterns)
-
-    return tuple(filter(is_chosen, devices))
+    return tuple(
+        each for each in devices if share.lists(node.names(each), node.by_uuid[each.gpu].model)
+    )
 
 
 def _renamed(share: SharedResource, sharing: Sharing, *, partial: bool) -> str:
