@@ -129,21 +129,25 @@ class Labeller:
             devices = tuple(each.uuid for each in inventory.mig_devices)
         seen = inventory.driver.version, gpus, devices
         if self._mig is None or self._mig[0] != seen:
-            self._mig = seen, _ask(self._context.config) if gpus else Parts()
+            self._mig = seen, _ask(self._context.config, inventory) if gpus else Parts()
         return self._mig[1]
 
 
-def _ask(config: Config) -> Parts:
+def _ask(config: Config, inventory: Inventory) -> Parts:
     """Ask NVML which GPUs support MIG, and what each MIG device has.
 
     Raises:
-        NvmlFailed: it does not answer.
+        NvmlFailed: it does not answer, or leaves out a GPU that is not lost.
     """
+    there = (gpu.uuid for gpu in inventory.gpus if gpu.uuid and not (gpu.lost or gpu.excluded))
     try:
-        return ask_parts(config)
+        parts = ask_parts(config)
+        if out := ", ".join(uuid for uuid in there if uuid not in parts.gpus):
+            raise SmiFailed(f"it leaves out {out}")  # noqa: TRY301 - handled as no answer
     except SmiFailed as error:
         raise NvmlFailed(
             "NVML's answer about MIG, for the node's labels",
             found=error.found,
             do="check that nvidia-smi works on the node; the agent retries",
         ) from error
+    return parts

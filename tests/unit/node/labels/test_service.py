@@ -227,6 +227,22 @@ def test_after_a_restart_a_lost_gpu_counts_and_the_others_say_the_rest(
     assert told == {"count": "8", "memory": "81559"}
 
 
+def test_nothing_is_written_while_nvml_leaves_out_a_gpu(
+    cluster: Cluster, agent: Agent, there: Inventory, faults: Path
+) -> None:
+    agent.sees(there)
+    agent.reads(MIXED)
+    with closing(api_server_of(agent.context.options)) as api:
+        labeller = Labeller(agent.context)
+        faults.write_text("gpu4.nvmlDeviceGetGpuInstances=error:999")
+        with raises(NvmlFailed, match=f"leaves out {there.gpus[4].uuid}"):
+            labeller.write(api)
+        assert cluster.labels == FOREIGN
+        faults.write_text("")
+        labeller.write(api)
+    assert cluster.labels["nvidia.com/mig-1g.10gb.count"] == "56"
+
+
 def test_after_a_restart_labels_stay_if_no_gpu_answers(
     cluster: Cluster, agent: Agent, there: Inventory
 ) -> None:
