@@ -214,12 +214,16 @@ def _shape(change: Change) -> tuple[str, Partition, Partition]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C, in this process and in nvidia-smi."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Delay Ctrl-C until the end, and keep it from nvidia-smi; an error takes its place."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
+    except BaseException:
+        while signal.sigtimedwait({signal.SIGINT}, 0) is not None:
+            pass
+        raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @_uninterrupted()

@@ -353,6 +353,29 @@ def test_an_interrupt_is_undone(place: Place) -> None:
 
 
 @pytest.mark.thorough
+def test_an_interrupt_while_it_undoes_an_earlier_one_ends_it_then(place: Place) -> None:
+    before = place.state()
+    assert place.kill_at(NEXT, 4)
+
+    def apply_interrupted() -> None:
+        once = iter([True])
+
+        def say(_: str) -> None:
+            if next(once, False):
+                signal.raise_signal(signal.SIGINT)
+
+        apply(place.config, layout("7g.80gb"), place.options, say)
+
+    fault = "gpu0.nvmlDeviceCreateGpuInstanceWithPlacement=error:999"
+    with place.suffers(fault), raises(LayoutNotUndone, match="on GPU 0 "):
+        apply_interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        apply_interrupted()
+    assert place.state() == before
+    place.is_clean()
+
+
+@pytest.mark.thorough
 def test_a_dry_run_after_a_kill_shows_what_the_next_apply_does(
     place: Place, tmp_path: Path
 ) -> None:
