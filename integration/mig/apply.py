@@ -304,6 +304,7 @@ def _renew(config: Config) -> None:
     inventory_of(config, fresh=True)
 
 
+@_uninterrupted()
 def _finish(config: Config, uuids: Iterable[str], lost: Sequence[JournalEntry]) -> None:
     """Return GPUs to service, unless a person had taken them out of it, and end the journal.
 

@@ -376,6 +376,22 @@ def test_an_interrupt_while_it_undoes_an_earlier_one_ends_it_then(place: Place) 
 
 
 @pytest.mark.thorough
+def test_an_interrupt_while_gpus_return_to_service_leaves_none_out(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = marks.finish
+
+    def interrupted(config: Config, device: str) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return finish(config, device)
+
+    monkeypatch.setattr(marks, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        place.apply(NEXT)
+    place.has("1g.10gb 2g.20gb 2g.20gb", "7g.80gb", "1g.10gb")
+
+
+@pytest.mark.thorough
 def test_a_dry_run_after_a_kill_shows_what_the_next_apply_does(
     place: Place, tmp_path: Path
 ) -> None:
