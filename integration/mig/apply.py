@@ -280,7 +280,8 @@ def undone(config: Config, gpus: Iterable[MigGpu]) -> tuple[MigGpu, ...]:
     """Return GPUs as the next apply has them after it has undone what a killed one did."""
     gpus = tuple(gpus)
     states = {e.uuid: e.states for e in _begun(config, journal.read(config)) if e.states}
-    if all(each.is_at(states[each.gpu.uuid][1]) for each in gpus if each.gpu.uuid in states):
+    there = {each.gpu.uuid: each for each in gpus if each.answers}
+    if all(uuid in there and there[uuid].is_at(after) for uuid, (_, after) in states.items()):
         return gpus  # it made all
     return tuple(
         each.at(states[each.gpu.uuid][0]) if each.gpu.uuid in states and each.answers else each

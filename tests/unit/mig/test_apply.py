@@ -413,6 +413,37 @@ def test_a_dry_run_after_a_kill_shows_what_the_next_apply_does(
 
 
 @pytest.mark.thorough
+def test_a_dry_run_undoes_what_a_killed_one_made_if_a_gpu_is_lost(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"devices": [0], "mig-enabled": True, "mig-devices": {"7g.80gb": 1}}
+    path = file_of(tmp_path, a=[entry])
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    before, state = compare(place.config, path, "a"), place.state()[0]
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(apply_module, "_finish", killed)
+        place.apply(NEXT)
+    with without_gpu(place, 1):
+        assert compare(place.config, path, "a") == before
+        place.apply(Layout("none", ()))
+        assert place.state()[0] == state
+
+
+@contextmanager
+def without_gpu(place: Place, number: int) -> Iterator[None]:
+    gpu = place.gpus()[number].gpu
+    with ExitStack() as gone:
+        for path in (f"dev/nvidia{gpu.minor}", f"proc/driver/nvidia/gpus/{gpu.bus_id}"):
+            there = Path(place.node.directory, path)
+            away = there.rename(Path(place.node.directory, there.name))
+            gone.callback(away.rename, there)
+        yield
+
+
+@pytest.mark.thorough
 def test_what_is_made_while_it_waits_is_waited_for_too(place: Place) -> None:
     claims_file.save(place.config, [part_of(place, 0)])
     options = DrainOptions(states=place.options.states, proc=place.options.proc, seconds=600.0)
@@ -557,12 +588,7 @@ def test_other_gpus_get_layouts_while_one_that_was_changed_is_away(place: Place)
     before, device = place.state(), place.node.scenario.gpus[1].uuid
     assert place.kill_at(NEXT, 4)
     assert place.state()[1] != before[1]
-    gpu = place.gpus()[1].gpu
-    with ExitStack() as gone:
-        for path in (f"dev/nvidia{gpu.minor}", f"proc/driver/nvidia/gpus/{gpu.bus_id}"):
-            there = Path(place.node.directory, path)
-            away = there.rename(Path(place.node.directory, there.name))
-            gone.callback(away.rename, there)
+    with without_gpu(place, 1):
         assert place.apply(layout("7g.80gb")) == 1
         with place.suffers("nvmlGpuInstanceDestroy=error:19"), raises(LayoutFailed):
             place.apply(layout("1g.10gb"))
