@@ -64,7 +64,9 @@ def _united(before: Drain, drain: Drain, config: Config) -> Drain:
     # MIG devices may be changed on a GPU whose reset failed: that does not make it usable.
     is_apart = drain.reset.startswith(OF_MIG) and not before.reset.startswith(OF_MIG)
     of_person = before.stays or not before.reset or is_apart
-    under_way = before.reset if not drain.reset and is_resetting(config) else ""
+    # The next `nvshim mig apply` undoes one that was killed only on GPUs that have its mark.
+    is_begun = before.reset.startswith(OF_MIG) or is_resetting(config)
+    under_way = before.reset if not drain.reset and is_begun else ""
     for_reset = before.for_reset and bool(under_way)
     lets_go = before.lets_go and (for_reset or not before.for_reset)
     return replace(

@@ -644,6 +644,19 @@ def test_what_a_person_took_out_of_service_stays_so(place: Place) -> None:
     assert (mark.device, mark.reason, mark.reset) == (device, "fan", "")
 
 
+@pytest.mark.thorough
+def test_what_a_person_took_out_of_service_after_a_kill_is_undone_and_stays_so(
+    place: Place,
+) -> None:
+    before, device = place.state(), place.node.scenario.gpus[0].uuid
+    assert place.kill_at(NEXT, 4)
+    marks.put(place.config, Drain(device, reason="fan"))
+    place.apply(Layout("none", ()))
+    assert place.state() == before
+    (mark,) = read_drains(place.config)
+    assert (mark.device, mark.reason, mark.reset) == (device, "fan", "")
+
+
 def claim_of(device: str, gpu: str) -> Claim:
     return Claim(
         "uid", "default", "one", (ClaimDevice("gpu", "node", device.lower(), device, gpu),)
