@@ -98,13 +98,13 @@ async def _follow(context: Context, api: ApiServer, label: Topic[str]) -> None:
             version = str(metadata.get("resourceVersion", ""))
             start = partial(api.watch, _NODES, version, query)
             watch = await run_detached(start, drop=Watch.close)
+            context.fault("mig-config label", "")
             try:
                 while (change := await run_detached(watch.next)) is not None:
                     if change[0] in {"ADDED", "MODIFIED"}:
                         publisher.publish(_label_of(change[1].get("metadata") or {}))
             finally:
                 watch.close()
-            context.fault("mig-config label", "")
             await anyio.sleep(_PAUSE)
         except NvshimError as error:
             context.fault("mig-config label", str(error), level="warning")

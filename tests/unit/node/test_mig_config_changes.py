@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,6 +130,38 @@ async def test_a_state_is_told_when_the_server_is_back(
         is_away = False
         await until(lambda: told == [(state, "two")])
         tasks.cancel_scope.cancel()
+
+
+async def test_a_label_that_is_followed_again_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is none before that watch ends, too."""
+    monkeypatch.setattr(mig_config, "_UNANSWERED", 0.0)
+    context = Context(Config(), Options(), say=lambda *_, **__: None)
+    faults: list[dict[str, str]] = []
+    is_over = threading.Event()
+
+    class Quiet:
+        def next(self) -> None:
+            is_over.wait()
+
+        def close(self) -> None:
+            is_over.set()
+
+    class Server(ApiServer):
+        def call(self, *_: Any) -> dict[str, Any]:
+            faults.append(dict(context.state.faults.lines))
+            if len(faults) == 1:
+                raise ApiServerSilent("to read the Node", found="no answer")
+            return {}
+
+        def watch(self, *_: Any) -> Any:
+            return Quiet()
+
+    label = Topic("", ServiceName.MIG_CONFIG, "")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mig_config._follow, context, Server("", 0, ""), label)
+        await until(lambda: len(faults) > 1 and not context.state.faults.lines)
+        tasks.cancel_scope.cancel()
+    assert "mig-config label" in faults[1]
 
 
 async def test_nothing_is_pending_once_the_label_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
