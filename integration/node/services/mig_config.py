@@ -33,6 +33,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -224,7 +225,9 @@ class _Reports:
     def __init__(self, context: Context, api: ApiServer) -> None:
         self._context, self._api = context, api
         self._written: tuple[str, str] | None = None
-        self._owed: tuple[str, str] | None = None  # what the server has not taken
+        # What the server has not taken, or in part: a label without its event.
+        self._owed: tuple[str, str] | None = None
+        self._one_writes = threading.Lock()  # a write that is given up goes on
 
     async def write(self, state: str, message: str) -> None:
         """Report a state; an event has the message, unless that is empty.
@@ -234,17 +237,18 @@ class _Reports:
         self._owed = None
         if self._written == (state, message):
             return
+        self._written, self._owed = None, (state, message)
         try:
             await run_detached(self._write, state, message)
-            self._written = state, message
+            self._written, self._owed = (state, message), None
             self._context.fault("mig-config state", "")
         except NvshimError as error:
-            self._owed = state, message
             self._context.fault("mig-config state", str(error), level="warning")
 
     async def withdraw(self) -> None:
         """Remove the state of a layout that is not applied any longer."""
-        if self._written is not None and self._written[0] == PENDING:
+        last = self._owed or self._written
+        if last is not None and last[0] == PENDING:
             await self.write("", "")
 
     async def catch_up(self) -> None:
@@ -256,13 +260,14 @@ class _Reports:
     def _write(self, state: str, message: str) -> None:
         node = self._context.options.node_name
         path = f"{_NODES}/{quote(node, safe='')}"
-        labels = (self._api.call("GET", path).get("metadata") or {}).get("labels") or {}
-        if labels.get(STATE) == state == SUCCESS:
-            return  # nothing has changed since an earlier agent said so
-        if labels.get(STATE) != state:
-            self._api.call("PATCH", path, {"metadata": {"labels": {STATE: state or None}}})
-        if message:
-            self._api.call("POST", _EVENTS, _event(node, state, message))
+        with self._one_writes:
+            labels = (self._api.call("GET", path).get("metadata") or {}).get("labels") or {}
+            if labels.get(STATE) == state == SUCCESS:
+                return  # nothing has changed since an earlier agent said so
+            if labels.get(STATE) != state:
+                self._api.call("PATCH", path, {"metadata": {"labels": {STATE: state or None}}})
+            if message:
+                self._api.call("POST", _EVENTS, _event(node, state, message))
 
 
 def _event(node: str, state: str, message: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 import pytest
@@ -192,6 +192,62 @@ async def test_nothing_is_pending_once_the_label_is_gone(monkeypatch: pytest.Mon
         tasks.start_soon(mig_config._apply_once, context, label, reports)
         await until(lambda: told == ["pending", None])
         tasks.cancel_scope.cancel()
+
+
+class Node(ApiServer):
+    """A server with a Node that may refuse events, or answer late."""
+
+    states: ClassVar[list[str | None]] = []  # those that the label of the state had
+    asked: ClassVar[list[str]] = []  # the methods of all calls
+    refuses: ClassVar[list[str]] = []  # those of the next calls that are refused
+    may_label: ClassVar[threading.Event] = threading.Event()
+
+    def call(self, method: str, _: str, body: Any = None, __: Any = None) -> dict[str, Any]:
+        self.asked.append(method)
+        if method in self.refuses:
+            self.refuses.remove(method)
+            raise ApiServerSilent(f"to {method}", found="no answer")
+        if method == "PATCH":
+            self.may_label.wait()
+            self.states.append(body["metadata"]["labels"][mig_config.STATE])
+        return {"metadata": {"labels": {mig_config.STATE: (self.states or [None])[-1]}}}
+
+
+@pytest.fixture
+def node() -> Node:
+    node = Node("", 0, "")
+    node.states.clear()
+    node.asked.clear()
+    node.refuses.clear()
+    node.may_label.set()
+    return node
+
+
+async def test_a_state_that_is_taken_without_its_event_is_not_the_last(node: Node) -> None:
+    reports = mig_config._Reports(Context(Config(), Options(), say=lambda *_, **__: None), node)
+    await reports.write(mig_config.SUCCESS, "the GPUs are as one says")
+    node.refuses.append("POST")
+    await reports.write(mig_config.PENDING, "the layout one waits for a claim")
+    await reports.write(mig_config.SUCCESS, "the GPUs are as one says")
+    assert node.states == ["success", "pending", "success"]
+    node.refuses.append("POST")
+    await reports.write(mig_config.PENDING, "the layout one waits for a claim")
+    await reports.withdraw()
+    assert node.states[3:] == ["pending", None]
+
+
+async def test_a_state_that_is_given_up_is_not_taken_after_a_later_one(node: Node) -> None:
+    reports = mig_config._Reports(Context(Config(), Options(), say=lambda *_, **__: None), node)
+    node.may_label.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reports.write, mig_config.PENDING, "")
+        await until(lambda: "PATCH" in node.asked)
+        tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reports.withdraw)
+        await anyio.wait_all_tasks_blocked()
+        node.may_label.set()
+    assert node.states == ["pending", None]
 
 
 async def test_a_layout_that_meets_a_reset_waits_for_its_end(
