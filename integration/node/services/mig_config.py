@@ -149,6 +149,7 @@ async def _apply_once(context: Context, label: Topic[str], reports: _Reports) ->
             tasks.start_soon(apply)
         else:
             await reports.withdraw()
+            tasks.start_soon(reports.catch_up)
         while is_settled():
             version = version_of(label, reloads, node)
             if is_settled():

@@ -250,6 +250,21 @@ async def test_a_state_that_is_given_up_is_not_taken_after_a_later_one(node: Nod
     assert node.states == ["pending", None]
 
 
+async def test_a_pending_state_goes_when_the_server_is_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mig_config, "_UNANSWERED", 0.0)
+    context = Context(Config(), Options(), say=lambda *_, **__: None)
+    reports = mig_config._Reports(context, node)
+    await reports.write(mig_config.PENDING, "")
+    node.refuses.append("PATCH")
+    label = Topic("", ServiceName.MIG_CONFIG, "")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mig_config._apply_once, context, label, reports)
+        await until(lambda: node.states == ["pending", None])
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_layout_that_meets_a_reset_waits_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
