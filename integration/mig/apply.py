@@ -143,7 +143,7 @@ class _Transaction:
             changes = self._wait(changes)
             self._change(changes, gpus)
         except BaseException as error:  # Ctrl-C as well
-            left = _recover(self.config, self.say)
+            left = _recover(self.config, self.say, finishes=False)
             if isinstance(error, LayoutFailed) and not left.isdisjoint(each.uuid for each in gpus):
                 asked = f"to apply the layout {self.layout.name}"
                 raise LayoutNotUndone(asked, found=error.found, do=error.do) from error
@@ -227,8 +227,12 @@ def _uninterrupted() -> Iterator[None]:
 
 
 @_uninterrupted()
-def _recover(config: Config, say: Say) -> frozenset[str]:
+def _recover(config: Config, say: Say, *, finishes: bool = True) -> frozenset[str]:
     """Undo the changes of an apply that failed or was killed; if it made all, remove its marks.
+
+    Args:
+        finishes: whether all changes stay if all were made, as after a kill. If a step failed, they
+            are undone.
 
     Returns:
         The UUIDs of lost GPUs with changes, which stay out of service and in the journal.
@@ -248,7 +252,9 @@ def _recover(config: Config, say: Say) -> frozenset[str]:
     gpus = {each.gpu.uuid: each for each in there if each.answers}
     changed = [(each, *each.states) for each in begun if each.states and each.uuid in gpus]
     lost = [each for each in begun if each.states and each.uuid not in gpus]
-    is_done = not lost and all(gpus[each.uuid].is_at(after) for each, _, after in changed)
+    is_done = (
+        finishes and not lost and all(gpus[each.uuid].is_at(after) for each, _, after in changed)
+    )
     instances = Instances(config, inventory.driver, _unless_broken(say))
     left = [*lost]
     failed: MigError | None = None

@@ -39,6 +39,7 @@ from integration.mig.state import MigGpu, read_gpus
 from integration.node.state import claims_file
 from integration.node.values.claims import Claim, ClaimDevice
 from integration.nvml.inventory import inventory_of
+from integration.nvml.nvidia_smi import SmiFailed
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.examples import seeds
 from tests.harness.nvidia_smi import nvidia_smi
@@ -334,6 +335,25 @@ def test_an_instance_that_cannot_be_destroyed_gets_its_devices_back(place: Place
         raises(LayoutFailed, match="on GPU 0 .*In use by another client"),
     ):
         place.apply(NEXT)
+    assert place.state() == before
+    place.is_clean()
+
+
+@pytest.mark.thorough
+def test_a_last_step_that_fails_after_its_effect_is_undone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, run, once = place.state(), instances.run_nvidia_smi, iter([True])
+
+    def run_late(*arguments: Any, **named: Any) -> str:
+        said = run(*arguments, **named)
+        if next(once, False):
+            raise SmiFailed("nvidia-smi has not ended after 30 s")
+        return said
+
+    monkeypatch.setattr(instances, "run_nvidia_smi", run_late)
+    with raises(LayoutFailed, match="on GPU 1 .*has not ended"):
+        place.apply(layout("3g.40gb 1g.10gb", "7g.80gb"))
     assert place.state() == before
     place.is_clean()
 
