@@ -247,9 +247,9 @@ class _Reports:
             self._context.fault("mig-config state", str(error), level="warning")
 
     async def withdraw(self) -> None:
-        """Remove the state of a layout that is not applied any longer."""
+        """Remove the state of a layout that is not applied any longer, also an earlier agent's."""
         last = self._owed or self._written
-        if last is not None and last[0] == PENDING:
+        if last is None or last[0] == PENDING:
             await self.write("", "")
 
     async def catch_up(self) -> None:
@@ -265,6 +265,8 @@ class _Reports:
             labels = (self._api.call("GET", path).get("metadata") or {}).get("labels") or {}
             if labels.get(STATE) == state == SUCCESS:
                 return  # nothing has changed since an earlier agent said so
+            if not state and labels.get(STATE) != PENDING:
+                return  # what was reported last is true
             if labels.get(STATE) != state:
                 self._api.call("PATCH", path, {"metadata": {"labels": {STATE: state or None}}})
             if message:

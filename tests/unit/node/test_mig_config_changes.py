@@ -265,6 +265,19 @@ async def test_a_pending_state_goes_when_the_server_is_back(
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("state", ["pending", "success", "failed"])
+async def test_only_a_pending_state_goes_if_the_label_went_while_no_agent_ran(
+    node: Node, state: str
+) -> None:
+    node.states.append(state)
+    context = Context(Config(), Options(), say=lambda *_, **__: None)
+    reports = mig_config._Reports(context, node)
+    await reports.withdraw()
+    await reports.withdraw()
+    assert node.states == [state, *([None] if state == "pending" else [])]
+    assert node.asked.count("GET") == 1
+
+
 async def test_a_layout_that_meets_a_reset_waits_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
