@@ -38,6 +38,7 @@ from integration.mig.serving import apply_layout, compare, list_layouts
 from integration.mig.state import MigGpu, read_gpus
 from integration.node.state import claims_file
 from integration.node.values.claims import Claim, ClaimDevice
+from integration.nvml import nvidia_smi as nvidia_smi_module
 from integration.nvml.inventory import inventory_of
 from integration.nvml.nvidia_smi import SmiFailed
 from integration.simulated import Scenario, SimulatedNode
@@ -343,7 +344,7 @@ def test_an_instance_that_cannot_be_destroyed_gets_its_devices_back(place: Place
 def test_a_last_step_that_fails_after_its_effect_is_undone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, run, once = place.state(), instances.run_nvidia_smi, iter([True])
+    before, run, once = place.state(), nvidia_smi_module.run_nvidia_smi, iter([True])
 
     def run_late(*arguments: Any, **named: Any) -> str:
         said = run(*arguments, **named)

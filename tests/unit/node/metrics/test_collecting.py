@@ -72,7 +72,7 @@ def test_what_is_counted_while_a_thread_writes_belongs_to_the_next_scrape() -> N
     snapshot = large(gpus=1, mig=0, containers=1)
     collected, counters = collect(snapshot), snapshot.state.counters
     before = write(collected, PLAIN)
-    counters.faulted("xid", "31", "application")
+    counters.faulted("xid", 31, "application")
     counters.allocated("nvidia.com/other", 0.1, OK)
     switch = SwitchError("nvidia-nvswitch9", 11001, "fatal")
     counters.add_event(GpuEvent(1.0, "sxid", "", switch=switch))
