@@ -201,6 +201,8 @@ def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
     context.load_cert_chain(tls["cert_file"], tls["key_file"], password=lambda: b"")
     context.minimum_version = tls.get("min_version", ssl.TLSVersion.TLSv1_2)
     context.maximum_version = tls.get("max_version", ssl.TLSVersion.TLSv1_3)
+    if context.minimum_version > context.maximum_version:
+        raise ValueError("tls_server_config: min_version (TLS12 by default) exceeds max_version")
     context.verify_mode = tls.get("client_auth_type", ssl.CERT_NONE)
     if "client_ca_file" in tls:
         context.load_verify_locations(tls["client_ca_file"])

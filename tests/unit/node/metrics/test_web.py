@@ -72,6 +72,7 @@ WRONG: Final = [
 UNSUPPORTED: Final = [
     ("TLS without a certificate, which is none", {"tls_server_config": {}}),
     ("a rate limit", {"rate_limit": {"interval": "1s"}}),
+    ("no version", {"tls_server_config": TLS | {"min_version": "TLS13", "max_version": "TLS12"}}),
     ("cipher suites", {"tls_server_config": TLS | {"cipher_suites": []}}),
     ("names without a check", {"tls_server_config": TLS | {"client_allowed_sans": ["a"]}}),
     ("an unused CA", {"tls_server_config": TLS | {"client_auth_type": "RequireAnyClientCert"}}),
