@@ -31,8 +31,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 __all__ = ["dataclass", "field", "replace"]
 
 
-class _NotCompared(NamedTuple):
+class _Missing:
+    """In place of a default that :class:`_Field` has not."""
+
+
+class _Field(NamedTuple):
     default: Any
+    make: Callable[[], Any] | None  # makes the default of each value
+    compare: bool
+    shown: bool
 
 
 class _AsDataclass:
@@ -53,8 +60,11 @@ class _AsDataclass:
 
         fields = []
         for name in cls.__slots__:
-            default = cls._defaults.get(name, MISSING)
-            described: Any = field(default=default, compare=name not in cls._apart)
+            default, make = cls._defaults.get(name, MISSING), cls._makers.get(name, MISSING)
+            described: Any = field(
+                default=default, default_factory=make,
+                compare=name not in cls._apart, repr=name not in cls._hidden,
+            )  # fmt: skip
             fields.append((name, cls.__annotations__[name], described))
         return vars(make_dataclass(cls.__name__, fields, frozen=True))[self._name]
 
@@ -66,7 +76,9 @@ class _Value:
     # Each class has its own.
     __match_args__: tuple[str, ...] = ()
     _defaults: dict[str, Any] = {}  # noqa: RUF012
+    _makers: dict[str, Callable[[], Any]] = {}  # noqa: RUF012
     _apart: set[str] = set()  # noqa: RUF012
+    _hidden: set[str] = set()  # noqa: RUF012
     _compared: Any
     _form: str
 
@@ -97,16 +109,22 @@ def _made(cls: Any) -> Any:
     names = tuple(cls.__annotations__)
     body = {k: v for k, v in vars(cls).items() if k not in {"__dict__", "__weakref__", *names}}
     stated = {name: getattr(cls, name) for name in names if name in vars(cls)}
-    apart = {name for name, kept in stated.items() if isinstance(kept, _NotCompared)}
-    defaults = {name: kept[0] if name in apart else kept for name, kept in stated.items()}
+    fields = {name: kept for name, kept in stated.items() if isinstance(kept, _Field)}
+    apart = {name for name, kept in fields.items() if not kept.compare}
+    hidden = {name for name, kept in fields.items() if not kept.shown}
+    makers = {name: kept.make for name, kept in fields.items() if kept.make is not None}
+    defaults = stated | {name: kept.default for name, kept in fields.items()}
+    defaults = {name: kept for name, kept in defaults.items() if kept is not _Missing}
     if issubclass(cls, _Value) or hasattr(cls, "__post_init__"):
         raise TypeError(f"{cls.__name__}: no value inherits another or has a __post_init__ here")
     if any(default.__hash__ is None for default in defaults.values()):
         raise TypeError(f"{cls.__name__}: all values would share a default that can be changed")
     compared = [name for name in names if name not in apart]
     body |= {"__slots__": names, "__match_args__": names, "__qualname__": cls.__qualname__}
-    form = f"{cls.__qualname__}({', '.join(f'{name}={{!r}}' for name in names)})"
-    body |= {"_defaults": defaults, "_apart": apart, "_form": form}
+    shown = (f"{name}={{{n}!r}}" for n, name in enumerate(names) if name not in hidden)
+    form = f"{cls.__qualname__}({', '.join(shown)})"
+    body |= {"_defaults": defaults, "_makers": makers, "_form": form}
+    body |= {"_apart": apart, "_hidden": hidden}
     body["__annotations__"] = cls.__annotations__
     body["_compared"] = staticmethod(attrgetter(*compared) if compared else lambda _: ())
     made = type(cls)(cls.__name__, (_Value, *(b for b in cls.__bases__ if b is not object)), body)
@@ -115,7 +133,7 @@ def _made(cls: Any) -> Any:
 
 
 def _initializer(cls: Any, setters: tuple[Callable[[Any, Any], None], ...]) -> Any:
-    defaults, count = cls._defaults, len(setters)
+    defaults, makers, count = cls._defaults, cls._makers, len(setters)
     steps = tuple(zip(cls.__slots__, setters, strict=True))
 
     def init(self: Any, *values: Any, **named: Any) -> None:
@@ -123,11 +141,16 @@ def _initializer(cls: Any, setters: tuple[Callable[[Any, Any], None], ...]) -> A
             keep(self, value)
         if len(values) == count and not named:
             return
-        try:
-            for name, keep in steps[len(values) :]:
-                keep(self, named.pop(name) if name in named else defaults[name])
-        except KeyError:
-            named[name] = None
+        for name, keep in steps[len(values) :]:
+            if name in named:
+                keep(self, named.pop(name))
+            elif name in defaults:
+                keep(self, defaults[name])
+            elif name in makers:
+                keep(self, makers[name]())
+            else:
+                named[name] = None
+                break
         if named or len(values) > count:
             message = f"{cls.__name__}: {len(values)} values and {list(named)} for {cls.__slots__}"
             raise TypeError(message)
@@ -141,8 +164,14 @@ def _dataclass(*, frozen: bool, slots: bool) -> Any:
     raise TypeError("only frozen classes with slots are made here")
 
 
-def _field(*, default: Any, compare: bool = True) -> Any:
-    return default if compare else _NotCompared(default)
+def _field(
+    *,
+    default: Any = _Missing,
+    default_factory: Callable[[], Any] | None = None,
+    compare: bool = True,
+    repr: bool = True,  # noqa: A002 - the word of dataclasses
+) -> Any:
+    return _Field(default, default_factory, compare, repr)
 
 
 def _replace(value: Any, /, **changes: Any) -> Any:

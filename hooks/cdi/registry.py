@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
+from api.values import dataclass, field
 from hooks.cdi import files, schema
 from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable, CdiSpecInvalid
 from hooks.cdi.spec import QualifiedName, SpecDevice, SpecFile, parse_name
@@ -81,7 +81,7 @@ class _Only:
 _MOST_TOLD: Final = 4
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Registry:
     """All spec files of a node, as they are now."""
 

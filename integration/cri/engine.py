@@ -29,9 +29,9 @@ import fnmatch
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import dataclass, field
 from integration.handlers import calls_our_shim
 from integration.json_documents import parse_json
 

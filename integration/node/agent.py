@@ -125,6 +125,7 @@ async def _serve(
                     context = await _wait(tasks, context, lock)
                 say("info", "node agent started", version=VERSION, spec=options.spec or "none")
                 _show_pod(context, lock)
+                tasks.start_soon(_import_urgent, context)  # while NVML answers
             rounds = _Rounds(context, watcher, unannounced)
             node = await rounds.read(first=True)
             if not once:
@@ -311,6 +312,14 @@ async def _start_services(tasks: anyio.abc.TaskGroup, context: Context, *, urgen
             with suppress(ImportError):  # the service fails with it again, and that is logged
                 await run_detached(importlib.import_module, service.module)
             tasks.start_soon(supervise, name, context, service.module)
+
+
+async def _import_urgent(context: Context) -> None:
+    """Import the services that a kubelet waits for."""
+    for service in SERVICES.values():
+        if service.is_urgent and service.is_wanted(context.options):
+            with suppress(ImportError):  # as above
+                await run_detached(importlib.import_module, service.module)
 
 
 async def _announce(context: Context) -> None:

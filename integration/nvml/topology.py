@@ -21,12 +21,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
 from typing import Final
 
 from api.errors import NvshimError, one_line
+from api.values import dataclass, field
 from hooks.config import Config
 from hooks.node.fingerprint import read_text
 from hooks.node.gpus import Gpu

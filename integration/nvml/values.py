@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from api.values import dataclass, field
 
 COMPUTE: Final = "compute"
 GRAPHICS: Final = "graphics"

@@ -14,7 +14,7 @@ import pytest
 from api import values
 
 
-def _classes(made_by: Any) -> tuple[Any, Any]:
+def _classes(made_by: Any) -> tuple[Any, Any, Any]:
     @made_by.dataclass(frozen=True, slots=True)
     class Mount:
         """A mount."""
@@ -33,11 +33,17 @@ def _classes(made_by: Any) -> tuple[Any, Any]:
             return cls(source, note="made")
 
     @made_by.dataclass(frozen=True, slots=True)
+    class Ledger:
+        kind: str
+        entries: dict[str, int] = made_by.field(default_factory=dict, repr=False)
+        notes: list[str] = made_by.field(default_factory=list, compare=False)
+
+    @made_by.dataclass(frozen=True, slots=True)
     class Nothing:
         def __repr__(self) -> str:
             return "nothing"
 
-    return Mount, Nothing
+    return Mount, Nothing, Ledger
 
 
 @pytest.fixture(params=[values, dataclasses], ids=["ours", "dataclasses"])
@@ -53,6 +59,11 @@ def mount(made_by: Any) -> Any:
 @pytest.fixture
 def nothing(made_by: Any) -> Any:
     return _classes(made_by)[1]
+
+
+@pytest.fixture
+def ledger(made_by: Any) -> Any:
+    return _classes(made_by)[2]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +194,30 @@ def test_value_is_inherited_by_a_dataclass(mount: Any) -> None:
     assert "recursive=True" in repr(made)
     with pytest.raises(AttributeError):
         made.source = "/b"
+
+
+def test_default_that_can_be_changed_is_made_for_each_value(ledger: Any) -> None:
+    one, other = ledger("a"), ledger("a")
+    one.notes.append("mine")
+    assert (other.notes, one == other) == ([], True)
+    one.entries["x"] = 1
+    assert (other.entries, one == other) == ({}, False)
+    kept = ledger("b", {"y": 2}, notes=["given"])
+    assert (kept.entries, kept.notes) == ({"y": 2}, ["given"])
+    assert values.replace(kept, kind="c").entries is kept.entries
+    assert dataclasses.replace(kept, kind="c").notes is kept.notes
+    with pytest.raises(TypeError):
+        ledger(entries={})
+    with pytest.raises(TypeError):
+        hash(one)
+
+
+def test_field_that_is_not_to_be_shown_is_not(ledger: Any) -> None:
+    assert repr(ledger("a", {"x": 1}, ["n"])).endswith("Ledger(kind='a', notes=['n'])")
+    shown = {each.name: each.repr for each in dataclasses.fields(ledger)}
+    assert shown == {"kind": True, "entries": False, "notes": True}
+    factories = {each.name: each.default_factory for each in dataclasses.fields(ledger)}
+    assert factories == {"kind": dataclasses.MISSING, "entries": dict, "notes": list}
 
 
 @values.dataclass(frozen=True, slots=True)

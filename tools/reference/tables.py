@@ -26,7 +26,7 @@ from hooks.node.capabilities import (
 from integration.doctor.checks import CHECKS
 from integration.inspection.driver_packages import Package, known_packages
 from integration.kubernetes.settings import SETTINGS, VARIABLES
-from integration.node.faults.xids import XIDS, Scope, Severity
+from integration.node.faults.xids import NUMBERS, Scope, Severity, about
 from integration.node.services.labels import names
 from integration.node.settings.table import FLAGS
 from tests.matrix import RECORD
@@ -232,7 +232,7 @@ def xids() -> str:
         [(code(severity.value), means, over) for severity, means, over in _SEVERITIES],
     )
     alike: dict[tuple[str, ...], list[int]] = {}
-    for xid in XIDS.values():
+    for xid in map(about, sorted(n for numbers in NUMBERS.values() for n in numbers)):
         cells = (
             code(xid.name),
             prose(_NUMBER.sub("", xid.meaning)),

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
+from api.values import dataclass, field, replace
 from hooks.node.inventory import Inventory
 from integration.node.device_health.device_state import (
     Answer,

@@ -17,9 +17,9 @@ The log does no I/O; callers pass the time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
+from api.values import dataclass, field, replace
 from integration.containers.bundles import Container
 from integration.node.faults.hits import GPU_LOST, XID, Hit
 from shim.causes.record import MOST, Fault, Whose, by_weight

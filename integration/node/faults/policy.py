@@ -26,9 +26,9 @@ Source: internal/rm/health.go of NVIDIA's device plugin.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+from api.values import dataclass, field
 from hooks.config import Config
 from integration.agent_errors import XidListWrong
 from integration.node.faults.sxids import is_fatal

@@ -28,7 +28,7 @@ modules; internal/rm/health.go of NVIDIA's device plugin for what that one ignor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -71,7 +71,7 @@ _ENGINES: Final = (
     *range(96, 106), *range(126, 136), 139, 142,
 )  # fmt: skip
 
-_NUMBERS: Final = {
+NUMBERS: Final[Mapping[Severity, tuple[int, ...]]] = {
     Severity.IGNORE: (
         13, 14, 31, 37, 38, 43, 44, 45, 63, 66, 67, 68, 93, 106, 107, 108, 121, 137, 141, 147, 148,
         152, 153, 160, 162, 163, 164, 165,
@@ -83,6 +83,7 @@ _NUMBERS: Final = {
     Severity.UNHEALTHY: (26, 54, 57, 58, 74, 119, 120, 144, 145, 146, 149, 150, 169, 175),
     Severity.FATAL: (46, 48, 62, 64, 79, 95, 110, 136, 140, 143, 151, 156, 158, 167, 173),
 }  # fmt: skip
+"""Every known number, by its severity."""
 
 # These affect the instance that they name; all others affect the whole GPU.
 _OF_INSTANCES: Final = {
@@ -91,21 +92,11 @@ _OF_INSTANCES: Final = {
 }  # fmt: skip
 
 
-def _judged(known: xids.Xid, severity: Severity) -> Xid:
-    values = {field.name: getattr(known, field.name) for field in fields(known)}
-    scope = Scope.INSTANCE if known.number in _OF_INSTANCES else Scope.GPU
-    return Xid(**values, severity=severity, scope=scope)
-
-
-XIDS: Final[Mapping[int, Xid]] = {
-    number: _judged(xids.about(number), severity)
-    for number, severity in sorted(
-        (number, severity) for severity, numbers in _NUMBERS.items() for number in numbers
-    )
-}
-"""Every known number."""
-
-
 def about(number: int) -> Xid:
     """Return the row of a number; an unknown number has one too."""
-    return XIDS.get(number) or _judged(xids.about(number), Severity.UNHEALTHY)
+    known = xids.about(number)
+    severities = (each for each, numbers in NUMBERS.items() if number in numbers)
+    severity = next(severities, Severity.UNHEALTHY)
+    scope = Scope.INSTANCE if number in _OF_INSTANCES else Scope.GPU
+    values = {name: getattr(known, name) for name in known.__match_args__}
+    return Xid(**values, severity=severity, scope=scope)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
+from api.values import dataclass, field
 from integration.containers.bundles import Container
 from integration.containers.shares import Share
 

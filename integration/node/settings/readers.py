@@ -10,11 +10,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NoReturn
 
 from api.errors import one_line
+from api.values import dataclass, field
 from hooks.schema import FALSE, TRUE, Kind, WrongValue, choice, either, need
 from integration.agent_errors import WrongSetting
 from integration.node.values.resources import PATTERN, DeviceList

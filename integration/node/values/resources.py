@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final
 
+from api.values import dataclass, field
 from integration.node.values.health import HealthState
 
 
@@ -138,7 +139,7 @@ class Device:
         return self.state.is_allocatable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)  # it has a __post_init__
 class Resource:
     """A resource of the node. Each has a plugin of its own."""
 
@@ -149,8 +150,9 @@ class Resource:
     one_each: bool = False  # whether a request for more than one is refused
     original: str = ""  # the name before renaming
     # the devices by id; there may be thousands
-    by_id: Mapping[str, Device] = field(init=False, repr=False, compare=False)
-    unhealthy: frozenset[str] = field(init=False, repr=False, compare=False)  # ids of these devices
+    by_id: Mapping[str, Device] = dataclasses.field(init=False, repr=False, compare=False)
+    # ids of these devices
+    unhealthy: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the indices once, because every call of the kubelet uses them."""
