@@ -75,6 +75,8 @@ async def test_an_event_to_which_nobody_adds_anything_is_told_at_once(
         (replace(xid(WHOLE, "nvml"), xid=149), False),  # the log tells whether it is fatal
         (replace(xid(DIVIDED, "nvml"), xid=94), False),  # which instance?
         (replace(xid(DIVIDED, "nvml", gpu_instance=2), xid=94), True),
+        (replace(xid(DIVIDED, "nvml"), xid=79), True),  # it affects all instances
+        (replace(xid(DIVIDED), xid=79), True),
         (replace(xid(WHOLE), xid=79), False),  # it is sent immediately anyway
         (replace(xid("GPU-nobody-knows", "nvml"), xid=79), False),
     ],

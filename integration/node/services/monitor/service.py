@@ -22,8 +22,10 @@ from typing import Final
 
 import anyio
 
+from hooks.node.gpus import Gpu
 from integration.agent_errors import KernelLogUnusable
 from integration.containers.procfs import Procfs
+from integration.node.faults.xids import Scope, about
 from integration.node.service import Context
 from integration.node.services.monitor import nvml_pause
 from integration.node.services.monitor.events import Watch
@@ -149,15 +151,22 @@ class EventForwarder:
 
     def _is_clear(self, event: GpuEvent) -> bool:
         """Whether an Xid says by itself which devices it affects, and how much."""
-        return event.xid not in {0, *TOLD_BY_TEXT} and self._names_place(event)
+        if event.xid in {0, *TOLD_BY_TEXT}:
+            return False
+        affects_all = about(event.xid).scope is Scope.GPU and self._gpu_of(event) is not None
+        return affects_all or self._names_place(event)
 
     def _names_place(self, event: GpuEvent) -> bool:
         """Whether an event names the MIG instance, or its GPU has none."""
         if event.gpu_instance is not None:
             return True
+        gpu = self._gpu_of(event)
+        return gpu is not None and not gpu.mig
+
+    def _gpu_of(self, event: GpuEvent) -> Gpu | None:
         inventory = self._state.node.value.inventory
         gpus = () if inventory is None else inventory.gpus
-        return any(gpu.uuid == event.gpu and not gpu.mig for gpu in gpus)
+        return next((gpu for gpu in gpus if gpu.uuid == event.gpu), None)
 
     async def keep(self) -> None:
         """Send the events that waited, until cancelled."""
