@@ -17,7 +17,7 @@ Cgroup: TypeAlias = "tuple[str, str]"
 def cgroups_in(text: str) -> tuple[Cgroup, ...]:
     """Return the cgroups in the text of /proc/PID/cgroup."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a name may contain other control characters
         _, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
         if first and second and path.startswith("/"):

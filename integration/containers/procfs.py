@@ -10,6 +10,8 @@ Rules
   reads the number of a device node.
 - A process can have many files, mappings and sockets. Each read has a limit and happens once.
 - Mounts and sockets are read once for each namespace and each :class:`Procfs`.
+- Only a newline ends a line. The kernel prints other control characters of names as they are, and a
+  process chooses its name and those of its files and mounts.
 
 Other rooms use the methods that name one fact. Those that read any file or link by its name
 (``text``, ``link``, ``node``, ``descriptors``, ``open_file``, ``mappings``) belong to this room.
@@ -190,7 +192,7 @@ class Procfs:
 
     def users(self, pid: int) -> list[int]:
         """Return the real, effective, saved and file system user; empty if it has ended."""
-        for line in self.text(pid, "status").splitlines():
+        for line in self.text(pid, "status").split("\n"):
             if line.startswith("Uid:"):
                 return [int(word) for word in line.split()[1:]]
         return []
@@ -316,7 +318,7 @@ class Procfs:
 
     def open_file(self, pid: int | str, number: str) -> OpenFile | None:
         """Return the ``fdinfo`` of a descriptor; None if it was closed."""
-        lines = (line.partition(":") for line in self.text(pid, f"fdinfo/{number}").splitlines())
+        lines = (line.partition(":") for line in self.text(pid, f"fdinfo/{number}").split("\n"))
         printed = {name: value.strip() for name, _, value in lines}
         try:
             flags = int(printed["flags"], 8)
@@ -373,7 +375,7 @@ class Procfs:
     def mappings(self, pid: int) -> list[Mapping]:
         """Return the parts of its memory that are mapped from files."""
         found = []
-        for line in self.text(pid, "maps").splitlines():
+        for line in self.text(pid, "maps").split("\n"):
             # address permissions offset device inode path
             words = line.split(maxsplit=5)
             if len(words) == 6 and words[4] != "0":  # noqa: PLR2004 - as listed above
@@ -405,7 +407,7 @@ class Procfs:
         namespace = self.namespace(pid, "net") or str(pid)
         if namespace not in self._sockets:
             found = self._sockets[namespace] = {}
-            for line in self.text(pid, "net/unix").splitlines():
+            for line in self.text(pid, "net/unix").split("\n"):
                 columns = line.split(None, _PATH_COLUMN)
                 # A socket without a path has one column less.
                 if len(columns) > _PATH_COLUMN and columns[_FLAGS_COLUMN] == _ACCEPTS:

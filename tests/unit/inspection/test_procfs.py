@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from integration.containers.cgroups import cgroups_in
 from integration.containers.procfs import Procfs
 from tests.harness.fuse import FILE, fuse
 from tests.harness.launcher import REPOSITORY
@@ -145,3 +146,48 @@ def test_a_file_that_is_called_as_ours_is_on_a_volume_that_does_not_answer(tmp_p
         assert not [line for line in volume.askers if os.getpid() in line]
         volume.go_on()
     assert done.stdout == "False\n"
+
+
+# What ends a line for Python, and not for the kernel.
+ENDS: Final = ["\r", "\v", "\f", "\x1c", "\x85", "\u2028"]
+
+
+def write(proc: Path, pid: int, name: str, text: str) -> None:
+    """Write a file of a process of a procfs, with the newlines as they are."""
+    file = proc / str(pid) / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(os.fsencode(text))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_cannot_print_a_line_by_its_name(tmp_path: Path, end: str) -> None:
+    users = "Uid:\t65534\t65534\t65534\t65534\n"
+    write(tmp_path, 7, "status", f"Name:\t{end}Uid:0 0 0 0\nUmask:\t0022\n{users}")
+    assert Procfs(str(tmp_path)).users(7) == [65534] * 4
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_cannot_print_a_line_by_a_file_that_it_maps(tmp_path: Path, end: str) -> None:
+    path = f"/tmp/a{end}7f10-7f20 r--p 00000000 zz:00 5 /dev/nvidia0"
+    write(tmp_path, 7, "maps", f"7f00-7f10 r--p 00000000 fe:00 4 {path}\n")
+    (mapped,) = Procfs(str(tmp_path)).mappings(7)
+    assert (mapped.inode, mapped.path) == (4, path)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_cannot_print_a_line_by_its_cgroup(end: str) -> None:
+    assert cgroups_in(f"0::/its/a{end}0::/pods/other\n") == (("", f"/its/a{end}0::/pods/other"),)
+
+
+@ROOT
+def test_a_process_that_is_called_as_a_line_of_roots_is_not_roots() -> None:
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\vUid:0 0 0 0'); print(1, flush=True)"
+    with subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c",
+         f"{rename}; input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"1\n"
+        assert not Procfs().is_own(started.pid, is_roots=True)
+        started.communicate(b"\n")
