@@ -419,8 +419,9 @@ class Procfs:
     def mounts(self, pid: int | str = "self") -> list[Mount]:
         """Return the mounts of its mount namespace in the kernel's order; empty if it has ended."""
         found = []
-        for line in os.fsencode(self.text(pid, "mountinfo")).splitlines():
-            words = [os.fsdecode(unescape(word)) for word in line.split()]
+        for line in os.fsencode(self.text(pid, "mountinfo")).split(b"\n"):
+            # Other white space is part of a name, and a source may be empty.
+            words = [os.fsdecode(unescape(word)) for word in line.split(b" ")]
             if "-" in words:
                 end = words.index("-")
                 options = {*words[5].split(","), *words[end + 3].split(",")}

@@ -179,6 +179,14 @@ def test_a_process_cannot_print_a_line_by_its_cgroup(end: str) -> None:
     assert cgroups_in(f"0::/its/a{end}0::/pods/other\n") == (("", f"/its/a{end}0::/pods/other"),)
 
 
+@pytest.mark.parametrize("point", ["/a\r-\vb\vc", "/a\v-\vb", "/a"])
+def test_a_mount_has_any_name_and_source(tmp_path: Path, point: str) -> None:
+    write(tmp_path, 7, "mountinfo", f"36 35 0:9 / {point} rw,noatime master:1 - fuse  rw,sync\n")
+    (mount,) = Procfs(str(tmp_path)).mounts(7)
+    assert (mount.id, mount.point, mount.kind, mount.source) == (36, point, "fuse", "")
+    assert mount.options == ("noatime", "rw", "sync")
+
+
 @ROOT
 def test_a_process_that_is_called_as_a_line_of_roots_is_not_roots() -> None:
     rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\vUid:0 0 0 0'); print(1, flush=True)"
