@@ -2,8 +2,8 @@
 
 Rules
 - Force sends each container SIGTERM once, in the order of their names, and SIGKILL after the grace
-  period. It calls Kill of their shims, as containerd does. A container that appears during the wait
-  is treated the same way.
+  period, again at each look if its shim did not take that. It calls Kill of their shims, as
+  containerd does. A container that appears during the wait is treated the same way.
 - Only containers are stopped. For other holders, the answer says how to stop them.
 - The wait includes the node agent only if the mark tells it to release the device.
 - A pidfd reports the exit of a process; everything else is checked every half second.
@@ -54,9 +54,10 @@ class Force:
     """Stops containers in order."""
 
     grace: float  # seconds from SIGTERM to SIGKILL
-    say: Callable[[str], None]  # gets a line for each signal
+    say: Callable[[str], None]  # gets a line for each signal and each kind of failure, once
     _signalled: dict[str, float] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
+    _said: set[str] = field(default_factory=set)
 
     def end(self, holders: Iterable[Holder]) -> None:
         """Signal the remaining holders."""
@@ -69,22 +70,33 @@ class Force:
             if bundle not in self._signalled:
                 self._signalled[bundle] = now
                 self._signal(holder, container, signal.SIGTERM)
-            elif now - self._signalled[bundle] >= self.grace and bundle not in self._killed:
+            elif (
+                now - self._signalled[bundle] >= self.grace
+                and bundle not in self._killed
+                and self._signal(holder, container, signal.SIGKILL)
+            ):
                 self._killed.add(bundle)
-                self._signal(holder, container, signal.SIGKILL)
 
     def due(self) -> float:
         """Return the seconds until a grace period ends; infinite without one."""
         left = (since for bundle, since in self._signalled.items() if bundle not in self._killed)
         return max(0.0, min(left, default=float("inf")) + self.grace - time.monotonic())
 
-    def _signal(self, holder: Holder, container: Container, number: signal.Signals) -> None:
-        self.say(f"{number.name} to {holder.name}")
+    def _signal(self, holder: Holder, container: Container, number: signal.Signals) -> bool:
+        """Signal a container; False if its shim did not take it."""
+        self._say_once(f"{number.name} to {holder.name}")
         try:
             anyio.run(partial(kill, container, number, timeout=_TO_ANSWER))
         except (NvshimError, OSError) as error:
             # It may have exited by itself; otherwise the next look lists it again.
-            self.say(f"{holder.name}: {str(error) or 'no answer'}")
+            self._say_once(f"{holder.name}: {str(error) or 'no answer'}")
+            return False
+        return True
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
 
 
 def wait_until_free(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.node.inventory import load_inventory
-from integration.containers.bundles import TASKS, find_containers
+from integration.containers.bundles import TASKS, Container, find_containers
 from integration.containers.procfs import Procfs
 from integration.devices.targets import THE_DRIVER, targets_of
-from integration.drain import holders
+from integration.drain import holders, waiting
 from integration.drain.holders import AGENT, CONTAINER, MPS, Holder, find_holders
-from integration.drain.waiting import blocking, not_by_themselves
+from integration.drain.waiting import Force, blocking, not_by_themselves
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
@@ -292,3 +293,24 @@ def test_what_a_process_has_many_of_is_gone_through_once(
     assert {name for _, name, _ in place.kinds("0")} == {"python"}
     assert asked.count("node") == 1
     assert asked.count("mountinfo") <= 2
+
+
+def test_a_container_whose_shim_does_not_take_its_end_is_told_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.bundle("one", 0)
+    sent: list[signal.Signals] = []
+    said: list[str] = []
+
+    async def kill(_: Container, number: signal.Signals, *, timeout: float) -> None:
+        sent.append(number)
+        if sent.count(signal.SIGKILL) in {1, 2}:
+            raise TimeoutError
+
+    monkeypatch.setattr(waiting, "kill", kill)
+    force = Force(0.0, said.append)
+    for _ in range(6):
+        force.end(place.found("0"))
+    assert sent == [signal.SIGTERM, *[signal.SIGKILL] * 3]
+    name = "k8s.io/one"
+    assert said == [f"SIGTERM to {name}", f"SIGKILL to {name}", f"{name}: no answer"]
