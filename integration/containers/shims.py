@@ -323,8 +323,8 @@ def has_listener(container: Container) -> bool:
         probe.settimeout(_TO_ANSWER)
         try:
             probe.connect(container.address)
-        except TimeoutError:
-            return True  # it is busy
+        except (BlockingIOError, TimeoutError):
+            return True  # it is busy: its queue of connections is full
         except OSError:
             return False
     return True

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -178,6 +178,22 @@ def test_a_container_holds_from_its_record_to_the_end_of_its_init(place: Place) 
     assert {each.name for each in place.found()} == {
         "k8s.io/being-made", "k8s.io/running", "k8s.io/other",
     }  # fmt: skip
+
+
+def test_a_container_that_a_busy_shim_is_making_holds(place: Place) -> None:
+    place.bundle("busy", 0, listens=False)
+    path = place.node.base / "busy.sock"
+    path.unlink()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:  # until its queue is full
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        assert [(each.name, each.pid) for each in place.found("0")] == [("k8s.io/busy", 0)]
 
 
 def test_one_whose_init_is_made_while_it_is_looked_at_has_not_stopped(
