@@ -174,8 +174,9 @@ def undrain(config: Config, names: Sequence[str], *, driver: bool) -> list[dict[
             inventory = look_at_node(config)
         except NvshimError:
             inventory = None  # marks contain names
-    taken = [each.device for each in drained_of(names, inventory, config)]
-    taken += [DRIVER] * driver
+    named = [each.device for each in drained_of(names, inventory, config)]
+    # The driver first: if it is in service, nothing has been returned when that is refused.
+    taken = [*[DRIVER] * driver, *named]
     return [_document(marks.take(config, device)) for device in taken]
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import Config
-from hooks.node.drained import Drain, path_of, read_drains
+from hooks.node.drained import DRIVER, Drain, path_of, read_drains
 from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
+from integration.drain.serving import undrain
 from tests.harness.raising import raises
 
 if TYPE_CHECKING:
@@ -55,6 +56,16 @@ def test_the_first_word_stays_unless_somebody_has_another(config: Config) -> Non
     marks.put(config, Drain(GPU, reason="memory"))
     assert known(config).reason == "memory"
     assert known(config).since == PERSON.since
+
+
+def test_what_is_refused_for_one_returns_no_other_to_service(config: Config) -> None:
+    marks.put(config, PERSON)
+    with raises(NotDrained):
+        undrain(config, [GPU], driver=True)
+    assert read_drains(config) == (PERSON,)
+    driver = marks.put(config, Drain(DRIVER, reason="update"))
+    assert {each["device"] for each in undrain(config, [GPU], driver=True)} == {GPU, driver.device}
+    assert read_drains(config) == ()
 
 
 @pytest.mark.parametrize("interruptions", [0, 1, 2])
