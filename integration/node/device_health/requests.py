@@ -77,6 +77,7 @@ def ask(config: Config, name: str, seconds: float) -> None:
     asked = f"to return {name} to service"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.utime(path)  # a command that was killed may have left an old one
     except OSError as error:
         raise AgentSilent(
             asked,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +201,24 @@ def test_what_is_asked_is_done_or_taken_back(config: Config) -> None:
         os.utime(left, (1, 1))
     assert requests.waiting(config) == []  # the process that asked has exited
     assert not os.path.exists(left)
+
+
+def test_what_a_killed_command_left_is_asked_anew(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.makedirs(requests.directory_of(config))
+    left = f"{requests.directory_of(config)}/GPU-0"
+    with open(left, "w", encoding="utf-8"):
+        os.utime(left, (1, 1))
+    done: list[str] = []
+
+    def do(_: float) -> None:
+        done.extend(requests.waiting(config))
+        requests.taken(config, "GPU-0")
+
+    monkeypatch.setattr(time, "sleep", do)
+    requests.ask(config, "GPU-0", 10)
+    assert done == ["GPU-0"]
 
 
 def test_nobody_is_asked_where_no_agent_has_been(config: Config) -> None:
