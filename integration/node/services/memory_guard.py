@@ -11,7 +11,8 @@ Rules
   allocations are unknown. MPS and MIG have hard limits.
 - The guard reports a container over its limit first. If the next sample still shows it over the
   limit, the guard kills it, if the configuration says so. It never kills on a sample that failed.
-- The container's own shim does the killing. If the shim fails to, the guard tries again.
+- The container's own shim does the killing. If the shim fails to, the guard tries again. The guard
+  does not kill a container that has exited meanwhile: another one may run with its id.
 - Without a limit the guard does not sample NVML.
 - A container cannot set its own share (:mod:`integration.node.faults.shares`).
 """
@@ -28,7 +29,8 @@ import anyio
 from api.errors import NvshimError, printable
 from hooks.config import Beyond
 from integration.agent_errors import ContainerNotKilled
-from integration.containers.bundles import Container
+from integration.containers.bundles import Container, read_container
+from integration.containers.procfs import Procfs
 from integration.detached import run_detached
 from integration.node.faults.hits import Hit
 from integration.node.faults.limits import (
@@ -158,6 +160,8 @@ class _Guard:
         hit = excess.hit(time.time(), _KILLED)
         self._publish({**self._over, _which(excess): hit})
         await anyio.sleep(_TO_WRITE)
+        if not await run_detached(_runs, excess.container):
+            return reported
         try:
             await _kill_container(excess.container)
         except ContainerNotKilled as error:
@@ -183,6 +187,12 @@ class _Guard:
             limit=gibibytes(excess.limit),
             done=what,
         )
+
+
+def _runs(container: Container) -> bool:
+    """Return whether a container still runs, and not another one with its id."""
+    there = read_container(container.bundle, Procfs())
+    return there is not None and there.pid == container.pid
 
 
 async def _kill_container(container: Container) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hooks.config import Config
+from hooks.config import Beyond, Config
 from integration.agent_errors import CausesUnreadable, ContainerNotKilled
+from integration.containers.bundles import Container
+from integration.node.faults.limits import Excess
+from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services import memory_guard
 from integration.node.services.causes.query import fault_of, fault_rows
 from integration.node.services.memory_guard import _kill_container
 from shim.causes.record import Fault, Whose, write_causes
@@ -61,3 +66,26 @@ async def test_a_shim_that_cannot_be_asked_is_said(tmp_path: Path, address: str)
     )  # fmt: skip
     with pytest.raises(ContainerNotKilled, match="research/pod-a/a"):
         await _kill_container(container)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("pid", "kills"), [(7, 1), (8, 0), (0, 0)])
+async def test_a_container_that_has_ended_meanwhile_is_not_killed_nor_one_with_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, kills: int
+) -> None:
+    container = holding("a", pid=7).container
+    killed: list[Container] = []
+
+    async def kill(container: Container) -> None:
+        killed.append(container)
+
+    monkeypatch.setattr(memory_guard, "_TO_WRITE", 0.0)
+    monkeypatch.setattr(memory_guard, "_kill_container", kill)
+    monkeypatch.setattr(
+        memory_guard, "read_container", lambda *_: replace(container, pid=pid), raising=False
+    )
+    config = Config(state=str(tmp_path), guard_beyond=Beyond.KILL)
+    guard = memory_guard._Guard(Context(config, Options("", 1), lambda *_, **__: None))
+    excess = Excess(container, "GPU-0", "GPU-0", 2, 1)
+    await guard._kill(excess, excess.hit(0.0))
+    assert len(killed) == kills
