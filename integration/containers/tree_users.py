@@ -113,8 +113,8 @@ def _has_unseen_listener(path: str) -> bool:
             # The kernel prints the pid of the listener, dead or alive, in our pid namespace; 0 if
             # it has none there.
             return peer_credentials(probe).pid == 0
-    except PermissionError:
-        return True
+    except (BlockingIOError, PermissionError, TimeoutError):
+        return True  # there is one, or may be; the queue of one that is busy is full
     except OSError:
         return False  # the listener has exited
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -162,6 +162,22 @@ def test_a_listener_of_another_pid_namespace_is_known_to_be_unseen(
             capture_output=True, text=True, check=True, env={"PYTHONPATH": REPOSITORY},
         )  # fmt: skip
     assert done.stdout == "True\n"
+
+
+def test_a_listener_that_is_too_busy_to_be_known_may_be_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(SOCKET)
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:  # until its queue is full
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(SOCKET)
+        assert is_blind(".")
 
 
 @pytest.mark.parametrize(
