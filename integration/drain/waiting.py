@@ -57,7 +57,7 @@ class Force:
     say: Callable[[str], None]  # gets a line for each signal and each kind of failure, once
     _signalled: dict[str, float] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
-    _said: set[str] = field(default_factory=set)
+    _said: set[tuple[str, str]] = field(default_factory=set)
 
     def end(self, holders: Iterable[Holder]) -> None:
         """Signal the remaining holders."""
@@ -84,18 +84,18 @@ class Force:
 
     def _signal(self, holder: Holder, container: Container, number: signal.Signals) -> bool:
         """Signal a container; False if its shim did not take it."""
-        self._say_once(f"{number.name} to {holder.name}")
+        self._say_once(container, f"{number.name} to {holder.name}")
         try:
             anyio.run(partial(kill, container, number, timeout=_TO_ANSWER))
         except (NvshimError, OSError) as error:
             # It may have exited by itself; otherwise the next look lists it again.
-            self._say_once(f"{holder.name}: {str(error) or 'no answer'}")
+            self._say_once(container, f"{holder.name}: {str(error) or 'no answer'}")
             return False
         return True
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+    def _say_once(self, container: Container, line: str) -> None:
+        if (container.bundle, line) not in self._said:
+            self._said.add((container.bundle, line))
             self.say(line)
 
 
