@@ -128,7 +128,7 @@ def insert_element(text: str, array: tuple[int, int], value: str) -> str:
 
 
 def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], bool]) -> str:
-    """Remove values from an array, in any notation.
+    """Remove values from an array, in any notation; comments stay.
 
     Args:
         array: see :func:`elements`.
@@ -139,12 +139,18 @@ def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], 
         first, end = there[position]
         if not is_meant(tomllib.loads(f"a = {text[first:end]}")["a"]):
             continue
-        if position:
-            first = there[position - 1][1]
-        elif len(there) > 1:
-            end = there[1][0]
-        text = text[:first] + text[end:]
-        array = array[0], array[1] - (end - first)
+        before = there[position - 1][1] if position else first
+        after = there[1][0] if not position and len(there) > 1 else end
+        is_alone = (before, after) == (first, end)
+        if is_alone or "#" in text[before:first] + text[end:after]:
+            # A comment beside it stays: only the comma after it goes with it.
+            comma = _skip_comments(text, end)
+            if text[comma] == ",":
+                text = text[:comma] + text[comma + 1 :]
+                array = array[0], array[1] - 1
+            before, after = first, end
+        text = text[:before] + text[after:]
+        array = array[0], array[1] - (after - before)
         there = elements(text, array)
     return text
 
@@ -317,6 +323,13 @@ def _find(text: str, at: int, character: str) -> int:
 def _skip(text: str, at: int, characters: str) -> int:
     while at < len(text) and text[at] in characters:
         at += 1
+    return at
+
+
+def _skip_comments(text: str, at: int) -> int:
+    """Return the offset after spaces, line endings and comments."""
+    while text[at := _skip(text, at, _SPACE + _LINE_END)] == "#":
+        at = _line_end(text, at)
     return at
 
 

@@ -99,6 +99,26 @@ def test_element_comes_out_wherever_it_is_and_however_it_is_written() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("array", "after"),
+    [
+        ('["x",]', "[]"),
+        ('["x", "x",]', "[]"),
+        ('[\n  "x", # its\n]', "[\n   # its\n]"),
+        ('[\n  "x" # its\n  ,\n]', "[\n   # its\n  \n]"),
+        ('[\n  "a", # why a\n  "x",\n]', '[\n  "a", # why a\n  \n]'),
+        ('[\n  "a", # why a\n  "x",\n  "b"]', '[\n  "a", # why a\n  \n  "b"]'),
+        ('[\n  "a" # why a\n  , "x"]', '[\n  "a" # why a\n  , ]'),
+        ('[\n  "x", # its\n  # why b\n  "b"]', '[\n   # its\n  # why b\n  "b"]'),
+    ],
+)
+def test_element_comes_out_without_its_comma_and_without_comments(array: str, after: str) -> None:
+    text = f"imports = {array} # end\n"
+    once = tomltext.remove_element(text, found(text, "imports").value, "x".__eq__)
+    assert once == f"imports = {after} # end\n"
+    assert "x" not in tomltext.parse(once)["imports"]
+
+
 def test_byte_order_mark_and_what_ends_a_line_to_python_only_are_no_obstacle() -> None:
     text = "\ufeffversion = 2\n"
     assert [each.path for each in tomltext.statements(text)] == [("version",)]
