@@ -23,10 +23,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from integration import tomltext
 from integration.engines.errors import ChangedByHand, EnginesError, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
 from integration.engines.runtime_options import RuntimeOptions
@@ -213,7 +215,8 @@ def _former(
 def undo_edits(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
     """Undo our edits in a text that was edited since.
 
-    A value of ours that was edited stays.
+    A value of ours that was edited stays, and so does one that cannot go alone: without it the text
+    would not be valid TOML, as when someone has added to an array that was empty before.
 
     Raises:
         ChangedByHand: the whole file is ours, or the place of the replaced handler is not found.
@@ -224,8 +227,10 @@ def undo_edits(path: str, written: Written, text: str, force: bool) -> str | Non
         return written.before
     for edit in reversed(written.edits):
         if text.count(edit.new) == 1:
-            text = text.replace(edit.new, edit.old)
-            continue
+            undone = text.replace(edit.new, edit.old)
+            if _is_toml(undone) or not _is_toml(text):
+                text = undone
+                continue
         # The edit's first and last line may still be there.
         first, last = _ends(edit.new)
         begin, end = text.find(first), text.rfind(last)
@@ -234,6 +239,14 @@ def undo_edits(path: str, written: Written, text: str, force: bool) -> str | Non
         elif edit.stood and not force and _ends(edit.old)[0].strip() not in text:
             raise changed_by_hand(path)
     return text
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomltext.parse(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def changed_by_hand(path: str) -> EnginesError:

@@ -124,6 +124,21 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
         plan(options(replace=True))
 
 
+def test_handler_that_someone_has_added_again_is_not_given_back_twice(
+    options: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "crio").mkdir()
+    theirs = tmp_path / "crio/crio.conf"
+    handler = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+    theirs.write_text(f"{handler}[crio.image]\n")
+    apply(plan(options(replace=True)))
+    again = f"{theirs.read_text()}{handler}"
+    theirs.write_text(again)
+    apply(plan_removal(options()))
+    assert theirs.read_text() == again
+    assert not os.path.exists(options().drop_in)
+
+
 def test_what_crio_refuses_is_not_written(options: Any, tmp_path: Path) -> None:
     program = tmp_path / "crio-that-refuses"
     program.write_text("#!/bin/sh\necho 'no runtime_type vm here' >&2\nexit 1\n")

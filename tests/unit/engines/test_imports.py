@@ -9,7 +9,9 @@ import pytest
 
 from integration.engines.errors import ConfigInvalid, ConfigUnreadable
 from integration.engines.imports import covers, load
-from integration.engines.undo import View
+from integration.engines.options import Options
+from integration.engines.previous import without_nvshim
+from integration.engines.undo import Record, View, Written
 from tests.harness.raising import raises
 
 
@@ -73,3 +75,29 @@ def test_what_cannot_be_read_is_one_typed_line(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"# \xe9\n")
     with raises(ConfigUnreadable, match="UTF-8"):
         load(View(), str(tmp_path / "latin"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "after"),
+    [
+        ('["{ours}", "/b.toml"]', '["/b.toml"]'),
+        ('[\n  "{ours}",\n]', "[\n  \n]"),
+        ('[\n  "/a.toml", # why\n  "{ours}",\n]', '[\n  "/a.toml", # why\n  \n]'),
+    ],
+)
+def test_import_goes_out_of_an_array_that_was_empty_and_was_edited_since(
+    tmp_path: Path, theirs: str, after: str
+) -> None:
+    root, ours = f"{tmp_path}/config.toml", write(tmp_path / "conf.d/99-nvshim.toml", "version = 3")
+    before, written = "version = 3\nimports = []\n", f'version = 3\nimports = ["{ours}"]\n'
+    edits = View({root: before}).edited(root, written).edits[root]
+    record = Record(
+        f"{tmp_path}/record.json",
+        "nvidia",
+        files={root: Written(before, written, edits), ours: Written(None, "version = 3")},
+    )
+    write(tmp_path / "config.toml", f"version = 3\nimports = {theirs.format(ours=ours)}\n")
+    for force in (False, True):
+        view = without_nvshim(Options(config=root, force=force), record)
+        assert view.text(root) == f"version = 3\nimports = {after}\n"
+        assert view.text(ours) is None
