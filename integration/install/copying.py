@@ -11,6 +11,7 @@ Source: tar(5), and the advice in the documentation of Python's tarfile.
 from __future__ import annotations
 
 import errno
+import lzma
 import os
 import shutil
 import stat
@@ -254,14 +255,20 @@ def _unpack(members: tarfile.TarFile, archive: str, target: str) -> None:
 
 
 def _members(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    try:
+    with _decompressing():
         yield from members
-    except zlib.error as error:
+
+
+@contextmanager
+def _decompressing() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise _Corrupt(str(error)) from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _Corrupt(str(error)) from error  # raised by gzip, without a number
+        raise _Corrupt(str(error)) from error  # raised by gzip and bz2, without a number
 
 
 def _name(archive: str, member: tarfile.TarInfo, top: str) -> tuple[str, str]:
@@ -314,10 +321,8 @@ def _write(content: IO[bytes], path: str, *, program: bool) -> None:
     # O_EXCL: a name that is listed twice is an error.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
-        try:
+        with _decompressing():
             shutil.copyfileobj(content, file, _CHUNK)
-        except (EOFError, zlib.error) as error:
-            raise _Corrupt(str(error)) from error
         os.fchmod(fd, _PROGRAM_MODE if program else _FILE_MODE)
 
 

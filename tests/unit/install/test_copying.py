@@ -115,10 +115,11 @@ def test_what_an_archive_has_besides_its_list_is_found(
         copying.verify_copy(tree, target, tree.name)
 
 
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
 def test_an_archive_that_is_cut_off_or_damaged_gives_the_whole_tree_or_none(
-    tree: Tree, tmp_path: Path
+    tree: Tree, tmp_path: Path, kind: str
 ) -> None:
-    with open(_archive(tree, tmp_path / "a.tar.gz", mode="w:gz"), "rb") as file:
+    with open(_archive(tree, tmp_path / f"a.tar.{kind}", mode=f"w:{kind}"), "rb") as file:
         content = file.read()
     damaged = str(tmp_path / "damaged")
     refused = 0
