@@ -227,9 +227,11 @@ def _imports(places: Places, file: str, table: Mapping[str, Any]) -> Iterator[st
 
 def _glob(places: Places, pattern: str) -> list[str]:
     directory, name = os.path.split(pattern)
-    here = places.at(directory)
-    found = sorted(glob.glob(os.path.join(glob.escape(here), name)))
-    return [os.path.join(directory, os.path.basename(path)) for path in found]
+    found = []
+    for each in _glob(places, directory) if "*" in directory else [directory]:
+        here = os.path.join(glob.escape(places.at(each)), name)
+        found += [os.path.join(each, os.path.basename(path)) for path in glob.glob(here)]
+    return sorted(found)
 
 
 def _merge(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from integration.containers.node_processes import host_processes, node_processes
 from integration.doctor.facts import Crio, Docker, DockerRuntime, Injector
 from integration.doctor.observing.running import find_program, read_file
 from integration.doctor.places import Places
+from integration.engines import jsontext
 from integration.json_documents import parse_json
 
 _DAEMON_JSON: Final = "/etc/docker/daemon.json"
@@ -40,7 +41,9 @@ def look_at_docker(places: Places) -> Docker | None:
     fault = ""
     if os.path.exists(path):
         try:
-            table = parse_json(read_file(path))
+            # To dockerd an empty file is one without settings, and so is null.
+            text = read_file(path).removeprefix(jsontext.MARK).strip()
+            table = {} if text in {"", "null"} else parse_json(text)
         except ValueError as error:
             fault = f"not valid JSON: {one_line(str(error))}"
         if not isinstance(table, dict):

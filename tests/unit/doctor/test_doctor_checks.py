@@ -282,6 +282,24 @@ def test_own_handler_of_containerd_that_a_drop_in_takes_away_is_named(tree: Tree
     assert f"built-in handler runc is overridden by {DROP_IN}" in finding.found
 
 
+@pytest.mark.parametrize("text", ["", " \n", "null\n", '\ufeff{"debug": true}'])
+def test_daemon_json_that_dockerd_reads_is_no_fault(tree: Tree, text: str) -> None:
+    tree.write(DAEMON, text)
+    assert found(tree, "D050") == []
+    tree.write(DAEMON, "[]")
+    assert len(found(tree, "D050")) == 1
+
+
+@pytest.mark.parametrize("pattern", ["/etc/containerd/*.d/*.toml", "/etc/*/conf.d/99-*.toml"])
+def test_drop_in_that_is_imported_by_a_pattern_for_its_directory_is_imported(
+    tree: Tree, pattern: str
+) -> None:
+    tree.write(CONTAINERD, f'version = 2\nimports = ["{pattern}"]\n')
+    tree.write(DROP_IN, f"version = 2\n{HANDLER}")
+    without_containerd(tree)
+    assert found(tree, "D032") == []
+
+
 @pytest.mark.parametrize(
     ("version", "is_silent"),
     [
