@@ -22,18 +22,18 @@ class GoCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Normalize the arguments to click's syntax and parse them."""
-        return super().parse_args(ctx, list(_normal(self, ctx, args)))
+        off: set[str] = set()
+        rest = super().parse_args(ctx, list(_normal(self, ctx, args, off)))
+        # A flag with =false is off even if its environment variable is set.
+        ctx.params.update(dict.fromkeys(off & ctx.params.keys(), False))
+        return rest
 
 
-class GoGroup(click.Group):
+class GoGroup(GoCommand, click.Group):
     """A group that accepts flags in Go's syntax, and whose commands do too."""
 
     command_class = GoCommand
     group_class = type
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Normalize the arguments to click's syntax and parse them."""
-        return super().parse_args(ctx, list(_normal(self, ctx, args)))
 
 
 class Several(click.Option):
@@ -55,8 +55,17 @@ def flatten(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     return tuple(item for item in items if item)
 
 
-def _normal(command: click.Command, ctx: click.Context, args: list[str]) -> Iterator[str]:
-    """Yield the arguments in click's syntax; those after a subcommand's name stay as they are."""
+def _normal(
+    command: click.Command, ctx: click.Context, args: list[str], off: set[str]
+) -> Iterator[str]:
+    """Yield the arguments in click's syntax; those after a subcommand's name stay as they are.
+
+    Args:
+        command: has the flags.
+        ctx: its context.
+        args: in Go's syntax.
+        off: receives the parameters of the flags that end up as false.
+    """
     names = {name: param for param in command.get_params(ctx) for name in param.opts}
     words = iter(args)
     for word in words:
@@ -74,8 +83,11 @@ def _normal(command: click.Command, ctx: click.Context, args: list[str]) -> Iter
             yield name
             yield from [value] if equals else _next(words)
         elif not equals or value in TRUE:
+            off.discard(option.name or "")
             yield name
-        elif value not in FALSE:
+        elif value in FALSE:
+            off.add(option.name or "")
+        else:
             raise click.BadParameter(f"{value!r} is neither true nor false", param=option)
 
 

@@ -85,6 +85,20 @@ def test_flags_are_written_as_go_programs_allow(ctk: Nvshim) -> None:
 
 
 @pytest.mark.usefixtures("config_file", "node")
+def test_flag_that_is_false_wins_over_its_variable_and_the_last_one_over_all(
+    ctk: Nvshim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NVIDIA_CTK_QUIET", "NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE"):
+        monkeypatch.setenv(name, "true")
+    seen = ctk("--quiet=false", "cdi", "generate", "--no-all-device=false")
+    assert "name: all\n" in seen.out
+    assert "level=info" in seen.err
+    flags = ["--no-all-device=false", "--no-all-device"]
+    assert "name: all\n" not in ctk("cdi", "generate", *flags).out
+    assert "name: all\n" in ctk("cdi", "generate", *reversed(flags)).out
+
+
+@pytest.mark.usefixtures("config_file", "node")
 def test_flags_that_change_nothing_are_told(ctk: Nvshim) -> None:
     words = [
         "--nvidia-cdi-hook-path", "/usr/bin/nvidia-cdi-hook", "--ldconfig-path=/sbin/ldconfig",
