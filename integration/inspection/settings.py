@@ -216,7 +216,7 @@ def remove_setting(source: Source, name: str) -> Change:
 
     Raises:
         SettingUnknown: there is no such key.
-        SettingRefused: the value comes from NVIDIA's file.
+        SettingRefused: the value comes from NVIDIA's file, or is in an inline table.
         ConfigError: the file is already invalid.
     """
     table, key = _split(name)
@@ -229,7 +229,14 @@ def remove_setting(source: Source, name: str) -> Change:
             )
         return Change(source.ours, None, b"")
     before, text, notes = _start(source)
-    return _checked(source.ours, before, tomltext.cut(text, (table, key)), notes)
+    text = tomltext.cut(text, (table, key))
+    if key in tomltext.parse(text).get(table, {}):
+        raise SettingRefused(
+            f"to remove {name} from {source.ours}",
+            found="it is in an inline table",
+            do=f"write {table} = {{ … }} as a table of its own, [{table}]",
+        )
+    return _checked(source.ours, before, text, notes)
 
 
 def write_change(change: Change) -> None:

@@ -156,6 +156,14 @@ def test_what_is_so_already_changes_nothing(ours: Path) -> None:
         assert made.diff == ""
 
 
+def test_a_key_in_an_inline_table_is_not_said_to_be_removed(ours: Path) -> None:
+    ours.write_text('policy = { mode = "strict" }\n')
+    source = settings.find_source(str(ours))
+    with raises(SettingRefused, match="inline table"):
+        settings.remove_setting(source, "policy.mode")
+    assert not settings.remove_setting(source, "policy.denied").is_needed
+
+
 def test_the_first_value_takes_nvidias_file_over(nvidias: Path, tmp_path: Path) -> None:
     before = load_config()
     source = settings.find_source()
