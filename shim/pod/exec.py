@@ -8,7 +8,7 @@ from typing import Any
 
 from shim import files, loop
 from shim.children import Reaper
-from shim.errors import KilledWhileStarting
+from shim.errors import KilledWhileStarting, NvshimError
 from shim.pod.creation import Resources
 from shim.pod.process import Process
 from shim.stdio.uris import StdioUris
@@ -63,9 +63,17 @@ class Exec(Process):
                 files.write(process_file, json.dumps(self._spec).encode())
                 stdio = await resources.open_stdio(self)
                 with reaper.window():
-                    await resources.runtime.execute(
-                        stdio.child(), process_file=process_file, pid_file=pid_file
-                    )
+                    try:
+                        await resources.runtime.execute(
+                            stdio.child(), process_file=process_file, pid_file=pid_file
+                        )
+                    except BaseException:
+                        try:
+                            # A runtime that was killed late has made the process, and left it.
+                            self.child = resources.adopt(pid_file)
+                        except NvshimError:
+                            pass  # it has made none
+                        raise
                     self.child = resources.adopt(pid_file)
                 await stdio.started()
                 if not self._starting.cancel_called:  # just before the runtime returned

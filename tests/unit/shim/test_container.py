@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+from contextlib import suppress
 from typing import Any, cast
 
 import anyio
 import pytest
 
+from api.errors import Status
+from shim import files
 from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
+from shim.errors import KilledWhileStarting, RuntimeFailed
 from shim.log import Log
 from shim.pod.container import Container
+from shim.pod.creation import Resources
+from shim.pod.exec import Exec
 from shim.pod.operations import Exits, Operations
 from shim.pod.process import Event, Process, State
 from shim.runtime.options import RuntimeOptions
@@ -20,6 +27,9 @@ from shim.sandbox import namespaces
 from shim.sandbox.pod import Pod
 from shim.stdio.logger import Logger
 from shim.stdio.uris import StdioUris
+from tests.harness.raising import raises
+from tests.harness.runtime import is_alive
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -102,6 +112,57 @@ async def test_an_exit_is_published_though_its_output_fails(tmp_path: Any) -> No
         ).watch_init()
     assert reported == ["TaskExit"]
     assert init.state is State.STOPPED
+
+
+class _LateRuntime:
+    """A runtime that makes an exec's process, and is then killed or hangs."""
+
+    def __init__(self, process: int, *, hangs: bool) -> None:
+        self.hanging = anyio.Event()
+        self._process = process
+        self._hangs = hangs
+
+    async def execute(self, _: object, *, process_file: str, pid_file: str) -> None:
+        assert os.path.exists(process_file)
+        files.write(pid_file, b"%d" % self._process)
+        if self._hangs:
+            self.hanging.set()
+            await anyio.sleep_forever()
+        raise RuntimeFailed("runc exec of c", found="exit status 137", status=Status.UNKNOWN)
+
+
+def _made_and_left() -> int:
+    return os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["runtime is killed", "exec is killed"])
+async def test_an_exec_that_was_made_before_its_start_failed_is_killed(
+    tmp_path: Any, reaper: Reaper, *, hangs: bool
+) -> None:
+    left = _made_and_left()
+    try:
+        bundle = str(tmp_path)
+        context = _context(bundle, _Publisher())
+        context.reaper = reaper
+        resources = Resources(context, "c", bundle, RuntimeOptions())
+        runtime = resources.runtime = cast("Any", _LateRuntime(left, hangs=hangs))
+        process = Exec("c", "e", _NO_STDIO, {}, bundle)
+
+        async def start() -> None:
+            with raises(KilledWhileStarting if hangs else RuntimeFailed):
+                await process.start(resources, reaper)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            if hangs:
+                await runtime.hanging.wait()
+                process.cancel_start()
+        assert process.child is None
+        assert os.listdir(bundle) == []
+        await until(lambda: not is_alive(left), "the process has ended")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
 
 
 async def test_namespaces_that_cannot_be_forked_leave_no_descriptor(
