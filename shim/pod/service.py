@@ -254,9 +254,10 @@ class TaskService:
 
     async def delete(self, _: Context, request: task_pb2.DeleteRequest) -> task_pb2.DeleteResponse:
         """Remove a container or an exec."""
-        if request.id not in self._containers:
-            self.lifetime.forget(request.id)
-        await self._end_creation(request.id)
+        if not request.exec_id:
+            if request.id not in self._containers:
+                self.lifetime.forget(request.id)
+            await self._end_creation(request.id)
         container = self._container(request.id)
         if request.exec_id:
             process = await container.delete_exec(request.exec_id)
@@ -309,7 +310,7 @@ class TaskService:
 
     async def kill(self, _: Context, request: task_pb2.KillRequest) -> Empty:
         """Signal a process, or a whole container."""
-        if request.signal == signal.SIGKILL:
+        if request.signal == signal.SIGKILL and not request.exec_id:
             await self._end_creation(request.id)
         container = self._container(request.id)
         await container.kill(request.exec_id, request.signal, everyone=request.all)

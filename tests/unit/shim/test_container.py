@@ -6,22 +6,25 @@ import errno
 import os
 import signal
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
 
 from api.errors import Status
+from api.proto import task_pb2
 from shim import files
 from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
-from shim.errors import KilledWhileStarting, RuntimeFailed
+from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound
 from shim.log import Log
 from shim.pod.container import Container
 from shim.pod.creation import Resources
 from shim.pod.exec import Exec
 from shim.pod.operations import Exits, Operations
 from shim.pod.process import Event, Process, State
+from shim.pod.service import Lifetime, TaskService
 from shim.runtime.options import RuntimeOptions
 from shim.sandbox import namespaces
 from shim.sandbox.pod import Pod
@@ -74,6 +77,36 @@ async def test_what_is_to_be_restored_has_an_init_without_a_pid(tmp_path: Any) -
     bundle = str(tmp_path)
     container = Container(_context(bundle, _Publisher()), "c", bundle, RuntimeOptions(), _NO_STDIO)
     assert container.pids() == {0: ""}
+
+
+@pytest.mark.parametrize("exec_id", ["", "e"], ids=["container", "exec"])
+async def test_a_create_is_ended_for_its_container_and_not_for_an_exec_of_an_earlier_one(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, exec_id: str
+) -> None:
+    cancelled: list[str] = []
+    forgotten: list[str] = []
+
+    async def cancel_create() -> bool:
+        cancelled.append("c")
+        return True
+
+    bundle = str(tmp_path)
+    context = _context(bundle, _Publisher())
+    container = Container(context, "c", bundle, RuntimeOptions(), _NO_STDIO)
+    monkeypatch.setattr(container, "cancel_create", cancel_create)
+    containers: dict[str, Container] = {"c": container}
+    own_socket = cast("Any", SimpleNamespace(forget=forgotten.append))
+    lifetime = Lifetime(context, own_socket, containers, lambda: None)
+    tasks = TaskService(context, containers, lifetime)
+    nobody = cast("Any", None)
+    with raises(TaskNotFound):
+        await tasks.kill(nobody, task_pb2.KillRequest(id="c", exec_id=exec_id, signal=9))
+    with raises(TaskNotFound):
+        await tasks.delete(nobody, task_pb2.DeleteRequest(id="c", exec_id=exec_id))
+    with raises(TaskNotFound):
+        await tasks.delete(nobody, task_pb2.DeleteRequest(id="announced", exec_id=exec_id))
+    assert cancelled == ([] if exec_id else ["c", "c"])
+    assert forgotten == ([] if exec_id else ["announced"])
 
 
 async def test_a_dead_logger_is_survived_without_a_descriptor(
