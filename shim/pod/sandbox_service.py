@@ -242,7 +242,7 @@ class SandboxService:
         init = container.init
         try:
             if init.state is ProcessState.PAUSED:
-                await container.resume()
+                await self._thaw(container)
             if grace and init.state is ProcessState.RUNNING:
                 await container.kill("", signal.SIGTERM, everyone=False)
                 with loop.move_on_after(grace):
@@ -254,6 +254,13 @@ class SandboxService:
         except (NvshimError, OSError) as error:
             # It has ended meanwhile; or it has not, and then its Delete will say why.
             self._shim.log.debug("ending a container", id=container.id, why=str(error))
+
+    async def _thaw(self, container: Container) -> None:
+        """Resume a container; one that cannot be, or runs meanwhile, is ended all the same."""
+        try:
+            await container.resume()
+        except (NvshimError, OSError) as error:
+            self._shim.log.debug("resuming a container", id=container.id, why=str(error))
 
     def _sandbox(self, sandbox_id: str) -> Sandbox:
         sandbox = self._held

@@ -13,17 +13,18 @@ import anyio
 import pytest
 
 from api.errors import Status
-from api.proto import task_pb2
+from api.proto import sandbox_pb2, task_pb2
 from shim import files
 from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
-from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound
+from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound, WrongProcessState
 from shim.log import Log
 from shim.pod.container import Container
 from shim.pod.creation import Resources
 from shim.pod.exec import Exec
 from shim.pod.operations import Exits, Operations
 from shim.pod.process import Event, Process, State
+from shim.pod.sandbox_service import SandboxService
 from shim.pod.service import Lifetime, TaskService
 from shim.runtime.options import RuntimeOptions
 from shim.sandbox import namespaces
@@ -196,6 +197,36 @@ async def test_an_exec_that_was_made_before_its_start_failed_is_killed(
     finally:
         with suppress(ProcessLookupError):
             os.kill(left, signal.SIGKILL)
+
+
+async def test_a_paused_container_is_ended_with_its_pod_though_it_cannot_be_resumed(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = str(tmp_path)
+    context = _context(bundle, _Publisher())
+    container = Container(context, "c", bundle, RuntimeOptions(), _NO_STDIO)
+    container.init.advance(Event.STARTED)
+    container.init.advance(Event.PAUSED)
+    ended: list[str] = []
+
+    async def resume() -> None:
+        container.init.advance(Event.RESUMED)  # by another client, who was faster
+        raise WrongProcessState("to resume c", found="it is running")
+
+    async def kill(exec_id: str, signum: int, *, everyone: bool) -> None:
+        assert (exec_id, signum, everyone) == ("", signal.SIGKILL, False)
+        ended.append("container")
+        container.init.finish(Exit(4_000_000, 137, 1))
+
+    async def stop() -> None:
+        ended.append("sandbox")
+
+    monkeypatch.setattr(container, "resume", resume)
+    monkeypatch.setattr(container, "kill", kill)
+    pod = SandboxService(context, cast("Any", SimpleNamespace(containers=[container])))
+    pod._held = cast("Any", SimpleNamespace(id="pod", stop=stop))
+    await pod.stop(cast("Any", None), sandbox_pb2.StopSandboxRequest(sandbox_id="pod"))
+    assert ended == ["container", "sandbox"]
 
 
 async def test_namespaces_that_cannot_be_forked_leave_no_descriptor(
