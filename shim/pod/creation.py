@@ -310,7 +310,9 @@ class Resources:
         except (NvshimError, OSError) as error:
             # crun refuses to signal a container whose init is gone.
             self._shim.log.debug("kill --all failed", id=self._id, why=str(error))
-            self.signal_cgroup(signal.SIGKILL)
+            # An exit is published after this, whatever comes of it.
+            with self._logged("killing what is left"):
+                self.signal_cgroup(signal.SIGKILL)
 
     def signal_cgroup(self, signum: int) -> None:
         """Signal all processes of the container without its runtime."""

@@ -19,6 +19,8 @@ from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
 from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound, WrongProcessState
 from shim.log import Log
+from shim.loop import GuardedTasks
+from shim.pod import fd_reserve
 from shim.pod.container import Container
 from shim.pod.creation import Resources
 from shim.pod.exec import Exec
@@ -146,6 +148,38 @@ async def test_an_exit_is_published_though_its_output_fails(tmp_path: Any) -> No
         ).watch_init()
     assert reported == ["TaskExit"]
     assert init.state is State.STOPPED
+
+
+async def test_an_exit_is_published_though_what_is_left_cannot_be_signalled(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeFailed("runc kill of c", found="exit status 1", status=Status.UNKNOWN)
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    monkeypatch.setattr(fd_reserve, "fill", lambda: None)
+    reported: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        init = Process("c", "", _NO_STDIO)
+        init.child = Child(4_000_000)
+        init.child._finish(Exit(4_000_000, 3, 1))
+        init.advance(Event.STARTED)
+        bundle = str(tmp_path)
+        context = _context(bundle, _Publisher(), GuardedTasks(cast("Any", tasks), lambda _: None))
+        resources = Resources(context, "c", bundle, RuntimeOptions())
+        resources.own_pid_namespace = False
+        resources.runtime = cast("Any", SimpleNamespace(kill=fail, end_calls=lambda *_: None))
+        resources.cgroup = cast("Any", SimpleNamespace(signal=refuse, directory=lambda _: None))
+
+        def report(kind: Any, *_: object, **__: object) -> None:
+            reported.append(kind.__name__)
+
+        Exits(
+            context, resources, Operations(), report=report, init=init, execs={}, bundle=bundle
+        ).watch_init()
+    assert reported == ["TaskExit"]
 
 
 class _LateRuntime:
