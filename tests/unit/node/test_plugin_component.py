@@ -378,6 +378,28 @@ async def test_without_a_required_channel_no_device_can_be_had(
         await world.refuses(GPUS[0], "E2707")
 
 
+async def test_a_channel_that_comes_later_is_in_a_spec_before_a_device_can_be_had(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = tmp_path / "nowhere/nvidia-caps-imex-channels"
+    name = "k8s.device-plugin.nvidia.com/imex-channel=0"
+
+    def keep_specs(*_: object) -> Specs:
+        has_channel = (channels / "channel0").exists()
+        return Specs(devices=CDI_NAMES | {name} if has_channel else CDI_NAMES)
+
+    monkeypatch.setattr(component, "keep_specs", keep_specs)
+    world.kubelet.start()
+    async with world.running(replace(BY_NAME, imex_channels=(0,), imex_required=True)):
+        await until(lambda: len(world.kubelet.devices(GPU)) == 2)
+        assert world.kubelet.healthy(GPU) == set()
+        channels.mkdir(parents=True)
+        (channels / "channel0").touch()
+        await world.has(GPUS[0], GPUS[2])
+        answer = await world.allocate(GPUS[0])
+        assert {each.name for each in answer.cdi_devices} == {CDI_NAME, name}
+
+
 async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
     world.kubelet.start()
     sharing = Sharing(MPS, resources=(SharedResource(GPU, 2),))

@@ -129,7 +129,7 @@ class _Reconciler:
         self._tasks = tasks
         self._serving: Serving | None = None
         self._has_served = anyio.Event()
-        self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
+        self._specs_of: tuple[Settings | None, Inventory | None, object, object] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
         self._finding = anyio.Lock()
@@ -197,7 +197,11 @@ class _Reconciler:
                 self._serving.stop()
                 self._serving = None
             return pause
-        has_new = now.settings != before.settings or _adds(before.resources, now.resources)
+        has_new = (
+            now.settings != before.settings
+            or _adds(before.resources, now.resources)
+            or not set(now.channels).issubset(before.channels)
+        )
         if self._serving is not None and not has_new:
             self._publish(now)  # no need to wait for the specs
             self._serve(self._serving)
@@ -340,7 +344,7 @@ class _Reconciler:
         """Bring the specs up to date, unless they are; one caller at a time."""
         config = self._context.config
         files = files_of(config)
-        of = (settings, inventory, files)
+        of = (settings, inventory, _channels(config.dev), files)
         if settings is None or self._specs_of == of:
             return self._specs
         specs = await run_detached(keep_specs, settings, inventory, config)
