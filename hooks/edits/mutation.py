@@ -111,6 +111,7 @@ def apply_process(
 
     Args:
         process: the OCI process, decoded. It is not changed.
+        environment: names and values; of several values of a name the last holds.
         additional_gids: supplementary groups.
 
     Raises:
@@ -122,7 +123,7 @@ def apply_process(
     now = dict(str(entry).partition("=")[::2] for entry in entries)
     added = [
         f"{name}={value}"
-        for name, value in environment
+        for name, value in dict(environment).items()
         if now.get(name) != value and not (name in UNLESS_SET and name in now)
     ]
     if added:

@@ -200,6 +200,18 @@ def test_variable_is_added_behind_another_value_and_not_behind_the_same() -> Non
     assert apply_process(process, [("A", "1")], ())["env"] == [*process["env"], "A=1"]
 
 
+def test_last_of_several_values_of_a_planned_variable_stays_after_a_second_pass() -> None:
+    """A CDI file sets LD_LIBRARY_PATH, and placing the driver's libraries extends that."""
+    plan = Plan(environment=(("L", "/vendor"), ("B", "1"), ("L", "/vendor:/run/ours")))
+    before = spec()
+    after = apply(before, plan)
+    check(before, after, plan)
+    for edited in (after, apply(after, plan)):
+        assert edited["process"]["env"] == [
+            *before["process"]["env"], "L=/vendor:/run/ours", "B=1",
+        ]  # fmt: skip
+
+
 def test_groups_are_united() -> None:
     process = {"user": {"gid": 7, "additionalGids": [44]}}
     assert apply_process(process, (), (44, 7, 9))["user"]["additionalGids"] == [44, 9]
