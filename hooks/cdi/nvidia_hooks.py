@@ -25,7 +25,8 @@ Rules
   a word or an option that is not known is an error. In an OCI spec, where an engine has applied the
   CDI spec, it stays.
 - An OCI spec does not say which of its mounts the CDI spec brought. All are looked at, a tenant's
-  volumes too. So the engine opens regular files only, and reads only their headers.
+  volumes too. So the engine opens regular files only, and reads only their headers. It passes over
+  a directory with absurdly many names.
 - A link's target that climbs ("../x") is resolved as it is written. A link that leads to itself
   is none.
 
@@ -49,8 +50,9 @@ from hooks.config import Config
 from hooks.edits.compat import DIRECTORY, Compat, Host, with_compat
 from hooks.edits.planning import application_profile
 from hooks.errors import CdiError
+from hooks.image.directory import MOST_NAMES, list_names
 from hooks.image.elf import Elf, elf_of_fd
-from hooks.image.rootfs_errors import MalformedElf
+from hooks.image.rootfs_errors import FileTooLarge, MalformedElf
 from hooks.node.fingerprint import read_fields, read_names, read_text
 from hooks.node.host_setup import without_node_making
 from hooks.node.roots import is_version
@@ -315,12 +317,20 @@ def _every_mounted_file(
         for folder in folders:
             if folder == mount.destination or folder.startswith(f"{mount.destination}/"):
                 below = f"{mount.source}{folder[len(mount.destination) :]}"
-                try:
-                    names = sorted(os.listdir(below))[:_MOST_FILES]
-                except (OSError, ValueError):  # or no path at all: a zero byte
-                    continue
-                for inside in filter(_SHARED_OBJECT.fullmatch, names):
+                for inside in filter(_SHARED_OBJECT.fullmatch, _names_in(below)):
                     yield f"{folder}/{inside}", f"{below}/{inside}"
+
+
+def _names_in(directory: str) -> tuple[str, ...]:
+    """The first names in a directory of the host; none if it has absurdly many."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return list_names(fd, MOST_NAMES, f"to list {directory}")[:_MOST_FILES]
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, FileTooLarge):  # or no path at all: a zero byte
+        return ()
 
 
 def _elf_at(path: str) -> Elf | None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hooks import engine
+from hooks.cdi import nvidia_hooks
 from hooks.errors import MalformedSpec
 from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu
@@ -180,6 +181,21 @@ def test_nothing_but_a_regular_file_of_a_mount_is_opened(
             os.open(volume / name, os.O_WRONLY | os.O_NONBLOCK)
     assert done.record["edits"]["libraries"] == []
     assert sorted(os.listdir(volume)) == [f"lib{each}.so.1" for each in "abcde"]
+
+
+def test_no_more_names_of_a_volume_are_read_than_of_an_image(
+    node: Node, elves: Elves, inject: Inject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = tmp_path / "few", tmp_path / "many"
+    for volume in (few, many):
+        elves.write(volume / f"lib{volume.name}.so.1", f"lib{volume.name}.so.1")
+    (many / "more").touch()
+    (many / "still-more").touch()
+    spec = applied(node, call("update-ldcache", "--folder", "/few", "--folder", "/many"))
+    spec["mounts"] += [bind(few, "/few"), bind(many, "/many")]
+    monkeypatch.setattr(nvidia_hooks, "MOST_NAMES", 2)
+    sonames = [each["soname"] for each in inject(spec).record["edits"]["libraries"]]
+    assert sonames == ["libfew.so.1"]
 
 
 def test_path_of_a_hook_does_not_lead_out_of_the_image(
