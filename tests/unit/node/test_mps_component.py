@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -171,6 +171,21 @@ async def test_what_a_predecessor_has_left_is_taken_away(context: Context) -> No
         assert Kept.all[NAME].plan is not None
         tasks.cancel_scope.cancel()
     assert Kept.all[NAME].left
+
+
+async def test_gpus_in_use_are_told_while_another_daemon_is_added(context: Context) -> None:
+    """A thread asks for them, and meanwhile the event loop goes on."""
+    service = component._Mps(context)
+    root = context.state.settings.value.mps_root if context.state.settings.value else ""
+
+    class Adding:
+        @property
+        def plan(self) -> Plan | None:
+            service._supervisors[Places(root, "another")] = cast("Any", None)
+            return None
+
+    service._supervisors[Places(root, NAME)] = cast("Any", Adding())
+    assert service._in_use() == frozenset()
 
 
 async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Context) -> None:

@@ -175,7 +175,8 @@ class _Mps:
             self._context.say("warning", f"{path}: {error.strerror}", part="mps")
 
     def _in_use(self) -> frozenset[str]:
-        plans = (supervisor.plan for supervisor in self._supervisors.values())
+        """Return the GPUs that some plan has; called in threads."""
+        plans = [supervisor.plan for supervisor in tuple(self._supervisors.values())]
         return frozenset(uuid for plan in plans if plan is not None for uuid in plan.devices)
 
     def _holder(self, supervisor: DaemonSupervisor, uuids: Iterable[str]) -> str:
