@@ -83,6 +83,15 @@ def _is_encodable(path: str) -> bool:
     return True
 
 
+def _is_text(path: str) -> bool:
+    """Whether a path of the kernel's is UTF-8, as JSON and the files of loaders are."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Rootfs:
     """A root file system, held as a directory descriptor.
 
@@ -163,9 +172,14 @@ class Rootfs:
             return os.readlink("", dir_fd=fd)
 
     def real_path(self, path: str) -> str | None:
-        """Where ``path`` really is, after all links, as an absolute path inside the image."""
+        """Where ``path`` really is, after all links, as an absolute path inside the image.
+
+        Returns:
+            None also if that is no UTF-8: no spec can name it.
+        """
         with self._looking(path, os.O_PATH) as fd:
-            return None if fd is None else self._place_of(fd, path)
+            place = None if fd is None else self._place_of(fd, path)
+        return place if place is not None and _is_text(place) else None
 
     def landing(self, path: str, known: dict[str, str | None] | None = None) -> str | None:
         """Where ``path`` is, or would be if the missing directories on the way were made.

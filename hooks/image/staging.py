@@ -467,7 +467,8 @@ def _takes(rootfs: Rootfs | None, layout: Layout, mount: Mount) -> bool:
         place = rootfs.real_path(mount.destination) if layout.shared else None
     except RootfsError:
         return False
-    if place is not None and layout.is_shared(place) and not mount.required:
+    is_shared = bool(layout.shared) and (place is None or layout.is_shared(place))
+    if is_shared and not mount.required:
         return False
     return found is not None and stat.S_ISDIR(found.st_mode) == is_on_directory(mount)
 

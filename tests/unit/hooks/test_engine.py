@@ -27,7 +27,7 @@ from hooks.image.layout import unseen_layout
 from hooks.image.rootfs import Rootfs
 from hooks.plan import Mount, Plan
 from tests.harness.raising import Kind, raises
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu
 
 HOME = MULTIARCH
 
@@ -254,6 +254,20 @@ def test_edit_of_the_spec_in_place_does_not_verify(
 def test_missing_rootfs_is_a_typed_error(node: Node) -> None:
     with pytest.raises(NvshimError, match="NVSHIM-E03"):
         injected(node, node.base / "nowhere", spec_with("NVIDIA_VISIBLE_DEVICES=0"))
+
+
+@pytest.mark.parametrize("linked", [MULTIARCH, "usr/local/cuda/compat"])
+def test_directory_of_the_image_that_no_spec_can_name_gets_nothing(
+    node: Node, rootfs: Path, elves: Elves, linked: str
+) -> None:
+    elves.write(rootfs / "usr/local/cuda/compat/libcuda.so.999.1", "libcuda.so.1")
+    there = rootfs / os.fsdecode(b"opt/\xff")
+    there.parent.mkdir()
+    (rootfs / linked).rename(there)
+    (rootfs / linked).symlink_to(Path("/") / there.relative_to(rootfs))
+    done = injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=0"))
+    json.dumps(done.spec, ensure_ascii=False).encode()
+    assert (rootfs / "etc/ld.so.cache").exists()
 
 
 def test_read_only_rootfs_gets_everything_from_staging(node: Node, read_only: Path) -> None:
