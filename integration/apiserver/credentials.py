@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from api.values import dataclass, field
-from hooks.cdi.tree import BadTree, of_yaml
+from hooks.cdi.tree import BadTree, Plain, of_yaml
 from integration.agent_errors import KubeconfigUnusable
 
 __all__ = ["Access", "of_kubeconfig", "of_pod"]
@@ -110,8 +110,13 @@ def _named(document: Any, kind: str, name: Any) -> Mapping[str, Any]:
 
 
 def _refuse(asked: str, what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    if found := [key for key in keys if given.get(key)]:
+    if found := [key for key in keys if _is_set(given.get(key))]:
         raise KubeconfigUnusable(asked, found=f"{', '.join(found)} of its {what} is not supported")
+
+
+def _is_set(value: object) -> bool:
+    is_false = isinstance(value, Plain) and value.lower() == "false"
+    return bool(value) and not is_false
 
 
 def _pem(given: Mapping[str, Any], key: str, directory: str) -> str:

@@ -338,7 +338,10 @@ def test_a_kubelets_kubeconfig_has_a_certificate(tmp_path: Path, how: str) -> No
 def test_a_kubeconfig_may_have_a_token_and_the_name_of_a_certificate(
     tmp_path: Path, cluster: Cluster
 ) -> None:
-    here = {"certificate-authority": "account/ca.crt", "tls-server-name": "api-server"}
+    here = {
+        "certificate-authority": "account/ca.crt", "tls-server-name": "api-server",
+        "insecure-skip-tls-verify": False,
+    }  # fmt: skip
     server = f"https://127.0.0.1:{cluster.port}"
     for me in ({"token": cluster.token}, {"tokenFile": "account/token", "token": "old"}):
         path = kubeconfig(tmp_path / "config", server, here, me)
