@@ -100,7 +100,7 @@ def _read(config: Config, device: str) -> Drain:
             reset=str(known.get("reset", "")),
             stays=known.get("stays") is True,
         )
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return Drain(device)
 
 

@@ -86,7 +86,7 @@ def test_a_gpu_without_a_uuid_goes_by_its_address(divided: Node) -> None:
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "7", '"x"', '{"since": "soon"}', '{"since": [1]}', "\xff", "[" * 9999,
-     '{"since": 1e999}', '{"since": NaN}'],
+     '{"since": 1e999}', '{"since": NaN}', f'{{"since": 1{"0" * 400}}}'],
 )  # fmt: skip
 def test_a_damaged_mark_counts_all_the_same(divided: Node, content: str) -> None:
     with open(_made(divided.config, uuid_of(0)), "w", encoding="latin-1") as file:
