@@ -228,13 +228,20 @@ def test_no_link_leads_a_volume_onto_the_tmpfs_of_the_libraries(image: Any) -> N
         assert read_layout(rootfs, (ARCH,), [DEV, RUN, below]).scratch == "/run"
 
 
-@pytest.mark.parametrize("linked", ["/usr/bin", "/usr/bin/smi"])
+@pytest.mark.parametrize(
+    ("linked", "target"),
+    [
+        ("/usr/bin", "/data"),
+        ("/usr/bin/smi", "/data/smi"),
+        ("/usr/bin/smi", os.fsdecode(b"/data/\xff")),
+    ],
+)
 def test_no_link_leads_a_mount_into_a_volume_that_the_host_shares(
-    image: Any, tmp_path: Path, linked: str
+    image: Any, tmp_path: Path, linked: str, target: str
 ) -> None:
     def build(root: str) -> None:
-        put(root, "/data/smi", b"")
-        link(root, linked, "/data" if linked == "/usr/bin" else "/data/smi")
+        put(root, target if linked == "/usr/bin/smi" else "/data/smi", b"")
+        link(root, linked, target)
 
     root = image(build)
     (tmp_path / "file").write_text("")
