@@ -310,6 +310,10 @@ def test_a_device_with_another_index_is_still_named_by_its_uuid() -> None:
             f"the CDI device {VENDOR}/gpu={GPUS[0]}: no CDI spec",
         ),
         (
+            settings(DeviceList.CDI_CRI, imex_channels=(0,), imex_required=True), [GPUS[0]], {},
+            CdiDeviceUnwritten, f"the CDI device {VENDOR}/imex-channel=0: no CDI spec",
+        ),
+        (
             settings(imex_channels=(0, 5), imex_required=True), [GPUS[0]], {}, ChannelsMissing,
             "the IMEX channels 0, 5: the node lacks 5",
         ),

@@ -378,6 +378,20 @@ async def test_without_a_required_channel_no_device_can_be_had(
         await world.refuses(GPUS[0], "E2707")
 
 
+async def test_without_a_spec_of_a_required_channel_no_device_can_be_had(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = tmp_path / "nowhere/nvidia-caps-imex-channels"
+    channels.mkdir(parents=True)
+    (channels / "channel0").touch()
+    monkeypatch.setattr(component, "keep_specs", lambda *_: Specs(devices=CDI_NAMES))
+    world.kubelet.start()
+    async with world.running(replace(BY_NAME, imex_channels=(0,), imex_required=True)):
+        await until(lambda: len(world.kubelet.devices(GPU)) == 2)
+        assert world.kubelet.healthy(GPU) == set()
+        await world.refuses(GPUS[0], "E2706")
+
+
 async def test_a_channel_that_comes_later_is_in_a_spec_before_a_device_can_be_had(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def allocate(
         DeviceGone: the node has no such device now, or it has just got another index and the
             response would name it by the old one.
         DeviceDrained: the device is out of service.
-        CdiDeviceUnwritten: no CDI spec contains the device.
+        CdiDeviceUnwritten: no CDI spec contains the device, or a required IMEX channel.
         ChannelsMissing: the node lacks a required IMEX channel.
     """
     settings = context.settings
@@ -125,6 +125,12 @@ def allocate(
 def cdi_name(device: Device, settings: Settings) -> str:
     """Return the device's full CDI name."""
     return f"{VENDOR}/gpu={_name(device, settings)}"
+
+
+def required_channel_names(settings: Settings) -> list[str]:
+    """Return the full CDI names of the IMEX channels that every container requires."""
+    channels = settings.imex_channels if settings.imex_required else ()
+    return [f"{VENDOR}/imex-channel={channel}" for channel in channels]
 
 
 def _name(device: Device, settings: Settings) -> str:
@@ -241,7 +247,8 @@ def _cdi_names(
     names: Iterable[str], channels: Iterable[int], context: AllocationContext
 ) -> list[str]:
     needed = [f"{VENDOR}/gpu={name}" for name in names]
-    for name in needed:
+    required = required_channel_names(context.settings)
+    for name in (*needed, *required):
         if name not in context.cdi_devices:
             raise CdiDeviceUnwritten(
                 f"the CDI device {name}",

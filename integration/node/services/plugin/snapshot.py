@@ -17,7 +17,11 @@ from dataclasses import dataclass, field, replace
 from hooks.node.inventory import Inventory
 from integration.agent_errors import ChannelsMissing
 from integration.node.delivery import DeliveryMode, delivery_mode
-from integration.node.services.plugin.allocation import cdi_name, refuse_channels
+from integration.node.services.plugin.allocation import (
+    cdi_name,
+    refuse_channels,
+    required_channel_names,
+)
 from integration.node.services.plugin.cdi import Specs
 from integration.node.services.plugin.engine_watch import EngineAnswer
 from integration.node.services.plugin.resources import unhealthy
@@ -84,7 +88,12 @@ class Snapshot:
         return tuple(map(self._described, self.resources)) if self.uses_specs else self.resources
 
     def _described(self, resource: Resource) -> Resource:
-        """Return a resource; devices that are in no spec are unhealthy."""
+        """Return a resource; devices that are in no spec are unhealthy.
+
+        So are all while a required IMEX channel is in none.
+        """
+        if not self.specs.devices.issuperset(required_channel_names(self.in_effect)):
+            return unhealthy((resource,))[0]
         names = {each.uuid: cdi_name(each, self.in_effect) for each in resource.devices}
         described = {uuid for uuid, name in names.items() if name in self.specs.devices}
         if len(described) == len(names):
