@@ -67,6 +67,7 @@ _IDLE_INTERVAL: Final = 300.0
 _PROBE_INTERVAL: Final = 5.0
 _MOST_TOTALS: Final = 4096
 _RETRY: Final = 10.0  # seconds until a failed write is retried
+_SHUTDOWN: Final = 1.0  # seconds for the last write
 
 _FILE: Final = "health.file"
 """The name of the fault "the file cannot be written"."""
@@ -357,12 +358,17 @@ class _Monitor:
         self._changed.set()
 
     async def _keep_file(self) -> None:
-        while True:
-            # Retry after a failed write (a full disk, say), even if nothing has changed.
-            with anyio.move_on_after(_RETRY if self._state.faults.lines.get(_FILE) else math.inf):
-                await self._changed.wait()
-            self._changed = anyio.Event()
-            await self._save()
+        try:
+            while True:
+                # Retry after a failed write (a full disk, say), even if nothing has changed.
+                is_failed = self._state.faults.lines.get(_FILE)
+                with anyio.move_on_after(_RETRY if is_failed else math.inf):
+                    await self._changed.wait()
+                self._changed = anyio.Event()
+                await self._save()
+        finally:  # an error may have come just before the agent's end
+            with anyio.move_on_after(_SHUTDOWN, shield=True):
+                await self._save()
 
     async def _save(self) -> None:
         async with self._saving:

@@ -276,6 +276,25 @@ async def test_an_unhealthy_device_is_not_made_healthy_by_restarting(config: Con
         await it.becomes("GPU-0", HealthState.HEALTHY)
 
 
+async def test_what_makes_a_device_unhealthy_as_the_agent_ends_is_kept(config: Config) -> None:
+    async with anyio.create_task_group() as tasks:
+
+        def say(_: str, event: str, **__: Any) -> None:
+            if event == "a device is unhealthy":
+                tasks.cancel_scope.cancel()
+
+        context = Context(config, Options("", 0.05), say)
+        publish(context.state.node, NodeSnapshot(inventory=inventory()))
+        publish(context.state.sampler, Nvml())
+        tasks.start_soon(run, context)
+        it = Agent(context.state, Nvml(), [], EventForwarder(context.state))
+        await it.until(lambda: "GPU-0" in context.state.health.value, "it begins")
+        it.tell(79)
+        await anyio.sleep_forever()
+    known = store.read(config).table.conditions["GPU-0"]
+    assert known.state == HealthState.UNHEALTHY
+
+
 async def test_a_damaged_file_is_said_and_written_anew(config: Config) -> None:
     store_path = anyio.Path(store.path_of(config))
     await store_path.write_text("{")
