@@ -87,7 +87,7 @@ def wait_for_holders(
     *,
     lets_go: bool,
     seconds: float,
-    closing: Callable[[], None] = lambda: None,
+    closing: Callable[[], None] | None = None,
 ) -> Sequence[Holder]:
     """Wait until there are no holders, and return the remaining ones.
 
@@ -95,8 +95,10 @@ def wait_for_holders(
         look: returns the current holders.
         lets_go: whether to wait for the node agent.
         seconds: the time limit; at least one look is made.
-        closing: called when only the node agent, and what it has started, still hold the device.
+        closing: called when only the node agent, and what it has started, still hold the device;
+            NVML is then closed for a short wait only. None if it is closed already.
     """
+    deadline = time.monotonic() + seconds
 
     def changed(holders: Sequence[Holder]) -> None:
         say(f"waits for {', '.join(each.name for each in holders)}")
@@ -110,9 +112,13 @@ def wait_for_holders(
     )
     if holders:
         return holders
-    closing()
     # The agent and its MPS daemons read the mark, and need a moment.
-    return wait_until_free(look, seconds=_TO_LET_GO, force=force, changed=changed)
+    left = _TO_LET_GO
+    if closing is None:
+        left = max(left, deadline - time.monotonic())
+    else:
+        closing()
+    return wait_until_free(look, seconds=left, force=force, changed=changed)
 
 
 def _mark(target: Target, reason: str, *, lets_go: bool) -> Drain:

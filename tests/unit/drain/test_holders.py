@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +22,9 @@ from hooks.node.inventory import load_inventory
 from integration.containers.bundles import TASKS, Container, find_containers
 from integration.containers.procfs import Procfs
 from integration.devices.targets import THE_DRIVER, targets_of
-from integration.drain import holders, waiting
+from integration.drain import holders, serving, waiting
 from integration.drain.holders import AGENT, CONTAINER, MPS, Holder, find_holders
+from integration.drain.serving import DrainOptions, wait_for_holders
 from integration.drain.waiting import Force, blocking, not_by_themselves
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
@@ -330,3 +333,18 @@ def test_a_container_whose_shim_does_not_take_its_end_is_told_again(
     assert sent == [signal.SIGTERM, *[signal.SIGKILL] * 3]
     name = "k8s.io/one"
     assert said == [f"SIGTERM to {name}", f"SIGKILL to {name}", f"{name}: no answer"]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_drain_waits_for_the_agent_as_long_as_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
+) -> None:
+    monkeypatch.setattr(serving, "_TO_LET_GO", 0.0)
+    agent = (Holder(AGENT, "the node agent"),)
+    looks = iter([agent, agent, agent, ()])
+    wait = wait_for_holders if is_closed else partial(wait_for_holders, closing=lambda: None)
+    left = wait(
+        lambda: next(looks), DrainOptions(), lambda _: None, lets_go=True, seconds=math.inf
+    )  # fmt: skip
+    # For a reset the agent does without NVML no longer than it has to.
+    assert tuple(left) == (() if is_closed else agent)
