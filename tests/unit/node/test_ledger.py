@@ -234,6 +234,12 @@ def test_what_a_container_of_a_pod_was_denied_is_told(tmp_path: Path) -> None:
     assert (denied.namespace, denied.pod, denied.why) == ("team", "web", "all: nobody")
 
 
+@pytest.mark.parametrize("denied", [5, "all", {"all": 1}, [5, None]])
+def test_a_record_of_another_shape_was_denied_nothing(tmp_path: Path, denied: Any) -> None:
+    put_of_pod(tmp_path / TASKS / "ns" / "one", {"policy": {"denied": denied}}, "web")
+    assert component.look([str(tmp_path)], None).denied == ()
+
+
 def test_a_driver_that_is_another_makes_a_holding_stale(
     make: Callable[..., Container], proc: Procfs, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from integration.containers.bundle_watch import watched_directories
 from integration.containers.bundles import Container, find_containers
 from integration.containers.held_devices import LEDGER
 from integration.containers.procfs import Procfs
+from integration.containers.records import strings
 from integration.containers.shims import states_to_watch
 from integration.detached import run_detached
 from integration.files import read_file, replace_file
@@ -99,12 +100,10 @@ def _ledger_of(
 def _denied(containers: Iterable[Container]) -> Iterator[Denied]:
     """Yield the denied requests in the records of pods' containers."""
     for each in containers:
-        policy = (each.record or {}).get("policy")
-        if each.pod is None or not isinstance(policy, dict):
+        if (pod := each.pod) is None:
             continue
-        pod = each.pod
-        for why in policy.get("denied") or ():
-            yield Denied(pod.namespace, pod.name, pod.uid, each.name, one_line(str(why)))
+        for why in strings(each.record, "policy", "denied"):
+            yield Denied(pod.namespace, pod.name, pod.uid, each.name, one_line(why))
 
 
 def _knows_devices(inventory: Inventory | None) -> bool:
