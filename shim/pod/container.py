@@ -145,7 +145,10 @@ class Container:
     async def _start_init(self) -> None:
         restored = self._resources.saved is not None and self.init.stdio is not None
         if restored:
+            kills = self.init.kills
             await self._resources.restore(self.init)
+            if self.init.kills != kills and self.init.child is not None:
+                self.init.child.kill()  # the runtime had returned just before
         else:
             await self._resources.runtime.start()
         self.init.advance(Event.STARTED)

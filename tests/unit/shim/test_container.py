@@ -82,6 +82,28 @@ async def test_what_is_to_be_restored_has_an_init_without_a_pid(tmp_path: Any) -
     assert container.pids() == {0: ""}
 
 
+async def test_what_is_killed_when_its_restore_has_just_succeeded_is_killed(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    bundle = str(tmp_path)
+    tasks = SimpleNamespace(start_soon=lambda *_: None)
+    context = _context(bundle, _Publisher(), tasks)
+    container = Container(context, "c", bundle, RuntimeOptions(), _NO_STDIO)
+    container._resources.saved = cast("Any", "checkpoint")
+    container.init.stdio = cast("Any", "open")
+
+    async def restore(init: Process) -> None:
+        # The runtime was reaped in this turn of the loop, and its process is not known yet.
+        await container.kill("", signal.SIGKILL, everyone=False)
+        init.child = Child(4_000_000)
+        monkeypatch.setattr(Child, "kill", lambda child: killed.append(child.pid))
+
+    monkeypatch.setattr(container._resources, "restore", restore)
+    assert await container.start("") == 4_000_000
+    assert killed == [4_000_000]
+
+
 @pytest.mark.parametrize("exec_id", ["", "e"], ids=["container", "exec"])
 async def test_a_create_is_ended_for_its_container_and_not_for_an_exec_of_an_earlier_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, exec_id: str
