@@ -268,8 +268,10 @@ def _mounted() -> Hierarchies:
 
 def _paths_of(pid: int | str) -> dict[str, str]:
     """The path of a process's cgroup by controller."""
+    path = f"/proc/{pid}/cgroup"
     try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+        # A container can give its cgroups names with a carriage return, or that are not UTF-8.
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return parse_paths(file)
     except OSError:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,37 @@ def test_processes_of_a_group_and_of_those_below_it_are_found(group: str) -> Non
         finally:
             first.kill()
             second.kill()
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"x\r0::", b"x\r4:pids:"])
+def test_a_process_whose_group_has_an_odd_name_is_found_and_signalled(
+    group: str, name: bytes
+) -> None:
+    """Else a container could hide, or name another's cgroup on what would be taken for a line."""
+    odd = os.path.join(group, os.fsdecode(name))
+    inner = os.path.join(odd, "elsewhere")
+    os.makedirs(inner)
+    try:
+        with (
+            subprocess.Popen(["sleep", "60"]) as first,
+            subprocess.Popen(["sleep", "60"]) as second,
+        ):
+            try:
+                _join(first.pid, group)
+                _join(second.pid, inner)
+                found = cgroup.of(second.pid)
+                assert found is not None
+                assert inner in found.directories.values()
+                of_container = cgroup.of(first.pid)
+                assert of_container is not None
+                of_container.signal(signal.SIGTERM)
+                assert (first.wait(), second.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
+            finally:
+                first.kill()
+                second.kill()
+    finally:
+        os.rmdir(inner)
+        os.rmdir(odd)
 
 
 def test_a_process_in_the_root_group_has_no_group_of_its_own() -> None:
