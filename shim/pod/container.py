@@ -361,9 +361,12 @@ class Container:
             NvshimError: it could not be saved; it goes on, and what was written is gone.
         """
         request = criu.read_options(options)
+        asked = f"a checkpoint of {self.id}"
         async with self._operations.turn(Kind.CHECKPOINT):
             if self.init.state is not State.PAUSED:
-                self._require_init(State.RUNNING, f"a checkpoint of {self.id}")
+                self._require_init(State.RUNNING, asked)
+            if self._exits.init_reaped:  # its pid may be another process's by now
+                raise WrongProcessState(asked, found="it has ended", do="save a running container")
             await checkpoints.save(
                 path,
                 tasks=self._shim.tasks,

@@ -20,7 +20,7 @@ from shim.context import ShimContext
 from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound, WrongProcessState
 from shim.log import Log
 from shim.loop import GuardedTasks
-from shim.pod import fd_reserve
+from shim.pod import checkpoints, fd_reserve
 from shim.pod.container import Container
 from shim.pod.creation import Resources
 from shim.pod.exec import Exec
@@ -102,6 +102,26 @@ async def test_what_is_killed_when_its_restore_has_just_succeeded_is_killed(
     monkeypatch.setattr(container._resources, "restore", restore)
     assert await container.start("") == 4_000_000
     assert killed == [4_000_000]
+
+
+async def test_what_has_ended_is_not_saved_though_its_exit_is_not_published_yet(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[str] = []
+
+    async def save(path: str, **_: object) -> None:
+        saved.append(path)
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    bundle = str(tmp_path)
+    container = Container(_context(bundle, _Publisher()), "c", bundle, RuntimeOptions(), _NO_STDIO)
+    container.init.child = Child(4_000_000)
+    container.init.advance(Event.STARTED)
+    await container.checkpoint("/running", None)
+    container._exits.init_reaped = True
+    with raises(WrongProcessState):
+        await container.checkpoint("/ended", None)
+    assert saved == ["/running"]
 
 
 @pytest.mark.parametrize("exec_id", ["", "e"], ids=["container", "exec"])
