@@ -491,7 +491,15 @@ class Rootfs:
 
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Do what may take long in a thread, or at once if no thread can be started."""
+    started: list[bool] = []
+
+    def start() -> Result:
+        started.append(True)
+        return work()
+
     try:
-        return await loop.run_in_thread(work)
+        return await loop.run_in_thread(start)
     except RuntimeError:
+        if started:
+            raise
         return work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import signal
@@ -22,7 +23,7 @@ from shim.log import Log
 from shim.loop import GuardedTasks
 from shim.pod import checkpoints, fd_reserve
 from shim.pod.container import Container
-from shim.pod.creation import Resources
+from shim.pod.creation import Resources, in_thread
 from shim.pod.exec import Exec
 from shim.pod.operations import Exits, Operations
 from shim.pod.process import Event, Process, State
@@ -222,6 +223,19 @@ async def test_an_exit_is_published_though_what_is_left_cannot_be_signalled(
             context, resources, Operations(), report=report, init=init, execs={}, bundle=bundle
         ).watch_init()
     assert reported == ["TaskExit"]
+
+
+async def test_what_fails_in_a_thread_for_want_of_another_is_not_done_on_the_loop() -> None:
+    threads: list[int] = []
+
+    def work() -> None:
+        threads.append(_thread.get_ident())
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(RuntimeError, match="can't start"):
+        await in_thread(work)
+    assert len(threads) == 1
+    assert threads != [_thread.get_ident()]
 
 
 class _LateRuntime:
