@@ -146,8 +146,10 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
     faults: dict[Notice, Fault] = {}
     for entry, fault in first_faults(causes):
         pod = entry.pod
-        if not pod or fault.kind == GPU_MEMORY or fault.at < since:
+        if fault.kind == GPU_MEMORY or fault.at < since:
             continue
+        if not (pod.get("namespace") and pod.get("name")):
+            continue  # it has no pod, or its file is damaged
         reason = "GPUMemoryLimit" if fault.kind == MEMORY_LIMIT else _REASONS[fault.whose]
         whose = "of another" if fault.whose == Whose.NEIGHBOUR else "its own"
         notice = Notice(

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.faults.fault_log import GPU_MEMORY, FaultLog
+from integration.node.faults.fault_log import GPU_MEMORY, Entry, FaultLog
 from integration.node.faults.hits import Hit
 from integration.node.holders.values import Denied, Ledger
 from integration.node.options import Options
@@ -71,6 +71,13 @@ def test_the_same_fault_at_another_time_is_the_same_notice() -> None:
     one, other = (list(notices_of_faults(each.entries, 0.0)) for each in fault_logs)
     assert one == other
     assert one[0].message != other[0].message
+
+
+@pytest.mark.parametrize("pod", [{}, {"name": "pod-a"}, {"namespace": "research"}])
+def test_a_fault_of_a_pod_that_a_damaged_file_does_not_name_is_not_said(
+    pod: dict[str, str],
+) -> None:
+    assert list(notices_of_faults({("k8s.io", "id-a"): Entry((lost(5.0),), pod)}, 0.0)) == []
 
 
 def test_what_is_old_or_no_fault_is_not_said() -> None:
