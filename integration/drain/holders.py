@@ -22,6 +22,8 @@ Rules
 - A process holds a device if it has one of the device's nodes open or mapped
   (:mod:`integration.containers.device_users`). A privileged container has every node in its spec,
   so it holds what its processes have open, or what a claim or the kubelet assigns to it.
+- A process in the container of the node agent counts as one outside of containers: the container
+  stays, and is not stopped.
 - Every container with any part of the driver holds the driver, since it may open the control node.
   So does every process with any node of the driver open.
 
@@ -128,9 +130,10 @@ def find_holders(
     known = {each.container.bundle for each in found if each.container is not None}
     owners = Owners(containers, procfs)
     agent = agent_of(config.state)  # in another pid namespace, the agent has another pid
+    of_agent = owners.of(agent) if agent else None
     for pid, devices in device_users(procfs, _numbers(targets, inventory, config).name_of):
         owner = owners.of(pid)
-        if owner is None:
+        if owner is None or owner == of_agent:
             found.append(Holder(*_named(pid, procfs, agent), pid=pid, devices=devices))
         elif owner.bundle not in known:
             known.add(owner.bundle)
@@ -236,7 +239,7 @@ def _drm(paths: Iterable[str], config: Config) -> Iterator[tuple[int, int]]:
 
 
 def _named(pid: int, procfs: Procfs, agent: int) -> tuple[str, str]:
-    """Return the kind and name of a process outside of containers."""
+    """Return the kind and name of a process outside of containers, or in the node agent's."""
     name = procfs.name(pid)
     kind = next((kind for start, kind in _BY_NAME.items() if name.startswith(start)), _PROCESS)
     if kind == _PROCESS and agent and agent in procfs.ancestors(pid):

@@ -159,6 +159,22 @@ def test_the_agent_is_one_that_lets_go_if_it_is_to(place: Place) -> None:
     assert [each.pid for each in not_by_themselves(found)] == [23]
 
 
+def test_the_agent_lets_go_in_a_container_too(place: Place) -> None:
+    node = f"{place.node.dev}/nvidia0"
+    place.bundle("agent", pid=20)
+    place.bundle("other", pid=30)
+    place.process(21, "python", node, parent=20, cgroup="/pods/agent")
+    place.process(22, "nvidia-cuda-mps", node, cgroup="/pods/agent")
+    # A tenant's process can have any name.
+    place.process(31, "nvidia-cuda-mps", node, parent=30, cgroup="/pods/other")
+    lock = Path(place.node.config.state, "node.lock")
+    lock.write_text("20\n")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = place.found("0")
+    assert [(each.kind, each.pid) for each in found] == [(AGENT, 21), (MPS, 22), (CONTAINER, 31)]
+
+
 def test_a_container_holds_from_its_record_to_the_end_of_its_init(place: Place) -> None:
     made = place.bundle("being-made", 0)
     place.bundle("never-made", 0, listens=False)
