@@ -81,9 +81,7 @@ async def test_a_container_that_has_ended_meanwhile_is_not_killed_nor_one_with_i
 
     monkeypatch.setattr(memory_guard, "_TO_WRITE", 0.0)
     monkeypatch.setattr(memory_guard, "_kill_container", kill)
-    monkeypatch.setattr(
-        memory_guard, "read_container", lambda *_: replace(container, pid=pid), raising=False
-    )
+    monkeypatch.setattr(memory_guard, "read_container", lambda *_: replace(container, pid=pid))
     config = Config(state=str(tmp_path), guard_beyond=Beyond.KILL)
     guard = memory_guard._Guard(Context(config, Options("", 1), lambda *_, **__: None))
     excess = Excess(container, "GPU-0", "GPU-0", 2, 1)
