@@ -143,12 +143,14 @@ def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], 
         after = there[1][0] if not position and len(there) > 1 else end
         is_alone = (before, after) == (first, end)
         if is_alone or "#" in text[before:first] + text[end:after]:
-            # A comment beside it stays: only the comma after it goes with it.
+            # A comment beside it stays: only the comma after it goes with it, and an empty line.
             comma = _skip_comments(text, end)
             if text[comma] == ",":
                 text = text[:comma] + text[comma + 1 :]
                 array = array[0], array[1] - 1
-            before, after = first, end
+            before, after = text.rfind("\n", 0, first) + 1, _next_line(text, _line_end(text, end))
+            if text[before:first].strip() or text[end:after].strip():
+                before, after = first, end
         text = text[:before] + text[after:]
         array = array[0], array[1] - (after - before)
         there = elements(text, array)

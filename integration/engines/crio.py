@@ -18,7 +18,6 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from integration.engines.errors import (
     NotOurs,
 )
 from integration.engines.files import Change, Need
-from integration.engines.programs import PATH, find_program, run
+from integration.engines.programs import PATH, find_program, run, temporary_directory
 from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import HEAD, Record, View, changes, read_record, without
 
@@ -182,7 +181,7 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
         if options.program is not None:
             raise
         return ("not checked by CRI-O, which is not installed here",)
-    with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
+    with temporary_directory() as directory:
         with open(f"{directory}/nvshim.conf", "w", encoding="utf-8") as file:
             file.write(text)
         done = run([program, "--config", "", "--config-dir", directory, "config"])

@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,7 +36,7 @@ from integration.engines.errors import (
     HandlerTaken,
 )
 from integration.engines.files import Change, FileChange, Need
-from integration.engines.programs import PATH, find_program, run
+from integration.engines.programs import PATH, find_program, run, temporary_directory
 from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import (
     Record,
@@ -260,14 +259,15 @@ def _validated(
 
 def _refusal(options: Options, program: str, text: str) -> str | None:
     """Return dockerd's error for a file; None if it accepts the file."""
-    with tempfile.NamedTemporaryFile("w", prefix="nvshim-", suffix=".json") as file:
-        file.write(text)
-        file.flush()
-        argv = [program, "--validate", "--config-file", file.name]
+    with temporary_directory() as directory:
+        path = f"{directory}/daemon.json"
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        argv = [program, "--validate", "--config-file", path]
         if "userland-proxy" not in text:
             argv.append("--userland-proxy=false")  # the proxy may not be installed here
         done = run(argv)
-    output = (done.stderr or done.stdout).strip().replace(file.name, options.config)
+    output = (done.stderr or done.stdout).strip().replace(path, options.config)
     return output or f"exit code {done.returncode}" if done.returncode else None
 
 

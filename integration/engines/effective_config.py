@@ -11,7 +11,6 @@ Source: containerd-config(8), cmd/containerd/command/config.go.
 
 from __future__ import annotations
 
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import Any, Final
 from integration import tomltext
 from integration.engines.errors import ConfigRefused
 from integration.engines.imports import imports_value, load
-from integration.engines.programs import find_program, run, version_of
+from integration.engines.programs import find_program, run, temporary_directory, version_of
 from integration.engines.running import running_program
 from integration.engines.undo import View
 
@@ -79,7 +78,7 @@ class Containerd:
         """
         if self.merges:
             return True
-        with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
+        with temporary_directory() as directory:
             root = f"{directory}/config.toml"
             for path, text in (
                 (root, 'version = 2\nimports = ["*.imported"]\n'),
@@ -101,7 +100,7 @@ class Containerd:
             ConfigRefused: containerd would not start with this configuration.
         """
         files = load(view, root, relative_patterns=self.relative_patterns)
-        with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
+        with temporary_directory() as directory:
             copies = {file.path: f"{directory}/{n:04}.toml" for n, file in enumerate(files)}
             for file in files:
                 if file.text is None and file.path != root:

@@ -11,9 +11,12 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from integration.engines.errors import EngineNotInstalled
+from integration.engines.errors import EngineNotInstalled, WriteFailed
 from integration.timeouts import PATIENCE
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -36,6 +39,24 @@ def find_program(program: str, option: str) -> str:
             do=f"name it with {option}",
         )
     return os.path.abspath(found)
+
+
+@contextmanager
+def temporary_directory() -> Iterator[str]:
+    """Yield a directory for files that an engine's program checks.
+
+    Raises:
+        WriteFailed: it, or a file in it, cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
+            yield directory
+    except OSError as error:
+        raise WriteFailed(
+            "to write a copy of the configuration for the engine's check",
+            found=error.strerror or str(error),
+            do="make room in /tmp, or name another directory with TMPDIR",
+        ) from error
 
 
 def programs_named(name: str) -> list[str]:

@@ -271,7 +271,8 @@ def changes(
 ) -> tuple[FileChange, ...]:
     """Return the file changes that lead to the desired node, in the order to write them.
 
-    A file is written before any reference to it, and removed after it.
+    A file is written before any reference to it, and removed after it. An existing handler is
+    removed after ours is there, and comes back before.
 
     Args:
         options: the desired configuration.
@@ -309,6 +310,8 @@ def changes(
             return 0 if change.new is not None else 9
         if change.path == config:
             return 3
+        if any(edit.stood for edit in desired.edits.get(change.path, ())):
+            return 4  # a handler that ours replaces, once ours is in effect
         return 4 if change.new is None else 1 if change.old is None else 2
 
     return tuple(sorted(filter(None, planned), key=rank))

@@ -29,6 +29,7 @@ from integration.install.errors import (
     NoSpace,
     SourceBroken,
     SourceMissing,
+    StepFailed,
 )
 from integration.tree import MANIFEST, Tree, read_tree, verify
 
@@ -66,9 +67,18 @@ def inspect_source(source: str) -> tuple[Tree, int]:
         SourceMissing: the source does not exist or is not a tree.
         SourceBroken: its description is not valid.
         ArchiveRefused: it is not an archive of a tree.
+        StepFailed: the archive cannot be read, or no temporary file can be written.
     """
     if is_archive(source):
-        return _inspect_archive(source)
+        try:
+            return _inspect_archive(source)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename not in {None, source} else ""
+            raise StepFailed(
+                f"to read {source}",
+                found=f"{where}{os.strerror(error.errno or 0).lower()}",
+                do="check that root may read it, and that /tmp has room",
+            ) from error
     tree = source_tree(source)
     sizes = [_size(os.path.join(source, name)) for name in tree.files]
     return tree, sum(sizes) + len(sizes) * _BLOCK + _MARGIN

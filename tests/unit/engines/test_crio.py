@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from integration.engines.errors import (
     HandlerInUse,
     HandlerTaken,
     NotOurs,
+    WriteFailed,
 )
 from tests.harness.raising import raises
 
@@ -124,6 +126,41 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
         plan(options(replace=True))
 
 
+@pytest.mark.parametrize("name", ["crio.conf", "crio.conf.d/99-nvidia.conf"])
+def test_kill_between_any_two_files_leaves_the_default_handler_where_it_was(
+    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def handlers() -> set[str]:
+        files = [tmp_path / "crio/crio.conf", *(tmp_path / "crio/crio.conf.d").glob("*.conf")]
+        texts = [file.read_text() for file in files if file.exists()]
+        tables = [tomllib.loads(text)["crio"].get("runtime", {}) for text in texts]
+        return {handler for table in tables for handler in table.get("runtimes", {})}
+
+    (tmp_path / "crio/crio.conf.d").mkdir(parents=True)
+    theirs = tmp_path / "crio" / name
+    theirs.write_text(
+        '[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\n'
+        'runtime_path = "/usr/bin/nvidia-container-runtime"\n'
+    )
+    seen: list[set[str]] = []
+
+    def looking(call: Any) -> Any:
+        def look(*paths: str) -> None:
+            seen.append(handlers())
+            call(*paths)
+
+        return look
+
+    monkeypatch.setattr(os, "rename", looking(os.rename))
+    monkeypatch.setattr(os, "unlink", looking(os.unlink))
+    apply(plan(options(replace=True)))
+    apply(plan(options(runtime_name="shim", replace=True)))
+    apply(plan(options(runtime_name="nvidia", replace=True)))
+    apply(plan_removal(options()))
+    assert len(seen) >= 4 * 3, "the record, the drop-in and theirs each time"
+    assert all("nvidia" in each for each in seen), seen
+
+
 def test_handler_that_someone_has_added_again_is_not_given_back_twice(
     options: Any, tmp_path: Path
 ) -> None:
@@ -137,6 +174,17 @@ def test_handler_that_someone_has_added_again_is_not_given_back_twice(
     apply(plan_removal(options()))
     assert theirs.read_text() == again
     assert not os.path.exists(options().drop_in)
+
+
+def test_copy_for_the_check_that_cannot_be_written_is_a_typed_line(
+    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/missing")
+    with raises(WriteFailed, match=r"for the engine's check: No such file or directory\. .*TMPDIR"):
+        plan(options(program=str(program)))
 
 
 def test_what_crio_refuses_is_not_written(options: Any, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from integration.engines.errors import ConfigInvalid, ConfigUnreadable
+from integration.engines.files import Change, Need, apply
 from integration.engines.imports import covers, load
 from integration.engines.options import Options
 from integration.engines.previous import without_nvshim
-from integration.engines.undo import Record, View, Written
+from integration.engines.undo import Record, View, Written, changes, read_record, without
 from tests.harness.raising import raises
 
 
@@ -81,8 +82,8 @@ def test_what_cannot_be_read_is_one_typed_line(tmp_path: Path) -> None:
     ("theirs", "after"),
     [
         ('["{ours}", "/b.toml"]', '["/b.toml"]'),
-        ('[\n  "{ours}",\n]', "[\n  \n]"),
-        ('[\n  "/a.toml", # why\n  "{ours}",\n]', '[\n  "/a.toml", # why\n  \n]'),
+        ('[\n  "{ours}",\n]', "[\n]"),
+        ('[\n  "/a.toml", # why\n  "{ours}",\n]', '[\n  "/a.toml", # why\n]'),
     ],
 )
 def test_import_goes_out_of_an_array_that_was_empty_and_was_edited_since(
@@ -101,3 +102,20 @@ def test_import_goes_out_of_an_array_that_was_empty_and_was_edited_since(
         view = without_nvshim(Options(config=root, force=force), record)
         assert view.text(root) == f"version = 3\nimports = {after}\n"
         assert view.text(ours) is None
+
+
+def test_handler_that_is_replaced_goes_when_ours_is_imported_and_comes_back_before_ours_goes(
+    tmp_path: Path,
+) -> None:
+    options = Options(config=f"{tmp_path}/config.toml", records=str(tmp_path))
+    root = write(tmp_path / "config.toml", f'imports = ["{tmp_path}/conf.d/theirs.toml"]\n')
+    theirs, ours = write(tmp_path / "conf.d/theirs.toml", "a = 1\n"), f"{tmp_path}/conf.d/ours.toml"
+    desired = View().edited(theirs, "# a = 1\n", stood=True)
+    desired = desired.edited(root, f'imports = ["{theirs}", "{ours}"]\n').with_text(ours, "a = 1\n")
+    change = changes(options, Record(options.record), View(), desired, config=root, replaced=True)
+    assert [file.path for file in change] == [options.record, ours, root, theirs]
+    apply(Change("containerd", change, Need.RESTART, "", root))
+    record = read_record(options.record)
+    previous = without(record, force=False)
+    change = changes(options, record, previous, previous, config=root)
+    assert [file.path for file in change] == [theirs, root, ours, options.record]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
 import stat
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +22,7 @@ from integration.install.errors import (
     NoSpace,
     SourceBroken,
     SourceMissing,
+    StepFailed,
 )
 from integration.tree import MANIFEST, Tree, read_tree, verify
 from tests.harness.raising import raises
@@ -175,6 +179,20 @@ def test_what_is_no_tree_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{}")
     with raises(SourceBroken):
         copying.inspect_source(str(tmp_path))
+
+
+def test_an_archive_that_cannot_be_read_here_is_one_line(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = _archive(tree, tmp_path / "a.tar")
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/missing")
+    with raises(StepFailed, match=r"cannot read .*a\.tar: .*missing.*: no such file"):
+        copying.inspect_source(archive)
+    monkeypatch.undo()
+    denied = PermissionError(errno.EACCES, "Permission denied", archive)
+    monkeypatch.setattr(tarfile, "open", Mock(side_effect=denied))
+    with raises(StepFailed, match=r"cannot read \S+/a\.tar: permission denied"):
+        copying.inspect_source(archive)
 
 
 def test_an_archive_of_more_than_any_tree_has_is_refused(
