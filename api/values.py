@@ -32,12 +32,12 @@ __all__ = ["dataclass", "field", "replace"]
 
 
 class _Missing:
-    """In place of a default that :class:`_Field` has not."""
+    """The default of a field that has none."""
 
 
 class _Field(NamedTuple):
     default: Any
-    make: Callable[[], Any] | None  # makes the default of each value
+    make: Callable[[], Any] | None  # returns a new default for each value; None if there is none
     compare: bool
     shown: bool
 
@@ -169,7 +169,7 @@ def _field(
     default: Any = _Missing,
     default_factory: Callable[[], Any] | None = None,
     compare: bool = True,
-    repr: bool = True,  # noqa: A002 - the word of dataclasses
+    repr: bool = True,  # noqa: A002 - as in dataclasses
 ) -> Any:
     return _Field(default, default_factory, compare, repr)
 

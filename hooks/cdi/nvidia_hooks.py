@@ -25,8 +25,8 @@ Rules
   a word or an option that is not known is an error. In an OCI spec, where an engine has applied the
   CDI spec, it stays.
 - An OCI spec does not say which of its mounts the CDI spec brought. All are looked at, a tenant's
-  volumes too. So the engine opens regular files only, and reads only their headers. It passes over
-  a directory with absurdly many names.
+  volumes too. So the engine opens regular files only, and reads only their headers. It skips
+  directories with too many names.
 - A link's target that climbs ("../x") is resolved as it is written. A link that leads to itself
   is none.
 
@@ -322,7 +322,7 @@ def _every_mounted_file(
 
 
 def _names_in(directory: str) -> tuple[str, ...]:
-    """The first names in a directory of the host; none if it has absurdly many."""
+    """The first names in a directory of the host; none if it has too many to list."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -81,7 +81,7 @@ def options_of(settings: CliSettings) -> Options:
         if others["device_plugin"] == YES:
             raise click.UsageError("--device-plugin yes needs a --kubelet-socket.")
         others["device_plugin"] = NO
-    _refuse_lonely(others)
+    _check_required_options(others)
     if others["kubeconfig"]:
         of_kubeconfig(others["kubeconfig"])  # report an unusable file at start
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
@@ -94,11 +94,11 @@ def options_of(settings: CliSettings) -> Options:
     return Options(**others, settings=_source(settings))
 
 
-def _refuse_lonely(others: Mapping[str, Any]) -> None:
-    """Refuse an option that needs another one.
+def _check_required_options(others: Mapping[str, Any]) -> None:
+    """Check that each option has the other options that it requires.
 
     Raises:
-        click.UsageError: the other one is missing.
+        click.UsageError: one is missing.
     """
     needed_for = [name for name in ("dra", "node_condition", "mig_config_file") if others[name]]
     if others["node_labels"] in {NODE, NODE_FEATURE}:

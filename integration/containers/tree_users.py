@@ -114,7 +114,7 @@ def _has_unseen_listener(path: str) -> bool:
             # it has none there.
             return peer_credentials(probe).pid == 0
     except (BlockingIOError, PermissionError, TimeoutError):
-        return True  # there is one, or may be; the queue of one that is busy is full
+        return True  # there may be one; a full queue means that it is busy
     except OSError:
         return False  # the listener has exited
 

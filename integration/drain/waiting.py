@@ -2,7 +2,7 @@
 
 Rules
 - Force sends each container SIGTERM once, in the order of their names, and SIGKILL after the grace
-  period, again at each look if its shim did not take that. It calls Kill of their shims, as
+  period, and again at each check if its shim did not accept that. It calls Kill of their shims, as
   containerd does. A container that appears during the wait is treated the same way.
 - Only containers are stopped. For other holders, the answer says how to stop them.
 - The wait includes the node agent only if the mark tells it to release the device.
@@ -83,7 +83,7 @@ class Force:
         return max(0.0, min(left, default=float("inf")) + self.grace - time.monotonic())
 
     def _signal(self, holder: Holder, container: Container, number: signal.Signals) -> bool:
-        """Signal a container; False if its shim did not take it."""
+        """Signal a container; return False if its shim did not accept the request."""
         self._say_once(container, f"{number.name} to {holder.name}")
         try:
             anyio.run(partial(kill, container, number, timeout=_TO_ANSWER))

@@ -310,7 +310,7 @@ class Resources:
         except (NvshimError, OSError) as error:
             # crun refuses to signal a container whose init is gone.
             self._shim.log.debug("kill --all failed", id=self._id, why=str(error))
-            # An exit is published after this, whatever comes of it.
+            # Publishing the exit must not depend on this.
             with self._logged("killing what is left"):
                 self.signal_cgroup(signal.SIGKILL)
 

@@ -69,10 +69,10 @@ class Exec(Process):
                         )
                     except BaseException:
                         try:
-                            # A runtime that was killed late has made the process, and left it.
+                            # The runtime may have created the process before it was killed.
                             self.child = resources.adopt(pid_file)
                         except NvshimError:
-                            pass  # it has made none
+                            pass  # it created none
                         raise
                     self.child = resources.adopt(pid_file)
                 await stdio.started()

@@ -72,7 +72,7 @@ async def test_what_is_killed_while_the_runtime_starts_is_told_after_the_start(
 async def test_every_killed_process_is_told_while_the_container_runs_on(
     start_shim: StartShim,
 ) -> None:
-    # Kills that are seen together are told once, so each waits until the one before it was told.
+    # The shim sends one event for kills that it sees together, so the next one waits for the event.
     script = "for i in 1 2 3; do read line < /start; tail /dev/zero; done; sleep 1000"
     async with start_shim("c1", "sh", "-c", script) as shim:
         _limit(shim, "c1")

@@ -12,7 +12,7 @@ Rules
 - The guard reports a container over its limit first. If the next sample still shows it over the
   limit, the guard kills it, if the configuration says so. It never kills on a sample that failed.
 - The container's own shim does the killing. If the shim fails to, the guard tries again. The guard
-  does not kill a container that has exited meanwhile: another one may run with its id.
+  checks first that the container still runs: another one may have its id by now.
 - Without a limit the guard does not sample NVML.
 - A container cannot set its own share (:mod:`integration.node.faults.shares`).
 """

@@ -68,7 +68,7 @@ def choose(accept: str) -> Form:
 
 
 def collect(snapshot: Snapshot) -> list[tuple[Metric, Rows]]:
-    """Return the values of every metric; they no longer change with the agent's counters."""
+    """Return a copy of the values of every metric, which the agent's counters no longer change."""
     return [(metric, {**metric.rows(snapshot)}) for metric in METRICS]
 
 
