@@ -9,12 +9,13 @@ Source: NVIDIA's MIG user guide.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from api.errors import NvshimError, one_line
 from hooks.config import Config
+from hooks.node.gpus import Gpu
 from integration.nvml.nvidia_smi import SmiFailed
 from integration.nvml.query import ask_nvml
 
@@ -104,6 +105,11 @@ class Parts:
         there = self.instance_at(part)
         wanted = there and (part.gpu, there.id)
         return next((uuid for uuid, its in self.instance_of.items() if its == wanted), "")
+
+    def left_out(self, gpus: Iterable[Gpu]) -> str:
+        """Return the UUIDs of the GPUs that should be in the answer and are not, for people."""
+        there = (gpu.uuid for gpu in gpus if gpu.uuid and not (gpu.lost or gpu.excluded))
+        return ", ".join(uuid for uuid in there if uuid not in self.gpus)
 
     def _of(self, gpu: str) -> tuple[Instance, ...]:
         return self.gpus.get(gpu, GpuParts()).instances

@@ -184,8 +184,7 @@ class DeviceDiscovery:
         is_same = self._cut is not None and _cut(inventory)[0] == self._cut[0]
         if not parts.failure or not is_same:
             self._parts = parts
-        there = (gpu.uuid for gpu in inventory.gpus if gpu.uuid and not (gpu.lost or gpu.excluded))
-        out = ", ".join(uuid for uuid in there if uuid not in parts.gpus)
+        out = parts.left_out(inventory.gpus)
         self._is_partial = bool(out) and not parts.failure
         why = parts.failure or (out and f"it leaves out {out}")
         if why:

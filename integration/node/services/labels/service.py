@@ -139,10 +139,9 @@ def _ask(config: Config, inventory: Inventory) -> Parts:
     Raises:
         NvmlFailed: it does not answer, or leaves out a GPU that is not lost.
     """
-    there = (gpu.uuid for gpu in inventory.gpus if gpu.uuid and not (gpu.lost or gpu.excluded))
     try:
         parts = ask_parts(config)
-        if out := ", ".join(uuid for uuid in there if uuid not in parts.gpus):
+        if out := parts.left_out(inventory.gpus):
             raise SmiFailed(f"it leaves out {out}")  # noqa: TRY301 - handled as no answer
     except SmiFailed as error:
         raise NvmlFailed(
