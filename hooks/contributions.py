@@ -14,7 +14,7 @@ from typing import Any
 from api.values import dataclass
 from hooks import platforms
 from hooks.config import Config
-from hooks.edits import features
+from hooks.edits import applied, features
 from hooks.edits.compat import Compat, Host, find_compat, host_of, with_compat
 from hooks.edits.grant import Grant
 from hooks.edits.mutation import apply
@@ -24,7 +24,7 @@ from hooks.image.layout import Layout
 from hooks.image.rootfs import Rootfs
 from hooks.node.inventory import Inventory
 from hooks.ocispec import parts, variables_of
-from hooks.plan import Bounds, Contribution, Plan
+from hooks.plan import Bounds, Contribution, Mount, Plan
 from hooks.requests.oci_hooks import calls_of
 from hooks.requests.request import Request
 from hooks.words import Void
@@ -42,14 +42,15 @@ class Case:
     # asks the low-level runtime which OCI specification it knows
     oci_version: Callable[[], str] = str
     state: str = ""  # where something may be kept; "" for nowhere
+    moved: tuple[Mount, ...] = ()  # mounts of the spec that are to be files of a layer
 
     def mounts(self) -> list[dict[str, Any]]:
-        """The mounts of the spec.
+        """The mounts that will cover parts of the image.
 
         Raises:
             MalformedSpec: they are no list of objects.
         """
-        return parts(self.spec, "mounts", dict)
+        return applied.without(parts(self.spec, "mounts", dict), self.moved)
 
     def variables(self) -> dict[str, str]:
         """The variables as the container's processes will see them."""
@@ -75,15 +76,15 @@ class Check:
             self._bounds |= each.bounds
         self._rootfs = rootfs
 
-    def edited(self, plan: Plan) -> dict[str, Any]:
-        """The spec with a plan's edits.
+    def edited(self, plan: Plan, layered: tuple[Mount, ...]) -> dict[str, Any]:
+        """The spec with a plan's edits, and without mounts whose files are in a layer.
 
         Raises:
             SpecError: an edit cannot be made, or the result breaks an invariant.
         """
-        edited = apply(self._spec, plan)
+        edited = apply(self._spec, plan, layered)
         before = marshal.loads(self._before)  # noqa: S302 - our own, of a moment ago
-        verify(before, edited, plan, self._bounds, (self._rootfs,))
+        verify(before, edited, plan, self._bounds, (self._rootfs,), layered=layered)
         return edited
 
 

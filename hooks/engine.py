@@ -33,6 +33,7 @@ from api.values import dataclass, replace
 from hooks import platforms
 from hooks.config import Config, Platform, load_config
 from hooks.contributions import Case, Check
+from hooks.edits import applied
 from hooks.edits.exclusions import refuse_excluded
 from hooks.edits.grant import Grant, decide
 from hooks.edits.requirements import check_requirements
@@ -60,6 +61,7 @@ from hooks.prepared import Prepared
 from hooks.prepared import key_of as placement_key
 from hooks.record import apply_to_process, make_denial, make_record
 from hooks.requests import policy
+from hooks.requests.oci_hooks import calls_of
 from hooks.requests.policy import Verdict
 from hooks.requests.request import Request, read_more, read_request
 from hooks.sharing import held_by_nodes
@@ -82,6 +84,7 @@ __all__ = [
     "UnseenTarget",
     "apply_to_process",
     "explain",
+    "has_applied",
     "inject",
     "judge",
     "load_config",
@@ -130,6 +133,15 @@ def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
 def needs_inventory(request: Request, config: Config) -> bool:
     """Whether what is asked takes an inventory of the node."""
     return request.wants_driver and platforms.platform_of(config) == Platform.NVML
+
+
+def has_applied(spec: Mapping[str, Any], request: Request, config: Config) -> bool:
+    """Whether all that a container has of NVIDIA's driver is what an engine has applied.
+
+    It needs no inventory. With one, a layer can have its files (:func:`placement_key`).
+    """
+    applied_alone = bool(calls_of(spec)) and not request.wants_driver
+    return applied_alone and platforms.platform_of(config) == Platform.NVML
 
 
 def module_commands(config: Config, request: Request) -> tuple[tuple[str, ...], ...]:
@@ -347,12 +359,15 @@ def prepare(
     Raises:
         NvshimError: it cannot be done; :func:`inject` without it would say the same.
     """
-    case = Case(spec, request, inventory, config, layer)
+    observed = (inventory.files if config.driver_layer else None) or {}
+    moved = applied.driver_mounts(spec, observed)
+    case = Case(spec, request, inventory, config, layer, moved=moved)
     planned = _decide(case, RootfsTarget(rootfs, NOWHERE), _Clock()).planned
-    placed = place_inside(layer, planned.plan, planned.layout, fresh=config.driver_layer)
+    plan = replace(planned.plan, mounts=(*planned.plan.mounts, *moved))
+    placed = place_inside(layer, plan, planned.layout, fresh=config.driver_layer)
     # Its mounts are in the plan then.
-    plan, placed = placed.added_to(planned.plan), replace(placed, mounts=())
-    files = layer_files(layer, plan, placed, inventory.files or {}) if config.driver_layer else ()
+    plan, placed = placed.added_to(plan), replace(placed, mounts=())
+    files = layer_files(layer, plan, placed, observed)
     return Prepared(planned.layout, planned.compat, plan, placed), files
 
 
@@ -375,7 +390,7 @@ class _Decision:
             return replace(self, planned=replace(self.planned, placed=placed))
         plan = placed.added_to(self.plan)
         planned = replace(self.planned, plan=plan, placed=placed)
-        return replace(self, planned=planned, spec=self.check.edited(plan))
+        return replace(self, planned=planned, spec=self.check.edited(plan, placed.layered))
 
     def injection(self, case: Case, clock: _Clock, **done: Any) -> Injection:
         """The result, with the record of it."""
@@ -409,14 +424,14 @@ def _decide(case: Case, target: Target, clock: _Clock) -> _Decision:
         refuse_excluded(planned.plan.devices, case.config, case.inventory)
     clock.lap("plan")
     check = Check(case.spec, planned.contributions, target.staging, target.rootfs)
-    edited = check.edited(planned.plan)
+    edited = check.edited(planned.plan, planned.placed.layered)
     clock.lap("check")
     return _Decision(grant, planned, check, edited)
 
 
 def _grant(case: Case) -> Grant | None:
-    """The devices that the container gets by an inventory; None without one."""
-    if case.inventory is None:
+    """The devices that the container gets by an inventory; None if it asks for none of them."""
+    if case.inventory is None or not case.request.wants_driver:
         return None
     grant = decide(case.request, case.inventory)
     required = () if case.config.disable_require else case.request.requirements

@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 
 from api.values import dataclass, replace
 from hooks.config import Config
+from hooks.edits import applied
 from hooks.edits.compat import Compat
 from hooks.image.layout import OPTIONS, Layout, Libc, Loader, options_of
 from hooks.image.placement import Placed
@@ -57,13 +58,15 @@ def key_of(
         Bytes that are the same if all of it is the same; None if it depends on more, or if the
         inventory is not kept: the next container has another.
     """
-    if inventory is None or isinstance(request.devices, Void) or not request.wants_driver:
-        return None
-    if not inventory.id:
+    if inventory is None or not inventory.id:
         return None
     if request.features or request.imex_channels != () or request.cdi_devices:
         return None
-    if request.amd_devices or request.intel_devices or calls_of(spec):
+    if request.amd_devices or request.intel_devices:
+        return None
+    by_engine = applied.key_of(spec, inventory) if calls_of(spec) else ()
+    # Either the engine has applied a CDI spec, or GPUs are requested.
+    if by_engine is None or bool(by_engine) is not isinstance(request.devices, Void):
         return None
     mounts, linux = spec.get("mounts") or [], spec.get("linux") or {}
     if not isinstance(mounts, list) or not isinstance(linux, dict):
@@ -78,6 +81,7 @@ def key_of(
         [device.drained for device in inventory.mig_devices],
         [inventory.id, inventory.sockets, inventory.parameters, inventory.drained],
         config,
+        by_engine,
         [_seen(mount) for mount in mounts],
     ]
     return repr(parts).encode("utf-8", "surrogateescape")

@@ -33,7 +33,8 @@ driver_layer    files of the driver that are in this layer, and therefore not mo
 nodes           device nodes of the host that were made, and that could not be made
 char_links      links in /dev/char of the host that were made, and that could not be made
 cuda_compat     the image's directory whose libcuda comes first, or why none does
-identity        the driver that it was made with: what :mod:`hooks.node.identity` compares at start
+identity        the driver that it was made with: what :mod:`hooks.node.identity` compares at start;
+                null if nothing of a driver's files is known
 milliseconds    how long each step took
 ==============  ==========================================================================
 """

@@ -19,8 +19,9 @@ control     linux.intelRdt                one is set (the user's wins)
 interface   linux.netDevices              the interface is moved already (the user's wins)
 ==========  ============================  ====================================================
 
-One thing is taken out, of whatever list: the hooks of NVIDIA's that engines add
-(:mod:`hooks.requests.oci_hooks`). They would do again, as programs, what is done here.
+Two things that engines add are taken out: of whatever list, the hooks of NVIDIA's
+(:mod:`hooks.requests.oci_hooks`), which would do again, as programs, what is done here; and the
+mounts of files that a layer of the image has (:mod:`hooks.edits.applied`).
 
 Hooks, resource control and interfaces come from foreign CDI specs only.
 
@@ -38,6 +39,7 @@ import posixpath
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from hooks.edits import applied
 from hooks.errors import DeviceConflict
 from hooks.ocispec import Json, has_user_namespace, misshapen, part
 from hooks.plan import (
@@ -45,6 +47,7 @@ from hooks.plan import (
     UNLESS_SET,
     Device,
     Hook,
+    Mount,
     Plan,
     device_node,
     device_rule,
@@ -57,12 +60,13 @@ from hooks.plan import (
 from hooks.requests.oci_hooks import LISTS, has_nvidia_hook, is_nvidia_hook
 
 
-def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
+def apply(spec: Mapping[str, Any], plan: Plan, layered: tuple[Mount, ...] = ()) -> Json:
     """A new spec with a plan's edits, which shares unchanged parts with the old one.
 
     Args:
         spec: config.json, decoded. It is not changed.
         plan: the edits. Its links and libraries are files, and none of this function's.
+        layered: mounts whose files are in a layer of the image.
 
     Raises:
         MalformedSpec: a part to edit has the wrong shape.
@@ -80,8 +84,8 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
     if process:
         edited["process"] = apply_process(process, plan.environment, plan.additional_gids)
     mounted = _mounted_nodes(spec, plan.devices)
-    if plan.mounts or mounted:
-        mounts = part(spec, "mounts", list)
+    if plan.mounts or mounted or layered:
+        mounts = applied.without(part(spec, "mounts", list), layered)
         there = {_destination(mount) for mount in mounts}
         edited["mounts"] = mounts + [
             entry

@@ -4,7 +4,8 @@
 the plan, and checks:
 
 - everything that was in the spec still is, in the same order, and lists only grew at the end;
-  but every hook of NVIDIA's that is done in process (:mod:`hooks.requests.oci_hooks`) is gone;
+  but every hook of NVIDIA's that is done in process (:mod:`hooks.requests.oci_hooks`) is gone, and
+  so is every read-only mount of a file that is in a layer, at its place;
 - nothing but what that module lists has changed: no namespace, no masked or read-only path, no
   seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control
   or interface unless the plan has any;
@@ -33,6 +34,7 @@ from hooks.plan import (
     RULED_KINDS,
     Bounds,
     Contribution,
+    Mount,
     Plan,
     device_node,
     device_rule,
@@ -62,16 +64,19 @@ def verify(
     plan: Plan,
     bounds: Bounds,
     forbidden_roots: Collection[str] = (),
+    *,
+    layered: Collection[Mount] = (),
 ) -> None:
     """Check that a mutated spec has only what a plan allows, within bounds.
 
     Args:
         forbidden_roots: directories of the host that sources of mounts may not be below.
+        layered: mounts whose files are in a layer of the image.
 
     Raises:
         VerificationFailed: an invariant of this module's head does not hold.
     """
-    before = _without_nvidia_hooks(before)
+    before = _without_layered(_without_nvidia_hooks(before), layered)
     growing = (*_GROWING, *(("hooks", kind) for kind in {hook.kind for hook in plan.hooks}))
     added = {path: _growth(before, after, path) for path in growing}
     settings = _settings(plan)
@@ -208,6 +213,20 @@ def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
             kept = [hook for hook in entries if not is_nvidia_hook(hook)]
             expected["hooks"] = {**expected["hooks"], name: kept}
     return expected
+
+
+def _without_layered(spec: Mapping[str, Any], layered: Collection[Mount]) -> Mapping[str, Any]:
+    """The spec without the mounts that a layer stands for."""
+    mounts, there = spec.get("mounts"), {(m.source, m.destination) for m in layered}
+    if not isinstance(mounts, list) or not there:
+        return spec
+    kept = [
+        mount
+        for mount in mounts
+        if (mount.get("source"), mount["destination"]) not in there
+        or "ro" not in (mount.get("options") or ())
+    ]
+    return {**spec, "mounts": kept}
 
 
 def _growth(

@@ -164,6 +164,8 @@ class Provision:
         seen = None if self._load_modules(config, verdict.allowed) else self._seen_ahead(config)
         case = _Case(config, verdict)
         if not engine.needs_inventory(verdict.allowed, config):
+            if engine.has_applied(spec, verdict.allowed, config):
+                return replace(case, inventory=seen or self._inventory_of_applied(config))
             return case
 
         def claim(inventory: Inventory) -> None:
@@ -186,6 +188,14 @@ class Provision:
             bundle_files.release_claim(self._bundle)  # of an earlier inventory
             return replace(case, verdict=without_gpus(verdict, str(error)))
         return replace(case, inventory=inventory)
+
+    def _inventory_of_applied(self, config: Config) -> Inventory | None:
+        """The inventory for a container that can do without, only slower."""
+        try:
+            return engine.load_inventory(config) or self._take_inventory(config)
+        except NvshimError as error:
+            self._log.info("there is no layer for it", bundle=self._bundle, why=str(error))
+            return None
 
     def _more_than_listed(self, spec: dict[str, Any]) -> _Case | None:
         """Decide what is requested besides the devices that the spec lists already."""

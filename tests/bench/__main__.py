@@ -28,6 +28,7 @@ from tests.bench.results import Results
 from tests.bench.runs import (
     measure_processor,
     measure_runs,
+    measure_runs_after_cdi,
     measure_runs_with_crun,
     measure_together,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "runs": measure_runs,
     "crun": measure_runs_with_crun,
+    "cdi": measure_runs_after_cdi,
     "start": measure_starts,
     "cpu": measure_processor,
     "many": measure_together,

@@ -1,19 +1,21 @@
 """The cost of ``ctr run --rm`` of ``true``: time, processor time, and many at the same time.
 
-Warm, cold (the first container on a node), with GPUs, and with crun.
+Warm, cold (the first container on a node), with GPUs, with crun, and after the engine's CDI.
 """
 
 from __future__ import annotations
 
 import subprocess
 import time
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from integration.containers import traces
 from tests.bench.comparing import Case, beside_stock, compare
 from tests.bench.results import Results
 from tests.bench.stage import GPUS
-from tests.harness.runtime import OURS, STOCK, Runtime
+from tests.harness import api, engine_cdi
+from tests.harness.runtime import OURS, STOCK, Runtime, new_name
 from tests.harness.waiting import eventually
 from tools.images import BUSYBOX, GLIBC
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _FIRST: Final = "the same, the first on a node"
 _STOCK_WITH_GLIBC: Final = "containerd-shim-runc-v2, image with glibc"
 _WITH_GPUS: Final = "the same with two GPUs, all capabilities"
+_AFTER_CDI: Final = "the same, NVIDIA's CDI spec for two GPUs applied by the engine"
+_HOOK: Final = "/usr/bin/nvidia-cdi-hook"  # need not exist: this shim does its work
 
 # Spreads containerd's background work and the error of a reading over this many runs.
 _BATCH: Final = 4
@@ -43,6 +47,21 @@ def measure_runs(stage: Stage) -> Results:
         "gpus-cold": Case(_FIRST, _as_first(cold, GLIBC, GPUS), "stock-glibc"),
     }
     return compare("runs", "`ctr run --rm` of `true`", cases, stage.sizes.rounds)
+
+
+def measure_runs_after_cdi(stage: Stage) -> Results:
+    """Measure containers whose engine has applied a CDI spec as NVIDIA's tool writes it.
+
+    ``ctr`` of containerd 1.6 applies none, so the spec is edited between the two halves of
+    ``ctr run --rm``, of which the second is measured.
+    """
+    stock, ours = (_task(Runtime(stage.warm, runtime)) for runtime in (STOCK, OURS))
+    apply = partial(engine_cdi.apply, node=stage.node, program=_HOOK)
+    cases = {
+        **beside_stock(stock, ours),
+        "cdi": Case(_AFTER_CDI, _task(Runtime(stage.warm, OURS), apply)),
+    }
+    return compare("cdi", "`ctr tasks start` of `true`", cases, stage.sizes.rounds)
 
 
 def measure_runs_with_crun(stage: Stage) -> Results:
@@ -97,6 +116,31 @@ def once(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[
         if done.code != 0:
             raise RuntimeError(f"a container failed: {done.stderr}")
         return milliseconds
+
+    return run
+
+
+def _task(
+    runtime: Runtime, edit: Callable[[dict[str, Any]], object] = lambda _: None
+) -> Callable[[], float]:
+    """Return a function that runs the task of a new container, and returns the milliseconds.
+
+    Args:
+        edit: changes the container's spec before that.
+    """
+
+    def run() -> float:
+        name = new_name()
+        runtime.create_with_image(name, "true", image=GLIBC)
+        try:
+            api.edit_spec(runtime.containerd, name, edit)
+            begin = time.perf_counter()
+            runtime.containerd.ctr(
+                "tasks", "start", "--fifo-dir", runtime.containerd.fifo_directory, name
+            )
+            return (time.perf_counter() - begin) * 1000
+        finally:
+            api.remove_container(runtime.containerd, name)
 
     return run
 

@@ -103,6 +103,8 @@ TARGETS: Final = (
            Pair("crun", "ours-glibc", "stock-glibc"), "crun, warm"),
     Target("the same with 2 GPUs", 0.88, 0.88,
            Pair("crun", "gpus", "stock-glibc"), "with 2 GPUs, crun"),
+    Target("with NVIDIA's CDI spec applied by the engine ÷ stock without GPU", 0.90, 0.82,
+           Pair("cdi", "cdi", "stock"), "after the engine's CDI"),
     Target("`start` to first RPC, warm, ÷ stock", 1.0, 0.7,
            Pair("first-call", "ours", "stock"), "start to first call"),
     Target("processor time of a life, no GPU, ÷ stock", 0.72, 0.65,

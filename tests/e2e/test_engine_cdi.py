@@ -23,7 +23,7 @@ from tests.conftest import RUNTIME
 from tests.harness import engine_cdi
 from tests.harness.containerds import nothing_left
 from tests.harness.engine_cdi import FOLDERS, apply, trap
-from tests.harness.hostile import Ground
+from tests.harness.hostile import Ground, Seen
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import OURS
@@ -174,6 +174,81 @@ def test_hooks_of_a_spec_that_the_engine_applied_are_done_and_none_runs(
     places = [mount["destination"] for mount in done.spec["mounts"]]
     assert len(places) == len(set(places))
     assert {where for _, where in engine_cdi.mounts(node)} <= set(places)
+
+
+LAYERED: Final = ("index=off",)  # the option with which containerd mounts an image
+
+
+def not_of_driver(node: SimulatedNode) -> set[str]:
+    documentation = f"nvidia-application-profiles-{node.driver_version}-key-documentation"
+    return {"/usr/bin/nvidia-bug-report.sh", f"/usr/share/nvidia/{documentation}"}
+
+
+def without_second_gpu(spec: dict[str, Any]) -> None:
+    nodes = spec["linux"]["devices"]
+    spec["linux"]["devices"] = [node for node in nodes if node["path"] != "/dev/nvidia1"]
+
+
+def test_files_of_the_driver_that_the_engine_mounts_are_in_a_layer_of_the_image(
+    ground: Ground, tmp_path: Path
+) -> None:
+    node = ground.node
+    path, log = trap(tmp_path)
+    links = every_link(node)
+    wanted = {where for _, where in engine_cdi.mounts(node)}
+    env = (f"LINKS={' '.join(links)}", f"NAMES={' '.join(LOADED)}")
+
+    def run(change: Edit = lambda _: None) -> Seen:
+        def edit(spec: dict[str, Any]) -> None:
+            apply(spec, node, path)
+            change(spec)
+
+        command = f"{LOOK}\ncat {PROFILE}"
+        return ground.run(
+            ground.image(), "sh", "-c", command, env=env, edit=edit, mount_options=LAYERED
+        )
+
+    first, second, other = run(), run(), run(without_second_gpu)
+    for done in (first, second, other):
+        assert not done.refused
+        told = seen(done.output)
+        assert dict(told["link"]) == links
+        assert tuple(name for (name,) in told["found"]) == LOADED
+        layered = {each["destination"] for each in done.record["driver_layer"]}
+        # What no inventory looks for stays as it is.
+        assert wanted - layered == not_of_driver(node)
+        places = [mount["destination"] for mount in done.spec["mounts"]]
+        assert wanted.intersection(places) == wanted - layered
+        assert layered.isdisjoint(line.split()[4] for line in done.mounts.splitlines())
+        assert done.record["identity"]["driver"] == node.driver_version
+    assert first.output == second.output
+    assert first.output != other.output  # the profile shows EGL its one GPU
+    assert not log.exists()
+
+
+def test_volume_among_the_driver_s_libraries_keeps_the_engines_mounts(
+    ground: Ground, tmp_path: Path
+) -> None:
+    path, log = trap(tmp_path)
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "theirs").touch()
+
+    def edit(spec: dict[str, Any]) -> None:
+        options = ["rbind", "rprivate", "rw"]  # the runtime makes mount points
+        spec["mounts"].append(
+            {"source": str(volume), "destination": FOLDERS[1], "type": "bind", "options": options}
+        )
+        apply(spec, ground.node, path)
+
+    done = ground.run(
+        ground.image(), "ls", FOLDERS[1], env=(), edit=edit, mount_options=LAYERED
+    )  # fmt: skip
+    assert not done.refused
+    assert done.record["driver_layer"] == []
+    places = {mount["destination"] for mount in done.spec["mounts"]}
+    assert {where for _, where in engine_cdi.mounts(ground.node)} <= places
+    assert not log.exists()
 
 
 def read_only(spec: dict[str, Any]) -> None:

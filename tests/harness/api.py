@@ -10,12 +10,13 @@ api/services/snapshots/v1/snapshots.proto, api/types/mount.proto; protobuf's enc
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from signal import SIGKILL
-from typing import Final
+from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 
@@ -53,6 +54,18 @@ def create_container(
         )
     )
     _call(containerd, "containers.v1.Containers/Create", _field(1, container))
+
+
+def edit_spec(
+    containerd: PrivateContainerd, name: str, edit: Callable[[dict[str, Any]], object]
+) -> None:
+    """Change the OCI spec of a container without a task, as an engine does before it starts it."""
+    ((_, container),) = _fields(_call(containerd, _GET_CONTAINER, _field(1, name.encode())))
+    spec = json.loads(dict(_fields(dict(_fields(container))[5]))[2])
+    edit(spec)
+    changed = _field(5, any_message(SPEC, json.dumps(spec).encode()))
+    request = _field(1, _field(1, name.encode()) + changed) + _field(2, _field(1, b"spec"))
+    _call(containerd, "containers.v1.Containers/Update", request)
 
 
 def containers(containerd: PrivateContainerd, namespace: str) -> list[str]:

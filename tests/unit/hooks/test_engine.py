@@ -235,9 +235,9 @@ def test_edit_of_the_spec_in_place_does_not_verify(
 ) -> None:
     spec = spec_with("NVIDIA_VISIBLE_DEVICES=0")
 
-    def careless(spec: Any, plan: Any) -> Any:
+    def careless(spec: Any, *edits: Any) -> Any:
         spec["process"]["args"] = ["/evil"]
-        return apply(spec, plan)
+        return apply(spec, *edits)
 
     monkeypatch.setattr(contributions, "apply", careless)
     inventory = engine.take_inventory(node.config, b"")

@@ -14,6 +14,7 @@ import pytest
 
 from hooks import engine
 from hooks.cdi import nvidia_hooks
+from hooks.edits.applied import driver_mounts, without
 from hooks.errors import MalformedSpec
 from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu
@@ -218,7 +219,7 @@ def test_path_of_a_hook_does_not_lead_out_of_the_image(
     assert os.readlink(rootfs / "z") == "/etc/passwd"
 
 
-def test_layer_of_an_image_has_no_files_of_hooks(node: Node) -> None:
+def test_layer_of_an_image_has_no_files_of_hooks_beside_a_request(node: Node) -> None:
     inventory = node.take_inventory(nvml_gpu(0))
     spec = applied(node, call("chmod"))
     spec["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=0"]
@@ -226,6 +227,82 @@ def test_layer_of_an_image_has_no_files_of_hooks(node: Node) -> None:
     assert engine.placement_key(spec, request, inventory, node.config) is None
     del spec["hooks"]
     assert engine.placement_key(spec, request, inventory, node.config) is not None
+
+
+DRIVER = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+
+
+def mounted(spec: dict[str, Any], source: object, where: str, options: list[str]) -> dict[str, Any]:
+    """Return a spec with its last mount, the driver's, in another form."""
+    last = {"source": str(source), "destination": where, "type": "bind", "options": options}
+    return spec | {"mounts": [*spec["mounts"][:-1], last]}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_alike"),
+    [
+        (DRIVER, True),
+        (["ro", "nosuid", "nodev", "bind"], True),
+        (["ro", "nosuid", "nodev"], False),
+        (["rw", "nosuid", "nodev", "bind"], False),
+        (["ro", "nosuid", "nodev", "bind", "noexec"], False),
+        (["ro", "nosuid", "nodev", "rbind", "rshared"], False),
+        (["ro", "bind"], False),
+        ("ro", False),
+    ],
+    ids=str,
+)
+def test_mount_of_the_driver_is_known_by_its_options(
+    node: Node, options: list[str], is_alike: bool
+) -> None:
+    library = f"{HOME}/libcuda.so.{VERSION}"
+    source = f"{node.driver}{library}"
+    spec = mounted(applied(node, call("chmod")), source, library, options)
+    assert bool(driver_mounts(spec, {source: ()})) is is_alike
+    assert not driver_mounts(spec, {})  # of no driver that was observed
+    assert not driver_mounts(spec | {"hooks": {}}, {source: ()})  # by no engine
+    there = driver_mounts(spec, {source: ()})
+    assert without(spec["mounts"], there) == spec["mounts"][: -1 if is_alike else None]
+    assert without(spec["mounts"], ()) == spec["mounts"]
+
+
+def test_layer_depends_on_all_that_an_engine_has_applied(node: Node, tmp_path: Path) -> None:
+    inventory = node.take_inventory(nvml_gpu(0))
+    library = f"{HOME}/libcuda.so.{VERSION}"
+    source = f"{node.driver}{library}"
+    assert inventory.files is not None
+    assert source in inventory.files
+
+    def key(spec: dict[str, Any]) -> bytes | None:
+        return engine.placement_key(spec, engine.read_request(spec), inventory, node.config)
+
+    def spec(*calls: dict[str, Any]) -> dict[str, Any]:
+        made = applied(node, *calls or (call("update-ldcache", *FOLDER),))
+        return mounted(made, source, library, DRIVER)
+
+    other = {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}
+    keys = [
+        key(each)
+        for each in (
+            spec(),
+            spec() | {"mounts": spec()["mounts"][:-1]},
+            spec() | {"linux": {"devices": [other]}},
+            spec(call("update-ldcache", *FOLDER, "--folder", "/opt")),
+            spec(call("create-soname-symlinks", *FOLDER)),
+            mounted(spec(), source, f"{HOME}/libcuda.so.1", DRIVER),
+        )
+    ]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert key(spec()) == keys[0]
+    # What a hook would find in a volume is not known to be the same in the next container.
+    for where in (HOME, "/usr/lib", "/", f"{HOME}/libtheirs.so"):
+        with_volume = spec()
+        with_volume["mounts"].append(bind(tmp_path, where))
+        assert key(with_volume) is None
+    beside = spec()
+    beside["mounts"].append(bind(tmp_path, "/data"))
+    assert key(beside) is not None
 
 
 def test_hooks_beside_a_request_are_done_once(node: Node, rootfs: Path) -> None:

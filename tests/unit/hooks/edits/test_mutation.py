@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hooks.edits.applied import driver_mounts
 from hooks.edits.mutation import apply, apply_process
 from hooks.edits.verification import verify
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
@@ -459,3 +460,33 @@ def test_variable_that_only_helps_does_not_replace_the_container_s_own() -> None
     assert edited["env"] == ["OCL_ICD_VENDORS=", "PATH=/bin", "PATH=/ours"]
     edited = apply_process({"env": []}, environment, ())
     assert edited["env"] == ["OCL_ICD_VENDORS=/run/ours", "PATH=/ours"]
+
+
+def test_mount_leaves_the_spec_only_for_a_file_of_a_layer() -> None:
+    driver = {
+        "source": "/driver/a", "destination": "/a", "type": "bind", "options": list(CUDA.options),
+    }  # fmt: skip
+    volumes = [
+        driver | {"source": "/data", "destination": "/data"},
+        driver | {"destination": "/b"},
+        driver | {"options": ["rw", "rbind"]},
+    ]
+    before = spec()
+    before["mounts"] += [driver, *volumes]
+    before["hooks"]["createContainer"] = [
+        {"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "chmod"]}
+    ]
+    layered = driver_mounts(before, {"/driver/a"})
+    assert [mount.destination for mount in layered] == ["/a", "/b"]
+    bounds = Bounds(frozenset({195}), ("/driver",))
+    after = apply(before, PLAN, layered[:1])
+    verify(before, after, PLAN, bounds, layered=layered[:1])
+    assert after["mounts"][1:-1] == volumes
+    for allowed in ((), layered, layered[1:]):
+        with raises(VerificationFailed):
+            verify(before, after, PLAN, bounds, layered=allowed)
+    for missing in range(len(volumes)):
+        without_one = {**after, "mounts": [*after["mounts"]]}
+        del without_one["mounts"][1 + missing]
+        with raises(VerificationFailed):
+            verify(before, without_one, PLAN, bounds, layered=layered[:1])
