@@ -17,8 +17,12 @@ _FREEZER: Final = Path("/sys/fs/cgroup/freezer")
 
 
 @contextmanager
-def frozen_program(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the program's path, and a function that thaws it; it is killed at the end.
+def frozen_program(
+    directory: Path,
+) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """Yield the program's path, and functions: wait until it is frozen; thaw it.
+
+    It is killed at the end.
 
     Args:
         directory: where it is created.
@@ -34,11 +38,14 @@ def frozen_program(directory: Path) -> Iterator[tuple[str, Callable[[], object]]
     )
     program.chmod(0o755)
 
+    def wait() -> None:
+        eventually(lambda: state.read_text() == "FROZEN\n", "it is frozen")
+
     def thaw() -> None:
         state.write_text("THAWED")
 
     try:
-        yield str(program), thaw
+        yield str(program), wait, thaw
     finally:
         thaw()
         for pid in processes.read_text().split():

@@ -26,6 +26,7 @@ from integration.node.services.mps import daemon
 from integration.node.services.mps.daemon import Daemon
 from integration.nvml.lock import is_exclusive
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
+from shim.programs import has_ended
 from tests.harness.frozen import frozen_program
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
@@ -35,9 +36,20 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
 
 @pytest.fixture
-def frozen(tmp_path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    with frozen_program(tmp_path) as made:
-        yield made
+def frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the path of a program whose time counts from when it hangs, and what ends that."""
+    with frozen_program(tmp_path) as (program, wait, thaw):
+        waits = [wait]
+
+        def has_ended_since(pidfd: int, seconds: float) -> bool:
+            while waits:
+                waits.pop()()
+            return has_ended(pidfd, seconds)
+
+        monkeypatch.setattr(driver_programs, "has_ended", has_ended_since)
+        yield program, thaw
     for each in driver_programs._left:
         each.wait()
     driver_programs._left.clear()

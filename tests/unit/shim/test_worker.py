@@ -165,7 +165,7 @@ async def test_a_program_that_no_signal_reaches_is_left_alone(
     reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "DEADLINE", 10.0)
-    with frozen_program(tmp_path) as (program, _):
+    with frozen_program(tmp_path) as (program, *_):
 
         def work(link: Link) -> Answer:
             with suppress(ProgramTimeout):
