@@ -9,6 +9,8 @@ Rules
 - It exits after a long time without requests, and when a file that it has imported has changed: a
   shim must have the installed version. SIGTERM ends it at any time. Shims are not its children, so
   none of this affects them.
+- It listens before it imports: the verbs of a node that boots wait for it. Cold ones would take as
+  long, and each of their shims would have 16 MB more for as long as it lives.
 - It reads no request. It hands each connection to a forked process
   (:mod:`shim.forkserver.prefork_pool`), so a slow or stopped client delays no other.
 - A request that cannot be served is closed without an answer; the launcher then becomes an
@@ -27,17 +29,19 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
-from shim import PROGRAM, files, forked, processes
+from shim import PROGRAM, files, forked, processes, sockets
 from shim.errors import NvshimError
 from shim.forkserver import systemd_start
 from shim.forkserver.installation import Installation
 from shim.verbs.handover import UMASK
 from shim.verbs.invocation import FORK_SERVER, parse
-from shim.verbs.warmstart import LOCK_FD, lock_path
+from shim.verbs.warmstart import LOCK_FD, link_name, lock_path
 
 # Seconds without a request after which it ends.
 IDLE: Final = 600.0
@@ -71,21 +75,48 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
     try:
         # Blocked since before exec, so that it never ends us without what follows.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        program = os.path.abspath(sys.argv[0])
-        installation = Installation(program)
+        installation = Installation(os.path.abspath(sys.argv[0]))
         gc.disable()
         _import_threading_without_hook()
-        # After the look at its files, and after threading.
-        from shim.forkserver import serving  # noqa: PLC0415
+        with _listening(path, address) as listener:
+            # After the look at its files, and after threading.
+            from shim.forkserver import serving  # noqa: PLC0415
 
-        serving.prepare(path)
-        if installation.is_imported(program):
-            serving.serve_until_idle(path, address, installation, None if stay else IDLE * 1000)
+            if listener is not None:
+                idle = None if stay else IDLE * 1000
+                serving.serve(listener, path, address, installation, idle)
     except SystemExit:
         pass
     finally:
         files.remove(lock_path(path))
         os._exit(0)
+
+
+@contextmanager
+def _listening(path: str, address: str) -> Iterator[socket.socket | None]:
+    """Listen, and let the launcher find the socket; None if another process listens there.
+
+    It cannot take the digest that the socket's name is made of: a link leads there.
+    """
+    # What is made here is removed below, also if SIGTERM comes at once.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    listener = sockets.listen(path)
+    if listener is None:
+        yield None
+        return
+    identity = sockets.identity(path)
+    link = os.path.join(os.path.dirname(path), link_name(address, os.path.abspath(sys.argv[0])))
+    try:
+        with suppress(OSError):
+            os.symlink(os.path.basename(path), f"{link}.{os.getpid()}")
+            os.rename(f"{link}.{os.getpid()}", link)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield socket.socket(fileno=listener)
+    finally:
+        with suppress(OSError):
+            if os.readlink(link) == os.path.basename(path):
+                os.unlink(link)
+        sockets.remove_own(path, identity)
 
 
 def _become_server(address: str) -> None:

@@ -35,6 +35,7 @@ class Installation:
         Args:
             program: the program's path; it says where the packages are, so it counts as one.
         """
+        self._program = program
         places = [os.path.dirname(package.__file__ or "") for package in (api, hooks, shim)]
         self._places = [*places, os.path.dirname(program)]
         directories = [d for place in places for d in _directories(place)]
@@ -48,11 +49,8 @@ class Installation:
         """What can be read when something has changed; negative if the kernel does not tell."""
         return self._watch
 
-    def is_imported(self, program: str) -> bool:
+    def is_imported(self) -> bool:
         """Take down what has been imported.
-
-        Args:
-            program: as before.
 
         Returns:
             Whether no file of it was changed since :meth:`__init__`.
@@ -62,7 +60,7 @@ class Installation:
             for name, module in list(sys.modules.items())
             if name.partition(".")[0] in _PACKAGES and (file := getattr(module, "__file__", None))
         ]
-        self._imported = _stats([program, *files])
+        self._imported = _stats([self._program, *files])
         self._where = _identities(self._places)
         return all(self._before.get(file) == status for file, status in self._imported.items())
 

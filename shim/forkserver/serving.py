@@ -1,4 +1,4 @@
-"""What the fork server does once it has imported everything: it prepares, then forks for requests.
+"""What the fork server does once it has imported everything: it forks for requests, and warms up.
 
 To import this module is to import all that a shim and a verb need.
 """
@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import socket
-import sys
+from collections.abc import Iterator
 from typing import Final
 
 # First, so that what every shim uses lies together in memory: a name that several modules have is
@@ -24,37 +24,74 @@ from api.errors import NvshimError
 from hooks.config import load_config
 from hooks.node.cache import decode_ahead
 from hooks.prepared import Prepared
-from shim import resident, sockets
+from shim import resident
 from shim.forkserver import gpu_warmup
 from shim.forkserver.installation import Installation
 from shim.forkserver.memory import fill_holes, make_immortal
 from shim.forkserver.prefork_pool import PreforkPool, serve_in_fork
 from shim.forkserver.warmup import warm_up
-from shim.verbs.warmstart import ACCEPTED, link_name, peer_is_another
+from shim.verbs.warmstart import ACCEPTED, peer_is_another
 from shim.work.layers import note_used_last
 
 # Seconds without a request after which the pool is refilled: the last client comes first.
 _REFILL: Final = 0.02
 # How often bytecode is executed until the interpreter has fitted all of it to what it meets.
 _WARMUPS: Final = 20
+_GPU_STEP: Final = 5  # of these, at a time
 
 
-def prepare(path: str) -> None:
-    """Do once what every shim would do for itself.
+def serve(
+    listener: socket.socket,
+    path: str,
+    address: str,
+    installation: Installation,
+    idle: float | None,
+) -> None:
+    """Fork for each connection, until requests have stopped for long.
 
     Args:
-        path: where the fork server will listen; files of the warmup are next to it.
+        listener: where they come.
+        path: of the listener; files of the warmup are next to it.
+        address: containerd's gRPC address.
+        installation: serving ends when it has changed.
+        idle: milliseconds without a request; None to serve for ever.
     """
+    # The forked processes are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     resident.load()
     look_at_node()
-    for _ in range(_WARMUPS):
-        warm_up(path)
-    with contextlib.suppress(NvshimError, OSError):  # then the first workers do it for themselves
-        gpu_warmup.warm_up(f"{path}.gpus", _WARMUPS)
+    _share()
+    server = _Server(listener, address, installation)
+    # Who has waited until now is served before the warmups.
+    if not installation.is_imported() or not all(server.serve_waiting() for _ in _warm_up(path)):
+        return
+    if installation.is_imported():
+        server.serve_until_idle(idle)
+
+
+def _share() -> None:
+    """Let shims that are forked from now on have what is in memory in common."""
     gc.collect()
     make_immortal()
     fill_holes()
     gc.freeze()
+
+
+def _warm_up(path: str) -> Iterator[None]:
+    """Do once what every shim would do for itself, in steps of some milliseconds."""
+    for _ in range(_WARMUPS):
+        yield
+        warm_up(path)
+    for _ in range(_WARMUPS // _GPU_STEP):
+        yield
+        with contextlib.suppress(NvshimError, OSError):  # then the first workers do it
+            gpu_warmup.warm_up(f"{path}.gpus", _GPU_STEP)
+    yield
+    _share()
+    # What ended while a warmup had SIGCHLD; what ends from now on needs nobody.
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def look_at_node() -> None:
@@ -70,70 +107,58 @@ def look_at_node() -> None:
         pass
 
 
-def serve_until_idle(
-    path: str, address: str, installation: Installation, idle: float | None
-) -> None:
-    """Listen, and fork for each connection, until requests have stopped for long.
+class _Server:
+    """Forks for connections.
 
     Args:
-        path: where.
+        listener: where they come.
         address: containerd's gRPC address.
-        installation: serving ends when it has changed.
-        idle: milliseconds without a request; None to serve for ever.
+        installation: no connection is served if it has changed. The verb then starts cold, and
+            leaves our successor behind.
     """
-    # What is made here is removed below, also if SIGTERM comes at once.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    listener_fd = sockets.listen(path)
-    if listener_fd is None:
-        return
-    identity = sockets.identity(path)
-    # The forked processes are not waited for.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    link = _leave_link(path, address)
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _serve(socket.socket(fileno=listener_fd), address, installation, idle)
-    finally:
-        with contextlib.suppress(OSError):
-            if os.readlink(link) == os.path.basename(path):
-                os.unlink(link)
-        sockets.remove_own(path, identity)
 
+    def __init__(self, listener: socket.socket, address: str, installation: Installation) -> None:
+        self._listener = listener
+        self._address = address
+        self._installation = installation
+        self._pool: PreforkPool | None = None
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        if installation.descriptor >= 0:
+            self._poll.register(installation.descriptor, select.POLLIN)
 
-def _leave_link(path: str, address: str) -> str:
-    """Let the launcher find the socket: it cannot take the digest that the name is made of."""
-    link = os.path.join(os.path.dirname(path), link_name(address, os.path.abspath(sys.argv[0])))
-    with contextlib.suppress(OSError):
-        os.symlink(os.path.basename(path), f"{link}.{os.getpid()}")
-        os.rename(f"{link}.{os.getpid()}", link)
-    return link
+    def serve_waiting(self) -> bool:
+        """Serve the connections that wait; whether the installation is as it was."""
+        while ready := self._poll.poll(0):
+            if not self._serve(ready):
+                return False
+        return True
 
+    def serve_until_idle(self, idle: float | None) -> None:
+        """Serve until no connection has come for so many milliseconds, with a pool."""
+        wanted = True
+        while (ready := self._poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
+            if not ready:
+                self._pool, wanted = _fork_pool(self._address), False
+            elif not self._serve(ready):
+                return
+            else:
+                wanted = wanted or self._pool is None
 
-def _serve(
-    listener: socket.socket, address: str, installation: Installation, idle: float | None
-) -> None:
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    if installation.descriptor >= 0:
-        poll.register(installation.descriptor, select.POLLIN)
-    pool = _fork_pool(address)
-    wanted = False
-    while (ready := poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
-        if not ready:
-            pool, wanted = _fork_pool(address), False
-            continue
-        if installation.has_changed():
-            return  # unanswered: the verb starts cold, and leaves our successor behind
-        if (listener.fileno(), select.POLLIN) in ready:
-            connection, _ = listener.accept()
+    def _serve(self, ready: list[tuple[int, int]]) -> bool:
+        if self._installation.has_changed():
+            return False
+        if (self._listener.fileno(), select.POLLIN) in ready:
+            connection, _ = self._listener.accept()
             with connection, contextlib.suppress(OSError):
                 if not peer_is_another(connection):
                     connection.send(ACCEPTED)
-                    taken, pool, wanted = pool, None, True
+                    taken, self._pool = self._pool, None
                     if taken is None:
-                        serve_in_fork(connection, address)
+                        serve_in_fork(connection, self._address)
                     else:
-                        taken.serve(connection, address)
+                        taken.serve(connection, self._address)
+        return True
 
 
 def _fork_pool(address: str) -> PreforkPool | None:

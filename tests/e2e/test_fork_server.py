@@ -261,6 +261,50 @@ def test_it_stays_if_it_is_told_to_and_ends_on_sigterm(socket_directory: str) ->
             server.kill()
 
 
+_SLOW = """
+import sys
+sys.path += [{repository!r}, {repository!r} + "/.cache/site"]
+from importlib.abc import MetaPathFinder
+from shim.forkserver import forkserver, warmup
+
+def wait(what):
+    print(what, flush=True)
+    sys.stdin.readline()
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "shim.forkserver.serving":
+            wait("imports")
+
+warmup.warm_up = lambda _: wait("warms up")
+sys.meta_path.insert(0, Slow())
+forkserver.serve({directory!r} + "/f", "/no/address")
+"""
+
+
+def test_it_listens_while_it_imports_and_answers_before_it_has_warmed_up(
+    socket_directory: str,
+) -> None:
+    script = _SLOW.format(repository=REPOSITORY, directory=socket_directory)
+    argv = [INTERPRETER, "-ISc", script]
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            assert server.stdout.readline() == "imports\n"
+            client.settimeout(20 * PATIENCE)
+            client.connect(f"{socket_directory}/f")
+            server.stdin.write("\n")
+            server.stdin.flush()
+            assert server.stdout.readline() == "warms up\n"
+            assert client.recv(1) == b","
+        finally:
+            server.kill()
+
+
 async def test_it_can_be_turned_off(node: Node) -> None:
     node.shims.environment = {"NVSHIM_FORK_SERVER": "0"}
     await node.start("c1", wait=False)
