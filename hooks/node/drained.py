@@ -6,7 +6,8 @@ Rules
   cannot be read says less, and counts all the same.
 - A GPU that is out of service takes its MIG devices with it. A MIG device can be so by itself.
 - A UUID names a card, not a slot: another card in its place is in service. While a GPU has no UUID,
-  as after it fell off the bus, it is known by the address that it had.
+  as after it fell off the bus, it is known by the address that it had. A mark by an address counts
+  until it is removed, also when the GPU has a UUID again.
 - A drain marks a device first and lists its holders afterwards. A shim writes what makes its
   container a holder (the record, the spec) first, and looks for marks afterwards. So each container
   is refused, or seen by the drain.
@@ -114,7 +115,7 @@ def mark_drained(
     by_address = {drain.bus_id: drain for drain in by_name.values() if _is_gpu(drain)}
     marked = []
     for gpu in gpus:
-        drain = by_name.get(gpu.uuid or gpu.bus_id)
+        drain = by_name.get(gpu.uuid) or by_name.get(gpu.bus_id)
         if drain is None and not gpu.uuid:
             drain = by_address.get(gpu.bus_id)
         marked.append(gpu if drain is None else replace(gpu, drained=drain.why))

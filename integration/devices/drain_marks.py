@@ -3,7 +3,8 @@
 Rules
 - A mark is replaced as a whole. Commands that write marks take turns by a lock, so that neither
   loses the other's changes. Reading needs no lock.
-- Draining a drained device again keeps its time, and its reason unless a new one is given.
+- Draining a drained device again keeps its time, and its reason unless a new one is given. The mark
+  of a GPU that had no UUID then gets the UUID as its name.
 - A reset, or a change of MIG devices, holds a lock of its own until it ends, even by a crash. While
   another process holds it, that process's mark stays.
 - A reset asks the node agent to close NVML only while it holds that lock. A command that was killed
@@ -52,11 +53,14 @@ def put(config: Config, drain: Drain) -> Drain:
         MarkUnwritten: it cannot be written; an existing mark is unchanged.
     """
     with _writing(config, drain.device):
-        before = find(config, drain.device)
+        names = (drain.device, *[drain.bus_id] * drain.device.startswith("GPU-"))
+        before = next(filter(None, (find(config, name) for name in names)), None)
         now = drain if before is None else _united(before, drain, config)
         now = replace(now, since=now.since or time.time())
         if now != before:
             _write(config, now)
+        if before is not None and before.device != now.device:
+            _remove(config, before.device)
         return now
 
 

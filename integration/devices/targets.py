@@ -102,11 +102,7 @@ def drained_of(
     found: dict[str, Drain] = {}
     for name in names:
         low = name.lower()
-        by_name = [
-            each
-            for each in marks.values()
-            if low == "all" or each.device.lower().startswith(low) or each.bus_id.lower() == low
-        ]
+        by_name = [each for each in marks.values() if low == "all" or _is_called(each, low)]
         if len(by_name) > 1 and low != "all":
             raise _unknown(name, f"matches {len(by_name)} devices that are out of service")
         if not by_name and inventory is not None:
@@ -122,9 +118,14 @@ def drained_of(
     return tuple(found.values())
 
 
+def _is_called(mark: Drain, name: str) -> bool:
+    """Return whether a name is of a mark's device; an index is none, and addresses start with 0."""
+    is_prefix = mark.device.lower().startswith(name) and not name.isdecimal()
+    return is_prefix or mark.bus_id.lower() == name
+
+
 def _marks(mark: Drain, target: Target) -> bool:
-    if mark.device == target.device:
-        return True
     gpu = target.gpu
-    lost_its_uuid = gpu is not None and target.mig is None and not gpu.uuid
-    return lost_its_uuid and gpu is not None and mark.bus_id == gpu.bus_id
+    if mark.device == target.device or gpu is None or target.mig is not None:
+        return mark.device == target.device
+    return gpu.bus_id == (mark.device if gpu.uuid else mark.bus_id)

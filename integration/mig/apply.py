@@ -258,8 +258,9 @@ def _recover(config: Config, say: Say, *, finishes: bool = True) -> frozenset[st
     instances = Instances(config, inventory.driver, _unless_broken(say))
     left = [*lost]
     failed: MigError | None = None
-    for entry, before, after in () if is_done else changed:
-        marks.step(config, entry.uuid, _UNDOING, closed=before.mode != after.mode)
+    for entry, before, _ in () if is_done else changed:
+        switches = Change(gpus[entry.uuid], before).switches
+        marks.step(config, entry.uuid, _UNDOING, closed=switches)
         try:
             instances.reach(gpus[entry.uuid].gpu, before)
         except SmiFailed as error:

@@ -5,6 +5,8 @@ Rules
   about a GPU or GPU instance has no values. Questions within :data:`_SHORTEST` have one answer.
 - Each GPU and GPU instance has two samples, which are filled in turn. They end when NVML is
   initialised again, as it is now and then while a GPU is lost: then there are no values.
+- The driver uses the id of a GPU instance again, so the samples of one also end when its MIG
+  devices go or change. One that is made again as it was, between two questions, is not noticed.
 - A call or metric that fails is absent, never 0. So is a value that cannot be true.
 - GPM has samples of GPU instances, not of compute instances. PCIe and NVLinks are the GPU's.
 - Without GPM only the use of PCIe is known, which NVML measures for 20 ms in each direction.
@@ -43,6 +45,7 @@ class Profiler:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._windows: dict[tuple[str, int | None], _Window] = {}
+        self._instances: dict[str, Mapping[int, object]] = {}
 
     def close(self) -> None:
         """Free the samples, before NVML is closed."""
@@ -62,6 +65,18 @@ class Profiler:
             return {name: value * _KB for name, value in found.items() if value is not None}
         window = self._windows.setdefault((uuid, None), _Window(self._nvml, _RATIOS | _RATES))
         return window.read(asker, lambda to: asker.ask("nvmlGpmSampleGet", handle, to))
+
+    def follow(self, uuid: str, instances: Mapping[int, object]) -> None:
+        """Forget the samples of GPU instances that are gone, or have other MIG devices.
+
+        Args:
+            uuid: the GPU's.
+            instances: the MIG devices of each GPU instance, by its id.
+        """
+        before, self._instances[uuid] = self._instances.get(uuid, {}), instances
+        for instance, devices in before.items():
+            if instances.get(instance) != devices and (uuid, instance) in self._windows:
+                self._windows.pop((uuid, instance)).close()
 
     def instance(self, asker: GpuAsker, uuid: str, handle: Any, instance: int) -> dict[str, float]:
         """Return the known fields of a GPU instance.

@@ -375,6 +375,12 @@ class _Gpu:
         self._values["mig"] = [sample for sample, _, _ in devices]
         if self._profiler is not None:
             self._values["activity"] = self._profiler.gpu(self.asker, self.uuid, handle)
+            parts: dict[int, list[Any]] = {}
+            for sample, _, (instance, _) in devices:
+                if instance is not None:
+                    known = (sample["uuid"], sample["memory_total_bytes"])
+                    parts.setdefault(instance, []).append(known)
+            self._profiler.follow(self.uuid, parts)
             for sample, _, (instance, _) in devices:
                 if instance is not None:
                     sample["activity"] = self._profiler.instance(

@@ -49,8 +49,8 @@ def health_rows(config: Config) -> list[dict[str, Any]]:
     drains = {drain.device: drain.why for drain in read_drains(config)}
 
     def drained(each: Mapping[str, Any]) -> str | None:
-        named = (name for name in (each["uuid"], each["gpu"], DRIVER) if name in drains)
-        return next((drains[name] for name in named), None)
+        names = (each["uuid"], each["gpu"], each["bus_id"], DRIVER)
+        return next((drains[name] for name in names if name in drains), None)
 
     return [
         {

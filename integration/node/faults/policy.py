@@ -5,7 +5,7 @@ Sources of the severity; a later one overrides an earlier one:
 1. The catalogue (:mod:`integration.node.faults.xids`).
 2. The operator's table: ``xids`` in ``[health]`` of config.toml.
 3. ``DP_DISABLE_HEALTHCHECKS``, as in NVIDIA's device plugin: comma-separated numbers to ignore;
-   "xids" ignores all numbers, "all" turns health checks off.
+   "xids" ignores all numbers and the errors of NVSwitches, "all" turns health checks off.
 4. ``DP_ENABLE_HEALTHCHECKS``, the same way: numbers that always count, or "all". They make a device
    at least unhealthy.
 
@@ -178,10 +178,12 @@ def severity_of(
         contained: when the last contained error of its GPU happened; None for never.
     """
     if event.kind == ECC_DOUBLE:  # its XID says whether it was contained
-        return Severity.SUSPECT, Remedy.RESET_LATER, False
+        severity = min(Severity.SUSPECT, policy.severity(DBE), key=lambda each: each.weight)
+        return severity, Remedy.RESET_LATER, False
     if is_fatal(event):
         remedy = Remedy.RESET if event.gpu else Remedy.SWITCHES
-        return Severity.FATAL, remedy, False
+        is_ignored = policy.all_ignored and not policy.all_heeded
+        return Severity.IGNORE if is_ignored else Severity.FATAL, remedy, False
     number = xid_of(event)
     if not number:
         return Severity.IGNORE, Remedy.NOTHING, False

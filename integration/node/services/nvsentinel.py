@@ -11,6 +11,9 @@ Rules
   the connector's actions are for GPUs and nodes.
 - A GPU that the health table has forgotten, as after a replacement, is cleared like a healthy one:
   otherwise its condition would stay on the node.
+- The first agent of a boot clears the whole check first, as NVSentinel's own monitors do: it does
+  not know a GPU that was replaced while the node was down. A later agent does not, because that
+  would cancel what NVSentinel does about a GPU that is still broken.
 - Only what changed is sent. While the connector is away, only the newest state of each GPU waits.
   A new agent reports every GPU, to clear what the last one raised.
 - The connector may be installed later, or restart: it is tried again, and its absence is a fault.
@@ -21,8 +24,11 @@ Source: NVSentinel's health_event.proto and docs/INTEGRATIONS.md (see ``api/prot
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -30,10 +36,14 @@ import grpc.aio  # type: ignore[import-untyped] # the same
 
 from api.errors import one_line
 from api.proto import nvsentinel_pb2 as pb
+from hooks.node.fingerprint import read_text
 from integration.agent_errors import ConnectorSilent
 from integration.backoff import Backoff
+from integration.detached import run_detached
+from integration.files import replace_file
 from integration.grpc_anyio import answer_of
 from integration.node.device_health.device_state import Condition
+from integration.node.device_health.health_store import boot_id
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.state.topic import version_of, wait_any
@@ -48,6 +58,8 @@ _METHOD: Final = "/datamodels.PlatformConnector/HealthEventOccurredV1"
 _TO_ANSWER: Final = 10.0
 _LONGEST_PAUSE: Final = 60.0
 _FAULT: Final = "nvsentinel"
+_CLEARED: Final = "nvsentinel.boot"
+"""A file of STATE with the id of the last boot that cleared what earlier ones had raised."""
 
 # What a condition asks for, in NVSentinel's terms; anything else is for a person.
 _ACTIONS: Final[Mapping[str, int]] = {
@@ -68,7 +80,7 @@ _ACTIONS: Final[Mapping[str, int]] = {
 class Report:
     """A GPU's health in the connector's terms."""
 
-    gpu: str  # its UUID
+    gpu: str  # its UUID; "" for all GPUs that the check has reported
     is_healthy: bool
     is_fatal: bool = False
     message: str = ""  # why it is not healthy
@@ -88,11 +100,15 @@ class Report:
             message=self.message,
             recommendedAction=self.action,  # type: ignore[arg-type] # the enum's number
             errorCode=[str(self.xid)] if self.xid else [],
-            entitiesImpacted=[pb.Entity(entityType="GPU_UUID", entityValue=self.gpu)],
+            entitiesImpacted=(
+                [pb.Entity(entityType="GPU_UUID", entityValue=self.gpu)] if self.gpu else []
+            ),
             nodeName=options.node_name,
             processingStrategy=pb.EXECUTE_REMEDIATION if acts else pb.STORE_ONLY,
         )
         event.generatedTimestamp.GetCurrentTime()
+        if not self.gpu:  # the connector sorts by time, and this must not clear what comes with it
+            event.generatedTimestamp.seconds -= 1
         return event
 
 
@@ -119,6 +135,8 @@ async def run(context: Context) -> NoReturn:
     """Send the health of GPUs whenever it changes, until cancelled."""
     health, sent = context.state.health, dict[str, Report]()
     backoff = Backoff(longest=_LONGEST_PAUSE)
+    path, boot = os.path.join(context.config.state, _CLEARED), boot_id(context.config)
+    earlier = [] if read_text(path) == boot else [Report("", is_healthy=True)]
     while True:
         version, timeout, line = version_of(health), math.inf, ""
         known = health.value
@@ -127,10 +145,14 @@ async def run(context: Context) -> NoReturn:
         changed = [report for uuid, report in wanted.items() if sent.get(uuid) != report]
         try:
             if changed:
-                await _send(context.options, changed)
+                await _send(context.options, earlier + changed)
         except ConnectorSilent as error:
             line, timeout = str(error), backoff.pause()
         else:
+            if changed and earlier:
+                earlier = []
+                with suppress(OSError):  # the next agent clears again
+                    await run_detached(partial(replace_file, path, boot.encode(), durable=False))
             sent = {uuid: report for uuid, report in (sent | wanted).items() if uuid in known}
             backoff = Backoff(longest=_LONGEST_PAUSE)
         context.fault(_FAULT, line, level="warning")

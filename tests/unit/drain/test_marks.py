@@ -14,8 +14,10 @@ from hooks.config import Config
 from hooks.node.drained import DRIVER, Drain, path_of, read_drains
 from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
+from integration.devices.targets import drained_of
 from integration.drain.serving import undrain
 from tests.harness.raising import raises
+from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,3 +152,28 @@ def test_what_cannot_be_written_is_said(config: Config, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with raises(MarkUnwritten, match="File exists"):
         marks.put(config, PERSON)
+
+
+@pytest.mark.parametrize(
+    ("before", "in_service"),
+    [(Drain("", reason="fan"), False), (Drain("", reset="it failed: GPU is lost"), True)],
+)
+def test_a_mark_of_a_gpu_without_a_uuid_is_the_gpus_when_it_has_one(
+    config: Config, before: Drain, in_service: bool
+) -> None:
+    address = inventory().gpus[0].bus_id
+    marks.put(config, replace(before, device=address, bus_id=address, since=5.0))
+    marks.put(config, Drain("MIG-a", bus_id=address, since=7.0))
+    marks.put(config, replace(RESET, bus_id=address))
+    assert {each.device for each in read_drains(config)} == {GPU, "MIG-a"}
+    assert known(config).since == 5.0
+    assert marks.finish(config, GPU) is in_service
+    assert (marks.find(config, GPU) is None) is in_service
+
+
+def test_a_gpu_that_was_drained_without_a_uuid_is_returned_by_its_names(config: Config) -> None:
+    gpus = inventory().gpus
+    first, second = (marks.put(config, Drain(gpu.bus_id, bus_id=gpu.bus_id)) for gpu in gpus)
+    for name in ("1", "GPU-1", gpus[1].bus_id):
+        assert drained_of([name], inventory(), config) == (second,), name
+    assert drained_of(["0"], inventory(), config) == (first,)

@@ -570,6 +570,23 @@ def test_a_gpu_whose_reset_failed_after_a_kill_stays_out_of_service(place: Place
     assert not place.journal.exists()
 
 
+def test_nvml_is_closed_while_a_pending_mode_is_undone(tmp_path: Path) -> None:
+    """The layout leaves the current mode as it is."""
+    closed: list[list[str]] = []
+    with place_of(tmp_path, "a100", None) as place:
+        nvidia_smi(place.node, "-i", "0", "-mig", "1")
+        assert place.kill_at(layout(None), 0)
+
+        def say(line: str) -> None:
+            if "switches" in line:
+                closed.append([each.device for each in read_drains(place.config) if each.for_reset])
+
+        apply(place.config, Layout("none", ()), place.options, say)
+        assert closed == [[place.node.scenario.gpus[0].uuid]]
+        assert [then for _, then in place.state()] == [False]
+        place.is_clean()
+
+
 def test_what_cannot_be_undone_stays_out_of_service_until_it_is(place: Place) -> None:
     before = place.state()
     with place.suffers("nvmlDeviceCreateGpuInstanceWithPlacement=error:999"):

@@ -15,6 +15,7 @@ from hooks.node.nvml_probe import GpuAsker
 from integration.node.refresh import look
 from integration.nvml import child_profiling, session
 from integration.nvml.child_profiling import Profiler
+from integration.nvml.child_samples import Asker
 from integration.nvml.lock import exclusive
 from integration.nvml.sampler import NvmlSampler
 from integration.nvml.session import Children
@@ -22,6 +23,7 @@ from integration.nvml.values import Activity
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.waiting import until
+from tests.unit.node.test_monitor_answering import nvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,6 +262,9 @@ class Gpm:
         self.filled.append(sample)
         return sample
 
+    def _MigSampleGet(self, gpu: Any, _: int, sample: object) -> object:  # noqa: N802
+        return self._SampleGet(gpu, sample)
+
     def _MetricsGet(self, request: Answer) -> Answer:  # noqa: N802
         assert (request.version, [request.sample1, request.sample2]) == (1, self.filled[-2:])
         for metric in request.metrics[: request.numMetrics]:
@@ -314,3 +319,28 @@ def test_a_call_that_fails_leaves_values_out_until_it_works(
     # The first query has no result, because a metric needs an earlier sample.
     assert (found[:3], found[-1]) == ([False, False, False], True)
     assert len(gpm.samples) == 2
+
+
+def test_an_instance_has_no_activity_of_another_that_had_its_id(clock: list[float]) -> None:
+    gpm = Gpm()
+    there: dict[str, Any] = {"GetMemoryInfo": lambda _: Answer(total=10, used=4)}
+    profiler = Profiler(gpm)
+
+    def activity() -> list[bool]:
+        """Ask again; return of each MIG device whether its activity is known."""
+        clock[0] += 1
+        library = nvml(**there)
+        for call in ("SampleAlloc", "MigSampleGet", "MetricsGet"):  # not of the GPU as a whole
+            setattr(library, f"nvmlGpm{call}", getattr(gpm, f"nvmlGpm{call}"))
+        [gpu] = Asker(library, {}, {}, profiler).all(5.0)["gpus"]
+        return [bool(device["activity"]) for device in gpu["mig"]]
+
+    assert [activity(), activity()] == [[False], [True]]
+    # The UUID says only which GPU and which ids it is of.
+    there["GetMemoryInfo"] = lambda _: Answer(total=20, used=4)
+    assert [activity(), activity()] == [[False], [True]]
+    there["GetMaxMigDeviceCount"] = 0
+    assert activity() == []
+    assert gpm.samples == []
+    del there["GetMaxMigDeviceCount"]
+    assert [activity(), activity()] == [[False], [True]]

@@ -74,7 +74,16 @@ def connector(path: Path) -> Iterator[list[pb.HealthEvent]]:
 
 
 def said(events: list[pb.HealthEvent]) -> list[tuple[str, bool]]:
-    return [(each.entitiesImpacted[0].entityValue, each.isHealthy) for each in events]
+    """Return the GPU of each event, "" for all of them, and whether it is healthy."""
+    return [("".join(it.entityValue for it in e.entitiesImpacted), e.isHealthy) for e in events]
+
+
+def of_boot(tmp_path: Path, boot: str) -> Config:
+    """Return the configuration of a machine in its boot of that name."""
+    path = tmp_path / "proc/sys/kernel/random/boot_id"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{boot}\n")
+    return Config(proc=str(tmp_path / "proc"), state=str(tmp_path / "state"))
 
 
 @pytest.mark.parametrize("acts", [False, True])
@@ -86,7 +95,7 @@ async def test_the_newest_state_is_sent_once_the_connector_is_there(
     monkeypatch.setattr("integration.node.services.nvsentinel._LONGEST_PAUSE", 0.05)
     path = tmp_path / "nvsentinel.sock"
     options = Options(nvsentinel=str(path), nvsentinel_acts=acts, node_name="gpu-17")
-    context = Context(Config(), options, lambda *_, **__: None)
+    context = Context(of_boot(tmp_path, "one"), options, lambda *_, **__: None)
     health, faults = context.state.health, context.state.faults
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
@@ -94,10 +103,10 @@ async def test_the_newest_state_is_sent_once_the_connector_is_there(
         await until(lambda: "NVSHIM-E2759" in faults.lines.get("nvsentinel", ""), "it is a fault")
         publish(health, {GPU: replace(LOST, xid=48), OTHER: Condition(), PART: LOST})
         with connector(path) as heard:
-            await until(lambda: len(heard) == 2, "both are told")
+            await until(lambda: len(heard) == 3, "both are told")
             await until(lambda: not faults.lines.get("nvsentinel"), "the fault is over")
-            assert said(heard) == [(GPU, False), (OTHER, True)]
-            first = heard[0]
+            assert said(heard) == [("", True), (GPU, False), (OTHER, True)]
+            first = heard[1]
             assert (first.agent, first.checkName, first.nodeName, list(first.errorCode)) == (
                 "nvshim-node", CHECK, "gpu-17", ["48"],
             )  # fmt: skip
@@ -120,3 +129,30 @@ async def test_the_newest_state_is_sent_once_the_connector_is_there(
             await until(lambda: said(heard)[-1] == (OTHER, False), "the next change is told")
             assert said(heard)[1:] == [(GPU, False), (GPU, True), (OTHER, False)]
         tasks.cancel_scope.cancel()
+
+
+async def test_what_an_earlier_boot_raised_is_cleared_once(tmp_path: Path) -> None:
+    """A GPU that was replaced while the node was down is in no table of the new boot."""
+    path = tmp_path / "nvsentinel.sock"
+    options = Options(nvsentinel=str(path))
+
+    async def told(boot: str, health: dict[str, Condition], events: int) -> list[pb.HealthEvent]:
+        """Return what an agent sends first."""
+        context = Context(of_boot(tmp_path, boot), options, lambda *_, **__: None)
+        with connector(path) as heard:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, context)
+                publish(context.state.health, health)
+                await until(lambda: len(heard) == events, "all is told")
+                publish(context.state.health, {**health, "GPU-last": LOST})
+                await until(lambda: said(heard)[-1] == ("GPU-last", False), "the next change, too")
+                tasks.cancel_scope.cancel()
+        return heard[:-1]
+
+    assert said(await told("one", {GPU: LOST}, 2)) == [("", True), (GPU, False)]
+    assert said(await told("one", {GPU: LOST}, 1)) == [(GPU, False)]  # nor is a drain cancelled
+    heard = await told("two", {OTHER: LOST}, 2)
+    assert said(heard) == [("", True), (OTHER, False)]
+    # The connector sorts a batch by time, and an event without an entity clears all before it.
+    assert heard[0].generatedTimestamp.seconds < heard[1].generatedTimestamp.seconds
+    assert said(await told("two", {OTHER: LOST}, 1)) == [(OTHER, False)]

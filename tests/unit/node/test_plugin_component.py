@@ -101,7 +101,7 @@ class World:
         nowhere = self._nowhere
         config = Config(
             dev=nowhere, proc=nowhere, sys=nowhere, host_root=nowhere, driver_root=nowhere,
-            state=nowhere, cdi_spec_dirs=(nowhere,),
+            state=nowhere, cdi_spec_dirs=(f"{nowhere}/cdi",),
         )  # fmt: skip
         context = Context(config, options, lambda *_, **__: None)
         publish(context.state.node, NodeSnapshot(inventory=inventory))
@@ -306,8 +306,8 @@ async def test_what_is_named_by_a_spec_is_refused_while_that_cannot_be_written(
     world: World, specs: SlowSpecs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(component, "_LONGEST_REPAIR", 0.1)
-    path = tmp_path / "nowhere/k8s.device-plugin.nvidia.com-gpu.json"
-    path.parent.mkdir()
+    path = tmp_path / "nowhere/cdi/k8s.device-plugin.nvidia.com-gpu.json"
+    path.parent.mkdir(parents=True)
     path.touch()
     async with world.serving(BY_NAME):
         with specs.held_up():
@@ -414,6 +414,32 @@ async def test_a_channel_that_comes_later_is_in_a_spec_before_a_device_can_be_ha
         assert {each.name for each in answer.cdi_devices} == {CDI_NAME, name}
 
 
+@pytest.mark.parametrize("node", ["nvidia-fs0", "gdrdrv", "infiniband/uverbs0"])
+async def test_a_feature_whose_module_is_loaded_later_is_in_a_spec_then(
+    world: World, rounds: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    path, name = tmp_path / "nowhere" / node, "k8s.device-plugin.nvidia.com/gds=all"
+    seen: list[tuple[bool, int]] = []  # whether the node exists, and how many rounds were done
+
+    def keep_specs(*_: object) -> Specs:
+        seen.append((path.exists(), len(rounds)))
+        return Specs(devices=CDI_NAMES | {name} if path.exists() else CDI_NAMES)
+
+    monkeypatch.setattr(component, "keep_specs", keep_specs)
+    world.kubelet.start()
+    async with world.running(replace(BY_NAME, gds=True)):
+        await world.has(GPUS[0], GPUS[2])
+        for is_loaded in (True, False):
+            if is_loaded:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            else:
+                path.unlink()
+            await until(lambda: seen[-1][0] is is_loaded and seen[-1][1] < len(rounds))  # noqa: B023
+            answer = await world.allocate(GPUS[0])
+            assert (name in {each.name for each in answer.cdi_devices}) is is_loaded
+
+
 async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
     world.kubelet.start()
     sharing = Sharing(MPS, resources=(SharedResource(GPU, 2),))
@@ -483,8 +509,8 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
     monkeypatch.setattr(component, "_SWARM", 0)
     # Otherwise the round for our own new sockets may come after the count below.
     monkeypatch.setattr(component, "_PAUSE", 0)
-    specs = tmp_path / "nowhere"  # from the configuration
-    specs.mkdir()
+    specs = tmp_path / "nowhere/cdi"  # from the configuration
+    specs.mkdir(parents=True)
     async with world.serving() as context:
         await anyio.wait_all_tasks_blocked()
         before, told = len(rounds), len(world.plugin.lists)

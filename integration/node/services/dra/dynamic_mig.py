@@ -13,7 +13,8 @@ Rules
 - An agent that ends does not wait for nvidia-smi or NVML, which may hang. The next agent finds what
   they did, as after a kill.
 - A claim of an earlier agent whose devices were not all created is dropped: the kubelet got no
-  answer for it. This needs NVML's first answer.
+  answer for it. This needs NVML's first answer; without a note of the claim, one that does not
+  leave out its GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from integration.node.services.dra.devices import Device
 from integration.node.services.dra.mig_create import MigCreator, MigModes, MigNote, is_unmade
 from integration.node.services.dra.mig_layout import parse_name
 from integration.node.state.topic import version_of, wait_any
-from integration.node.values.claims import Claim, uuid_of
+from integration.node.values.claims import Claim, gpu_of, uuid_of
 from integration.node.values.service_name import ServiceName
 from integration.nvml.mig_parts import Parts
 
@@ -85,21 +86,33 @@ class DynamicMig:
         }
 
     async def settle(self, parts: Parts) -> bool:
-        """Decide about the claims of an earlier agent, once NVML has answered.
+        """Decide about the claims of an earlier agent, once NVML has answered about their GPUs.
 
         They get the UUIDs of their devices. A claim whose devices were not all created gets those
         that it had before, or is dropped.
 
         Returns:
-            Whether there were such claims.
+            Whether it has decided about any.
         """
-        if parts.failure or not parts.gpus or self._settled.is_set():
+        if parts.failure or not parts.gpus or not self._unsettled:
             return False
-        old = [claim for uid, claim in self._table.claims.items() if uid in self._unsettled]
-        self._unsettled = set()
+        inventory = self._state.node.value.inventory
+        out = "" if inventory is None else parts.left_out(inventory.gpus)
+        claims = self._table.claims
+        waiting = {
+            uid for uid in self._unsettled & claims.keys() if self._is_unknown(claims[uid], out)
+        }
+        old = [claims[uid] for uid in claims if uid in self._unsettled - waiting]
+        self._unsettled = waiting
         await self._table.settle([(claim, self._settled_claim(claim, parts)) for claim in old])
         self._settled.set()
+        self._settled = anyio.Event()
         return bool(old)
+
+    def _is_unknown(self, claim: Claim, left_out: str) -> bool:
+        """Return whether only NVML can say what a claim has, and its answer leaves out the GPU."""
+        gpus = {gpu_of(device.device) for device in claim.devices} - {""}
+        return not self.creator.notes_of(claim.uid) and any(gpu in left_out for gpu in gpus)
 
     def _settled_claim(self, claim: Claim, parts: Parts) -> Claim | None:
         settled = self.creator.settled(claim, parts)
@@ -107,7 +120,7 @@ class DynamicMig:
 
     async def wait_settled(self, uid: str) -> None:
         """Wait until NVML has confirmed the devices of a claim of an earlier agent."""
-        if uid in self._unsettled:
+        while uid in self._unsettled:
             await self._settled.wait()
 
     def gpus_for(self, names: Iterable[str]) -> set[str]:

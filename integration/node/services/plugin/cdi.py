@@ -17,6 +17,8 @@ Rules
   a name but another kind belongs to another program and stays.
 - The agent writes a spec before it announces the spec's devices to the kubelet, in one step, and
   only if the content differs.
+- The kernel modules of the features may be loaded after the agent has started, so the agent follows
+  their device nodes.
 - If someone changes or removes a spec, the agent writes it again: it watches the directory, and
   checks the files' identities before it answers Allocate.
 - The specs stay when the agent stops: a container that restarts needs them, and the kubelet does
@@ -39,7 +41,9 @@ from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import SpecFile
 from hooks.config import Config
+from hooks.edits.features import FAMILIES
 from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
+from hooks.node.fingerprint import read_names
 from hooks.node.inventory import Inventory
 from hooks.words import DEFAULT_CAPABILITIES, Feature
 from integration.agent_errors import PluginSpecUnwritten, ServingError
@@ -50,6 +54,10 @@ from integration.node.values.resources import CDI, Settings
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """The classes of the kinds that may have a spec."""
+
+_FEATURE_NODES: Final = tuple(
+    nodes for kind in KINDS if kind in FAMILIES for nodes in FAMILIES[kind].nodes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,26 @@ def files_of(config: Config) -> tuple[tuple[str, object], ...]:
     """Return the paths of the specs, with values that change when a spec is written or removed."""
     paths = (path_of(kind, config) for kind in KINDS)
     return tuple((path, _identity(path)) for path in paths)
+
+
+def node_directories(dev: str) -> frozenset[str]:
+    """Return the directories of the features' device nodes."""
+    return frozenset(_on_host(each.directory, dev) for each in _FEATURE_NODES)
+
+
+def feature_nodes(dev: str) -> tuple[tuple[str, object], ...]:
+    """Return the features' device nodes, with values that change when a node is replaced."""
+    paths = (
+        os.path.join(_on_host(each.directory, dev), name)
+        for each in _FEATURE_NODES
+        for name in read_names(_on_host(each.directory, dev)) or ()
+        if name.startswith(each.name)
+    )
+    return tuple((path, _identity(path)) for path in paths)
+
+
+def _on_host(path: str, dev: str) -> str:
+    return dev + path.removeprefix("/dev")
 
 
 def _identity(path: str) -> object:

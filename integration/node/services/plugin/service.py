@@ -60,8 +60,10 @@ from integration.node.services.plugin.cdi import (
     KINDS,
     Specs,
     directory_of,
+    feature_nodes,
     files_of,
     keep_specs,
+    node_directories,
     path_of,
 )
 from integration.node.services.plugin.claimed import claimed_on, without_claimed
@@ -129,7 +131,7 @@ class _Reconciler:
         self._tasks = tasks
         self._serving: Serving | None = None
         self._has_served = anyio.Event()
-        self._specs_of: tuple[Settings | None, Inventory | None, object, object] | None = None
+        self._specs_of: tuple[object, ...] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
         self._finding = anyio.Lock()
@@ -153,10 +155,11 @@ class _Reconciler:
                 await anyio.sleep(_PAUSE)
 
     async def watch_files(self) -> None:
-        """Start a round whenever someone changes a spec, or an IMEX channel comes or goes."""
+        """Start a round whenever someone changes a spec, or a node of IMEX or a feature changes."""
         config = self._context.config
         specs = frozenset(os.path.basename(path_of(kind, config)) for kind in KINDS)
         wanted = {
+            **dict.fromkeys(node_directories(config.dev), Interest(content=False)),
             directory_of(config): Interest(specs),
             _imex_nodes(config.dev): Interest(content=False),
         }
@@ -344,7 +347,7 @@ class _Reconciler:
         """Bring the specs up to date, unless they are; one caller at a time."""
         config = self._context.config
         files = files_of(config)
-        of = (settings, inventory, _channels(config.dev), files)
+        of = (settings, inventory, _channels(config.dev), feature_nodes(config.dev), files)
         if settings is None or self._specs_of == of:
             return self._specs
         specs = await run_detached(keep_specs, settings, inventory, config)

@@ -83,6 +83,13 @@ def test_a_gpu_without_a_uuid_goes_by_its_address(divided: Node) -> None:
     assert not any(gpu.drained for gpu in mark_drained(inventory.gpus, (), (other,))[0])
 
 
+def test_a_gpu_that_was_drained_without_a_uuid_stays_so_when_it_has_one(divided: Node) -> None:
+    inventory = load_inventory(divided.config)
+    assert inventory is not None
+    mark(divided.config, inventory.gpus[1].bus_id)
+    assert out_of_service(divided) == {"1": SAID, "1:0": SAID, "1:1": SAID}
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "7", '"x"', '{"since": "soon"}', '{"since": [1]}', "\xff", "[" * 9999,

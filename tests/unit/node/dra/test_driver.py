@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ import pytest
 
 from hooks.cdi.spec import Edits
 from hooks.config import Config
+from hooks.node.gpus import Gpu
 from integration.agent_errors import DeviceTaken, DraStateUnwritten, MpsNotReady
 from integration.apiserver.client import ApiServer
 from integration.node.mps.clients import MpsDaemon
@@ -27,10 +29,12 @@ from integration.node.state import claims_file
 from integration.node.state.topic import Topic
 from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
 from integration.node.values.service_name import ServiceName
-from integration.nvml.mig_parts import Parts
+from integration.nvml.mig_parts import GpuParts, Instance, Parts
+from integration.nvml.snapshot import NodeSnapshot
 from tests.harness.node_state import publish
 from tests.harness.raising import raises
 from tests.unit.node.dra.test_slices import DEVICES
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
+PARTED, OTHER = (f"GPU-8b53c73b-3dab-58f5-bb22-a6615cf40f{n}" for n in (49, 50))
 REFERENCE: Final = Reference("default", "uid", "claim")
 RESULT: Final = {
     "driver": DRA_DRIVER, "pool": "node-1", "device": DEVICES[0].name, "request": "gpu",
@@ -194,6 +199,47 @@ async def test_a_claim_is_settled_even_if_the_disk_is_full(
 
     monkeypatch.setattr(driver.table, "write", full)
     await driver.table.settle([(claim, None)])
+    assert driver.table.claims == {}
+
+
+async def test_a_claim_waits_for_an_answer_about_its_gpu_if_its_note_is_lost(
+    tmp_path: Path,
+) -> None:
+    """NVML leaves out a GPU for a moment, just when the agent starts."""
+    driver = driver_of(tmp_path)
+    gpus = node_with(Gpu(0, 0, PARTED, "0000:18:00.0", ""), Gpu(1, 1, OTHER, "0000:2a:00.0", ""))
+    publish(driver._context.state.node, NodeSnapshot(inventory=gpus))
+    device = ClaimDevice("gpu", "node-1", f"{PARTED.lower()}-mig-19-4", "", PARTED)
+    claims = {
+        uid: Claim(uid, "default", uid, (replace(device, device=name),))
+        for uid, name in (("there", device.device), ("never-made", f"{PARTED.lower()}-mig-19-5"))
+    }
+    for claim in claims.values():
+        driver.table.put(claim)
+    await driver.mig.load()
+    assert not await driver.mig.settle(Parts({OTHER: GpuParts()}))
+    assert driver.table.claims == claims
+    parted = GpuParts(instances=(Instance(11, 19, 4, 1),))
+    answer = Parts({OTHER: GpuParts(), PARTED: parted}, instance_of={"MIG-a": (PARTED, 11)})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(driver.mig.wait_settled, "there")
+        assert await driver.mig.settle(answer)
+    found = {uid: [each.uuid for each in it.devices] for uid, it in driver.table.claims.items()}
+    assert found == {"there": ["MIG-a"]}
+    assert list(driver.mig.creator.created.values()) == ["MIG-a"]
+
+
+async def test_a_claim_does_not_wait_for_an_answer_about_a_lost_gpu(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    gpus = node_with(
+        Gpu(0, 0, PARTED, "0000:18:00.0", "", lost="off the bus"),
+        Gpu(1, 1, OTHER, "0000:2a:00.0", ""),
+    )
+    publish(driver._context.state.node, NodeSnapshot(inventory=gpus))
+    device = ClaimDevice("gpu", "node-1", f"{PARTED.lower()}-mig-19-4", "", PARTED)
+    driver.table.put(Claim("uid", "default", "claim", (device,)))
+    await driver.mig.load()
+    assert await driver.mig.settle(Parts({OTHER: GpuParts()}))
     assert driver.table.claims == {}
 
 

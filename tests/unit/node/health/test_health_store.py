@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hooks.config import Config
+from hooks.node.drained import Drain
 from integration.agent_errors import AgentSilent
+from integration.devices import drain_marks as marks
 from integration.node.device_health import health_store as store
-from integration.node.device_health import requests
+from integration.node.device_health import report, requests
 from integration.node.device_health.device_state import Moment, Rules
 from integration.node.device_health.health_table import (
     HealthTable,
@@ -88,6 +90,18 @@ def test_errors_of_a_mig_device_that_is_gone_outlive_the_agent(config: Config) -
     places = {"GPU-0": gpu, "MIG-b": replace(part, uuid="MIG-b")}
     found = after_inventory(found, places, {}, Moment(4, 400), Rules())
     assert found.conditions["MIG-b"].state == HealthState.SUSPECT
+
+
+def test_a_gpu_that_was_drained_by_its_address_is_out_of_service(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, drained=str(tmp_path / "drained"))
+    monkeypatch.setattr(report, "is_ready", lambda _: True)
+    store.write(config, after_inventory(HealthTable(), PLACES, {}, Moment(1, 100), Rules()))
+    marks.put(config, Drain(PLACES["GPU-0"].bus_id, reason="fan"))
+    rows = {each["uuid"]: each["out_of_service"] for each in report.health_rows(config)}
+    assert rows.keys() == PLACES.keys()
+    assert all(why and why.endswith("fan") for why in rows.values())
 
 
 def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path: Path) -> None:

@@ -167,6 +167,29 @@ def test_what_an_event_is_of(
     assert (set(verdict.devices), verdict.severity, verdict.certain) == (hit, severity, certain)
 
 
+DOUBLE_BIT = GpuEvent(1, "ecc-double", "GPU-0")
+
+
+@pytest.mark.parametrize(
+    ("disabled", "enabled", "event", "severity"),
+    [
+        ("xids", "", sxid("fatal", "GPU-0"), Severity.IGNORE),
+        ("xids", "", sxid("fatal"), Severity.IGNORE),
+        ("all", "79", sxid("fatal", "GPU-0"), Severity.IGNORE),
+        ("xids", "all", sxid("fatal", "GPU-0"), Severity.FATAL),
+        ("79", "", sxid("fatal", "GPU-0"), Severity.FATAL),
+        ("xids", "", DOUBLE_BIT, Severity.IGNORE),
+        ("48", "", DOUBLE_BIT, Severity.IGNORE),
+        ("xids", "48", DOUBLE_BIT, Severity.SUSPECT),
+    ],
+)
+def test_all_errors_ignored_are_also_those_without_an_xid(
+    disabled: str, enabled: str, event: GpuEvent, severity: Severity
+) -> None:
+    verdict = judge(table(), event, policy_of(Config(), disabled, enabled))
+    assert verdict.severity == severity
+
+
 def test_an_error_of_one_instance_leaves_the_others_alone() -> None:
     known = table()
     for when in (1.0, 2.0, 3.0):
