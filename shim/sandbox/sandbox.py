@@ -108,6 +108,7 @@ class Sandbox:
         self._record = os.path.join(bundle, members.HOLDER)
         self._by_paths = by_paths and not pod.shares_pid
         self._holder: Child | None = None
+        self._closed = False
         self._changing = loop.Lock()
         self._ended = loop.Event()
 
@@ -283,6 +284,23 @@ class Sandbox:
 
     # -- the pod's containers ---------------------------------------------------------------
 
+    def close(self) -> None:
+        """Refuse new containers from now on: the pod is being stopped."""
+        self._closed = True
+
+    def refuse_if_closed(self, container_id: str) -> None:
+        """Refuse a container of a pod that is being stopped, or was.
+
+        Raises:
+            WrongSandboxState: it is.
+        """
+        if self._closed:
+            raise WrongSandboxState(
+                f"container {container_id} in sandbox {self.id}",
+                found="the sandbox was asked to stop",
+                do="delete the pod; its controller recreates it",
+            )
+
     def enter(self, container_id: str, bundle: str, options: RuntimeCall) -> None:
         """Record how to end a container of the pod, before it exists.
 
@@ -292,8 +310,10 @@ class Sandbox:
             options: how its runtime is called.
 
         Raises:
+            WrongSandboxState: the pod is being stopped.
             BundleUnusable: the record cannot be written.
         """
+        self.refuse_if_closed(container_id)
         root = os.path.join(options.root, self._shim.namespace)
         record = bundle_files.RuntimeRecord(
             options.binary_name, root, systemd_cgroup=options.systemd_cgroup
