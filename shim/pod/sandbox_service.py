@@ -171,17 +171,17 @@ class SandboxService:
         """How the sandbox is."""
         sandbox = self._sandbox(request.sandbox_id)
         response = sandbox_pb2.SandboxStatusResponse(
-            sandbox_id=sandbox.id, pid=sandbox.pid, state=_STATES[sandbox.state]
+            sandbox_id=sandbox.id, pid=sandbox.live_pid, state=_STATES[sandbox.state]
         )
         response.created_at.FromNanoseconds(sandbox.created_at)
         if sandbox.exit is not None:
             response.exited_at.FromNanoseconds(sandbox.exit.at)
-        response.info["pid"] = str(sandbox.pid)
+        response.info["pid"] = str(sandbox.live_pid)
         response.info["state"] = response.state
         if request.verbose:
             # CRI shows the first to people, and reads it as its own type.
             running = sandbox.state is State.READY
-            info = {"pid": sandbox.pid, "processStatus": "running" if running else "stopped"}
+            info = {"pid": sandbox.live_pid, "processStatus": "running" if running else "stopped"}
             response.info["info"] = json.dumps(info)
             response.info["spec"] = json.dumps(sandbox.as_spec())
         return response

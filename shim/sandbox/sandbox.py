@@ -86,7 +86,8 @@ class Sandbox:
     Attributes:
         id: its id.
         pod: its configuration.
-        pid: the process that holds the namespaces; 0 before it is started, or if none does.
+        pid: the process that holds the namespaces, or has held them; 0 before it is started, or if
+            none does.
         created_at: when it was created, in nanoseconds since the epoch.
         state: where it is in its life.
         exit: how the holder ended, once it has.
@@ -174,6 +175,11 @@ class Sandbox:
         await self._ended.wait()
         return self.exit
 
+    @property
+    def live_pid(self) -> int:
+        """The process that holds the namespaces; 0 once it has ended: another may have its pid."""
+        return self.pid if self.state is State.READY else 0
+
     async def _undo_start(self) -> None:
         await self._end_holder()
         try:
@@ -244,9 +250,10 @@ class Sandbox:
     def as_spec(self) -> dict[str, Any]:
         """The sandbox as an OCI spec: the namespaces and mounts of a container in the pod.
 
+        One that is not ready has no namespaces: a path may be that of another process by now.
         containerd 2.0 to 2.3 do not read it; later ones can take the files from it.
         """
-        paths = self._paths()
+        paths = self._paths() if self.state is State.READY else {}
         linux: dict[str, Any] = {
             "namespaces": [
                 {"type": kind, "path": paths[name]} for kind, name in _KINDS if name in paths

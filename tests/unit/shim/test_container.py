@@ -34,6 +34,7 @@ from shim.sandbox import namespaces
 from shim.sandbox.errors import WrongSandboxState
 from shim.sandbox.pod import Pod
 from shim.sandbox.sandbox import Sandbox
+from shim.sandbox.sandbox import State as SandboxState
 from shim.stdio.logger import Logger
 from shim.stdio.uris import StdioUris
 from tests.harness.raising import is_error, raises
@@ -388,6 +389,20 @@ async def test_what_waits_to_be_restored_is_not_started_after_its_pod(
     await pod.stop()
     with raises(WrongSandboxState):
         await pod.tasks.start(_NOBODY, task_pb2.StartRequest(id="c"))
+
+
+@pytest.mark.parametrize("state", SandboxState, ids=lambda state: state.name.lower())
+async def test_the_status_of_a_pod_has_a_pid_only_while_it_is_the_holders(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, state: SandboxState
+) -> None:
+    pod = _Pod(str(tmp_path), monkeypatch)
+    sandbox = cast("Sandbox", pod.sandboxes._held)
+    sandbox.pid, sandbox.state = 4_000_000, state
+    asked = sandbox_pb2.SandboxStatusRequest(sandbox_id="pod", verbose=True)
+    answer = pod.sandboxes.status(_NOBODY, asked)
+    lives = state is SandboxState.READY
+    assert answer.pid == (4_000_000 if lives else 0)
+    assert ("4000000" in str(answer)) is lives
 
 
 async def test_namespaces_that_cannot_be_forked_leave_no_descriptor(
