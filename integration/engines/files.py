@@ -219,30 +219,47 @@ _REMEDIES: Final = {
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold the lock, on the nearest existing directory, so that no lock file remains."""
-    directory = os.path.dirname(os.path.realpath(path))
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise WriteFailed(
-            f"the lock on {directory}",
-            found=error.strerror or str(error),
-            do=_REMEDIES.get(error.errno or 0, ""),
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigLocked(
-            f"the lock on {directory}", found="another nvshim configure holds it",
-            do="wait until it has finished",
-        ) from error  # fmt: skip
-    try:
+    """Hold the lock, on the file's directory, so that no lock file remains.
+
+    A missing directory is made under the lock of the nearest existing one: a process that comes
+    before it is there meets that lock, and one that comes later meets its own.
+    """
+    missing = missing_directories(path)
+    with contextlib.ExitStack() as held:
+        if missing:
+            held.callback(os.close, _lock(os.path.dirname(missing[0])))
+            held.callback(_remove_empty, missing)
+        held.callback(os.close, _lock(os.path.dirname(os.path.realpath(path))))
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _lock(directory: str) -> int:
+    """Lock a directory, which is made if it is missing; return its descriptor."""
+    what, descriptor = f"the lock on {directory}", -1
+    try:
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+            return descriptor
+        raise BlockingIOError  # the holder has removed it, and made another
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise ConfigLocked(
+                what, found="another nvshim configure holds it", do="wait until it has finished"
+            ) from error
+        raise WriteFailed(
+            what, found=error.strerror or str(error), do=_REMEDIES.get(error.errno or 0, "")
+        ) from error
+
+
+def _remove_empty(directories: Sequence[str]) -> None:
+    for directory in reversed(directories):
+        # Not empty, or a mount: then the directory is not only ours.
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
 
 
 def _replace(change: FileChange) -> None:
@@ -252,10 +269,7 @@ def _replace(change: FileChange) -> None:
         replace_file(change.path, change.new, mode=change.mode, staging=change.staging)
         return
     remove_file(change.path)
-    for directory in reversed(change.directories):
-        # Not empty, or a mount: then the directory is not only ours.
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
+    _remove_empty(change.directories)
 
 
 def _lines(content: bytes | None) -> Sequence[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.engines import files
 from integration.engines.errors import ChangedMeanwhile, ConfigLocked, WriteFailed
 from integration.engines.files import Change, FileChange, Need, apply, missing_directories
 from tests.harness.raising import raises
@@ -82,6 +83,51 @@ def test_two_at_once_are_one_and_an_error(tmp_path: Path) -> None:
             apply(change(FileChange(f"{tmp_path}/new/file", None, b"x")))
     finally:
         os.close(descriptor)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_first_run_has_the_lock_also_once_it_has_made_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(path: str, *_: object, **how: object) -> None:
+        with raises(ConfigLocked):
+            apply(change(FileChange(f"{tmp_path}/new/theirs", None, b"x")))
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_bytes(b"x")
+
+    monkeypatch.setattr(files, "replace_file", replace)
+    ours = (FileChange(f"{tmp_path}/new/{name}", None, b"x") for name in ("first", "second"))
+    apply(change(*ours))
+    assert sorted(os.listdir(tmp_path / "new")) == ["first", "second"]
+
+
+def test_the_lock_of_a_directory_that_was_made_again_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "new"
+    directory.mkdir()
+    lock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        directory.rmdir()
+        directory.mkdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with raises(ConfigLocked):
+        apply(change(FileChange(f"{directory}/file", None, b"x")))
+    assert os.listdir(directory) == []
+
+
+def test_a_directory_that_could_only_be_made_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "replace_file", fail)
+    with raises(WriteFailed):
+        apply(change(FileChange(f"{tmp_path}/a/b/file", None, b"x")))
     assert os.listdir(tmp_path) == []
 
 
