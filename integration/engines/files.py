@@ -52,7 +52,7 @@ class FileChange:
     path: str  # as the user named it; it may be a link
     old: bytes | None  # the content now; None if there is no file
     new: bytes | None  # the content afterwards; None removes the file
-    mode: int = _MODE  # of a new file; if only root may read it, no diff is shown
+    mode: int = _MODE  # of a new file; and who may see the content
     # directories created for the file, or removed with it if they are empty then; parents first
     directories: tuple[str, ...] = ()
     # the directory for the temporary file, if it is on the same file system; None for the file's
@@ -92,11 +92,18 @@ class FileChange:
         before, after = (None if text is None else text.encode() for text in (old, new))
         directories = () if old is not None else missing_directories(path)
         directories = tuple(made) if new is None else directories
-        return cls(path, before, after, _MODE if mode is None else mode, directories, staging)
+        mode = _MODE if mode is None else mode
+        if old is not None:
+            with contextlib.suppress(OSError):
+                mode &= os.stat(path).st_mode
+        return cls(path, before, after, mode, directories, staging)
 
     def diff(self) -> str:
-        """Return the change as ``diff -u`` shows it."""
-        if not self.mode & 0o044:
+        """Return the change as ``diff -u`` shows it; empty if not every user may read the file.
+
+        It may hold passwords of registries and proxies, and output ends up in logs and tickets.
+        """
+        if not self.mode & 0o004:
             return ""
         old, new = (_lines(content) for content in (self.old, self.new))
         names = ["/dev/null" if c is None else self.path for c in (self.old, self.new)]
@@ -120,7 +127,11 @@ class Change:
 
     def diff(self) -> str:
         """Return all changes as ``diff -u`` shows them; empty if nothing changes."""
-        return "".join(file.diff() for file in self.files)
+        return "".join(
+            file.diff()
+            or f"{file.path} changes; its content is not shown, as it may have secrets\n"
+            for file in self.files
+        )
 
 
 def read(path: str) -> bytes | None:

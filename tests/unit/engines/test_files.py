@@ -157,6 +157,24 @@ def test_diff_says_what_is_at_the_end_of_a_file() -> None:
     assert FileChange("/f", b"a\n", None).action == "removed"
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_content_that_not_every_user_may_read_is_not_shown(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("password")
+    path.chmod(0o644)
+    shown = FileChange.of(str(path), "password", "password, ours")
+    path.chmod(mode)
+    hidden = FileChange.of(str(path), "password", "password, ours")
+    assert shown is not None
+    assert hidden is not None
+    assert "password" in shown.diff()
+    assert hidden.diff() == ""
+    assert "password" not in change(hidden).diff()
+    assert str(path) in change(hidden).diff()
+    apply(change(hidden))
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("password, ours", mode)
+
+
 def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(
     tmp_path: Path,
 ) -> None:
