@@ -21,6 +21,8 @@ PROGRAMS: Final = (SHIM, "nvshim")
 
 CURRENT: Final = "current"
 PREVIOUS: Final = "previous"
+LINKED: Final = "bindir"
+"""A link below the prefix to the links' directory, if that is not a default one."""
 
 INCOMING: Final = ".incoming-"
 REMOVING: Final = ".removing-"
@@ -41,6 +43,7 @@ class InstallLayout:
     prefix: str = PREFIX  # the directory of the trees; absolute
     # the directory of the links, where containerd and users find the programs; "" for none
     bindir: str = BINDIR
+    more: tuple[str, ...] = ()  # the paths of further links to the current tree
 
     @classmethod
     def of(
@@ -51,20 +54,21 @@ class InstallLayout:
         Args:
             prefix: absolute or relative.
             bindir: the same; "" for no links; None to find them.
-            usual: where to find them; the first of these if there are no links.
+            usual: where to find them, and where :data:`LINKED` leads; the first of these if there
+                are no links.
         """
         prefix = os.path.abspath(prefix)
         if bindir is not None:
             return cls(prefix, os.path.abspath(bindir) if bindir else "")
-        places = [cls(prefix, directory) for directory in usual]
-        return next((layout for layout in places if layout.has_links()), places[0])
+        directories = dict.fromkeys(filter(None, (*usual, link_target(f"{prefix}/{LINKED}"))))
+        places = [cls(prefix, directory) for directory in directories]
+        found = [path for layout in places for path in layout.right_links()]
+        bindir = os.path.dirname(found[0]) if found else places[0].bindir
+        return cls(prefix, bindir, tuple(p for p in found if os.path.dirname(p) != bindir))
 
-    def has_links(self) -> bool:
-        """Return whether there is a link to the current tree."""
-        return any(
-            os.path.islink(path) and os.readlink(path) == target
-            for path, target in self.links.items()
-        )
+    def right_links(self) -> list[str]:
+        """Return the paths of the links to the current tree that are there."""
+        return [path for path, target in self.links.items() if link_target(path) == target]
 
     def path(self, name: str) -> str:
         """Return a path below the prefix."""
@@ -73,12 +77,19 @@ class InstallLayout:
     @property
     def links(self) -> dict[str, str]:
         """Path and target of each link to the current tree."""
-        if not self.bindir:
-            return {}
+        own = [os.path.join(self.bindir, name) for name in PROGRAMS] if self.bindir else []
         return {
-            os.path.join(self.bindir, name): os.path.join(self.prefix, CURRENT, "bin", name)
-            for name in PROGRAMS
+            path: os.path.join(self.prefix, CURRENT, "bin", os.path.basename(path))
+            for path in (*own, *self.more)
         }
+
+
+def link_target(path: str) -> str:
+    """Return the target of a link; empty if there is no link."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def is_directory_name(name: str) -> bool:
@@ -109,4 +120,4 @@ def new_link(path: str) -> str:
     return os.path.join(directory, f".{name}{_NEW_LINK}")
 
 
-_NEW_LINKS: Final = frozenset(map(new_link, (CURRENT, PREVIOUS)))
+_NEW_LINKS: Final = frozenset(map(new_link, (CURRENT, PREVIOUS, LINKED)))

@@ -47,6 +47,9 @@ class PodSandbox(Protocol):
     def leave(self, container_id: str) -> None:
         """Remove that record."""
 
+    def refuse_if_closed(self, container_id: str) -> None:
+        """Refuse a container of a pod that is being stopped, or was."""
+
     def admit(self, spec: dict[str, Any]) -> bool:
         """Add what the pod's containers share to a spec; returns whether it was changed."""
 

@@ -51,7 +51,7 @@ def hold(pid: int) -> int | None:
         return None
     try:
         return os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None
 
 

@@ -25,8 +25,8 @@ Rules
   a word or an option that is not known is an error. In an OCI spec, where an engine has applied the
   CDI spec, it stays.
 - An OCI spec does not say which of its mounts the CDI spec brought. All are looked at, a tenant's
-  volumes too. So the engine opens regular files only, and reads only their headers. It skips
-  directories with too many names.
+  volumes too. So the engine opens regular files only, and reads only their headers. It follows no
+  link out of a mount, and skips directories with too many names.
 - A link's target that climbs ("../x") is resolved as it is written. A link that leads to itself
   is none.
 
@@ -39,7 +39,6 @@ import itertools
 import os
 import posixpath
 import re
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -49,10 +48,11 @@ from hooks.cdi.spec import SpecHook
 from hooks.config import Config
 from hooks.edits.compat import DIRECTORY, Compat, Host, with_compat
 from hooks.edits.planning import application_profile
-from hooks.errors import CdiError
-from hooks.image.directory import MOST_NAMES, list_names
+from hooks.errors import CdiError, RootfsError
+from hooks.image.directory import MOST_NAMES, open_regular
 from hooks.image.elf import Elf, elf_of_fd
-from hooks.image.rootfs_errors import FileTooLarge, MalformedElf
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import MalformedElf, NotARegularFile
 from hooks.node.fingerprint import read_fields, read_names, read_text
 from hooks.node.host_setup import without_node_making
 from hooks.node.roots import is_version
@@ -278,8 +278,7 @@ def _libraries(
     found: dict[tuple[str, Arch], CachedLibrary] = {}
     arches: dict[str, Arch] = {}
     sonames: dict[str, str] = {}
-    for path, source in _mounted_files(mounts, tuple(dict.fromkeys((*folders, *linked)))):
-        elf = _elf_at(source)
+    for path, elf in _mounted_libraries(mounts, tuple(dict.fromkeys((*folders, *linked)))):
         if elf is None or elf.arch is None:
             continue
         arches[path] = elf.arch
@@ -300,57 +299,72 @@ def _libraries(
 _MOST_FILES: Final = 4096
 
 
-def _mounted_files(mounts: Iterable[Mount], folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The shared objects in folders of the container: path there, path on the host."""
-    return itertools.islice(_every_mounted_file(mounts, folders), _MOST_FILES)
-
-
-def _every_mounted_file(
+def _mounted_libraries(
     mounts: Iterable[Mount], folders: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Elf | None]]:
+    """The shared objects in folders of the container: their paths there, and their headers."""
+    return itertools.islice(_every_mounted_library(mounts, folders), _MOST_FILES)
+
+
+def _every_mounted_library(
+    mounts: Iterable[Mount], folders: tuple[str, ...]
+) -> Iterator[tuple[str, Elf | None]]:
     for mount in mounts:
         if mount.kind != "bind":
             continue
         directory, name = posixpath.split(mount.destination)
         if directory in folders and _SHARED_OBJECT.fullmatch(name):
-            yield mount.destination, mount.source
+            yield mount.destination, _elf_at(mount.source)
         for folder in folders:
             if folder == mount.destination or folder.startswith(f"{mount.destination}/"):
-                below = f"{mount.source}{folder[len(mount.destination) :]}"
-                for inside in filter(_SHARED_OBJECT.fullmatch, _names_in(below)):
-                    yield f"{folder}/{inside}", f"{below}/{inside}"
+                below = folder[len(mount.destination) :] or "/"
+                for name, elf in _libraries_in(mount.source, below):
+                    yield f"{folder}/{name}", elf
 
 
-def _names_in(directory: str) -> tuple[str, ...]:
-    """The first names in a directory of the host; none if it has too many to list."""
+def _libraries_in(source: str, below: str) -> Iterator[tuple[str, Elf | None]]:
+    """The first shared objects in a directory of what is mounted, by name.
+
+    None if there are too many names to list. Links are followed only inside of what is mounted:
+    a tenant's may lead anywhere on the host.
+    """
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return list_names(fd, MOST_NAMES, f"to list {directory}")[:_MOST_FILES]
-        finally:
-            os.close(fd)
-    except (OSError, ValueError, FileTooLarge):  # or no path at all: a zero byte
-        return ()
+        with Rootfs.open(source) as mounted:
+            names = mounted.names(below, MOST_NAMES) or ()
+            for name in filter(_SHARED_OBJECT.fullmatch, names[:_MOST_FILES]):
+                yield name, _elf_in(mounted, f"{below}/{name}")
+    except (RootfsError, ValueError):  # or no path at all: a zero byte
+        return
+
+
+def _elf_in(mounted: Rootfs, path: str) -> Elf | None:
+    try:
+        fd = mounted.open_file(path)
+    except RootfsError:
+        return None
+    return None if fd is None else _elf_of(fd)
 
 
 def _elf_at(path: str) -> Elf | None:
     """Read the headers of an ELF file of the host; None for anything else, which stays closed."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
-            return None  # a device or a FIFO acts when it is opened
-        fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return elf_of_fd(fd)
+            fd = open_regular(place, f"to read {path}")
         finally:
-            os.close(fd)
-    except (OSError, MalformedElf):
+            os.close(place)
+    except (OSError, ValueError, NotARegularFile):
+        return None
+    return _elf_of(fd)
+
+
+def _elf_of(fd: int) -> Elf | None:
+    try:
+        return elf_of_fd(fd)
+    except MalformedElf:
         return None
     finally:
-        os.close(place)
+        os.close(fd)
 
 
 _GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)", re.ASCII)

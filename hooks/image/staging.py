@@ -296,10 +296,10 @@ def _search(plan: Plan, loaders: Iterable[Loader]) -> list[str]:
 
 def _room(rootfs: Rootfs | None, layout: Layout, edit: File | LinkDirectory) -> str | None:
     """Where a file or directory of links is mounted; None if there is no room for it."""
-    if layout.is_fresh(edit.path) or (rootfs is None and not layout.covers(edit.path)):
+    if layout.is_fresh(edit.path):
         return edit.path
-    if rootfs is None:
-        return None
+    if rootfs is None:  # a link of the image may lead into a shared volume, see _takes
+        return None if layout.shared or layout.covers(edit.path) else edit.path
     kind = stat.S_IFREG if isinstance(edit, File) else stat.S_IFDIR
     return coverable(rootfs, layout, edit.path, kind)
 
@@ -460,7 +460,8 @@ def _takes(rootfs: Rootfs | None, layout: Layout, mount: Mount) -> bool:
     if layout.covers(mount.destination):
         return mount.required or not layout.is_shared(mount.destination)
     if rootfs is None:
-        return True
+        # A runtime follows the image's links, which nobody can look at yet.
+        return mount.required or not layout.shared
     try:
         found = rootfs.stat(mount.destination)
         # A runtime follows the image's links, which may lead into a volume.

@@ -143,7 +143,9 @@ def _by_plugins(content: bytes, pod: str, container: str, config: Config) -> Ite
     if pod.encode() not in content:
         return
     for entry in _objects(_part(json.loads(content), "Data", dict), "PodDeviceEntries"):
-        if entry.get("PodUID") == pod and container in {"", entry.get("ContainerName")}:
+        if entry.get("PodUID") != pod:
+            continue
+        if container in {"", _part(entry, "ContainerName", str)}:
             yield from _requests(binascii.a2b_base64(_part(entry, "AllocResp", str)), config)
 
 

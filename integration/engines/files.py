@@ -52,7 +52,7 @@ class FileChange:
     path: str  # as the user named it; it may be a link
     old: bytes | None  # the content now; None if there is no file
     new: bytes | None  # the content afterwards; None removes the file
-    mode: int = _MODE  # of a new file; if only root may read it, no diff is shown
+    mode: int = _MODE  # of a new file; and who may see the content
     # directories created for the file, or removed with it if they are empty then; parents first
     directories: tuple[str, ...] = ()
     # the directory for the temporary file, if it is on the same file system; None for the file's
@@ -92,11 +92,18 @@ class FileChange:
         before, after = (None if text is None else text.encode() for text in (old, new))
         directories = () if old is not None else missing_directories(path)
         directories = tuple(made) if new is None else directories
-        return cls(path, before, after, _MODE if mode is None else mode, directories, staging)
+        mode = _MODE if mode is None else mode
+        if old is not None:
+            with contextlib.suppress(OSError):
+                mode &= os.stat(path).st_mode
+        return cls(path, before, after, mode, directories, staging)
 
     def diff(self) -> str:
-        """Return the change as ``diff -u`` shows it."""
-        if not self.mode & 0o044:
+        """Return the change as ``diff -u`` shows it; empty if not every user may read the file.
+
+        It may hold passwords of registries and proxies, and output ends up in logs and tickets.
+        """
+        if not self.mode & 0o004:
             return ""
         old, new = (_lines(content) for content in (self.old, self.new))
         names = ["/dev/null" if c is None else self.path for c in (self.old, self.new)]
@@ -120,7 +127,11 @@ class Change:
 
     def diff(self) -> str:
         """Return all changes as ``diff -u`` shows them; empty if nothing changes."""
-        return "".join(file.diff() for file in self.files)
+        return "".join(
+            file.diff()
+            or f"{file.path} changes; its content is not shown, as it may have secrets\n"
+            for file in self.files
+        )
 
 
 def read(path: str) -> bytes | None:
@@ -219,30 +230,47 @@ _REMEDIES: Final = {
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold the lock, on the nearest existing directory, so that no lock file remains."""
-    directory = os.path.dirname(os.path.realpath(path))
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise WriteFailed(
-            f"the lock on {directory}",
-            found=error.strerror or str(error),
-            do=_REMEDIES.get(error.errno or 0, ""),
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigLocked(
-            f"the lock on {directory}", found="another nvshim configure holds it",
-            do="wait until it has finished",
-        ) from error  # fmt: skip
-    try:
+    """Hold the lock, on the file's directory, so that no lock file remains.
+
+    A missing directory is made under the lock of the nearest existing one: a process that comes
+    before it is there meets that lock, and one that comes later meets its own.
+    """
+    missing = missing_directories(path)
+    with contextlib.ExitStack() as held:
+        if missing:
+            held.callback(os.close, _lock(os.path.dirname(missing[0])))
+            held.callback(_remove_empty, missing)
+        held.callback(os.close, _lock(os.path.dirname(os.path.realpath(path))))
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _lock(directory: str) -> int:
+    """Lock a directory, which is made if it is missing; return its descriptor."""
+    what, descriptor = f"the lock on {directory}", -1
+    try:
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+            return descriptor
+        raise BlockingIOError  # the holder has removed it, and made another
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise ConfigLocked(
+                what, found="another nvshim configure holds it", do="wait until it has finished"
+            ) from error
+        raise WriteFailed(
+            what, found=error.strerror or str(error), do=_REMEDIES.get(error.errno or 0, "")
+        ) from error
+
+
+def _remove_empty(directories: Sequence[str]) -> None:
+    for directory in reversed(directories):
+        # Not empty, or a mount: then the directory is not only ours.
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
 
 
 def _replace(change: FileChange) -> None:
@@ -252,10 +280,7 @@ def _replace(change: FileChange) -> None:
         replace_file(change.path, change.new, mode=change.mode, staging=change.staging)
         return
     remove_file(change.path)
-    for directory in reversed(change.directories):
-        # Not empty, or a mount: then the directory is not only ours.
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
+    _remove_empty(change.directories)
 
 
 def _lines(content: bytes | None) -> Sequence[str]:

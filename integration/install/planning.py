@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
 from integration.install.survey import Installed, Survey
-from integration.install_layout import CURRENT, PREVIOUS, SHIM, is_directory_name
+from integration.install_layout import BINDIRS, CURRENT, LINKED, PREVIOUS, SHIM, is_directory_name
 from integration.tree import Tree
 
 KEEP = 1
@@ -61,6 +61,8 @@ def plan_installation(survey: Survey, request: InstallRequest) -> list[steps.Ste
         if survey.current:
             plan.append(steps.Point(PREVIOUS, survey.current))
         plan.append(steps.Point(CURRENT, name))
+    if survey.layout.bindir not in ("", *BINDIRS, survey.linked):
+        plan.append(steps.Point(LINKED, survey.layout.bindir))
     plan += [steps.Link(link.path, link.expected) for link in survey.links if not link.is_right]
     previous = survey.current if switch else survey.previous
     return plan + _cleanup_steps(
@@ -88,7 +90,8 @@ def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     ours = [link for link in survey.links if link.ours and link.target]
     if not _shims_run(survey):
         plan += [steps.Unlink(link.path) for link in ours]
-        plan += [steps.Unlink(survey.layout.path(link)) for link in (CURRENT, PREVIOUS)]
+        own = (CURRENT, PREVIOUS, LINKED) if survey.linked else (CURRENT, PREVIOUS)
+        plan += [steps.Unlink(survey.layout.path(link)) for link in own]
         if names:
             plan.append(steps.EndForkServers(names))
         plan += [steps.Collect(name) for name in names]

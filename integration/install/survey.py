@@ -14,10 +14,12 @@ from integration.install.trees import known_tree
 from integration.install.usage import Role, User
 from integration.install_layout import (
     CURRENT,
+    LINKED,
     PREVIOUS,
     InstallLayout,
     is_directory_name,
     is_leftover_name,
+    link_target,
     new_link,
 )
 from integration.tree import Tree
@@ -69,7 +71,8 @@ class Survey:
     installed: tuple[Installed, ...] = ()  # the trees, oldest first
     current: str = ""  # the current tree's name; empty if there is none
     previous: str = ""  # the previous tree's name; empty if there is none
-    links: tuple[Link, ...] = ()  # those in the links' directory
+    links: tuple[Link, ...] = ()  # those in the links' directory, and further ones
+    linked: str = ""  # the links' directory that is recorded; empty if none is
     leftovers: tuple[str, ...] = ()  # paths left by killed installers
     foreign: tuple[str, ...] = ()  # names below the prefix that we did not create
     may_miss_shims: bool = False  # whether there may be shims that we cannot see
@@ -98,7 +101,7 @@ def take_survey(
     links = tuple(_link(path, expected, layout.prefix) for path, expected in layout.links.items())
     leftovers = [layout.path(name) for name in names if is_leftover_name(name)]
     leftovers += [stray for link in links if os.path.islink(stray := new_link(link.path))]
-    others = [n for n in names if not is_leftover_name(n) and n not in {CURRENT, PREVIOUS}]
+    others = [n for n in names if not is_leftover_name(n) and n not in {CURRENT, PREVIOUS, LINKED}]
     current, previous = (_tree_that(layout, name) for name in (CURRENT, PREVIOUS))
     directories = [
         name
@@ -124,6 +127,7 @@ def take_survey(
         current=current,
         previous=previous if previous != current else "",
         links=links,
+        linked=link_target(layout.path(LINKED)),
         leftovers=tuple(leftovers),
         foreign=tuple(name for name in others if name not in directories),
         may_miss_shims=tree_users.is_blind(sockets, proc),
@@ -139,24 +143,17 @@ def _names(directory: str) -> list[str]:
 
 def _tree_that(layout: InstallLayout, link: str) -> str:
     """Return the name of the tree that a link points to; empty if it points to none."""
-    target = _target(layout.path(link)).rstrip("/")
+    target = link_target(layout.path(link)).rstrip("/")
     name = os.path.basename(target)
     is_beside = target in {name, layout.path(name)}
     return name if name and is_beside and _is_directory(layout.path(name)) else ""
 
 
 def _link(path: str, expected: str, prefix: str) -> Link:
-    target = _target(path)
+    target = link_target(path)
     resolved = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else ""
     ours = resolved.startswith(prefix + "/") if target else not os.path.lexists(path)
     return Link(path, expected, target, ours)
-
-
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 def _is_directory(path: str) -> bool:

@@ -55,7 +55,7 @@ def find_message_file(spec: Mapping[str, Any]) -> tuple[str, bool]:
     """
     annotations = spec.get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
-    wanted = {_DEFAULT, annotations.get(_PATH)}
+    wanted = (_DEFAULT, annotations.get(_PATH))
     mounts = spec.get("mounts")
     binds = [m for m in mounts if _is_writable_bind(m)] if isinstance(mounts, list) else []
     ours = [m for m in binds if _OF_KUBELET.fullmatch(os.path.normpath(m["source"]))]
@@ -110,6 +110,8 @@ def _is_writable_bind(mount: object) -> bool:
     source, destination = mount.get("source"), mount.get("destination")
     options = mount.get("options") or []
     if not (isinstance(source, str) and isinstance(destination, str) and source.startswith("/")):
+        return False
+    if not isinstance(options, list):
         return False
     is_bind = mount.get("type") == "bind" or "bind" in options or "rbind" in options
     return is_bind and not {"ro", "rro"}.intersection(map(str, options))

@@ -145,6 +145,8 @@ class Container:
     async def _start_init(self) -> None:
         restored = self._resources.saved is not None and self.init.stdio is not None
         if restored:
+            if self._shim.sandbox is not None:  # Stop had no process to end
+                self._shim.sandbox.refuse_if_closed(self.id)
             kills = self.init.kills
             await self._resources.restore(self.init)
             if self.init.kills != kills and self.init.child is not None:

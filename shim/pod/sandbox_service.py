@@ -4,8 +4,9 @@ Handlers decode, call and encode; what a sandbox is made of is :mod:`shim.sandbo
 
 Rules
 - A shim has one sandbox, and serves the tasks of that pod.
-- Stop ends the pod: also the containers that still run, as StopPodSandbox promises. Shutdown
-  stops, deletes what is left of them, and ends the shim.
+- Stop ends the pod: also the containers that still run or are being created, as StopPodSandbox
+  promises. No container is created after that. Shutdown stops, deletes what is left of them, and
+  ends the shim.
 - containerd has to have the answer to Shutdown, and a Go client that gets an answer and
   the connection's end at once may act on the second. So the shim ends when its clients have
   hung up, which containerd does when it has the answer.
@@ -170,17 +171,17 @@ class SandboxService:
         """How the sandbox is."""
         sandbox = self._sandbox(request.sandbox_id)
         response = sandbox_pb2.SandboxStatusResponse(
-            sandbox_id=sandbox.id, pid=sandbox.pid, state=_STATES[sandbox.state]
+            sandbox_id=sandbox.id, pid=sandbox.live_pid, state=_STATES[sandbox.state]
         )
         response.created_at.FromNanoseconds(sandbox.created_at)
         if sandbox.exit is not None:
             response.exited_at.FromNanoseconds(sandbox.exit.at)
-        response.info["pid"] = str(sandbox.pid)
+        response.info["pid"] = str(sandbox.live_pid)
         response.info["state"] = response.state
         if request.verbose:
             # CRI shows the first to people, and reads it as its own type.
             running = sandbox.state is State.READY
-            info = {"pid": sandbox.pid, "processStatus": "running" if running else "stopped"}
+            info = {"pid": sandbox.live_pid, "processStatus": "running" if running else "stopped"}
             response.info["info"] = json.dumps(info)
             response.info["spec"] = json.dumps(sandbox.as_spec())
         return response
@@ -232,6 +233,7 @@ class SandboxService:
         return sandbox.pid or next(running, 0)
 
     async def _stop(self, sandbox: Sandbox, grace: float) -> None:
+        sandbox.close()
         async with loop.create_task_group() as ends:
             for container in self._tasks.containers:
                 ends.start_soon(self._end, container, grace)
@@ -241,6 +243,10 @@ class SandboxService:
         """End one container of a pod that stops; its exit is published as any other."""
         init = container.init
         try:
+            if not container.created:
+                await container.cancel_create()
+                if not container.created:  # it may just have succeeded
+                    return
             if init.state is ProcessState.PAUSED:
                 await self._thaw(container)
             if grace and init.state is ProcessState.RUNNING:

@@ -383,8 +383,8 @@ class TaskService:
 
     @property
     def containers(self) -> list[Container]:
-        """The containers that have been created."""
-        return [container for container in self._containers.values() if container.created]
+        """The containers, also those that are being created."""
+        return list(self._containers.values())
 
     def describe(self) -> list[dict[str, object]]:
         """For the log: a line for each process of each container."""

@@ -375,7 +375,7 @@ def last_error(path: str) -> str:
             entry, end = _DECODER.raw_decode(text, brace.start())
         except (ValueError, RecursionError):
             continue
-        if entry.get("level") in {"error", "fatal", "panic"}:
+        if entry.get("level") in ("error", "fatal", "panic"):  # no set: it may be a list
             said = str(entry.get("msg") or said)
     return said
 

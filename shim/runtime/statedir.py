@@ -114,7 +114,9 @@ def read(directory: str) -> RuntimeState | None:
             return _of_runc(_object(directory, _RUNC_STATE))
         if {_CRUN_STATUS, _CRUN_SPEC} <= names <= _CRUN_FILES:
             return _of_crun(_object(directory, _CRUN_STATUS), _object(directory, _CRUN_SPEC))
-    except (BundleUnusable, OSError, AttributeError, KeyError, TypeError, ValueError):
+    except (
+        BundleUnusable, OSError, AttributeError, KeyError, OverflowError, TypeError, ValueError,
+    ):  # fmt: skip
         pass  # not of the form that is known
     return None
 
@@ -143,6 +145,8 @@ def _of_runc(state: dict[str, Any]) -> RuntimeState | None:
         return None
     config = state["config"]
     cgroups = tuple(state["cgroup_paths"].values())
+    if not all(isinstance(path, str) for path in cgroups):
+        return None
     by_systemd = any(config["cgroups"].get(key) for key in ("Systemd", "systemd"))
     with_resctrl = bool(state["intel_rdt_path"]) or any(
         key.lower().replace("_", "") == "intelrdt" and value is not None

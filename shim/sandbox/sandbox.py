@@ -86,7 +86,8 @@ class Sandbox:
     Attributes:
         id: its id.
         pod: its configuration.
-        pid: the process that holds the namespaces; 0 before it is started, or if none does.
+        pid: the process that holds the namespaces, or has held them; 0 before it is started, or if
+            none does.
         created_at: when it was created, in nanoseconds since the epoch.
         state: where it is in its life.
         exit: how the holder ended, once it has.
@@ -108,6 +109,7 @@ class Sandbox:
         self._record = os.path.join(bundle, members.HOLDER)
         self._by_paths = by_paths and not pod.shares_pid
         self._holder: Child | None = None
+        self._closed = False
         self._changing = loop.Lock()
         self._ended = loop.Event()
 
@@ -172,6 +174,11 @@ class Sandbox:
         """How the holder ended, once it has; None if the sandbox was never started."""
         await self._ended.wait()
         return self.exit
+
+    @property
+    def live_pid(self) -> int:
+        """The process that holds the namespaces; 0 once it has ended: another may have its pid."""
+        return self.pid if self.state is State.READY else 0
 
     async def _undo_start(self) -> None:
         await self._end_holder()
@@ -243,9 +250,10 @@ class Sandbox:
     def as_spec(self) -> dict[str, Any]:
         """The sandbox as an OCI spec: the namespaces and mounts of a container in the pod.
 
+        One that is not ready has no namespaces: a path may be that of another process by now.
         containerd 2.0 to 2.3 do not read it; later ones can take the files from it.
         """
-        paths = self._paths()
+        paths = self._paths() if self.state is State.READY else {}
         linux: dict[str, Any] = {
             "namespaces": [
                 {"type": kind, "path": paths[name]} for kind, name in _KINDS if name in paths
@@ -283,6 +291,23 @@ class Sandbox:
 
     # -- the pod's containers ---------------------------------------------------------------
 
+    def close(self) -> None:
+        """Refuse new containers from now on: the pod is being stopped."""
+        self._closed = True
+
+    def refuse_if_closed(self, container_id: str) -> None:
+        """Refuse a container of a pod that is being stopped, or was.
+
+        Raises:
+            WrongSandboxState: it is.
+        """
+        if self._closed:
+            raise WrongSandboxState(
+                f"container {container_id} in sandbox {self.id}",
+                found="the sandbox was asked to stop",
+                do="delete the pod; its controller recreates it",
+            )
+
     def enter(self, container_id: str, bundle: str, options: RuntimeCall) -> None:
         """Record how to end a container of the pod, before it exists.
 
@@ -292,8 +317,10 @@ class Sandbox:
             options: how its runtime is called.
 
         Raises:
+            WrongSandboxState: the pod is being stopped.
             BundleUnusable: the record cannot be written.
         """
+        self.refuse_if_closed(container_id)
         root = os.path.join(options.root, self._shim.namespace)
         record = bundle_files.RuntimeRecord(
             options.binary_name, root, systemd_cgroup=options.systemd_cgroup

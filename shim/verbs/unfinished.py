@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from shim import bundle as bundle_files
 from shim import files
-from shim.errors import BundleUnusable
+from shim.errors import NvshimError
 
 _DIRECTORY: Final = "nvidia-v1-deletes"
 _LONGEST: Final = 1 << 20
@@ -160,7 +160,7 @@ def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
     except OSError:
         os.close(fd)
         return None
-    except (BundleUnusable, KeyError, TypeError, ValueError):
+    except (NvshimError, AttributeError, LookupError, OverflowError, TypeError, ValueError):
         os.close(fd)
         files.remove(path)
         return None

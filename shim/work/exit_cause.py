@@ -28,7 +28,6 @@ from api.values import dataclass
 from hooks.config import Config, load_config
 from hooks.node import cache
 from hooks.node.cache import StoredInventory
-from hooks.ocispec import part
 from hooks.requests.policy import read_container
 from hooks.requests.prefilter import read_fault_exit_code
 from hooks.sharing import held_by_nodes, held_by_record, id_of
@@ -42,6 +41,7 @@ from shim.causes.xids import RECOVERY, Action, about, is_nonfatal, recovery_aske
 from shim.errors import NvshimError
 from shim.log import Log
 from shim.processes import may_be_alive
+from shim.work.claims import listed
 
 NEAR: Final = 5.0
 """Seconds before the end in which an application's fault is taken for the container's."""
@@ -225,8 +225,7 @@ def _held(bundle: str, spec: Mapping[str, Any], known: StoredInventory | None) -
         record = files.parse_object(files.read(path, _LONGEST_RECORD), path)
     devices = held_by_record(record, known)
     if not devices and known is not None and not read_container(spec).privileged:
-        nodes = part(part(spec, "linux", dict), "devices", list)
-        devices = held_by_nodes([str(node.get("path")) for node in nodes], known)
+        devices = held_by_nodes(listed(spec), known)
     grant = record.get("grant") or {}
     addresses = {
         str(gpu.get("uuid") or gpu.get("bus_id")): str(gpu.get("bus_id"))

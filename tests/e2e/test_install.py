@@ -226,7 +226,7 @@ def test_a_version_that_starts_no_container_is_not_switched_to(
     broken = _broken(old, f"{workshop}/broken")
     answer = host.nvshim("install", "--from", broken.path, code=1)
     assert answer["error"]["code"] == "NVSHIM-E2630"
-    assert sorted(os.listdir(host.layout.prefix)) == [old.name, "current"]
+    assert sorted(os.listdir(host.layout.prefix)) == [old.name, "bindir", "current"]
     assert host.nvshim("status", "--verify")["problems"] == []
 
 
@@ -246,7 +246,7 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
         process.terminate()
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
     _no_self_test_is_left()
-    assert sorted(os.listdir(host.layout.prefix)) == [old.name, "current"]
+    assert sorted(os.listdir(host.layout.prefix)) == [old.name, "bindir", "current"]
     os.unlink(f"{tmp_path}/started")
     with host.start(program, "install", "--runtime", waiting) as process:
         eventually(lambda: os.path.exists(f"{tmp_path}/started"), "the runtime was called")
@@ -259,5 +259,5 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
     assert host.nvshim("status", code=3)["problems"] != []
     assert host.install(new)["current"] == new.name
     _no_self_test_is_left()
-    left = {old.name, new.name, "current", "previous"}
+    left = {old.name, new.name, "bindir", "current", "previous"}
     assert set(os.listdir(host.layout.prefix)) == left

@@ -414,6 +414,7 @@ def test_configure_and_remove_is_the_identity_on_bytes(
 @pytest.mark.newest
 def test_command_shows_a_diff_does_it_and_takes_it_back(make: MakeEtc) -> None:
     node = make(UNSTABLE, VERSION_3)
+    os.chmod(node.config, 0o644)  # whatever the umask is
     words = [
         "configure", "containerd", "--config", node.config, "--containerd", node.program,
         "--handler-options", f"{node.directory}/handlers", "--records", node.records,

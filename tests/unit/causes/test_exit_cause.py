@@ -202,7 +202,7 @@ def test_without_a_record_its_nodes_tell_what_it_had(
     case: Case, paths: list[str], found: tuple[Any, ...]
 ) -> None:
     case.grant = None
-    case.spec["linux"]["devices"] = [{"type": "c", "path": path} for path in paths]
+    case.spec["linux"]["devices"] = [7, *({"type": "c", "path": path} for path in paths)]
     assert case.found(xid(79)) == found
 
 

@@ -51,6 +51,7 @@ OTHER = KUBELETS.replace("0a1b2c3d", "4e5f6a7b")
         ([bind(KUBELETS[1:])], {}, ""),
         ([None, 7, {}, {"source": KUBELETS}, {"destination": DEFAULT},
           bind(KUBELETS, options=None)], {}, KUBELETS),
+        ([bind(KUBELETS), bind(OTHER, "/c", options=7)], {PATH: [DEFAULT]}, KUBELETS),
         # A pod's own volume at that path is not the kubelet's file.
         ([bind("/a")], {}, ""),
         ([bind("/dev/nvidia0")], {}, ""),
@@ -60,7 +61,7 @@ OTHER = KUBELETS.replace("0a1b2c3d", "4e5f6a7b")
         ([bind(f"{KUBELETS}/../../../../../../../../etc/passwd")], {}, ""),
     ],
 )  # fmt: skip
-def test_the_file_is_found(mounts: list[Any], annotations: dict[str, str], found: str) -> None:
+def test_the_file_is_found(mounts: list[Any], annotations: dict[str, Any], found: str) -> None:
     spec = {"mounts": mounts, "annotations": annotations}
     assert find_message_file(spec) == (found, False)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.engines import files
 from integration.engines.errors import ChangedMeanwhile, ConfigLocked, WriteFailed
 from integration.engines.files import Change, FileChange, Need, apply, missing_directories
 from tests.harness.raising import raises
@@ -85,6 +86,51 @@ def test_two_at_once_are_one_and_an_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_first_run_has_the_lock_also_once_it_has_made_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(path: str, *_: object, **how: object) -> None:
+        with raises(ConfigLocked):
+            apply(change(FileChange(f"{tmp_path}/new/theirs", None, b"x")))
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_bytes(b"x")
+
+    monkeypatch.setattr(files, "replace_file", replace)
+    ours = (FileChange(f"{tmp_path}/new/{name}", None, b"x") for name in ("first", "second"))
+    apply(change(*ours))
+    assert sorted(os.listdir(tmp_path / "new")) == ["first", "second"]
+
+
+def test_the_lock_of_a_directory_that_was_made_again_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "new"
+    directory.mkdir()
+    lock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        directory.rmdir()
+        directory.mkdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with raises(ConfigLocked):
+        apply(change(FileChange(f"{directory}/file", None, b"x")))
+    assert os.listdir(directory) == []
+
+
+def test_a_directory_that_could_only_be_made_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "replace_file", fail)
+    with raises(WriteFailed):
+        apply(change(FileChange(f"{tmp_path}/a/b/file", None, b"x")))
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("step", ["fsync", "rename", "fchmod"])
 def test_failure_at_any_step_leaves_the_old_file_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -109,6 +155,24 @@ def test_diff_says_what_is_at_the_end_of_a_file() -> None:
     assert "\\ No newline at end of file\n" in diff
     assert FileChange("/f", None, b"a\n").diff().startswith("--- /dev/null\n+++ /f\n")
     assert FileChange("/f", b"a\n", None).action == "removed"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_content_that_not_every_user_may_read_is_not_shown(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("password")
+    path.chmod(0o644)
+    shown = FileChange.of(str(path), "password", "password, ours")
+    path.chmod(mode)
+    hidden = FileChange.of(str(path), "password", "password, ours")
+    assert shown is not None
+    assert hidden is not None
+    assert "password" in shown.diff()
+    assert hidden.diff() == ""
+    assert "password" not in change(hidden).diff()
+    assert str(path) in change(hidden).diff()
+    apply(change(hidden))
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("password, ours", mode)
 
 
 def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(

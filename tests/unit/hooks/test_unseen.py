@@ -64,6 +64,23 @@ def test_a_volume_gets_no_mount_that_the_host_would_see(node: Node) -> None:
     assert HOME in found
 
 
+def test_with_a_shared_volume_no_mount_is_where_a_link_of_the_image_could_lead_it_there(
+    node: Node,
+) -> None:
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
+    before = len(spec["mounts"])
+    apart = [m["destination"] for m in injected(node, spec).spec["mounts"][before:]]
+    volume = {"type": "bind", "source": "/x", "options": ["rbind", "rshared"]}
+    spec["mounts"].append({**volume, "destination": "/volume"})
+    injection = injected(node, spec)
+    found = [m["destination"] for m in injection.spec["mounts"][before + 1 :]]
+    home = HOME.rpartition("/")[0]
+    assert not all(each.startswith(f"{home}/") for each in apart)
+    assert all(each.startswith(f"{home}/") for each in found)
+    (program,) = (each for each in found if each.endswith("/nvidia-smi"))
+    assert variables(injection)["PATH"].endswith(f":{os.path.dirname(program)}")
+
+
 def test_a_volume_gets_no_libraries(node: Node) -> None:
     spec = spec_with("NVIDIA_VISIBLE_DEVICES=0")
     volume = {"type": "bind", "source": "/x", "options": ["rbind", "rshared"]}

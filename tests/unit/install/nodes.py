@@ -12,7 +12,7 @@ from typing import Any, Final
 from integration.install.effects import Installer
 from integration.install.installing import InstallOptions, install, uninstall
 from integration.install.status import status
-from integration.install_layout import InstallLayout
+from integration.install_layout import LINKED, InstallLayout
 from integration.tree import Tree
 from tests.harness.launcher import REPOSITORY
 
@@ -49,8 +49,9 @@ class Node:
 
     @property
     def names(self) -> list[str]:
+        """Return what is below the prefix, besides the record of the links' directory."""
         with suppress(FileNotFoundError):
-            return sorted(os.listdir(self.layout.prefix))
+            return sorted({*os.listdir(self.layout.prefix)} - {LINKED})
         return []
 
 

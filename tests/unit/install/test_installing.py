@@ -18,7 +18,7 @@ from hooks.node.drained import Drain
 from integration.devices import drain_marks as marks
 from integration.engines import undo
 from integration.engines.runtime_options import RECORDS
-from integration.install import effects
+from integration.install import effects, planning
 from integration.install import uninstall as removal
 from integration.install.effects import Installer
 from integration.install.errors import (
@@ -64,6 +64,34 @@ def test_a_version_is_installed_upgraded_rolled_back_and_removed(node: Node) -> 
     assert (answer["complete"], answer["left"]) == (True, [])
     assert not os.path.exists(node.layout.prefix)
     assert os.listdir(node.layout.bindir) == []
+
+
+def test_links_in_any_directory_are_found_again_and_removed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = (f"{node.directory}/local", f"{node.directory}/usr")
+    monkeypatch.setattr(planning, "BINDIRS", usual)
+    elsewhere = f"{node.directory}/elsewhere"
+    for directory in (*usual, elsewhere):
+        layout = InstallLayout.of(node.layout.prefix, directory)
+        replace(node, layout=layout).install(node.old)
+    found = replace(node, layout=InstallLayout.of(node.layout.prefix, None, usual=usual))
+    assert found.install(node.old)["changed"] is False
+    assert found.install(node.new)["current"] == node.new.name
+    answer = found.uninstall()
+    assert (answer["complete"], answer["left"]) == (True, [])
+    assert [os.listdir(directory) for directory in (*usual, elsewhere)] == [[], [], []]
+    assert not os.path.exists(node.layout.prefix)
+
+
+def test_links_elsewhere_alone_stay_where_they_are(node: Node) -> None:
+    elsewhere = f"{node.directory}/elsewhere"
+    replace(node, layout=InstallLayout.of(node.layout.prefix, elsewhere)).install(node.old)
+    usual = f"{node.directory}/local"
+    found = replace(node, layout=InstallLayout.of(node.layout.prefix, None, usual=[usual]))
+    assert found.install(node.new)["links"] == [f"{elsewhere}/{name}" for name in PROGRAMS]
+    assert not os.path.exists(usual)
+    assert found.status()["problems"] == []
 
 
 def test_an_archive_is_installed_as_its_tree(node: Node) -> None:

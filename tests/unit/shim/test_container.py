@@ -31,10 +31,13 @@ from shim.pod.sandbox_service import SandboxService
 from shim.pod.service import Lifetime, TaskService
 from shim.runtime.options import RuntimeOptions
 from shim.sandbox import namespaces
+from shim.sandbox.errors import WrongSandboxState
 from shim.sandbox.pod import Pod
+from shim.sandbox.sandbox import Sandbox
+from shim.sandbox.sandbox import State as SandboxState
 from shim.stdio.logger import Logger
 from shim.stdio.uris import StdioUris
-from tests.harness.raising import raises
+from tests.harness.raising import is_error, raises
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import until
 
@@ -295,6 +298,7 @@ async def test_a_paused_container_is_ended_with_its_pod_though_it_cannot_be_resu
     bundle = str(tmp_path)
     context = _context(bundle, _Publisher())
     container = Container(context, "c", bundle, RuntimeOptions(), _NO_STDIO)
+    container.created = True
     container.init.advance(Event.STARTED)
     container.init.advance(Event.PAUSED)
     ended: list[str] = []
@@ -314,9 +318,91 @@ async def test_a_paused_container_is_ended_with_its_pod_though_it_cannot_be_resu
     monkeypatch.setattr(container, "resume", resume)
     monkeypatch.setattr(container, "kill", kill)
     pod = SandboxService(context, cast("Any", SimpleNamespace(containers=[container])))
-    pod._held = cast("Any", SimpleNamespace(id="pod", stop=stop))
+    pod._held = cast("Any", SimpleNamespace(id="pod", stop=stop, close=lambda: None))
     await pod.stop(cast("Any", None), sandbox_pb2.StopSandboxRequest(sandbox_id="pod"))
     assert ended == ["container", "sandbox"]
+
+
+class _Pod:
+    """A pod without namespaces, whose creates wait for their file system until they succeed."""
+
+    def __init__(self, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hanging = anyio.Event()
+        self.directory = directory
+        shim = _context(directory, _Publisher())
+        self.containers: dict[str, Container] = {}
+        own_socket = cast("Any", SimpleNamespace(forget=lambda _: None))
+        lifetime = Lifetime(shim, own_socket, self.containers, lambda: None)
+        self.tasks = TaskService(shim, self.containers, lifetime)
+        self.sandboxes = SandboxService(shim, self.tasks)
+        self.sandboxes._held = Sandbox(shim, "pod", directory, Pod())
+        shim.sandbox = self.sandboxes._held
+        monkeypatch.setattr(Resources, "_mount", self._hang)
+
+    async def _hang(self, *_: object) -> None:
+        self.hanging.set()
+        await anyio.sleep_forever()
+
+    async def create(self, name: str) -> None:
+        bundle = os.path.join(self.directory, name)
+        os.mkdir(bundle)
+        files.write(os.path.join(bundle, "config.json"), b"{}")
+        await self.tasks.create(_NOBODY, task_pb2.CreateTaskRequest(id=name, bundle=bundle))
+
+    async def stop(self) -> None:
+        await self.sandboxes.stop(_NOBODY, sandbox_pb2.StopSandboxRequest(sandbox_id="pod"))
+
+
+_NOBODY: Any = None
+
+
+async def test_a_create_under_way_ends_with_its_pod_and_none_follows(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = _Pod(str(tmp_path), monkeypatch)
+    refused: list[Exception] = []
+
+    async def create(name: str) -> None:
+        with raises(KilledWhileStarting, WrongSandboxState) as caught:
+            await pod.create(name)
+        refused.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create, "c")
+        await pod.hanging.wait()
+        await pod.stop()
+        assert (len(refused), pod.containers) == (1, {})
+        await create("late")
+    assert is_error(refused[1], WrongSandboxState)
+    assert pod.containers == {}
+
+
+async def test_what_waits_to_be_restored_is_not_started_after_its_pod(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = _Pod(str(tmp_path), monkeypatch)
+    container = Container(pod.tasks._shim, "c", str(tmp_path), RuntimeOptions(), _NO_STDIO)
+    container.created = True
+    container._resources.saved = cast("Any", "checkpoint")
+    container.init.stdio = cast("Any", "open")
+    pod.containers["c"] = container
+    await pod.stop()
+    with raises(WrongSandboxState):
+        await pod.tasks.start(_NOBODY, task_pb2.StartRequest(id="c"))
+
+
+@pytest.mark.parametrize("state", SandboxState, ids=lambda state: state.name.lower())
+async def test_the_status_of_a_pod_has_a_pid_only_while_it_is_the_holders(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, state: SandboxState
+) -> None:
+    pod = _Pod(str(tmp_path), monkeypatch)
+    sandbox = cast("Sandbox", pod.sandboxes._held)
+    sandbox.pid, sandbox.state = 4_000_000, state
+    asked = sandbox_pb2.SandboxStatusRequest(sandbox_id="pod", verbose=True)
+    answer = pod.sandboxes.status(_NOBODY, asked)
+    lives = state is SandboxState.READY
+    assert answer.pid == (4_000_000 if lives else 0)
+    assert ("4000000" in str(answer)) is lives
 
 
 async def test_namespaces_that_cannot_be_forked_leave_no_descriptor(

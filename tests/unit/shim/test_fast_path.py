@@ -145,7 +145,9 @@ def test_what_a_runtime_would_have_more_to_do_for_is_not_plain(
     "content",
     ["", "[]", "{}", "{", '{"id": 1}', json.dumps(_with(_RUNC, "manager", "yes")),
      json.dumps(_with(_RUNC, "config", None)), json.dumps(_with(_RUNC, "cgroup_paths", [1])),
-     json.dumps(_with(_RUNC, "init_process_pid", None))],
+     json.dumps(_with(_RUNC, "init_process_pid", None)),
+     json.dumps(_with(_RUNC, "init_process_pid", float("inf"))),
+     json.dumps(_with(_with(_RUNC, "rootless", True), "cgroup_paths/pids", 7))],
 )  # fmt: skip
 def test_what_is_not_known_to_the_last_key_is_not_known(tmp_path: Path, content: str) -> None:
     (tmp_path / "state.json").write_text(content)

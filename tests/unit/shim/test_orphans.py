@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
+from shim.bundle import RuntimeRecord
 from shim.cgroup import cgroup
+from shim.runtime import orphans
 
 # In a mount namespace in which /sys/fs/cgroup is a v2 hierarchy if argv[1] is "v2".
 _PROGRAM: Final = """
@@ -64,6 +68,16 @@ def test_on_this_host_only_the_container_s_own_cgroup_is_ended() -> None:
     if cgroup.UNIFIED not in cgroup._mounted().mounts:
         return  # no v2 hierarchy
     assert _in_a_namespace("host") == ["True", "[]", "-9 False", "[None, None]"]
+
+
+def test_a_pid_that_no_process_can_have_is_that_of_none(tmp_path: Path) -> None:
+    state = tmp_path / "c1"
+    state.mkdir()
+    (state / "state.json").write_text(json.dumps({"init_process_pid": 1 << 40}))
+    record = RuntimeRecord("runc", str(tmp_path), systemd_cgroup=False)
+    problems = orphans.end_container(record, "c1", 0, cgroup_path="", ask_runtime=False)
+    assert problems == ["runc delete c1: no time is left for it"]
+    assert not state.exists()
 
 
 def test_a_cgroup_is_looked_for_where_hierarchies_are_mounted() -> None:

@@ -247,7 +247,8 @@ def test_the_last_error_counts(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text(
         '{"level":"error","msg":"first"}\nnot json\n[1]\n'
-        '{"level":"warning","msg":"no error"}\n{"level":"error","msg":"last"}\n{"level":"er'
+        '{"level":"warning","msg":"no error"}\n{"level":"error","msg":"last"}\n'
+        '{"level":["error"],"msg":"no level"}\n{"level":{},"msg":[]}\n{"level":"er'
     )
     assert last_error(str(path)) == "last"
     entry = {"msg": "of several\nlines", "level": "error", "more": {"level": "error", "msg": "no"}}

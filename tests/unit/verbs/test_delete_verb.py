@@ -242,7 +242,16 @@ def test_a_container_that_got_the_id_of_a_killed_delete_is_left_alone(
         assert len(left.processes()) == 3
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"holder": [0, 0], "left": [{}]}'])
+_OF_ANOTHER_SHAPE = (
+    {"holder": [0, 0], "left": [{}]},
+    {"holder": [0, 0], "left": [{"identity": [1], "id": "c", "bundle": "/"}]},
+    {"holder": [0, 0], "left": [{"identity": None, "id": "../c"}]},
+    {"holder": [0, 0], "left": [{"identity": None, "id": "c", "bundle": "/", "record": []}]},
+    {"holder": [0, float("inf")], "left": []},
+)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", *map(json.dumps, _OF_ANOTHER_SHAPE)])
 def test_a_note_that_cannot_be_understood_is_removed(
     program: Program, bundle: Path, content: str
 ) -> None:

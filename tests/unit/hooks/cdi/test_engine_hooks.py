@@ -184,6 +184,24 @@ def test_nothing_but_a_regular_file_of_a_mount_is_opened(
     assert sorted(os.listdir(volume)) == [f"lib{each}.so.1" for each in "abcde"]
 
 
+def test_no_link_of_a_mount_is_followed_to_the_host(
+    node: Node, elves: Elves, inject: Inject, tmp_path: Path
+) -> None:
+    host, volume = tmp_path / "host", tmp_path / "volume"
+    elves.write(host / "libhost.so.1", "libhost.so.1")
+    elves.write(volume / "real/liba.so.1.2", "liba.so.1")
+    (volume / "out").symlink_to(host)
+    (volume / "up").symlink_to("../host")
+    (volume / "in").symlink_to("real")
+    (volume / "real/libb.so.1").symlink_to(host / "libhost.so.1")
+    (volume / "real/liba.so").symlink_to("liba.so.1.2")
+    folders = [word for each in ("out", "up", "in") for word in ("--folder", f"/vol/{each}")]
+    spec = applied(node, call("update-ldcache", *folders))
+    spec["mounts"] += [bind(volume, "/vol")]
+    libraries = inject(spec).record["edits"]["libraries"]
+    assert [each["soname"] for each in libraries] == ["liba.so.1"]
+
+
 def test_no_more_names_of_a_volume_are_read_than_of_an_image(
     node: Node, elves: Elves, inject: Inject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ DAMAGED: list[bytes] = [
     b"1-2", b"\xff1-2", b"[" * 100000 + b"1-2", b'"1-2"', b'["1-2"]', b'{"Data": "1-2"}',
     b'{"Data": {"PodDeviceEntries": "1-2"}}', b'{"Data": {"PodDeviceEntries": ["1-2"]}}',
     recorded("checkpoint-init-container").replace(INIT_POD.encode(), b"1-2")[:-20],
+    json.dumps({"Data": {"PodDeviceEntries": [ENTRY | {"ContainerName": ["main"]}]}}).encode(),
     *(
         json.dumps({"Data": {"PodDeviceEntries": [ENTRY | {"AllocResp": answer}]}}).encode()
         for answer in (1, "A", *(base64.b64encode(each).decode() for each in NO_MESSAGES))
