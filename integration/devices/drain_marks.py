@@ -53,8 +53,9 @@ def put(config: Config, drain: Drain) -> Drain:
         MarkUnwritten: it cannot be written; an existing mark is unchanged.
     """
     with _writing(config, drain.device):
-        names = (drain.device, *[drain.bus_id] * drain.device.startswith("GPU-"))
-        before = next(filter(None, (find(config, name) for name in names)), None)
+        before = find(config, drain.device)
+        if before is None and drain.device.startswith("GPU-"):
+            before = find(config, drain.bus_id)
         now = drain if before is None else _united(before, drain, config)
         now = replace(now, since=now.since or time.time())
         if now != before:
