@@ -76,8 +76,12 @@ def ask(config: Config, name: str, seconds: float) -> None:
     path = _path(config, name)
     asked = f"to return {name} to service"
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        os.utime(path)  # a command that was killed may have left an old one
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            # A command that was killed may have left an old one. The agent may take it at once.
+            os.utime(file)
+        finally:
+            os.close(file)
     except OSError as error:
         raise AgentSilent(
             asked,

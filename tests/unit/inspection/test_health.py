@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -116,3 +117,20 @@ def test_without_an_agent_there_is_nothing_to_say(
 ) -> None:
     assert command(monkeypatch, node.config, "list") == exits.FAILED
     assert capsys.readouterr().err.startswith("NVSHIM-E2756 health-unknown: ")
+
+
+def test_a_request_may_be_taken_as_soon_as_it_is_made(
+    watched: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = requests.directory_of(watched.config)
+    os.mkdir(directory)
+    close = os.close
+
+    def close_and_take(fd: int) -> None:
+        close(fd)
+        for name in requests.waiting(watched.config):
+            requests.taken(watched.config, name)
+
+    monkeypatch.setattr(os, "close", close_and_take)
+    requests.ask(watched.config, uuid_of(0), 10)
+    assert os.listdir(directory) == []
