@@ -1,7 +1,7 @@
 #!/bin/bash
 # Packages:  cuda-bindings 12.9.10, cuda-pathfinder 1.9.1, nvidia-cuda-nvrtc-cu12 12.9.86, nvidia-cuda-nvrtc 13.5.37 (PyPI)
-# Guess:     cuda-bindings 12.9, which somebody chose because the driver knows no later CUDA, uses the libraries of CUDA 12.
-#            Wheels of CUDA 13 beside them are for others.
+# Guess:     cuda-bindings 12.9, chosen because the driver knows no later CUDA, uses the libraries of CUDA 12. Wheels of
+#            CUDA 13 beside them are for others.
 # Behaviour: cuda-pathfinder finds the libraries for it and does not ask which version it is for: it takes CUDA 13's
 #            folder first. So once another package brings nvidia-cuda-nvrtc along, NVRTC 13 compiles for the bindings
 #            of 12.9, without a word, and its PTX has a version that a driver of CUDA 12 refuses. To remove the wheel

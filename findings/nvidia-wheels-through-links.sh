@@ -1,7 +1,7 @@
 #!/bin/bash
 # Packages:  nvidia-cuda-nvrtc, nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm, nvidia-cuda-runtime 13.5.37 (PyPI)
-# Guess:     A link in /usr/local/lib or in a venv's bin to a file of a CUDA wheel does as well as the file. nvcc and NVRTC
-#            find their other parts beside the real file.
+# Guess:     A link in /usr/local/lib or in a venv's bin to a file of a CUDA wheel does as well as the file: nvcc and
+#            NVRTC find their other parts beside the real file.
 # Behaviour: They look beside the name by which they were opened: $ORIGIN is the link's folder, and nvcc does the
 #            like. NVRTC loads and says its version through a link, and then cannot compile anything for want of
 #            its builtins; nvcc finds no headers. A link to the whole folder works. No GPU or driver is needed to
