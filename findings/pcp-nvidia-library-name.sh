@@ -2,8 +2,8 @@
 # Packages:  pcp, pcp-conf, libpcp3 and libpcp-pmda3 6.0.3-1.1, nvidia-alternative 535.309.01-0+deb12u1 (Debian 12)
 # Guess:     Performance Co-Pilot's agent for NVIDIA's GPUs loads libnvidia-ml.so.1, the name that a driver has for
 #            programs, as others do.
-# Behaviour: It looks for libnvidia-ml.so only. A driver has this name for compilers; Debian's makes the link only if there
-#            is an nvml.h. Without it the agent says that a machine with GPUs has 0 cards, and only its log has the
+# Behaviour: It looks for libnvidia-ml.so only. A driver has this name for compilers; Debian's makes the link only if
+#            there is an nvml.h. Without it the agent says that a machine with GPUs has 0 cards, and only its log has the
 #            reason. A container that gets a driver needs this link as well.
 # Seen (the library says that there are 2 GPUs):
 #   libnvidia-ml.so.1:                      nvidia.numcards 0
