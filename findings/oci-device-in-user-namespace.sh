@@ -1,12 +1,12 @@
 #!/bin/bash
 # Packages:  runc 1.1.5+ds1-1+deb12u1, crun 1.8.1-1+deb12u1 (Debian 12)
-# Guess:     A device of linux.devices has the numbers and the mode that the spec says, also in a container with a user
-#            namespace, where the runtime cannot create nodes; or there is an error.
-# Behaviour: With a user namespace runc mounts the host's node of the same path, whatever its numbers and mode are. So a
-#            GPU that is renamed, as by "--device /dev/nvidia1:/dev/nvidia0" or a CDI device with another hostPath, is
-#            another GPU's node. crun has the right numbers, but a device without a fileMode, as in most CDI specs, has
-#            mode 0, so that only root can open it. Without a user namespace both are 666. runc up to 1.3 and crun up
-#            to 1.28 do the same.
+# Guess:     A device of linux.devices has the numbers and the mode that the spec says, also in a container with a
+#            user namespace, where the runtime cannot create nodes; or there is an error.
+# Behaviour: With a user namespace runc mounts the host's node of the same path, whatever its numbers and mode are. So
+#            a GPU that is renamed, as by "--device /dev/nvidia1:/dev/nvidia0" or a CDI device with another hostPath,
+#            is another GPU's node. crun has the right numbers, but a device without a fileMode, as in most CDI specs,
+#            has mode 0, so that another user than root cannot open it. Without a user namespace both are 666. runc up
+#            to 1.3 and crun up to 1.28 do the same.
 # Seen (on the host gpu0 is 1:5 with mode 600; the spec's gpu0 is 1:3):
 #   runc:                  no mode: 1:3 666; mode 640: 1:3 640
 #   runc, user namespace:  no mode: 1:5 600; mode 640: 1:5 600

@@ -1,10 +1,10 @@
 #!/bin/bash
 # Packages:  runc 1.1.5+ds1-1+deb12u1, crun 1.8.1-1+deb12u1 (Debian 12)
-# Guess:     A device is made in the container's own /dev, so it is gone with the container. If a volume is mounted at a
-#            directory below /dev, as a hostPath of /dev/dri, a device in it is left out or is an error.
-# Behaviour: runc and crun make the node in the volume, so in the host's directory: it stays there when the container is
-#            gone, for everybody on the host to use, with the mode of the spec. For a node that is there already the
-#            spec's mode and owner count for nothing. runc up to 1.3 and crun up to 1.28 do the same.
+# Guess:     A device is made in the container's own /dev, so it is gone with the container. If a volume is mounted at
+#            a directory below /dev, as a hostPath of /dev/dri, a device in it is left out or is an error.
+# Behaviour: runc and crun make the node in the volume, so in the host's directory: it stays there when the container
+#            is gone, for everybody on the host to use, with the mode of the spec. For a node that is there already
+#            the spec's mode and owner count for nothing. runc up to 1.3 and crun up to 1.28 do the same.
 # Seen (the host has gpu1, of owner 9 and with mode 600; the spec has both nodes, with mode 666 and owner 0):
 #   runc: the container has gpu0 1:3 666 owner 0, gpu1 1:5 600 owner 9
 #   runc: afterwards the host's directory has gpu0 1:3 666 owner 0, gpu1 1:5 600 owner 9

@@ -1,11 +1,11 @@
 #!/bin/bash
 # Packages:  runc 1.1.5+ds1-1+deb12u1, crun 1.8.1-1+deb12u1 (Debian 12)
-# Guess:     A hook is done when its process ends. So it may start a daemon, as one for MPS or nvidia-persistenced, and
-#            its timeout counts for the hook alone.
-# Behaviour: runc reads the hook's output, and waits until nobody has it open: for a child that inherited it, as long
-#            as that lives. With a timeout, which a hook usually has, the container fails ("hook ran past specified
-#            timeout"), although the hook ended at once with status 0. crun does not wait. runc up to 1.3 and crun up to
-#            1.28 do the same. So a daemon has to get another stdout and stderr.
+# Guess:     A hook is done when its process ends. So it may start a daemon, as one for MPS or nvidia-persistenced,
+#            and its timeout counts for the hook alone.
+# Behaviour: runc reads the hook's output, and waits until every process has closed it: for a child that inherited it,
+#            as long as that lives. With a timeout the container fails ("hook ran past specified timeout"), although
+#            the hook ended at once with status 0. "crun create" does not wait. runc up to 1.3 and crun up to 1.28 do
+#            the same. So a daemon has to get another stdout and stderr.
 # Seen (the child lives for three seconds):
 #   runc: hook without children: created
 #   runc: a child that holds the output: created, after the child

@@ -2,9 +2,9 @@
 # Packages:  runc 1.1.5+ds1-1+deb12u1 (Debian 12), 1.1.15+ds1-2+b4 (13), crun 1.8.1-1+deb12u1 (12)
 # Guess:     If a spec says nothing of open files (no rlimits, as containerd's for Kubernetes), the container has the
 #            limits of who started the runtime: systemd gives a service 1024, and a hard limit that a program may use.
-# Behaviour: Debian 12's runc raises the soft limit to the hard one, and the container keeps that: its version of Go does
-#            so for itself and does not restore it. Debian 13's runc and crun leave it. So a program that has many files
-#            open, as a data loader or NCCL, works, and has "Too many open files" after an update of the node.
+# Behaviour: Debian 12's runc raises the soft limit to the hard one, and the container keeps that: its version of Go
+#            does so for itself and does not restore it. Debian 13's runc and crun leave it. So a program that has
+#            many files open, as a data loader, works, and can have "Too many open files" after an update of the node.
 # Seen (started with 512, and a hard limit of 4096):
 #   runc 1.1.5: 4096
 #   runc 1.1.15: 512

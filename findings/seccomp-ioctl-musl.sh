@@ -2,10 +2,10 @@
 # Packages:  runc 1.1.5+ds1-1+deb12u1, crun 1.8.1-1+deb12u1, musl-dev 1.2.3-1 (Debian 12)
 # Guess:     A seccomp profile that allows an ioctl by its number (args, SCMP_CMP_EQ) does so for every program.
 # Behaviour: Not for a program with musl, as in Alpine's images, if the number's highest bit is set. It is set for all
-#            requests that give something back, so for nearly all of DRM's and NVIDIA's drivers. musl's ioctl takes an
-#            int, and sign-extends it to 64 bits; seccomp compares 64 bits, and the kernel's driver reads 32. glibc's takes
-#            an unsigned long. A profile that was tested with glibc needs SCMP_CMP_MASKED_EQ with 0xffffffff. Runtimes
-#            up to runc 1.3 and crun 1.28 do the same.
+#            requests that give something back, so for nearly all of DRM's and for those of /dev/nvidiactl. musl's
+#            ioctl takes an int, and sign-extends it to 64 bits; seccomp compares 64 bits, and the kernel's driver
+#            reads 32. glibc's takes an unsigned long. A profile that was tested with glibc needs SCMP_CMP_MASKED_EQ
+#            with 0xffffffff. Runtimes up to runc 1.3 and crun 1.28 do the same.
 # Seen:
 #   runc, glibc: TCGETS allowed, DRM_IOCTL_VERSION allowed
 #   runc, musl: TCGETS allowed, DRM_IOCTL_VERSION not permitted
