@@ -67,34 +67,38 @@ for minor in 0 1; do
 done
 """
 NAME = f"finding-{sys.argv[1]}"
-for runtime, (release, program) in RUNTIMES.items():
+OLDER = {**os.environ, "LD_LIBRARY_PATH": f"{os.getcwd()}/bookworm/root/usr/lib/x86_64-linux-gnu"}
+
+
+def run(runtime, *args, text=""):
+    release, program = RUNTIMES[runtime]
+    command = ["unshare", "--mount", "sh", "-c", HIDDEN, "sh", f"{release}/root/usr/{program}"]
+    with open("output", "w", encoding="utf-8") as file:
+        return subprocess.run(
+            [*command, f"--root={os.getcwd()}/state", *args], stdout=file, stderr=subprocess.STDOUT,
+            input=text, text=True, env=OLDER if release == "bookworm" else None,
+        ).returncode
+
+
+def look(runtime):
+    run(runtime, "exec", NAME, "sh", "-c", SCRIPT)
+    with open("output", encoding="utf-8") as file:
+        return ", ".join(file.read().splitlines())
+
+
+for runtime in RUNTIMES:
     spec = copy.deepcopy(USUAL)
     spec["process"]["args"] = ["sh", "-c", "sleep 1000"]
     spec["linux"]["devices"] = NODES
     spec["linux"]["resources"]["devices"] = RULES[:2]
     with open("config.json", "w", encoding="utf-8") as file:
         json.dump(spec, file)
-    libraries = {"LD_LIBRARY_PATH": f"{os.getcwd()}/bookworm/root/usr/lib/x86_64-linux-gnu"}
-
-    def run(*args, text="", runtime=runtime, release=release, program=program, libraries=libraries):
-        command = ["unshare", "--mount", "sh", "-c", HIDDEN, "sh", f"{release}/root/usr/{program}"]
-        with open("output", "w", encoding="utf-8") as file:
-            return subprocess.run(
-                [*command, f"--root={os.getcwd()}/state", *args], stdout=file, stderr=subprocess.STDOUT,
-                input=text, text=True, env={**os.environ, **libraries} if runtime == "runc" else None,
-            ).returncode
-
-    def look():
-        run("exec", NAME, "sh", "-c", SCRIPT)
-        with open("output", encoding="utf-8") as file:
-            return ", ".join(file.read().splitlines())
-
-    run("create", NAME)
-    run("start", NAME)
-    before = look()
-    status = run("update", "--resources", "-", NAME, text=json.dumps({"devices": RULES[2:]}))
-    print(f"{runtime}: {before}; update: status {status}; {look()}")
-    run("delete", "--force", NAME)
+    run(runtime, "create", NAME)
+    run(runtime, "start", NAME)
+    before = look(runtime)
+    status = run(runtime, "update", "--resources", "-", NAME, text=json.dumps({"devices": RULES[2:]}))
+    print(f"{runtime}: {before}; update: status {status}; {look(runtime)}")
+    run(runtime, "delete", "--force", NAME)
 END
 python3 run.py $$ | tee seen
 diff seen - <<'END'
