@@ -13,7 +13,7 @@
 # Needs root, and python3 with venv. Needs no GPU.
 set -euo pipefail
 directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
+trap 'rm -rf "$directory"; find /sys/fs/cgroup -depth -type d -name "finding-$$" -exec rmdir {} +' EXIT
 cd "$directory"
 
 # apt with a release's lists, in this directory only. containerd and ctr need only libc.
@@ -199,7 +199,6 @@ mount -t tmpfs tmpfs /run
 venv/bin/python ask.py
 END
 NUMBER=$$ unshare --mount --net --pid --fork --kill-child --mount-proc sh inside.sh | tee seen
-find /sys/fs/cgroup -depth -type d -name "finding-$$" -exec rmdir {} +
 diff seen - <<'END'
 1.6.20: field: without the GPU, annotation: without the GPU
 1.7.24: field: without the GPU, annotation: without the GPU
