@@ -4,8 +4,7 @@
 #            "--device PATH" or by CDI: a CDI file without type and numbers takes those from the host's node.
 # Behaviour: By CDI it has mode 666 and belongs to root, unless the file says otherwise; only the type and the numbers
 #            come from the host. So a program that is not root can open a GPU of /dev/dri with CDI, and needs the
-#            group of the node without CDI. And a node that is for root alone on the host, as
-#            /dev/nvidia-caps/nvidia-cap1, is for every user in the container. containerd 1.7 and 2.1 do the same.
+#            group of the node without CDI. containerd 1.7 and 2.1 do the same.
 # Seen (the host's node is 1:3, with mode 640 and group 44):
 #   --device /node:/dev/gpu0: 1:3, mode 640, group 44
 #   --device nvidia.com/gpu=0: 1:3, mode 666, group 0
