@@ -96,7 +96,8 @@ _common = stacked(
 )  # fmt: skip
 @_patterns(
     "--pod-annotation", "pod_annotations",
-    "Pass these pod annotations to the shim; by default the current setting stays, at first none.",
+    "Pass these pod annotations to the shim; by default the current setting stays, at first none. "
+    "A * matches no slash: */* is for names with a prefix.",
 )  # fmt: skip
 @_path(
     "--containerd program",
