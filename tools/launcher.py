@@ -47,6 +47,8 @@ _MACROS: Final[dict[str, int | Sequence[str]]] = {
     "ACCEPTED": warmstart.ACCEPTED[0],
     "READY": warmstart.READY[0],
     "GO": handover.GO[0],
+    "READY_LINK": ord(warmstart.READY_LINK),
+    "STARTING_LINK": ord(warmstart.STARTING_LINK),
     "LONGEST": warmstart.LARGEST_REQUEST,
     "LONGEST_ID": files.LONGEST_ID,
     "FILES_AFTER_DELETE": bundle.FILES_AFTER_DELETE,

@@ -9,8 +9,9 @@ Rules
 - It exits after a long time without requests, and when a file that it has imported has changed: a
   shim must have the installed version. SIGTERM ends it at any time. Shims are not its children, so
   none of this affects them.
-- It listens before it imports: the verbs of a node that boots wait for it. Cold ones would take as
-  long, and each of their shims would have 16 MB more for as long as it lives.
+- It listens before it imports: the verbs of a node that boots wait for it, up to half a second.
+  Cold ones would take about as long, and each of their shims would have 16 MB more for as long as
+  it lives.
 - It reads no request. It hands each connection to a forked process
   (:mod:`shim.forkserver.prefork_pool`), so a slow or stopped client delays no other.
 - A request that cannot be served is closed without an answer; the launcher then becomes an
@@ -33,6 +34,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final, NoReturn
 
 from shim import PROGRAM, files, forked, processes, sockets
@@ -41,7 +43,7 @@ from shim.forkserver import systemd_start
 from shim.forkserver.installation import Installation
 from shim.verbs.handover import UMASK
 from shim.verbs.invocation import FORK_SERVER, parse
-from shim.verbs.warmstart import LOCK_FD, link_name, lock_path
+from shim.verbs.warmstart import LOCK_FD, READY_LINK, STARTING_LINK, link_name, lock_path
 
 # Seconds without a request after which it ends.
 IDLE: Final = 600.0
@@ -78,13 +80,15 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
         installation = Installation(os.path.abspath(sys.argv[0]))
         gc.disable()
         _import_threading_without_hook()
-        with _listening(path, address) as listener:
+        links = _links(path, address)
+        with _listening(path, links) as listener:
             # After the look at its files, and after threading.
             from shim.forkserver import serving  # noqa: PLC0415
 
             if listener is not None:
                 idle = None if stay else IDLE * 1000
-                serving.serve(listener, path, address, installation, idle)
+                server = serving.Server(listener, address, installation)
+                serving.serve(server, path, idle, announce=partial(os.rename, *links))
     except SystemExit:
         pass
     finally:
@@ -92,30 +96,39 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
         os._exit(0)
 
 
-@contextmanager
-def _listening(path: str, address: str) -> Iterator[socket.socket | None]:
-    """Listen, and let the launcher find the socket; None if another process listens there.
+def _links(path: str, address: str) -> tuple[str, str]:
+    """The links by which the launcher finds the socket, while it starts and later.
 
-    It cannot take the digest that the socket's name is made of: a link leads there.
+    It cannot take the digest that the socket's name is made of.
     """
+    program = os.path.abspath(sys.argv[0])
+    directory = os.path.dirname(path)
+    names = (link_name(address, program, kind) for kind in (STARTING_LINK, READY_LINK))
+    starting, ready = (os.path.join(directory, name) for name in names)
+    return starting, ready
+
+
+@contextmanager
+def _listening(path: str, links: tuple[str, str]) -> Iterator[socket.socket | None]:
+    """Listen, with the first of the links; None if another process listens there."""
     # What is made here is removed below, also if SIGTERM comes at once.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener = sockets.listen(path)
     if listener is None:
         yield None
         return
-    identity = sockets.identity(path)
-    link = os.path.join(os.path.dirname(path), link_name(address, os.path.abspath(sys.argv[0])))
+    identity, name = sockets.identity(path), os.path.basename(path)
     try:
         with suppress(OSError):
-            os.symlink(os.path.basename(path), f"{link}.{os.getpid()}")
-            os.rename(f"{link}.{os.getpid()}", link)
+            os.symlink(name, f"{links[0]}.{os.getpid()}")
+            os.rename(f"{links[0]}.{os.getpid()}", links[0])
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield socket.socket(fileno=listener)
     finally:
-        with suppress(OSError):
-            if os.readlink(link) == os.path.basename(path):
-                os.unlink(link)
+        for link in links:
+            with suppress(OSError):
+                if os.readlink(link) == name:
+                    os.unlink(link)
         sockets.remove_own(path, identity)
 
 

@@ -42,6 +42,9 @@
  * does not even accept, and does not run either, is frozen: that is seen in two steps. */
 #define STEP 100
 #define PATIENCE 4000
+/* For one that still imports. An interpreter of our own does the verb in less, but its shim has six
+ * times the memory for as long as the pod lives. */
+#define PATIENCE_AT_START 500
 
 extern char **environ;
 
@@ -122,8 +125,9 @@ static int reach_in(const char *directory, const char *link, pid_t *server)
 }
 
 /* Connect to the fork server of this containerd, wherever its sockets are (directories() of
- * shim/sockets.py); -1 if there is none of ours. */
-static int reach(const char *address, const char *script, pid_t *server)
+ * shim/sockets.py); -1 if there is none of ours. The link of one that still imports has its own
+ * kind. */
+static int reach(char kind, const char *address, const char *script, pid_t *server)
 {
     char mounts[64], link[32], own[PATH_MAX];
     const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -135,7 +139,7 @@ static int reach(const char *address, const char *script, pid_t *server)
         return -1;
     mounts[got] = 0;
     hash = fnv1a(fnv1a(fnv1a(hash, address), script), mounts);
-    snprintf(link, sizeof link, "l%016llx", (unsigned long long)hash);
+    snprintf(link, sizeof link, "%c%016llx", kind, (unsigned long long)hash);
     fd = reach_in(DIRECTORY, link, server);
     if (fd < 0 && runtime && *runtime == '/' &&
         snprintf(own, sizeof own, "%s/containerd/s", runtime) < (int)sizeof own)
@@ -179,12 +183,14 @@ static int moves(pid_t pid)
     return 1;
 }
 
-/* Wait until a fork of the fork server is there, unless that takes too long. */
-static int ready(int fd, pid_t server)
+/* Wait until a fork of the fork server is there, unless that takes too long.
+ *
+ * patience: milliseconds until it has to have the connection. */
+static int ready(int fd, pid_t server, int patience)
 {
     int accepted = 0;
 
-    for (int waited = 0; waited < PATIENCE; waited += STEP) {
+    for (int waited = 0; waited < (accepted ? PATIENCE : patience); waited += STEP) {
         char byte;
         ssize_t got = recv(fd, &byte, 1, 0);
 
@@ -250,7 +256,7 @@ static int ask(int argc, char **argv, const char *script)
 {
     char number[32], byte;
     struct timeval ever = {0};
-    int directory = -1, status = -1;
+    int directory = -1, status = -1, patience = PATIENCE;
     const char *off = getenv(SWITCH);
     pid_t server;
     int fd;
@@ -269,11 +275,15 @@ static int ask(int argc, char **argv, const char *script)
     for (int standard = 0; standard <= 2; standard++)
         if (fcntl(standard, F_GETFD) < 0)
             return -1;
-    fd = reach(flag(argc, argv, "address"), script, &server);
+    fd = reach(READY_LINK, flag(argc, argv, "address"), script, &server);
+    if (fd < 0) {
+        fd = reach(STARTING_LINK, flag(argc, argv, "address"), script, &server);
+        patience = PATIENCE_AT_START;
+    }
     if (fd < 0)
         return -1;
     directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (directory >= 0 && send_request(fd) && ready(fd, server) &&
+    if (directory >= 0 && send_request(fd) && ready(fd, server, patience) &&
         !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ever, sizeof ever) && send_go(fd, directory)) {
         ssize_t got;
 

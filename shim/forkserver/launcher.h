@@ -14,6 +14,7 @@ int answer_fast_delete(int argc, char **argv);
  * DIRECTORY             of sockets, root's
  * SWITCH                the variable that turns fork servers off
  * ACCEPTED, READY, GO   the words of the fork server's protocol, a byte each
+ * READY_LINK, STARTING_LINK   the first letter of a link to a fork server
  * LONGEST               bytes of a request
  * LONGEST_ID            characters of an id or a namespace
  * FILES_AFTER_DELETE    the files of a bundle in which nothing has to be cleaned up

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 # First, so that what every shim uses lies together in memory: a name that several modules have is
@@ -40,32 +40,26 @@ _WARMUPS: Final = 20
 _GPU_STEP: Final = 5  # of these, at a time
 
 
-def serve(
-    listener: socket.socket,
-    path: str,
-    address: str,
-    installation: Installation,
-    idle: float | None,
-) -> None:
+def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[], None]) -> None:
     """Fork for each connection, until requests have stopped for long.
 
     Args:
-        listener: where they come.
-        path: of the listener; files of the warmup are next to it.
-        address: containerd's gRPC address.
-        installation: serving ends when it has changed.
+        server: forks.
+        path: of its socket; files of the warmup are next to it.
         idle: milliseconds without a request; None to serve for ever.
+        announce: says that connections are served from now on.
     """
     # The forked processes are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     resident.load()
     look_at_node()
     _share()
-    server = _Server(listener, address, installation)
-    # Who has waited until now is served before the warmups.
-    if not installation.is_imported() or not all(server.serve_waiting() for _ in _warm_up(path)):
+    if not server.begin():
         return
-    if installation.is_imported():
+    with contextlib.suppress(OSError):
+        announce()
+    # Who has waited until now is served before the warmups.
+    if all(server.serve_waiting() for _ in _warm_up(path)) and server.begin():
         server.serve_until_idle(idle)
 
 
@@ -107,7 +101,7 @@ def look_at_node() -> None:
         pass
 
 
-class _Server:
+class Server:
     """Forks for connections.
 
     Args:
@@ -126,6 +120,10 @@ class _Server:
         self._poll.register(listener, select.POLLIN)
         if installation.descriptor >= 0:
             self._poll.register(installation.descriptor, select.POLLIN)
+
+    def begin(self) -> bool:
+        """Take down what has been imported; whether the installation is as it was."""
+        return self._installation.is_imported()
 
     def serve_waiting(self) -> bool:
         """Serve the connections that wait; whether the installation is as it was."""

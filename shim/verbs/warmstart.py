@@ -46,6 +46,13 @@ LARGEST_REQUEST: Final = 1 << 18
 ACCEPTED: Final = b","
 READY: Final = b"."
 
+READY_LINK: Final = "l"
+STARTING_LINK: Final = "s"
+"""The first letter of a link to a fork server, and to one that still imports.
+
+For the second the launcher has less patience.
+"""
+
 _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 
@@ -85,18 +92,19 @@ def server_path(directory: str, containerd: str) -> str:
     return sockets.path_of(directory, "f" + files.digest(b"\0".join(named))[:40])
 
 
-def link_name(containerd: str, program: str) -> str:
+def link_name(containerd: str, program: str, kind: str = READY_LINK) -> str:
     """The name of the link by which the launcher finds the fork server, next to its socket.
 
     Args:
         containerd: its gRPC address.
         program: the Python program next to the launcher.
+        kind: :data:`READY_LINK` or :data:`STARTING_LINK`.
     """
     value = _FNV_OFFSET
     for text in (containerd, program, os.readlink("/proc/self/ns/mnt")):
         for byte in (*os.fsencode(text), 0):
             value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFFFFFFFFFF
-    return f"l{value:016x}"
+    return f"{kind}{value:016x}"
 
 
 def peer_is_another(connection: socket.socket) -> bool:

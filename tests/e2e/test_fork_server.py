@@ -19,6 +19,7 @@ import pytest
 
 from api.ttrpc.client import connect
 from integration.timeouts import PATIENCE
+from shim.verbs.warmstart import READY_LINK, STARTING_LINK
 from tests.harness.launcher import INTERPRETER, REPOSITORY
 from tests.harness.node import Node, node_of, pids, words_of
 from tests.harness.runtime import is_alive
@@ -287,6 +288,11 @@ def test_it_listens_while_it_imports_and_answers_before_it_has_warmed_up(
 ) -> None:
     script = _SLOW.format(repository=REPOSITORY, directory=socket_directory)
     argv = [INTERPRETER, "-ISc", script]
+
+    def links() -> set[str]:
+        names = os.listdir(socket_directory)
+        return {name[0] for name in names if os.path.islink(f"{socket_directory}/{name}")}
+
     with (
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server,
         socket.socket(socket.AF_UNIX) as client,
@@ -295,11 +301,13 @@ def test_it_listens_while_it_imports_and_answers_before_it_has_warmed_up(
         assert server.stdout is not None
         try:
             assert server.stdout.readline() == "imports\n"
+            assert links() == {STARTING_LINK}
             client.settimeout(20 * PATIENCE)
             client.connect(f"{socket_directory}/f")
             server.stdin.write("\n")
             server.stdin.flush()
             assert server.stdout.readline() == "warms up\n"
+            assert links() == {READY_LINK}
             assert client.recv(1) == b","
         finally:
             server.kill()

@@ -12,7 +12,14 @@ import pytest
 
 from shim.forkserver.prefork_pool import VerbRequest
 from shim.verbs.handover import GO
-from shim.verbs.warmstart import ACCEPTED, LENGTH, READY, link_name
+from shim.verbs.warmstart import (
+    ACCEPTED,
+    LENGTH,
+    READY,
+    READY_LINK,
+    STARTING_LINK,
+    link_name,
+)
 from tools.launcher import compile_native
 
 WORDS = ["-namespace", "test", "-address", "/c.sock", "-id", "web-1", "start"]
@@ -28,11 +35,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def _listen(compiled: str, directory: Path) -> socket.socket:
+def _listen(compiled: str, directory: Path, kind: str = READY_LINK) -> socket.socket:
     (directory / "containerd" / "s").mkdir(parents=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.settimeout(60)
-    listener.bind(str(directory / "containerd" / "s" / link_name("/c.sock", f"{compiled}.py")))
+    name = link_name("/c.sock", f"{compiled}.py", kind)
+    listener.bind(str(directory / "containerd" / "s" / name))
     listener.listen()
     return listener
 
@@ -44,8 +52,9 @@ def _run(compiled: str, directory: Path, **environment: str) -> int:
     ).returncode
 
 
+@pytest.mark.parametrize("kind", [READY_LINK, STARTING_LINK])
 def test_a_verb_is_done_by_the_fork_server_of_a_containerd_without_roots_rights(
-    compiled: str, short_path: Path
+    compiled: str, short_path: Path, kind: str
 ) -> None:
     seen: list[object] = []
 
@@ -62,7 +71,7 @@ def test_a_verb_is_done_by_the_fork_server_of_a_containerd_without_roots_rights(
                 os.close(descriptor)
             connection.send(bytes([7]))
 
-    with _listen(compiled, short_path) as listener:
+    with _listen(compiled, short_path, kind) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
         assert _run(compiled, short_path) == 7
