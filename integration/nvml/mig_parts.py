@@ -131,7 +131,7 @@ def ask_parts(config: Config) -> Parts:
     except NvshimError as error:
         raise SmiFailed(f"NVML cannot be asked: {error}") from error
     if parts.failure:
-        raise SmiFailed(f"NVML does not say what there is: {parts.failure}")
+        raise SmiFailed(f"NVML does not list the MIG devices: {parts.failure}")
     return parts
 
 

@@ -97,9 +97,9 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
 
 
 def _links(path: str, address: str) -> tuple[str, str]:
-    """The links by which the launcher finds the socket, while it starts and later.
+    """The links to the socket, while it starts and later.
 
-    It cannot take the digest that the socket's name is made of.
+    The launcher looks for them, as it cannot compute the digest in the socket's name.
     """
     program = os.path.abspath(sys.argv[0])
     directory = os.path.dirname(path)

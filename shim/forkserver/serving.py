@@ -54,12 +54,12 @@ def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[
     resident.load()
     look_at_node()
     _share()
-    if not server.begin():
+    if not server.note_imports():
         return
     with contextlib.suppress(OSError):
         announce()
-    # Who has waited until now is served before the warmups.
-    if all(server.serve_waiting() for _ in _warm_up(path)) and server.begin():
+    # Connections that came meanwhile are served before the first warmup.
+    if all(server.serve_waiting() for _ in _warm_up(path)) and server.note_imports():
         server.serve_until_idle(idle)
 
 
@@ -121,8 +121,8 @@ class Server:
         if installation.descriptor >= 0:
             self._poll.register(installation.descriptor, select.POLLIN)
 
-    def begin(self) -> bool:
-        """Take down what has been imported; whether the installation is as it was."""
+    def note_imports(self) -> bool:
+        """Note which files have been imported; whether they are as they were at the start."""
         return self._installation.is_imported()
 
     def serve_waiting(self) -> bool:

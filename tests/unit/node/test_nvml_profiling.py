@@ -336,7 +336,7 @@ def test_an_instance_has_no_activity_of_another_that_had_its_id(clock: list[floa
         return [bool(device["activity"]) for device in gpu["mig"]]
 
     assert [activity(), activity()] == [[False], [True]]
-    # The UUID says only which GPU and which ids it is of.
+    # The UUID depends on the GPU and the ids only.
     there["GetMemoryInfo"] = lambda _: Answer(total=20, used=4)
     assert [activity(), activity()] == [[False], [True]]
     there["GetMaxMigDeviceCount"] = 0

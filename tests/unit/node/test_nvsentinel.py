@@ -126,7 +126,7 @@ async def test_the_newest_state_is_sent_once_the_connector_is_there(
             publish(health, {OTHER: Condition()})
             await until(lambda: len(heard) == 3, "it is forgotten")
             publish(health, {OTHER: LOST})
-            await until(lambda: said(heard)[-1] == (OTHER, False), "the next change is told")
+            await until(lambda: said(heard)[-1] == (OTHER, False), "the next change is reported")
             assert said(heard)[1:] == [(GPU, False), (GPU, True), (OTHER, False)]
         tasks.cancel_scope.cancel()
 
@@ -150,7 +150,9 @@ async def test_what_an_earlier_boot_raised_is_cleared_once(tmp_path: Path) -> No
         return heard[:-1]
 
     assert said(await told("one", {GPU: LOST}, 2)) == [("", True), (GPU, False)]
-    assert said(await told("one", {GPU: LOST}, 1)) == [(GPU, False)]  # nor is a drain cancelled
+    assert said(await told("one", {GPU: LOST}, 1)) == [
+        (GPU, False)
+    ]  # so a drain that runs is not cancelled
     heard = await told("two", {OTHER: LOST}, 2)
     assert said(heard) == [("", True), (OTHER, False)]
     # The connector sorts a batch by time, and an event without an entity clears all before it.
