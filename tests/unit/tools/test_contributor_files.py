@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tools import REPOSITORY
@@ -44,3 +46,17 @@ def test_each_hook_of_pre_commit_is_a_part_of_make_lint() -> None:
     for hook in hooks:
         command = hook["entry"].removesuffix(" --force-exclude").removeprefix(".venv/")
         assert f"$(VENV)/{command} ." in lint
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("tests/unit", 0), (f"{__file__}::test_x", 0), ("tests/no-such", 2)]
+)
+def test_a_path_that_does_not_exist_is_no_green_run(path: str, status: int) -> None:
+    words = ["make", "--dry-run", "help", f"TESTS=tests/e2e {path}"]
+    # Not with the flags of the make that runs the tests.
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("MAKE")}
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert ("tests/no-such: no such file or directory" in done.stderr) == bool(status)
