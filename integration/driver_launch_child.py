@@ -100,20 +100,25 @@ def cgroup_tops() -> dict[str, bool]:
     """Return where the top of each cgroup hierarchy is mounted, and whether it has cpusets.
 
     A new cgroup with cpusets has no processors, so no process can join it: its top is used.
+    Only cgroup file systems are touched, because any other may hang.
     """
     found = {}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            words = line.split()
-            kind, options, top = words[words.index("-") + 1], words[-1].split(","), words[4]
-            # In a container a part of a hierarchy may be mounted at its place.
-            is_top = (
-                not os.path.exists(f"{top}/cgroup.type")
-                if kind == "cgroup2"
-                else os.path.exists(f"{top}/release_agent")
-            )
-            if kind in {"cgroup", "cgroup2"} and is_top:
-                found[top] = "cpuset" in options
+    with open("/proc/self/mountinfo", "rb") as file:
+        lines = file.read().split(b"\n")  # names may have any other line end
+    for line in lines:
+        mount, _, rest = line.partition(b" - ")
+        kind, _, options = rest.partition(b" ")
+        if kind not in {b"cgroup", b"cgroup2"}:
+            continue
+        top = os.fsdecode(mount.split(b" ")[4])
+        # In a container a part of a hierarchy may be mounted at its place.
+        is_top = (
+            not os.path.exists(f"{top}/cgroup.type")
+            if kind == b"cgroup2"
+            else os.path.exists(f"{top}/release_agent")
+        )
+        if is_top:
+            found[top] = b"cpuset" in options.split(b" ")[-1].split(b",")
     return found
 
 

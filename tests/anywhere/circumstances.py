@@ -100,6 +100,7 @@ CIRCUMSTANCES: Final = (
         partial(wrappers.in_guest, options=("--guest=debian-12", "--cgroups=2")),
         tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=_GUEST_NEEDS,
     ),
+    Circumstance("stuck-mount", "a mounted file system that never answers", wrappers.stuck_mount),
     Circumstance("installed", "the product installed and in use", wrappers.installed),
     Circumstance(
         "umask", "umask 077 from the clone on, on a bare Debian 12",

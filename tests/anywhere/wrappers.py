@@ -115,6 +115,12 @@ def installed(_: str) -> list[str]:
     ]
 
 
+def stuck_mount(directory: str) -> list[str]:
+    """Run while a file system is mounted that never answers."""
+    stuck = [sys.executable, "-m", "tests.anywhere.stuck", os.path.join(directory, "stuck"), "--"]
+    return [*_mounting(), "sh", "-c", _SHARED, "sh", *stuck]
+
+
 def in_root(_: str, release: str, umask: str = "022") -> list[str]:
     """Run in a clone, on a Debian with only the packages that the README requires."""
     return [sys.executable, "-m", "tests.anywhere.root", release, f"--umask={umask}", "--"]

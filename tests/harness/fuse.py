@@ -42,8 +42,9 @@ class FuseServer:
         askers: the processes with waiting requests, each with its ancestors.
     """
 
-    def __init__(self, mount_point: str, backing: str, mode: int) -> None:
+    def __init__(self, mount_point: str, backing: str, mode: int, longest: float) -> None:
         self.mount_point = mount_point
+        self._longest = longest
         self._mode = stat.S_IFREG | mode
         self.asked = threading.Event()
         self.askers: list[list[int]] = []
@@ -96,7 +97,7 @@ class FuseServer:
                 self.askers.append(_line_of(pid))
                 self.asked.set()
                 # A test that hangs in here itself cannot be interrupted otherwise.
-                self._answers.wait(_LONGEST)
+                self._answers.wait(self._longest)
                 self._answers.set()
             if opcode in _FORGETS:
                 continue
@@ -147,16 +148,19 @@ def _line_of(pid: int) -> list[int]:
 
 
 @contextmanager
-def fuse(directory: str, content: str = "/dev/null", *, mode: int = 0o600) -> Iterator[FuseServer]:
+def fuse(
+    directory: str, content: str = "/dev/null", *, mode: int = 0o600, longest: float = _LONGEST
+) -> Iterator[FuseServer]:
     """Mount the file system.
 
     Args:
         directory: the mount point; created.
         content: the file with the content to serve.
         mode: the mode of the served file.
+        longest: seconds until a forgotten hang ends by itself.
     """
     os.mkdir(directory)
-    server = FuseServer(directory, content, mode)
+    server = FuseServer(directory, content, mode, longest)
     try:
         yield server
     finally:

@@ -71,6 +71,12 @@ def test_names_and_mounts_are_seen_inside_alone(tmp_path: Path) -> None:
     assert len(inside("long-tmpdir", tmp_path, "sh", "-c", 'echo "$TMPDIR"')) == 90
 
 
+def test_a_stuck_mount_is_there_as_long_as_the_command_runs(tmp_path: Path) -> None:
+    mounts = inside("stuck-mount", tmp_path, "cat", "/proc/self/mountinfo")
+    assert re.search(f" {tmp_path}/stuck .* - fuse", mounts)
+    assert list((tmp_path / "stuck").iterdir()) == []
+
+
 def test_limits_and_variables_are_as_they_are_called(tmp_path: Path) -> None:
     assert inside("no-home", tmp_path, "sh", "-c", "echo ${HOME-unset}") == "unset"
     assert inside("one-cpu", tmp_path, "nproc") == "1"

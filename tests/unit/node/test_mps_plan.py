@@ -33,6 +33,7 @@ from integration.node.services.mps import daemon, host_setup
 from integration.node.services.mps.daemon import Daemon
 from integration.node.values.resources import MPS, Device, Resource
 from shim.causes.agent import is_locked
+from tests.harness.fuse import fuse
 from tests.harness.raising import raises
 from tests.unit.node.inventories import node_with
 
@@ -334,3 +335,14 @@ def test_shared_memory_that_the_node_would_not_see_is_refused(tmp_path: Path) ->
     )  # fmt: skip
     assert "E2739" in done.stderr
     assert "mountPropagation: Bidirectional" in done.stderr
+
+
+def test_cgroups_are_found_beside_a_mount_that_hangs_and_has_an_odd_name(tmp_path: Path) -> None:
+    program = "from integration import driver_launch_child as c; print(sorted(c.cgroup_tops()))"
+    command = [sys.executable, "-c", program]
+    tops = subprocess.check_output(command)
+    assert len(tops) > len("[]\n")
+    with fuse(str(tmp_path / "one\rtwo\x0bthree")) as server:
+        server.hang()
+        assert subprocess.check_output(command) == tops
+        assert not server.asked.is_set()
