@@ -16,9 +16,15 @@ finish() {
     poweroff -f
 }
 
+# On a slow machine the devices may still be without their driver, which has no end to wait for.
 share() {
-    mkdir -p "$2" &&
-        mount -t 9p -o "ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose" "$1" "$2"
+    mkdir -p "$2"
+    tries=600
+    until mount -t 9p -o "ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose" "$1" "$2"; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || return 1
+        sleep 0.1
+    done
 }
 
 share job /run/nvshim-job || finish 100

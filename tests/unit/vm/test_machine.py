@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,3 +99,28 @@ def test_emulator_is_never_given_the_hosts_hardware_and_a_comma_stays_in_its_pat
     assert " systemd.unified_cgroup_hierarchy=1 " in argv[argv.index("-append") + 1]
     old = machine.command(guest_in(directory), [], 1)
     assert " systemd.unified_cgroup_hierarchy=0 " in old[old.index("-append") + 1]
+
+
+@pytest.mark.parametrize(("refusals", "exit_code"), [(0, 7), (3, 7), (10_000, 100)])
+def test_a_share_whose_driver_comes_late_is_mounted_and_one_without_is_an_error(
+    tmp_path: Path, refusals: int, exit_code: int
+) -> None:
+    programs = {
+        "mount": f'echo >>"$0.log"; [ "$(wc -l <"$0.log")" -gt {refusals} ]',
+        "dd": 'od -A n -t u1 >"$0.log"',
+        "sleep": "",
+        "sync": "",
+        "poweroff": "kill $PPID",
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "shares").write_text("")
+    (tmp_path / "run").write_text("exit 7")
+    with open(os.path.join(os.path.dirname(machine.__file__), "job.sh"), encoding="utf-8") as file:
+        job = file.read().replace("/run/nvshim-job", str(tmp_path))
+
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", job], env=environment, check=False, timeout=120)
+
+    assert int((tmp_path / "dd.log").read_text()) == exit_code + machine._OFFSET
