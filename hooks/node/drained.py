@@ -128,6 +128,22 @@ def mark_drained(
     return tuple(marked), tuple(parts)
 
 
+def reasons_by_device(
+    gpus: tuple[Gpu, ...], mig_devices: tuple[MigDevice, ...], drains: Iterable[Drain]
+) -> dict[str, str]:
+    """Since when and why devices are out of service, by UUID, and also by the names of the marks.
+
+    Args:
+        gpus: of an inventory that may be older than the marks; one that it lacks counts by the
+            name of its mark.
+    """
+    drains = tuple(drains)
+    devices = mark_drained(gpus, mig_devices, drains)
+    found = {drain.device: drain.why for drain in drains}
+    found |= {each.uuid: each.drained for kind in devices for each in kind if each.drained}
+    return found
+
+
 def _is_gpu(drain: Drain) -> bool:
     return drain.device != DRIVER and not drain.device.startswith("MIG-")
 

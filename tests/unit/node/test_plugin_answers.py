@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hooks.config import Config
+from hooks.node.drained import DRIVER, Drain
 from integration.agent_errors import (
     CdiDeviceUnwritten,
     DeviceDrained,
@@ -20,6 +22,7 @@ from integration.agent_errors import (
     MpsNotReady,
 )
 from integration.cri.engine import Engine
+from integration.devices import drain_marks as marks
 from integration.node.device_health.device_state import Condition
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import Options
@@ -32,12 +35,19 @@ from integration.node.services.plugin.snapshot import Snapshot
 from integration.node.values.claims import ClaimDevice
 from integration.node.values.counters import OK, REFUSED
 from integration.node.values.health import HealthState
-from integration.node.values.resources import MPS, DeviceList, Settings, SharedResource, Sharing
+from integration.node.values.resources import (
+    MPS,
+    DeviceList,
+    Mig,
+    Settings,
+    SharedResource,
+    Sharing,
+)
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.topology import Topology
 from tests.harness.node_state import publish
 from tests.harness.raising import Kind, raises
-from tests.unit.node.test_plugin_allocation import GPUS, NODE
+from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,6 +153,28 @@ async def test_what_the_snapshot_has_is_refused_by_what_is_known_now(
     assert state.counters.allocations == {(resource, REFUSED): 1}
     if resource == GPU and device == GPUS[0]:
         assert await world.answers.allocate(resource, [GPUS[2]])
+
+
+@pytest.mark.parametrize(
+    ("drain", "out"),
+    [
+        (Drain(GPUS[1], NODE.gpus[1].bus_id), {PART}),
+        (Drain(NODE.gpus[1].bus_id), {PART}),  # it had no UUID then
+        (Drain(PART, NODE.gpus[1].bus_id), {PART}),
+        (Drain(NODE.gpus[0].bus_id), {GPUS[0]}),
+        (Drain("GPU-removed", NODE.gpus[0].bus_id), set()),  # a card that was there before
+        (Drain(DRIVER), {GPUS[0], GPUS[2], PART}),
+    ],
+)
+async def test_what_a_mark_takes_out_of_service_is_refused_at_once_whatever_names_it(
+    world: World, drain: Drain, out: set[str]
+) -> None:
+    settings = replace(BY_VARIABLE, mig_strategy=Mig.MIXED)
+    world.reconciling.snapshot = world.snapshot(settings)
+    marks.put(world.config, drain)
+    for resource, device in ((GPU, GPUS[0]), (GPU, GPUS[2]), ("nvidia.com/mig-1g.10gb", PART)):
+        with raises(DeviceDrained) if device in out else nullcontext():
+            await world.answers.allocate(resource, [device])
 
 
 async def test_shares_are_refused_while_their_daemon_is_not_ready_now(world: World) -> None:

@@ -38,7 +38,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from hooks.node.drained import DRIVER, Drain
+from hooks.node.drained import DRIVER
 from integration.agent_errors import (
     ClaimConfigUnknown,
     ClaimedDeviceMissing,
@@ -175,7 +175,7 @@ def _device(
 def refuse_unavailable(
     claim: Claim,
     claims: Collection[Claim],
-    drains: Iterable[Drain],
+    drained: Mapping[str, str],
     plugin_gave: Mapping[str, str],
     devices: Mapping[str, Device],
 ) -> None:
@@ -183,7 +183,7 @@ def refuse_unavailable(
 
     Args:
         claims: all claims of the node.
-        drains: what is out of service.
+        drained: as for :func:`refuse_drained`.
         plugin_gave: who has a device of a device plugin, by the device's UUID.
         devices: of the node, by their names.
 
@@ -193,25 +193,28 @@ def refuse_unavailable(
         SharingConflict: another claim shares a device in another way.
     """
     held = [replace(each, devices=each.held) if each.previous else each for each in claims]
-    refuse_drained(claim, drains)
+    refuse_drained(claim, drained)
     refuse_taken(claim, held, plugin_gave)
     refuse_overfull(claim, held, devices)
     refuse_conflicts(claim, held)
 
 
-def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
+def refuse_drained(claim: Claim, drained: Mapping[str, str]) -> None:
     """Check that no device of a claim is out of service.
+
+    Args:
+        drained: since when and why devices, or the driver, are out of service
+            (:func:`hooks.node.drained.reasons_by_device`).
 
     Raises:
         DeviceDrained: one is.
     """
-    marks = {drain.device: drain for drain in drains}
     for device in claim.devices:
-        drain = marks.get(device.uuid) or marks.get(device.gpu) or marks.get(DRIVER)
-        if drain is not None:
+        names = (device.uuid, device.gpu, DRIVER)
+        if why := next((drained[name] for name in names if name in drained), ""):
             raise DeviceDrained(
                 f"the device {device.device} of {claim}",
-                found=f"is out of service {drain.why}",
+                found=f"is out of service {why}",
                 do="have the pod made anew; it gets another device, or another node",
             )
 

@@ -39,7 +39,7 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
-from hooks.node.drained import read_drains
+from hooks.node.drained import read_drains, reasons_by_device
 from integration.agent_errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -175,7 +175,7 @@ class ClaimTransactions:
                 refuse_unavailable(
                     claim,
                     self.table.claims.values(),
-                    read_drains(self.context.config),
+                    self._drained(),
                     self.plugins.recent(),
                     self.discovery.devices or {},
                 )
@@ -183,7 +183,7 @@ class ClaimTransactions:
                 refuse_taken(claim, (), await self.plugins.allocated())
                 await self.table.write()
                 # Who changes a GPU marks it first, and looks for claims in the checkpoint second.
-                refuse_drained(claim, read_drains(self.context.config))
+                refuse_drained(claim, self._drained())
             await self._refuse_engine()
             if not self.mig.is_ready(claim):
                 claim = await self.mig.create(claim, self.discovery.devices or {})
@@ -201,6 +201,12 @@ class ClaimTransactions:
             await self._roll_back(claim.uid, before)
             raise
         return prepared
+
+    def _drained(self) -> dict[str, str]:
+        """Return why devices are out of service now; the inventory may be older than the marks."""
+        inventory = self.context.state.node.value.inventory
+        gpus, parts = ((), ()) if inventory is None else (inventory.gpus, inventory.mig_devices)
+        return reasons_by_device(gpus, parts, read_drains(self.context.config))
 
     async def _refuse_engine(self) -> None:
         engine = await self.engine.ask()

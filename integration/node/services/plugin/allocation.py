@@ -41,7 +41,7 @@ from api.proto import deviceplugin_pb2 as pb
 from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
-from hooks.node.drained import DRIVER, read_drains
+from hooks.node.drained import DRIVER, read_drains, reasons_by_device
 from hooks.node.inventory import Inventory
 from hooks.requests.places import DEVICES, MOUNTS
 from integration.agent_errors import (
@@ -108,7 +108,7 @@ def allocate(
     devices = _devices(resource, ids)
     for device in devices:
         _refuse_gone(device, context)
-        _refuse_drained(device, context)
+    _refuse_drained(devices, context)
     names = [_name(device, settings) for device in devices]
     channels = _channels(context)
     answer = pb.ContainerAllocateResponse()
@@ -212,16 +212,21 @@ def _refuse_gone(device: Device, context: AllocationContext) -> None:
     )
 
 
-def _refuse_drained(device: Device, context: AllocationContext) -> None:
-    """Refuse a drained device; the kubelet and the inventory may not know of the drain yet."""
-    drains = {drain.device: drain for drain in read_drains(context.config)}
-    drain = drains.get(device.uuid) or drains.get(device.gpu) or drains.get(DRIVER)
-    if drain is not None:
-        raise DeviceDrained(
-            f"device {device.uuid}",
-            found=f"is out of service {drain.why}",
-            do="delete the pod; its controller recreates it with another device or on another node",
-        )
+def _refuse_drained(devices: Iterable[Device], context: AllocationContext) -> None:
+    """Refuse drained devices; the kubelet and the inventory may not know of a drain yet."""
+    inventory, drains = context.inventory, read_drains(context.config)
+    if inventory is None:  # allocate has already refused every device
+        return
+    reasons = reasons_by_device(inventory.gpus, inventory.mig_devices, drains)
+    for device in devices:
+        names = (device.uuid, device.gpu, DRIVER)
+        if why := next((reasons[name] for name in names if name in reasons), ""):
+            raise DeviceDrained(
+                f"device {device.uuid}",
+                found=f"is out of service {why}",
+                do="delete the pod; its controller recreates it with another device or on another "
+                "node",
+            )
 
 
 def _index(inventory: Inventory, uuid: str) -> str | None:

@@ -397,6 +397,31 @@ async def test_a_gpu_that_is_marked_after_the_first_look_is_not_partitioned(
     assert node.left() == before
 
 
+@pytest.mark.parametrize("after_the_first_look", [False, True])
+@pytest.mark.parametrize("device", [WHOLE.lower(), PART])
+async def test_a_gpu_that_was_drained_by_its_address_goes_to_no_claim(
+    node: Node, monkeypatch: pytest.MonkeyPatch, device: str, *, after_the_first_look: bool
+) -> None:
+    driver = await started(node)
+    uuid = CUT if device == PART else WHOLE
+    (address,) = (gpu.bus_id for gpu in INVENTORY.gpus if gpu.uuid == uuid)
+    write = claims_file.save
+
+    def save(*arguments: Any) -> None:
+        write(*arguments)
+        marks.put(node.config, Drain(address))
+        monkeypatch.setattr(claims_file, "save", write)
+
+    if after_the_first_look:
+        monkeypatch.setattr(claims_file, "save", save)
+    else:
+        marks.put(node.config, Drain(address))
+    node.allocate(device)
+    with raises(DeviceDrained):
+        await driver.transactions.prepare(REFERENCE)
+    assert driver.table.claims == {}
+
+
 async def test_a_device_on_a_gpu_that_nvml_does_not_list_is_not_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
