@@ -6,12 +6,16 @@ Rules
 - Each GPU and GPU instance has two samples, which are filled in turn. They end when NVML is
   initialised again, as it is now and then while a GPU is lost: then there are no values.
 - The driver uses the id of a GPU instance again, so the samples of one also end when its MIG
-  devices go or change. One that is made again as it was, between two questions, is not noticed.
+  devices go or change. One that is made again as it was, between two questions, is not noticed:
+  NVML has no time of its creation, and its UUID is a hash of the GPU and of its place there. So its
+  first values may be wrong, once.
 - A call or metric that fails is absent, never 0. So is a value that cannot be true.
 - GPM has samples of GPU instances, not of compute instances. PCIe and NVLinks are the GPU's.
 - Without GPM only the use of PCIe is known, which NVML measures for 20 ms in each direction.
 
-Source: nvml.h, "GPM Functions" and nvmlGpmMetricId_t; nvmlDeviceGetPcieThroughput.
+Source: nvml.h, "GPM Functions" and nvmlGpmMetricId_t; nvmlDeviceGetPcieThroughput;
+nvmlGpuInstanceInfo_t and nvmlComputeInstanceInfo_t; NVIDIA's open kernel modules, gpu_uuid.c,
+nvGenerateSmcUuid.
 """
 
 from __future__ import annotations
