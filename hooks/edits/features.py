@@ -115,6 +115,20 @@ _NOT_MANAGED: Final = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
 _OF_THE_DRIVER: Final = ("/dev", "/dev/nvidia-caps", IMEX_DIRECTORY)
 
 
+def find_mount(path: str, roots: Iterable[str]) -> str | None:
+    """The host's path of what a feature mounts at a path; None if no root has it.
+
+    Args:
+        roots: where to look, in this order. In a driver container's root there is no udev; the
+            host's is meant then.
+    """
+    for root in roots:
+        host = Fingerprint(root).resolve(path)
+        if host is not None and os.path.exists(host):
+            return host
+    return None
+
+
 def contribute(
     request: Request,
     inventory: Inventory,
@@ -204,13 +218,11 @@ class _Look:
             self.missing.append(Missing(path, (node,)))
 
     def _add_mount(self, feature: str, path: str) -> None:
-        # In a driver container's root there is no udev; the host's is meant then.
-        for root in self._roots:
-            host = Fingerprint(root).resolve(path)
-            if host is not None and os.path.exists(host):
-                self.mounts.append(Mount(host, path, reason=feature))
-                return
-        self.missing.append(Missing(path, (path,)))
+        host = find_mount(path, self._roots)
+        if host is None:
+            self.missing.append(Missing(path, (path,)))
+        else:
+            self.mounts.append(Mount(host, path, reason=feature))
 
     def add_mig(self, feature: str, name: str) -> None:
         """The capability of a name, for all of MIG."""

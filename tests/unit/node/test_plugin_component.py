@@ -440,6 +440,39 @@ async def test_a_feature_whose_module_is_loaded_later_is_in_a_spec_then(
             assert (name in {each.name for each in answer.cdi_devices}) is is_loaded
 
 
+@pytest.mark.parametrize("where", ["host", "driver", "link"])
+async def test_a_file_that_a_feature_mounts_is_in_a_spec_as_soon_as_it_is_there(
+    world: World, rounds: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    root, name = tmp_path / "driver", "k8s.device-plugin.nvidia.com/gds=all"
+    path = (tmp_path / "nowhere" if where == "host" else root) / "etc/cufile.json"
+    if where == "link":
+        path.parent.mkdir(parents=True)
+        path.symlink_to("/usr/local/cuda/cufile.json")  # within the driver root
+        path = root / "usr/local/cuda/cufile.json"
+    seen: list[tuple[bool, int]] = []  # whether the file exists, and how many rounds were done
+
+    def keep_specs(*_: object) -> Specs:
+        seen.append((path.exists(), len(rounds)))
+        return Specs(devices=CDI_NAMES | {name} if path.exists() else CDI_NAMES)
+
+    monkeypatch.setattr(component, "keep_specs", keep_specs)
+    world.kubelet.start()
+    async with world.running(replace(BY_NAME, gds=True)) as context:
+        await world.has(GPUS[0], GPUS[2])
+        driver = cast("Any", SimpleNamespace(version="560.1", root=str(root)))
+        publish(context.state.node, NodeSnapshot(inventory=replace(THERE, driver=driver)))
+        for is_there in (True, False):
+            if is_there:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            else:
+                path.unlink()
+            await until(lambda: seen[-1][0] is is_there and seen[-1][1] < len(rounds))  # noqa: B023
+            answer = await world.allocate(GPUS[0])
+            assert (name in {each.name for each in answer.cdi_devices}) is is_there
+
+
 async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
     world.kubelet.start()
     sharing = Sharing(MPS, resources=(SharedResource(GPU, 2),))

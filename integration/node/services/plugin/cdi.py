@@ -17,8 +17,8 @@ Rules
   a name but another kind belongs to another program and stays.
 - The agent writes a spec before it announces the spec's devices to the kubelet, in one step, and
   only if the content differs.
-- The kernel modules of the features may be loaded after the agent has started, so the agent follows
-  their device nodes.
+- The kernel modules and files of the features may come after the agent has started, so the agent
+  follows their device nodes, and the paths that are mounted.
 - If someone changes or removes a spec, the agent writes it again: it watches the directory, and
   checks the files' identities before it answers Allocate.
 - The specs stay when the agent stops: a container that restarts needs them, and the kubelet does
@@ -41,9 +41,9 @@ from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import SpecFile
 from hooks.config import Config
-from hooks.edits.features import FAMILIES
+from hooks.edits.features import FAMILIES, find_mount
 from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
-from hooks.node.fingerprint import read_names
+from hooks.node.fingerprint import Fingerprint, read_names
 from hooks.node.inventory import Inventory
 from hooks.words import DEFAULT_CAPABILITIES, Feature
 from integration.agent_errors import PluginSpecUnwritten, ServingError
@@ -51,12 +51,16 @@ from integration.cdi.writing import text_of
 from integration.node.services.plugin.allocation import VENDOR
 from integration.node.spec_files import put, still_true
 from integration.node.values.resources import CDI, Settings
+from integration.watcher import Interest
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """The classes of the kinds that may have a spec."""
 
 _FEATURE_NODES: Final = tuple(
     nodes for kind in KINDS if kind in FAMILIES for nodes in FAMILIES[kind].nodes
+)
+_FEATURE_MOUNTS: Final = tuple(
+    path for kind in KINDS if kind in FAMILIES for path in FAMILIES[kind].mounts
 )
 
 
@@ -90,13 +94,46 @@ def files_of(config: Config) -> tuple[tuple[str, object], ...]:
     return tuple((path, _identity(path)) for path in paths)
 
 
-def node_directories(dev: str) -> frozenset[str]:
-    """Return the directories of the features' device nodes."""
-    return frozenset(_on_host(each.directory, dev) for each in _FEATURE_NODES)
+def feature_directories(inventory: Inventory | None, config: Config) -> dict[str, Interest]:
+    """Return the directories in which the features' nodes, and what they mount, come and go.
+
+    Args:
+        inventory: as for :func:`keep_specs`.
+    """
+    nodes = Interest(content=False)
+    found = {_on_host(each.directory, config.dev): nodes for each in _FEATURE_NODES}
+    names: dict[str, set[str]] = {}
+    for root in _roots(inventory, config):
+        for path in _FEATURE_MOUNTS:
+            look = Fingerprint(root)
+            host = look.resolve(path)
+            # Links on the way, and what is missing, too.
+            for place in (*(seen for _, seen in look.observations), *filter(None, [host])):
+                directory, _, name = place.rpartition("/")
+                names.setdefault(directory or "/", set()).add(name)
+    return found | {
+        directory: Interest(frozenset(each), content=False)
+        for directory, each in names.items()
+        if directory not in found
+    }
 
 
-def feature_nodes(dev: str) -> tuple[tuple[str, object], ...]:
-    """Return the features' device nodes, with values that change when a node is replaced."""
+def feature_files(inventory: Inventory | None, config: Config) -> tuple[tuple[str, object], ...]:
+    """Return the features' device nodes, with values that change when a node is replaced.
+
+    What the features mount is in it, too, with the host's path of it.
+    """
+    roots = _roots(inventory, config)
+    mounts = ((path, find_mount(path, roots)) for path in _FEATURE_MOUNTS)
+    return (*_feature_nodes(config.dev), *mounts)
+
+
+def _roots(inventory: Inventory | None, config: Config) -> tuple[str, ...]:
+    driver = () if inventory is None else (inventory.driver.root,)
+    return tuple(dict.fromkeys((*driver, config.host_root)))
+
+
+def _feature_nodes(dev: str) -> tuple[tuple[str, object], ...]:
     paths = (
         os.path.join(_on_host(each.directory, dev), name)
         for each in _FEATURE_NODES

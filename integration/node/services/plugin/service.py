@@ -60,10 +60,10 @@ from integration.node.services.plugin.cdi import (
     KINDS,
     Specs,
     directory_of,
-    feature_nodes,
+    feature_directories,
+    feature_files,
     files_of,
     keep_specs,
-    node_directories,
     path_of,
 )
 from integration.node.services.plugin.claimed import claimed_on, without_claimed
@@ -76,11 +76,11 @@ from integration.node.services.plugin.resources import (
     unmatched,
 )
 from integration.node.services.plugin.snapshot import Snapshot
-from integration.node.state.topic import Signal, Watched, call_on_change, version_of
+from integration.node.state.topic import Signal, Watched, call_on_change, version_of, wait_any
 from integration.node.values.resources import MPS, Resource, Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import numa_nodes
-from integration.watcher import ANY, Interest, Watcher
+from integration.watcher import ANY, Interest, Watcher, first_of
 
 if TYPE_CHECKING:  # it imports gRPC, which the service needs only when it serves
     from integration.node.services.plugin.serving import Serving
@@ -155,17 +155,20 @@ class _Reconciler:
                 await anyio.sleep(_PAUSE)
 
     async def watch_files(self) -> None:
-        """Start a round whenever someone changes a spec, or a node of IMEX or a feature changes."""
-        config = self._context.config
+        """Start a round whenever a spec, or what an IMEX channel or a feature needs, changes."""
+        config, node = self._context.config, self._state.node
         specs = frozenset(os.path.basename(path_of(kind, config)) for kind in KINDS)
-        wanted = {
-            **dict.fromkeys(node_directories(config.dev), Interest(content=False)),
-            directory_of(config): Interest(specs),
-            _imex_nodes(config.dev): Interest(content=False),
-        }
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
-                await watcher.change(wanted)
+                version = version_of(node)
+                wanted = {
+                    **feature_directories(node.value.inventory, config),
+                    directory_of(config): Interest(specs),
+                    _imex_nodes(config.dev): Interest(content=False),
+                }
+                # A new driver may be below another root.
+                new_driver = partial(wait_any, node, since=version)
+                await first_of(partial(watcher.change, wanted), new_driver)
                 self.wake()
 
     async def watch_engine(self) -> None:
@@ -347,7 +350,8 @@ class _Reconciler:
         """Bring the specs up to date, unless they are; one caller at a time."""
         config = self._context.config
         files = files_of(config)
-        of = (settings, inventory, _channels(config.dev), feature_nodes(config.dev), files)
+        features = feature_files(inventory, config)
+        of = (settings, inventory, _channels(config.dev), features, files)
         if settings is None or self._specs_of == of:
             return self._specs
         specs = await run_detached(keep_specs, settings, inventory, config)
