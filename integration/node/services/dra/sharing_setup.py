@@ -8,6 +8,7 @@ Rules
   the compute modes of their GPUs are reset. Clients that keep a daemon alive are named.
 - A time slice applies to the whole GPU. It is set for the first claim and reset after the last one
   that asks for it. A failed reset is retried with the next claim: it only changes the slice length.
+  A GPU that is gone or does not answer is left out until it is back.
 - Time slices that an earlier agent set for prepared claims are still set: both run in one boot.
 
 Source: nvidia-smi(1), "compute-policy".
@@ -171,10 +172,11 @@ class SharingSetup:
                     await self._set(uuid, interval, str(claim))
 
     async def _reset_slices(self) -> None:
-        failed = ""
+        failed, inventory = "", self._state.node.value.inventory
+        gpus = () if inventory is None else inventory.gpus
         async with self._slicing:
-            wanted = _slices(self._claims.values())
-            for uuid in [uuid for uuid in self._slices if uuid not in wanted]:
+            due = {gpu.uuid for gpu in gpus if not gpu.lost} - _slices(self._claims.values()).keys()
+            for uuid in [uuid for uuid in self._slices if uuid in due]:
                 try:
                     await self._set(uuid, _DEFAULT, "no claim")
                 except TimeSliceFailed as error:

@@ -422,6 +422,35 @@ async def test_a_gpu_that_was_drained_by_its_address_goes_to_no_claim(
     assert driver.table.claims == {}
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["lost", "removed"])
+async def test_the_time_slice_of_a_gpu_that_is_gone_is_not_reset_again_and_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    asked: list[str] = []
+
+    def smi(_driver: Any, _config: Any, arguments: Any, *_: Any, **__: Any) -> str:
+        asked.append(arguments[-1])
+        raise SmiFailed("there is no such GPU")
+
+    driver = await started(node)
+    node.allocate(WHOLE.lower(), SLICED)
+    await driver.transactions.prepare(REFERENCE)
+    monkeypatch.setattr(sharing_setup, "run_nvidia_smi", smi)
+    gpus = tuple(
+        replace(gpu, lost="it fell off the bus") if gpu.uuid == WHOLE else gpu
+        for gpu in INVENTORY.gpus
+        if is_there or gpu.uuid != WHOLE
+    )
+    publish(driver._context.state.node, NodeSnapshot(replace(INVENTORY, gpus=gpus)))
+    await driver.transactions.unprepare(REFERENCE)
+    assert (asked, driver._context.state.faults.lines) == ([], {})
+    publish(driver._context.state.node, NodeSnapshot(INVENTORY))
+    node.allocate(OTHER.lower())  # once it is back, the next claim resets it
+    await driver.transactions.prepare(REFERENCE)
+    await driver.transactions.unprepare(REFERENCE)
+    assert asked == ["--set-timeslice=0"]
+
+
 async def test_a_device_on_a_gpu_that_nvml_does_not_list_is_not_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
