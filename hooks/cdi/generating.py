@@ -29,8 +29,9 @@ a spec must not get one again by its image's environment, from us or from NVIDIA
 ====================  =============================  ==================================
 kind                  names                          what
 ====================  =============================  ==================================
-gpu                   index, UUID, ``gpu0``,         GPUs and MIG devices, driver files
-                      ``mig0:1``; ``all``
+gpu                   index, UUID, ``gpu0``,         GPUs and MIG devices, driver files.
+                      ``mig0:1``; ``all``            A MIG device's UUID of drivers before 470
+                                                     has slashes, and is no name in CDI
 gds, mofed, gdrcopy,  ``all``                        :mod:`hooks.edits.features`
 nvswitch
 imex-channel          numbers, ``all``               IMEX channels
@@ -49,7 +50,7 @@ from typing import Final
 from api.values import dataclass, replace
 from hooks.cdi import schema
 from hooks.cdi.errors import CdiNotGenerated
-from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount
+from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount, fault_of
 from hooks.cdi.tree import VERSIONS
 from hooks.config import Config
 from hooks.edits import features
@@ -210,7 +211,7 @@ class _Work:
     def _names_of_mig(self, device: MigDevice) -> list[str]:
         number = f"{device.gpu}:{device.index}"
         by = {"index": number, "uuid": device.uuid, "type-index": f"mig{number}"}
-        return [by[each] for each in self._wish.strategies if by[each]]
+        return [by[each] for each in self._wish.strategies if not fault_of("device", by[each])]
 
     def _plan(self, grant: Grant, layout: Layout) -> Plan:
         return make_plan(grant, self._inventory, layout)

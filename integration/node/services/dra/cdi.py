@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from hooks.cdi import generating, schema
 from hooks.cdi.errors import CdiNotGenerated
-from hooks.cdi.spec import Edits, SpecDevice, SpecFile
+from hooks.cdi.spec import Edits, SpecDevice, SpecFile, fault_of
 from hooks.cdi.tree import number_of
 from hooks.config import Config
 from hooks.errors import InventoryError, RequestError
@@ -71,8 +71,12 @@ class SpecTemplate:
 def generate(
     driver: str, devices: Iterable[Device], inventory: Inventory, config: Config
 ) -> SpecTemplate | None:
-    """Return the template for specs of these devices; None if no spec can be generated."""
-    uuids = tuple(device.uuid for device in devices if device.can_be_given)
+    """Return the template for specs of these devices; None if no spec can be generated.
+
+    It lacks MIG devices of drivers before 470, whose UUIDs are no names in CDI.
+    """
+    given = (device.uuid for device in devices if device.can_be_given)
+    uuids = tuple(uuid for uuid in given if not fault_of("device", uuid))
     request = generating.SpecOptions(
         vendor=_vendor(driver),
         class_=_CLASS,

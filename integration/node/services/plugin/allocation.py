@@ -26,6 +26,7 @@ Rules
   So a container receives its devices with every strategy and mode. The exception: a shim that
   ignores mounts (``accept-mounts = false``) injects nothing for ``volume-mounts``; the agent
   reports that.
+- A MIG device whose UUID is no name in CDI (of drivers before 470) has its index as its CDI name.
 - The response names the IMEX channels that the node has. If channels are required, a missing one
   is an error.
 
@@ -39,6 +40,7 @@ from typing import Final
 
 from api.proto import deviceplugin_pb2 as pb
 from api.values import dataclass
+from hooks.cdi.spec import fault_of
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.drained import DRIVER, read_drains, reasons_by_device
@@ -109,13 +111,13 @@ def allocate(
     for device in devices:
         _refuse_gone(device, context)
     _refuse_drained(devices, context)
-    names = [_name(device, settings) for device in devices]
     channels = _channels(context)
     answer = pb.ContainerAllocateResponse()
     strategies = set(settings.device_list_strategies)
     if strategies & CDI:
-        _add_cdi(answer, _cdi_names(names, channels, context), settings, token)
+        _add_cdi(answer, _cdi_names(devices, channels, context), settings, token)
     if not strategies <= CDI:
+        names = [_name(device, settings) for device in devices]
         _add_variables(answer, names, channels, context)
         if settings.pass_device_specs:
             _add_nodes(answer, devices, channels, context)
@@ -124,7 +126,13 @@ def allocate(
 
 def cdi_name(device: Device, settings: Settings) -> str:
     """Return the device's full CDI name."""
-    return f"{VENDOR}/gpu={_name(device, settings)}"
+    name = device.index if _has_index_in_cdi(device, settings) else device.uuid
+    return f"{VENDOR}/gpu={name}"
+
+
+def _has_index_in_cdi(device: Device, settings: Settings) -> bool:
+    is_by_index = settings.device_id_strategy == DeviceIds.INDEX
+    return is_by_index or bool(fault_of("device", device.uuid))
 
 
 def required_channel_names(settings: Settings) -> list[str]:
@@ -200,7 +208,7 @@ def _refuse_gone(device: Device, context: AllocationContext) -> None:
     if inventory is None:
         why = "the agent cannot read the node's devices now"
     elif index is not None:
-        if index == device.index or context.settings.device_id_strategy != DeviceIds.INDEX:
+        if index == device.index or not _has_index_in_cdi(device, context.settings):
             return
         why = f"its index {device.index} has just become {index}"
     elif inventory.nvml_failure:
@@ -249,9 +257,9 @@ def _channels(context: AllocationContext) -> list[int]:
 
 
 def _cdi_names(
-    names: Iterable[str], channels: Iterable[int], context: AllocationContext
+    devices: Iterable[Device], channels: Iterable[int], context: AllocationContext
 ) -> list[str]:
-    needed = [f"{VENDOR}/gpu={name}" for name in names]
+    needed = [cdi_name(device, context.settings) for device in devices]
     required = required_channel_names(context.settings)
     for name in (*needed, *required):
         if name not in context.cdi_devices:

@@ -15,10 +15,14 @@ from hooks.edits.grant import decide
 from hooks.node.inventory import Inventory, take_inventory
 from hooks.requests.naming import parse_names
 from hooks.requests.request import Request
+from integration.agent_errors import DeviceGone
+from integration.node.services.dra.cdi import generate
+from integration.node.services.dra.devices import devices_of
 from integration.node.services.plugin.allocation import AllocationContext, allocate
 from integration.node.services.plugin.cdi import keep_specs, path_of
 from integration.node.services.plugin.resources import resources_of
 from integration.node.values.resources import DeviceIds, DeviceList, Mig, Settings
+from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 VENDOR = "k8s.device-plugin.nvidia.com"
@@ -95,6 +99,36 @@ def test_mig_devices_that_are_announced_as_gpus_can_be_allocated(
     assert had == by_each("0:0", "1:0")
     # With no MIG strategy, no MIG devices are advertised or allocated.
     assert had_by_each_strategy(there, config, Mig.NONE, ids) == by_each()
+
+
+@pytest.mark.parametrize("ids", NAMED)
+def test_a_mig_device_whose_uuid_is_no_name_in_cdi_can_be_allocated(
+    config: Config, inventory: Inventory, ids: DeviceIds
+) -> None:
+    """Drivers before 470 name a MIG device by its GPU and its instances."""
+    uuid = f"MIG-{uuid_of(1)}/1/0"
+    (part,) = inventory.mig_devices
+    old = replace(inventory, mig_devices=(replace(part, uuid=uuid),))
+    assert had_by_each_strategy(old, config, Mig.MIXED, ids) == by_each("0", "1:0")
+    settings = Settings(Mig.MIXED, device_id_strategy=ids)
+    specs = keep_specs(settings, old, config)
+    shifted = replace(old, mig_devices=(replace(part, uuid=uuid, index=1),))
+    ground = AllocationContext(settings, shifted, config, cdi_devices=specs.devices)
+    resources = resources_of(old, settings)
+    with raises(DeviceGone, match="has just become 1:1"):
+        allocate(resources[1], [uuid], ground, token="token")
+
+
+def test_such_a_mig_device_keeps_no_claim_from_another_device(
+    config: Config, inventory: Inventory
+) -> None:
+    (part,) = inventory.mig_devices
+    old = replace(inventory, mig_devices=(replace(part, uuid=f"MIG-{uuid_of(1)}/1/0"),))
+    every = devices_of(old)
+    template = generate("gpu.example.com", every, old, config)
+    assert template is not None
+    assert template.devices.keys() == {uuid_of(0)}
+    assert generate("gpu.example.com", every[1:], old, config) is None
 
 
 def by_each(*indices: str) -> dict[DeviceList, set[str]]:
