@@ -260,6 +260,14 @@ def test_a_preference_goes_by_the_topology_that_is_known_and_asks_for_a_better_o
     assert world.reconciling.asked == ["topology"]
 
 
+def test_a_preference_leaves_out_what_a_claim_has_taken_meanwhile(world: World) -> None:
+    """The kubelet offers it until it has read the new list, and Allocate would refuse it."""
+    first, last = GPUS[0], GPUS[2]
+    publish(world.context.state.claimed_devices, (named(first),))
+    assert world.answers.prefer(GPU, [first, last], [], 1) == (last,)
+    assert world.answers.prefer(GPU, [first, last], [first], 1) == (first,)
+
+
 def test_a_preference_is_for_the_last_device_where_claims_have_the_first(world: World) -> None:
     context = replace(world.context, options=replace(world.context.options, dra=True))
     answers = SnapshotAnswers(context, world.reconciling)

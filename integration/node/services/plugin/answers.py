@@ -7,6 +7,7 @@ Rules
   daemons and drains, and refuses a device that one of them excludes.
 - If the engine's socket is another one than the snapshot knows, the engine may be another one, too.
   Then the answer also has the devices in the way that needs no engine.
+- A preference also leaves out the devices that claims hold, of which the kubelet may not know yet.
 - Nothing is awaited between the check of the claimed devices and the publication of the allocation.
   So no claim takes a device in between.
 """
@@ -24,7 +25,11 @@ from integration.agent_errors import DeviceUnknown
 from integration.node.mps.clients import add_client, refuse_unready
 from integration.node.service import Context
 from integration.node.services.plugin.allocation import AllocationContext, allocate
-from integration.node.services.plugin.claimed import claimed_on, refuse_claimed
+from integration.node.services.plugin.claimed import (
+    claimed_on,
+    refuse_claimed,
+    without_claimed,
+)
 from integration.node.services.plugin.preferred import preferred
 from integration.node.services.plugin.snapshot import Snapshot
 from integration.node.values.counters import FAILED, OK, REFUSED
@@ -87,8 +92,9 @@ class SnapshotAnswers:
         snapshot = self._reconciling.snapshot
         if snapshot.topology.failure:
             self._reconciling.find_topology()
+        claimed = claimed_on(self._state, self._config)
         return preferred(
-            _resource(snapshot, name),
+            without_claimed(_resource(snapshot, name), claimed),
             available,
             required,
             size,

@@ -34,7 +34,7 @@ def claimed_on(state: State, config: Config) -> Sequence[ClaimDevice]:
 def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resource:
     """Return the resource with its claimed devices unhealthy."""
     taken = _Taken.by(claimed)
-    if not any(map(taken.has, resource.devices)):
+    if not claimed or not any(map(taken.has, resource.devices)):
         return resource
     return replace(
         resource,
