@@ -108,7 +108,11 @@ def _read(config: Config, device: str) -> Drain:
 def mark_drained(
     gpus: tuple[Gpu, ...], mig_devices: tuple[MigDevice, ...], drains: Iterable[Drain]
 ) -> tuple[tuple[Gpu, ...], tuple[MigDevice, ...]]:
-    """The devices, those marked that are out of service."""
+    """The devices, those marked that are out of service.
+
+    Args:
+        gpus: perhaps marked before, as in an inventory that is older than the marks.
+    """
     by_name = {drain.device: drain for drain in drains}
     if not by_name:
         return gpus, mig_devices
@@ -118,13 +122,14 @@ def mark_drained(
         drain = by_name.get(gpu.uuid) or by_name.get(gpu.bus_id)
         if drain is None and not gpu.uuid:
             drain = by_address.get(gpu.bus_id)
-        marked.append(gpu if drain is None else replace(gpu, drained=drain.why))
+        why = "" if drain is None else drain.why
+        marked.append(gpu if gpu.drained == why else replace(gpu, drained=why))
     of_gpu = {gpu.index: gpu.drained for gpu in marked}
     parts = []
     for device in mig_devices:
         drain = by_name.get(device.uuid)
         why = of_gpu.get(device.gpu) or ("" if drain is None else drain.why)
-        parts.append(replace(device, drained=why) if why else device)
+        parts.append(device if device.drained == why else replace(device, drained=why))
     return tuple(marked), tuple(parts)
 
 
@@ -138,8 +143,10 @@ def reasons_by_device(
             name of its mark.
     """
     drains = tuple(drains)
-    devices = mark_drained(gpus, mig_devices, drains)
+    if not drains:
+        return {}
     found = {drain.device: drain.why for drain in drains}
+    devices = mark_drained(gpus, mig_devices, drains)
     found |= {each.uuid: each.drained for kind in devices for each in kind if each.drained}
     return found
 

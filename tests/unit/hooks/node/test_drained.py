@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from hooks.config import Config
-from hooks.node.drained import DRIVER, Drain, driver_of, mark_drained, path_of, read_drains
+from hooks.node.drained import (
+    DRIVER,
+    Drain,
+    driver_of,
+    mark_drained,
+    path_of,
+    read_drains,
+    reasons_by_device,
+)
 from hooks.node.inventory import load_inventory
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
@@ -81,6 +89,19 @@ def test_a_gpu_without_a_uuid_goes_by_its_address(divided: Node) -> None:
     assert not any(gpu.drained for gpu in mark_drained(fallen, (), (part,))[0])
     other = Drain(uuid_of(9), bus_id=address)
     assert not any(gpu.drained for gpu in mark_drained(inventory.gpus, (), (other,))[0])
+
+
+def test_what_is_in_service_again_is_so_for_an_older_inventory_too(divided: Node) -> None:
+    for device in (uuid_of(1), uuid_of(0)):
+        mark(divided.config, device)
+    before = load_inventory(divided.config)
+    assert before is not None
+    known, (other, _) = (before.gpus, before.mig_devices), read_drains(divided.config)
+    assert other.device == uuid_of(0)
+    gpus, parts = mark_drained(*known, (other,))
+    assert [bool(each.drained) for each in (*gpus, *parts)] == [True, False, False, False]
+    assert reasons_by_device(*known, (other,)) == {uuid_of(0): SAID}
+    assert reasons_by_device(*known, ()) == {}
 
 
 def test_a_gpu_that_was_drained_without_a_uuid_stays_so_when_it_has_one(divided: Node) -> None:
