@@ -440,6 +440,30 @@ async def test_a_feature_whose_module_is_loaded_later_is_in_a_spec_then(
             assert (name in {each.name for each in answer.cdi_devices}) is is_loaded
 
 
+@pytest.mark.parametrize("node", ["nvidia-fs0", "nvidia-caps-imex-channels/channel0"])
+async def test_a_node_that_is_made_again_is_in_a_spec_with_its_new_numbers(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    """A module that is loaded again may have another major number."""
+    path, other = tmp_path / "nowhere" / node, tmp_path / "other"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for each in (path, other):
+        each.touch()
+    numbers = other.stat().st_ino  # in place of the device's
+    written: list[int] = []
+
+    def keep_specs(*_: object) -> Specs:
+        written.append(path.stat().st_ino)
+        return Specs(devices=CDI_NAMES)
+
+    monkeypatch.setattr(component, "keep_specs", keep_specs)
+    world.kubelet.start()
+    async with world.running(replace(BY_NAME, gds=True, imex_channels=(0,))):
+        await world.has(GPUS[0], GPUS[2])
+        os.rename(other, path)
+        await until(lambda: written[-1] == numbers)
+
+
 @pytest.mark.parametrize("where", ["host", "driver", "link"])
 async def test_a_file_that_a_feature_mounts_is_in_a_spec_as_soon_as_it_is_there(
     world: World, rounds: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

@@ -43,6 +43,7 @@ from hooks.cdi.spec import SpecFile
 from hooks.config import Config
 from hooks.edits.features import FAMILIES, find_mount
 from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
+from hooks.node.device_nodes import IMEX_DIRECTORY
 from hooks.node.fingerprint import Fingerprint, read_names
 from hooks.node.inventory import Inventory
 from hooks.words import DEFAULT_CAPABILITIES, Feature
@@ -56,9 +57,12 @@ from integration.watcher import Interest
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """The classes of the kinds that may have a spec."""
 
-_FEATURE_NODES: Final = tuple(
-    nodes for kind in KINDS if kind in FAMILIES for nodes in FAMILIES[kind].nodes
-)
+# The directory of a kind's nodes, and how their names start.
+_FEATURE_NODES: Final = (
+    *((each.directory, each.name) for kind in KINDS if kind in FAMILIES
+      for each in FAMILIES[kind].nodes),
+    (IMEX_DIRECTORY, "channel"),
+)  # fmt: skip
 _FEATURE_MOUNTS: Final = tuple(
     path for kind in KINDS if kind in FAMILIES for path in FAMILIES[kind].mounts
 )
@@ -95,13 +99,15 @@ def files_of(config: Config) -> tuple[tuple[str, object], ...]:
 
 
 def feature_directories(inventory: Inventory | None, config: Config) -> dict[str, Interest]:
-    """Return the directories in which the features' nodes, and what they mount, come and go.
+    """Return the directories in which the nodes of features, and what they mount, come and go.
+
+    IMEX channels are among the features.
 
     Args:
         inventory: as for :func:`keep_specs`.
     """
     nodes = Interest(content=False)
-    found = {_on_host(each.directory, config.dev): nodes for each in _FEATURE_NODES}
+    found = {_on_host(directory, config.dev): nodes for directory, _ in _FEATURE_NODES}
     names: dict[str, set[str]] = {}
     for root in _roots(inventory, config):
         for path in _FEATURE_MOUNTS:
@@ -121,7 +127,7 @@ def feature_directories(inventory: Inventory | None, config: Config) -> dict[str
 def feature_files(inventory: Inventory | None, config: Config) -> tuple[tuple[str, object], ...]:
     """Return the features' device nodes, with values that change when a node is replaced.
 
-    What the features mount is in it, too, with the host's path of it.
+    What the features mount is in it, too, with the host's path of it. IMEX channels are among them.
     """
     roots = _roots(inventory, config)
     mounts = ((path, find_mount(path, roots)) for path in _FEATURE_MOUNTS)
@@ -135,10 +141,10 @@ def _roots(inventory: Inventory | None, config: Config) -> tuple[str, ...]:
 
 def _feature_nodes(dev: str) -> tuple[tuple[str, object], ...]:
     paths = (
-        os.path.join(_on_host(each.directory, dev), name)
-        for each in _FEATURE_NODES
-        for name in read_names(_on_host(each.directory, dev)) or ()
-        if name.startswith(each.name)
+        os.path.join(_on_host(directory, dev), name)
+        for directory, start in _FEATURE_NODES
+        for name in read_names(_on_host(directory, dev)) or ()
+        if name.startswith(start)
     )
     return tuple((path, _identity(path)) for path in paths)
 

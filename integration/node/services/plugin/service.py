@@ -164,7 +164,6 @@ class _Reconciler:
                 wanted = {
                     **feature_directories(node.value.inventory, config),
                     directory_of(config): Interest(specs),
-                    _imex_nodes(config.dev): Interest(content=False),
                 }
                 # A new driver may be below another root.
                 new_driver = partial(wait_any, node, since=version)
@@ -350,8 +349,7 @@ class _Reconciler:
         """Bring the specs up to date, unless they are; one caller at a time."""
         config = self._context.config
         files = files_of(config)
-        features = feature_files(inventory, config)
-        of = (settings, inventory, _channels(config.dev), features, files)
+        of = (settings, inventory, feature_files(inventory, config), files)
         if settings is None or self._specs_of == of:
             return self._specs
         specs = await run_detached(keep_specs, settings, inventory, config)
@@ -433,14 +431,10 @@ def _adds(before: Iterable[Resource], now: Iterable[Resource]) -> bool:
     return any(each.by_id.keys() - previous.get(each.name, set()) for each in now)
 
 
-def _imex_nodes(dev: str) -> str:
-    return dev + IMEX_NODES.removeprefix("/dev")
-
-
 def _channels(dev: str) -> tuple[int, ...]:
     """Return the IMEX channels of the node."""
     try:
-        names = os.listdir(_imex_nodes(dev))
+        names = os.listdir(dev + IMEX_NODES.removeprefix("/dev"))
     except OSError:
         return ()
     numbers = (name.removeprefix("channel") for name in names if name.startswith("channel"))
