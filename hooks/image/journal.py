@@ -163,12 +163,22 @@ class Journal:
         if directory is None:
             directory = self._rootfs.directory(path)
             if directory is None:
-                above, _, name = path.rpartition("/")
-                parent = self._open(above or "/")
-                # Something may be there that is no directory: then this fails, and rightly so.
-                directory = parent.make_directory(name)
-                self._note(path, partial(parent.remove_directory, name))
+                directory = self._make(path)
             self._directories[path] = directory
+        return directory
+
+    def _make(self, path: str) -> Directory:
+        """Make a missing directory, behind a link that leads to it if there is one."""
+        above, _, name = path.rpartition("/")
+        parent = self._open(above or "/")
+        try:
+            directory = parent.make_directory(name)
+        except DirectoryInTheWay:
+            place = self._rootfs.landing(path)
+            if place in {None, path}:
+                raise  # something is there that is no directory
+            return self._open(place)
+        self._note(path, partial(parent.remove_directory, name))
         return directory
 
     def _note(self, path: str, undo: Callable[[], object]) -> None:

@@ -20,12 +20,13 @@ Rules
   one. On a tmpfs of the container's own they are mounted, and the runtime makes the mount point.
 - In a volume with shared propagation a mount would appear on the host, and stay there when the
   container is gone. So it is omitted, unless a CDI spec requires it.
-- A mount point whose directory is a link that leads nowhere is left to the runtime too: the
-  link may lead to what is mounted later ("/var/run" to "/run"). Runtimes resolve it inside.
+- A directory that a link leads to is made if it is missing: runc makes it, and crun does not start
+  the container. A mount whose directory cannot be (links in circles, a file on the way) is
+  omitted, unless a CDI spec requires it: then the runtime says so.
 - A file that is too large to be kept until the end stays where a link is to go, and what the link
   would lead to is mounted over it.
 - The files that only a later ``ldconfig`` would read are dispensable: where an image has no room
-  for one (its directory is a dangling link, or no directory), it is omitted.
+  for one (its directory is a link to itself, or no directory), it is omitted.
 - A read-only rootfs is not touched; :mod:`hooks.image.staging` finds another way.
 """
 
@@ -173,8 +174,9 @@ def _write(
     if plan.devices:
         journal.directory_itself(_DEV)
     omitted += _make_mount_points(journal, plan.mounts, lookup, fresh=fresh)
+    without_mounts = frozenset(map(os.path.dirname, omitted))
     for link in plan.links:
-        if lookup.is_covered(link.path):
+        if lookup.is_covered(link.path) or os.path.dirname(link.path) in without_mounts:
             omitted.append(link.path)
         else:
             mounts += _make_link(journal, link, plan)
@@ -231,14 +233,16 @@ def _make_mount_points(
 ) -> Iterator[str]:
     """Make the mount points of mounts; yield those that must not be mounted."""
     for mount in mounts:
-        if lookup.is_shared(mount.destination) and not mount.required:
-            yield mount.destination
-        elif not lookup.is_open(mount.destination):
+        where = mount.destination
+        is_possible = lookup.is_reachable(where) and not lookup.is_shared(where)
+        if not is_possible and not mount.required:
+            yield where
+        elif not lookup.is_open(where):
             continue
         elif is_on_directory(mount):
-            journal.directory(mount.destination)
+            journal.directory(where)
         else:
-            journal.mount_point(mount.destination, fresh=fresh)
+            journal.mount_point(where, fresh=fresh)
 
 
 class _PathLookup:
@@ -248,6 +252,7 @@ class _PathLookup:
         self._rootfs = rootfs
         self._layout = layout
         self._covered = frozenset(layout.covered)
+        self._known: dict[str, str | None] = {}
         self._landings: dict[str, str | None] = {}
         self._hidden: dict[str, bool] = {}
 
@@ -269,19 +274,32 @@ class _PathLookup:
             or (landing is not None and f"{landing.rstrip('/')}/{name}" in self._covered)
         )
 
+    def is_reachable(self, path: str) -> bool:
+        """Whether a runtime gets to the directory of ``path``, or can make it."""
+        if self.is_covered(path):
+            return True  # what is in the image does not matter
+        directory = os.path.dirname(path)
+        return self._landing(directory) is not None or self._kind(directory) == stat.S_IFDIR
+
     def is_shared(self, path: str) -> bool:
         """Whether a mount at ``path`` may appear on the host."""
         if not self._layout.shared:
             return False
         directory, _, name = path.rpartition("/")
         landing = self._landing(directory or "/")
-        # A link that leads nowhere yet may lead to what is mounted later.
+        # Nobody knows where it leads.
         return landing is None or any(
             self._layout.is_shared(each) for each in (path, f"{landing.rstrip('/')}/{name}")
         )
 
     def _landing(self, directory: str) -> str | None:
-        """Where a directory is or would be; None if it leads nowhere."""
+        """Where a directory is or would be; None if there can be none."""
         if directory not in self._landings:
-            self._landings[directory] = self._rootfs.landing(directory, self._landings)
+            place = self._rootfs.landing(directory, self._known)
+            is_file = place is not None and self._kind(place) not in {None, stat.S_IFDIR}
+            self._landings[directory] = None if is_file else place
         return self._landings[directory]
+
+    def _kind(self, path: str) -> int | None:
+        found = self._rootfs.stat(path)
+        return None if found is None else stat.S_IFMT(found.st_mode)

@@ -43,6 +43,9 @@ DEEPEST: Final = 64
 _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """How the kernel says that a path leads nowhere; a cycle and a magic link are ELOOP."""
 
+_MOST_LINKS: Final = 40
+"""Links that the kernel follows in one path, too."""
+
 
 def components(path: str) -> list[str]:
     """The names on the way to ``path``, without empty ones and ".".
@@ -184,34 +187,70 @@ class Rootfs:
     def landing(self, path: str, known: dict[str, str | None] | None = None) -> str | None:
         """Where ``path`` is, or would be if the missing directories on the way were made.
 
+        Also those that a link leads to: "/a/b" for "/link/b" if "/link" leads to a missing "/a".
+
         Args:
             known: a cache of landings by path, read and filled: many paths share their
                 directories.
 
         Returns:
-            A path without links; None if a file or a link that leads nowhere is in the way.
+            A path without links; None if a file, or links in circles, are in the way.
         """
         known = {} if known is None else known
-        return self._landing(components(path), known)
+        return self._landing(components(path), known, _MOST_LINKS)
 
-    def _landing(self, names: list[str], known: dict[str, str | None]) -> str | None:
+    def _landing(self, names: list[str], known: dict[str, str | None], links: int) -> str | None:
         path = "/" + "/".join(names)
         if path not in known:
+            known[path] = None  # for a link that leads to itself
             here = self.real_path(path)
             if here is None and names:
-                above = self._landing(names[:-1], known)
+                above = self._landing(names[:-1], known, links)
                 if above is not None:
-                    missing = f"{above.rstrip('/')}/{names[-1]}"
-                    here = missing if self._is_free(above, missing) else None
+                    here = self._missing(above, names[-1], known, links)
             known[path] = here
         return known[path]
 
-    def _is_free(self, above: str, missing: str) -> bool:
-        """Whether something can be made at a path: nothing is there, and no file above it."""
-        found = self.stat(above)
+    def _missing(
+        self, above: str, name: str, known: dict[str, str | None], links: int
+    ) -> str | None:
+        """Where something of this name would be, in a directory that may be missing, too."""
+        missing = f"{above.rstrip('/')}/{name}"
+        if missing.count("/") > DEEPEST:
+            return None
+        directory = self.stat(above)
+        if directory is None:
+            return missing
+        found = self.stat(missing, follow=False)
         if found is None:
-            return True  # it is missing itself
-        return stat.S_ISDIR(found.st_mode) and self.stat(missing, follow=False) is None
+            return missing if stat.S_ISDIR(directory.st_mode) else None
+        target = self.read_link(missing)
+        return None if target is None else self._behind(above, target, known, links - 1)
+
+    def _behind(
+        self, place: str, target: str, known: dict[str, str | None], links: int
+    ) -> str | None:
+        """Where a link in the directory ``place`` leads, of which something is missing."""
+        names = [name for name in target.split("/") if name and name != "."]
+        if links < 0 or len(names) > DEEPEST or not _is_text(target):
+            return None
+        if target.startswith("/"):
+            place = "/"
+        for name in names:
+            above = components(place)
+            if name != "..":
+                deeper = self._landing([*above, name], known, links)
+            else:
+                # Above what is missing is nothing: runtimes differ in where that leads.
+                deeper = "/" + "/".join(above[:-1]) if self._is_directory(place) else None
+            if deeper is None or deeper.count("/") >= DEEPEST:
+                return None
+            place = deeper
+        return place
+
+    def _is_directory(self, path: str) -> bool:
+        found = self.stat(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def names(self, path: str, limit: int = MOST_NAMES) -> tuple[str, ...] | None:
         """The names in the directory at ``path``, sorted; None if there is no directory.

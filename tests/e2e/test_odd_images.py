@@ -45,6 +45,11 @@ def cyclic_drop_ins(root: Path) -> None:
     (root / "etc/ld.so.conf.d").symlink_to("ld.so.conf.d")
 
 
+def etc_that_leads_nowhere(root: Path) -> None:
+    shutil.rmtree(root / "etc")
+    (root / "etc").symlink_to("/nowhere")
+
+
 def drop_ins_in_a_file(root: Path) -> None:
     shutil.rmtree(root / "etc/ld.so.conf.d")
     (root / "etc/ld.so.conf.d").write_text("no directory")
@@ -66,6 +71,7 @@ ODD: Final = (
     large_cache,
     dangling_drop_ins,
     cyclic_drop_ins,
+    etc_that_leads_nowhere,
     drop_ins_in_a_file,
     drop_in_that_is_a_directory,
     odd_configuration,
@@ -85,6 +91,25 @@ async def test_container_of_an_odd_image_has_its_gpus(
         before = _largest(root)
         assert await _run(shim) == ["2", "loaded"]
         assert _largest(root) == before  # it was not copied or replaced
+
+
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
+@pytest.mark.parametrize("target", ["/opt/graphics", "../../nowhere", "glvnd"])
+async def test_container_starts_where_a_directory_of_manifests_leads_nowhere(
+    start_shim: StartShim, two_gpus: SimulatedNode, low_level: str, target: str
+) -> None:
+    """crun makes none behind an absolute link, and no runtime gets through a circle."""
+    look = f"cat /usr/share/glvnd/egl_vendor.d/10_nvidia.json; {LOOK}"
+    async with start_shim(
+        "c1", "sh", "-c", look, env=GPUS, image=glibc(),
+        environment={"NVSHIM_CONFIG": two_gpus.config_path}, for_crun=low_level == "crun",
+    ) as shim:  # fmt: skip
+        share = Path(shim.directory, "c1/rootfs/usr/share")
+        share.mkdir()
+        (share / "glvnd").symlink_to(target)
+        out = " ".join(await _run(shim, options=shim.options(low_level)))
+        assert out.endswith("2 loaded")
+        assert ("libEGL_nvidia" in out) is (target != "glvnd")
 
 
 async def test_layer_is_made_for_an_odd_image_too(
@@ -164,14 +189,14 @@ def cache_that_is_a_directory(root: Path) -> None:
     (root / "etc/ld.so.cache/x").mkdir(parents=True)
 
 
-def etc_that_leads_nowhere(root: Path) -> None:
+def etc_that_leads_to_itself(root: Path) -> None:
     shutil.rmtree(root / "etc")
-    (root / "etc").symlink_to("/nowhere")
+    (root / "etc").symlink_to("etc")
 
 
 @pytest.mark.parametrize(
     "make_odd",
-    [directory_for_a_soname, absurd_cache, cache_that_is_a_directory, etc_that_leads_nowhere],
+    [directory_for_a_soname, absurd_cache, cache_that_is_a_directory, etc_that_leads_to_itself],
 )
 async def test_refusal_of_an_image_says_in_a_line_what_to_do(
     start_shim: StartShim, two_gpus: SimulatedNode, make_odd: Callable[[Path], None]

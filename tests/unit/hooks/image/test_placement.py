@@ -101,6 +101,25 @@ SMALL = Plan(
     link_directories=(LinkDirectory("/dev/dri/by-path", LINKS, "by path"),),
     proc_files=(ProcFile("/proc/driver/nvidia/params", b"ModifyDeviceFiles: 0\n", "no nodes"),),
 )
+MODULES = "/usr/lib64/xorg/modules"
+GRAPHICS = Plan(
+    mounts=(
+        Mount("/etc/hostname", "/usr/share/vulkan/icd.d/nvidia.json"),
+        Mount("/etc", "/usr/share/vulkan/layers"),
+        Mount("/etc/hostname", f"{MODULES}/libglx.so.535.1"),
+    ),
+    links=(Link(f"{MODULES}/libglx.so", "libglx.so.535.1"),),
+    files=(File(PROFILE, b"profile"),),
+)
+# The targets of links in place of directories, of which something is missing.
+DANGLING = {
+    "absolute": "/opt/graphics",
+    "relative": "../../opt/graphics",
+    "of two links": "/srv/link",
+    "that leaves the image": "../../../../../../../opt/graphics",
+    "to a tmpfs": "/run/graphics",
+    "to procfs": "/proc/self/root/opt",
+}
 NODE = driver(devices=(Device("/dev/nvidia0", 195, 0),))
 UNUSABLE_CACHES: dict[str, Make] = {
     "garbage": b"garbage" * 100,
@@ -343,6 +362,39 @@ CASES: dict[str, Case] = {
     },
     "read-only, manifests in a shared volume": sealed(
         MANIFESTS, mounts=(RUN, volume("/usr/share", options=["rbind", "rshared"]))
+    ),
+    **{
+        f"directories that are a link {what}": Case(
+            GRAPHICS,
+            {
+                "/srv/link": to("/opt/graphics"),
+                **{
+                    path: to(target)
+                    for path in ("/usr/share/vulkan", "/usr/lib64/xorg", "/etc/nvidia")
+                },
+            },
+            mounts=[RUN],
+        )
+        for what, target in DANGLING.items()
+    },
+    **{
+        f"directories that are {what}": Case(
+            GRAPHICS, {"/usr/share/vulkan": make, "/usr/lib64/xorg": make, "/etc/nvidia": make}
+        )
+        for what, make in {
+            "links to links to themselves": to("/usr/share/vulkan"),
+            "links above what is missing": to("/nowhere/../opt"),
+            "files": b"",
+        }.items()
+    },
+    "directory that is a file, right where files go": Case(
+        GRAPHICS, {"/usr/share/vulkan/icd.d": b"", MODULES: b"", "/etc/nvidia/rc.d": b""}
+    ),
+    "required mount where links lead to themselves": Case(
+        required(("bind", "/etc/hostname", "/opt/vendor/x")), {"/opt/vendor": to("vendor")}
+    ),
+    "file in place of a directory under a tmpfs": Case(
+        Plan(mounts=(Mount("/etc/hostname", "/run/a/b/socket"),)), {"/run/a": b""}, mounts=[RUN]
     ),
     "link to nowhere on the way": Case(SMALL, {"/etc/nvidia": to("/nowhere")}, mounts=[DEV]),
     "small file where a directory is": Case(

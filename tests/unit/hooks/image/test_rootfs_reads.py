@@ -158,9 +158,21 @@ def test_a_directory_of_too_many_names_is_refused(root: str, rootfs: Rootfs) -> 
         ("/usr/lib", "/usr/lib"),
         ("/opt/new", "/opt/new"),
         ("/", "/"),
-        ("/dangling", None),
-        ("/dangling/below", None),
+        ("/dangling", "/nowhere"),
+        ("/dangling/below", "/nowhere/below"),
+        ("/usr/relative/below", "/nowhere/below"),
+        ("/usr/chain/below", "/nowhere/below"),
+        ("/usr/outside", "/tmp/escaped"),
+        ("/usr/proc", "/proc/self/root"),
+        ("/usr/at-the-end", "/nowhere/below"),
         ("/cycle/below", None),
+        ("/usr/turn/below", None),
+        ("/usr/deeper", None),  # to itself, and on from there
+        ("/usr/above-what-is-missing", None),
+        ("/usr/above-a-file", None),
+        ("/usr/not-utf-8", None),
+        ("/usr/too-deep", None),
+        ("/usr/link-0", None),  # of too many links
         ("/file/below", None),
         ("/up/below", "/below"),  # ".." of the root is the root
     ],
@@ -171,6 +183,20 @@ def test_where_a_path_would_be(root: str, rootfs: Rootfs, path: str, landing: st
     link(root, "/dangling", "/nowhere")
     link(root, "/cycle", "/cycle")
     link(root, "/up", "../..")
+    link(root, "/usr/relative", "../nowhere")
+    link(root, "/usr/chain", "relative")
+    link(root, "/usr/outside", "../../../../tmp/./escaped/")
+    link(root, "/usr/proc", "/proc/self/root")
+    link(root, "/usr/at-the-end", "/usr/../dangling/below")
+    link(root, "/usr/turn", "turned")
+    link(root, "/usr/turned", "turn")
+    link(root, "/usr/deeper", "deeper/below")
+    link(root, "/usr/above-what-is-missing", "/nowhere/../below")
+    link(root, "/usr/above-a-file", "/file/../below")
+    link(root, "/usr/not-utf-8", os.fsdecode(b"/nowhere/\xff"))
+    link(root, "/usr/too-deep", "/nowhere" * 65)
+    for number in range(41):
+        link(root, f"/usr/link-{number}", f"link-{number + 1}")
     put(root, "/file")
     assert rootfs.landing(path) == landing
 
