@@ -14,7 +14,7 @@ from typing import Any
 from api.values import dataclass
 from hooks import platforms
 from hooks.config import Config
-from hooks.edits import applied, features
+from hooks.edits import applied, empty_libraries, features
 from hooks.edits.compat import Compat, Host, find_compat, host_of, with_compat
 from hooks.edits.grant import Grant
 from hooks.edits.mutation import apply
@@ -106,6 +106,8 @@ def contribute(
     if grant is not None and case.inventory is not None:
         if not isinstance(case.request.devices, Void):
             plan = make_plan(grant, case.inventory, layout)
+            if case.image is not None:
+                plan = empty_libraries.with_covers(plan, case.image, layout, case.variables())
             compat = _compat_of(case, case.inventory, grant, plan, layout)
             bounds = Bounds(case.inventory.nodes.majors, case.inventory.sources)
             found.append(Contribution(with_compat(plan, compat), bounds))

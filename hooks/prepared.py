@@ -31,6 +31,7 @@ from hooks.edits.compat import Compat
 from hooks.image.layout import OPTIONS, Layout, Libc, Loader, options_of
 from hooks.image.placement import Placed
 from hooks.node.inventory import Inventory
+from hooks.ocispec import variables_of
 from hooks.plan import (
     CachedLibrary,
     Device,
@@ -83,6 +84,7 @@ def key_of(
         config,
         by_engine,
         [_seen(mount) for mount in mounts],
+        variables_of(spec).get("LD_LIBRARY_PATH", ""),  # hooks.edits.empty_libraries
     ]
     return repr(parts).encode("utf-8", "surrogateescape")
 

@@ -151,17 +151,35 @@ def _cache(rootfs: Rootfs, plan: Plan, arches: set[Arch]) -> bytes | None:
     return serialise(before.merge(libraries))
 
 
+def musl_directories(rootfs: Rootfs, arch: Arch) -> tuple[str, ...]:
+    """The directories that an image's musl searches, the first first.
+
+    Raises:
+        FileTooLarge: the file that names them has an absurd size.
+    """
+    text = _musl_text(rootfs, arch)
+    return _MUSL_SEARCHES if text is None else _named_in(text)
+
+
+def _musl_text(rootfs: Rootfs, arch: Arch) -> bytes | None:
+    try:
+        return rootfs.read_file(MUSL_PATHS[arch], _LARGEST_CONF)
+    except NotARegularFile:
+        return None
+
+
+def _named_in(text: bytes) -> tuple[str, ...]:
+    return tuple(text.decode("utf-8", "surrogateescape").replace(":", "\n").split("\n"))
+
+
 def _musl_path(rootfs: Rootfs, plan: Plan, loader: Loader) -> bytes | None:
     """The search path of musl with our directories; None if it has them already."""
-    try:
-        text = rootfs.read_file(MUSL_PATHS[loader.arch], _LARGEST_CONF)
-    except NotARegularFile:
-        text = None
+    text = _musl_text(rootfs, loader.arch)
     known: tuple[str, ...] = _MUSL_SEARCHES
     if text is None:
         wanted = dict.fromkeys(() if loader.searched else (loader.directory,))
     else:
-        known = tuple(text.decode("utf-8", "surrogateescape").replace(":", "\n").split("\n"))
+        known = _named_in(text)
         wanted = dict.fromkeys((loader.directory,))
     wanted.update(dict.fromkeys(plan.library_directories))
     first = [directory for directory in plan.first_directories if directory not in known]

@@ -10,6 +10,7 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from hooks.edits.empty_libraries import REASON
 from hooks.record import is_needed
 from integration.containers.records import entries, strings
 from integration.inspection.explaining import Explanation
@@ -53,6 +54,8 @@ def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "changed", f"paths of the host in manifests of the driver: {names}"
     if explanation.lacks:
         yield "packages", explanation.advice
+    if covered := _empty_libraries(record):
+        yield "image", covered
     notes = [*strings(policy, "notes"), *strings(record, "grant", "notes"), *explanation.notes]
     yield from (("note", note) for note in notes[:_MOST_NOTES])
     if len(notes) > _MOST_NOTES:
@@ -181,6 +184,19 @@ def _missing_files(record: Mapping[str, Any]) -> Iterable[str]:
             # The paths that were searched, or a word for what was found instead.
             sought = ", ".join(strings(each, "sought"))
             yield f"{each.get('what')}: {'not in ' if sought.startswith('/') else ''}{sought}"
+
+
+def _empty_libraries(record: Mapping[str, Any]) -> str:
+    """Return what is wrong with an image that was committed from a container with a GPU."""
+    files = (*entries(record, "edits", "mounts"), *entries(record, "driver_layer"))
+    found = [str(file.get("destination")) for file in files if file.get("reason") == REASON]
+    if not found:
+        return ""
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"empty files hide the driver's libraries ({found[0]}{more}), so these are mounted there; "
+        "build the image without them, not by docker commit of a container with a GPU"
+    )
 
 
 def _remedy(policy: Mapping[str, Any]) -> str:

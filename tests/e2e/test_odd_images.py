@@ -112,6 +112,24 @@ async def test_container_starts_where_a_directory_of_manifests_leads_nowhere(
         assert ("libEGL_nvidia" in out) is (target != "glvnd")
 
 
+def committed(root: Path) -> None:
+    """Create what "docker commit" leaves of a container with a GPU."""
+    (root / "opt/driver").mkdir(parents=True)
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        (root / "opt/driver" / name).touch(mode=0o700)
+
+
+async def test_empty_files_of_a_commit_do_not_hide_the_driver(
+    start_shim: StartShim, two_gpus: SimulatedNode
+) -> None:
+    async with start_shim(
+        "c1", "sh", "-c", LOOK, env=(*GPUS, "LD_LIBRARY_PATH=/opt/driver"), image=glibc(),
+        environment={"NVSHIM_CONFIG": two_gpus.config_path},
+    ) as shim:  # fmt: skip
+        committed(Path(shim.directory, "c1/rootfs"))
+        assert await _run(shim) == ["2", "loaded"]
+
+
 async def test_layer_is_made_for_an_odd_image_too(
     start_shim: StartShim, two_gpus: SimulatedNode, tmp_path: Path
 ) -> None:
@@ -120,15 +138,17 @@ async def test_layer_is_made_for_an_odd_image_too(
     config = [line for line in config if not line.startswith("layers =")]
     config.insert(config.index("[node]") + 1, f'layers = "{tmp_path}/layers"')
     (tmp_path / "config.toml").write_text("\n".join(config), encoding="utf-8")
+    variables = (*GPUS, "LD_LIBRARY_PATH=/opt/driver")
     async with start_shim(
         "c1", "sh", "-c", LOOK,
-        env=GPUS, image=glibc(), environment={"NVSHIM_CONFIG": f"{tmp_path}/config.toml"},
+        env=variables, image=glibc(), environment={"NVSHIM_CONFIG": f"{tmp_path}/config.toml"},
     ) as shim:  # fmt: skip
         image = Path(shim.directory, "c1/rootfs").rename(tmp_path / "image")
         large_soname(image)
+        committed(image)
         for name in ("c1", "c2"):
             if name == "c2":
-                shim.bundle("c2", "sh", "-c", LOOK, env=GPUS, rootfs="rootfs")
+                shim.bundle("c2", "sh", "-c", LOOK, env=variables, rootfs="rootfs")
             Path(shim.directory, name, "rootfs").mkdir()
             for part in ("upper", "work"):
                 (tmp_path / name / part).mkdir(parents=True)

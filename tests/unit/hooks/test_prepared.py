@@ -121,6 +121,7 @@ def test_whatever_files_depend_on_changes_the_key(node: Node, inventory: Invento
             spec_with(ALL),
             spec_with("NVIDIA_VISIBLE_DEVICES=0"),
             spec_with(ALL, "NVIDIA_DRIVER_CAPABILITIES=all"),
+            spec_with(ALL, "LD_LIBRARY_PATH=/opt/lib"),
             spec_with(ALL, mounts=[]),
             spec_with(ALL, mounts=[{**mounts[0], "destination": "/usr/lib"}]),
             spec_with(ALL, mounts=[{**mounts[0], "type": "bind"}]),

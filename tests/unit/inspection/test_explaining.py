@@ -123,6 +123,19 @@ def test_at_first_it_is_ten_lines_of_80_columns(bundle: Path, explain: Explain) 
     assert f" of driver {VERSION}" in short
 
 
+def test_empty_files_that_hid_the_driver_are_told_with_a_remedy(
+    bundle: Path, explain: Explain
+) -> None:
+    (bundle / "rootfs/opt").mkdir()
+    (bundle / "rootfs/opt/libcuda.so.1").touch()
+    (bundle / "rootfs/opt/libnvidia-ml.so.1").touch()
+    assert "empty" not in explain()[1]
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all", "LD_LIBRARY_PATH=/opt")
+    story = " ".join(explain()[1].split())
+    assert "image empty files hide the driver's libraries (/opt/libcuda.so.1 and 1 more)" in story
+    assert "not by docker commit" in story
+
+
 def test_of_a_denial_it_says_who_asked_why_not_and_what_to_do(
     bundle: Path, explain: Explain
 ) -> None:
