@@ -119,17 +119,23 @@ def _listening(path: str, links: tuple[str, str]) -> Iterator[socket.socket | No
         return
     identity, name = sockets.identity(path), os.path.basename(path)
     try:
+        _remove_links(links, name)  # of one that was killed: a launcher would wait longer for us
         with suppress(OSError):
             os.symlink(name, f"{links[0]}.{os.getpid()}")
             os.rename(f"{links[0]}.{os.getpid()}", links[0])
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield socket.socket(fileno=listener)
     finally:
-        for link in links:
-            with suppress(OSError):
-                if os.readlink(link) == name:
-                    os.unlink(link)
+        _remove_links(links, name)
         sockets.remove_own(path, identity)
+
+
+def _remove_links(links: tuple[str, str], name: str) -> None:
+    """Remove those that lead to a socket of this name."""
+    for link in links:
+        with suppress(OSError):
+            if os.readlink(link) == name:
+                os.unlink(link)
 
 
 def _become_server(address: str) -> None:

@@ -283,15 +283,17 @@ forkserver.serve({directory!r} + "/f", "/no/address")
 """
 
 
+def links_in(directory: str) -> set[str]:
+    """Return the kinds of links in a directory of sockets."""
+    names = os.listdir(directory)
+    return {name[0] for name in names if os.path.islink(f"{directory}/{name}")}
+
+
 def test_it_listens_while_it_imports_and_answers_before_it_has_warmed_up(
     socket_directory: str,
 ) -> None:
     script = _SLOW.format(repository=REPOSITORY, directory=socket_directory)
     argv = [INTERPRETER, "-ISc", script]
-
-    def links() -> set[str]:
-        names = os.listdir(socket_directory)
-        return {name[0] for name in names if os.path.islink(f"{socket_directory}/{name}")}
 
     with (
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server,
@@ -301,16 +303,38 @@ def test_it_listens_while_it_imports_and_answers_before_it_has_warmed_up(
         assert server.stdout is not None
         try:
             assert server.stdout.readline() == "imports\n"
-            assert links() == {STARTING_LINK}
+            assert links_in(socket_directory) == {STARTING_LINK}
             client.settimeout(20 * PATIENCE)
             client.connect(f"{socket_directory}/f")
             server.stdin.write("\n")
             server.stdin.flush()
             assert server.stdout.readline() == "warms up\n"
-            assert links() == {READY_LINK}
+            assert links_in(socket_directory) == {READY_LINK}
             assert client.recv(1) == b","
         finally:
             server.kill()
+
+
+def test_after_one_that_was_killed_the_next_is_not_taken_for_ready_while_it_imports(
+    socket_directory: str,
+) -> None:
+    script = _SLOW.format(repository=REPOSITORY, directory=socket_directory)
+    for _ in range(2):
+        argv = [INTERPRETER, "-ISc", script]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            try:
+                assert server.stdout.readline() == "imports\n"
+                assert links_in(socket_directory) == {STARTING_LINK}
+                server.stdin.write("\n")
+                server.stdin.flush()
+                assert server.stdout.readline() == "warms up\n"
+                assert links_in(socket_directory) == {READY_LINK}
+            finally:
+                server.kill()
 
 
 async def test_it_can_be_turned_off(node: Node) -> None:
