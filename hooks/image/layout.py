@@ -156,7 +156,7 @@ _ABIS: Final = {
 }
 
 _LAST_RESORT: Final = "/.containerd-shim-nvidia"
-"""Holds the libraries if /usr itself is a link that leads nowhere."""
+"""Holds the libraries if /usr is no place for them: a file, a link to itself or below /proc."""
 
 
 def read_layout(
