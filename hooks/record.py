@@ -26,7 +26,8 @@ owned_nodes     in a user namespace, the nodes that not everybody may open: befo
 missing         what the driver should have and has not; with the places searched, if few drivers
                 lack it
 left_out        destinations for which the image has no room
-elsewhere       by destinations for which it has no room: paths that a variable names instead
+elsewhere       by destinations for which it has no room: paths that a variable names instead, or to
+                which a link of the image leads
 written         files and links that were written into the image, or into a layer of it
 layered         whether they are in a layer that other containers of the image share
 driver_layer    files of the driver that are in this layer, and therefore not mounted

@@ -22,7 +22,8 @@ Rules
   container is gone. So it is omitted, unless a CDI spec requires it.
 - A directory that a link leads to is made if it is missing: runc makes it, and crun does not start
   the container. A mount whose directory cannot be (links in circles, a file on the way) is
-  omitted, unless a CDI spec requires it: then the runtime says so.
+  omitted, unless a CDI spec requires it: then the runtime says so. A mount that a dangling link
+  leads to something mounted over ("/run") is made where the link leads.
 - A file that is too large to be kept until the end stays where a link is to go, and what the link
   would lead to is mounted over it.
 - The files that only a later ``ldconfig`` would read are dispensable: where an image has no room
@@ -35,6 +36,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Final
 
 from api.values import replace
@@ -51,7 +53,7 @@ from hooks.image.rootfs_errors import (
 )
 from hooks.image.staging import Placed, is_on_directory, place_beside, stage
 from hooks.plan import File, Link, LinkDirectory, Mount, Plan
-from hooks.words import end_of
+from hooks.words import KERNELS, end_of
 
 __all__ = ["Placed", "place", "place_inside", "place_unseen", "stage"]
 
@@ -59,6 +61,7 @@ __all__ = ["Placed", "place", "place_inside", "place_unseen", "stage"]
 _NO_ROOM: Final = (DirectoryInTheWay, FileTooLarge, NotARegularFile, PathRefused)
 
 _DEV: Final = "/dev"
+_KERNELS: Final = tuple(f"{directory}/" for directory in KERNELS)
 
 
 def place(
@@ -175,6 +178,10 @@ def _write(
         journal.directory_itself(_DEV)
     omitted += _make_mount_points(journal, plan.mounts, lookup, fresh=fresh)
     without_mounts = frozenset(map(os.path.dirname, omitted))
+    moved = {m.destination: place for m in plan.mounts if (place := lookup.beyond(m.destination))}
+    of_moved = (mount for mount in plan.mounts if mount.destination in moved)
+    mounts += (replace(mount, destination=moved[mount.destination]) for mount in of_moved)
+    omitted += moved
     for link in plan.links:
         if lookup.is_covered(link.path) or os.path.dirname(link.path) in without_mounts:
             omitted.append(link.path)
@@ -195,6 +202,7 @@ def _write(
         mounts=tuple(mounts),
         written=tuple(journal.written),
         omitted=tuple(omitted),
+        substitutes=tuple(moved.items()),
         staged=tuple(staged),
     )
 
@@ -276,10 +284,33 @@ class _PathLookup:
 
     def is_reachable(self, path: str) -> bool:
         """Whether a runtime gets to the directory of ``path``, or can make it."""
+        directory = os.path.dirname(path)
+        landing = self._landing(directory)
+        if landing is not None and f"{landing}/".startswith(_KERNELS):
+            return False  # runtimes refuse mounts there
         if self.is_covered(path):
             return True  # what is in the image does not matter
-        directory = os.path.dirname(path)
-        return self._landing(directory) is not None or self._kind(directory) == stat.S_IFDIR
+        return landing is not None or self._kind(directory) == stat.S_IFDIR
+
+    def beyond(self, path: str) -> str | None:
+        """Where a mount at ``path`` goes if a dangling link leads it to what is mounted over.
+
+        There the runtime makes the mount point, but crun not behind such a link.
+        """
+        directory, _, name = path.rpartition("/")
+        landing = self._landing(directory or "/")
+        if landing is None or landing == directory or not self.is_covered(path):
+            return None  # as of nearly every path; what follows is slow with thousands of mounts
+        if not self._layout.covers(landing) or self._layout.covers(directory):
+            return None
+        is_possible = self.is_reachable(path) and not self.is_shared(path)
+        return f"{landing}/{name}" if is_possible and self._is_dangling(directory) else None
+
+    def _is_dangling(self, directory: str) -> bool:
+        """Whether a link on the way to a directory leads nowhere in the image."""
+        way = accumulate(components(directory), lambda above, name: f"{above}/{name}", initial="")
+        links = (path for path in way if path and self._rootfs.read_link(path) is not None)
+        return any(self._rootfs.stat(path) is None for path in links)
 
     def is_shared(self, path: str) -> bool:
         """Whether a mount at ``path`` may appear on the host."""

@@ -125,7 +125,7 @@ class Placed:
     # destinations of the plan's mounts, and paths of its links and files, that this image has no
     # room for. Such a mount has to be left out of the spec.
     omitted: tuple[str, ...] = ()
-    # of these, the files that are at another path, which a variable names
+    # of these, the files that are at another path, which a variable names or a link leads to
     substitutes: tuple[tuple[str, str], ...] = ()
     # what is mounted from staging, by where
     staged: tuple[tuple[str, File | LinkDirectory], ...] = ()

@@ -94,7 +94,7 @@ async def test_container_of_an_odd_image_has_its_gpus(
 
 
 @pytest.mark.parametrize("low_level", ["runc", "crun"])
-@pytest.mark.parametrize("target", ["/opt/graphics", "../../nowhere", "glvnd"])
+@pytest.mark.parametrize("target", ["/opt/graphics", "../../nowhere", "/run/graphics", "glvnd"])
 async def test_container_starts_where_a_directory_of_manifests_leads_nowhere(
     start_shim: StartShim, two_gpus: SimulatedNode, low_level: str, target: str
 ) -> None:
@@ -104,6 +104,9 @@ async def test_container_starts_where_a_directory_of_manifests_leads_nowhere(
         "c1", "sh", "-c", look, env=GPUS, image=glibc(),
         environment={"NVSHIM_CONFIG": two_gpus.config_path}, for_crun=low_level == "crun",
     ) as shim:  # fmt: skip
+        spec = shim.spec("c1")
+        spec["mounts"].append({"destination": "/run", "type": "tmpfs", "source": "tmpfs"})
+        shim.write_spec("c1", spec)
         share = Path(shim.directory, "c1/rootfs/usr/share")
         share.mkdir()
         (share / "glvnd").symlink_to(target)
