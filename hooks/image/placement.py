@@ -177,13 +177,12 @@ def _write(
     if plan.devices:
         journal.directory_itself(_DEV)
     omitted += _make_mount_points(journal, plan.mounts, lookup, fresh=fresh)
-    without_mounts = frozenset(map(os.path.dirname, omitted))
     moved = {m.destination: place for m in plan.mounts if (place := lookup.beyond(m.destination))}
     of_moved = (mount for mount in plan.mounts if mount.destination in moved)
     mounts += (replace(mount, destination=moved[mount.destination]) for mount in of_moved)
     omitted += moved
     for link in plan.links:
-        if lookup.is_covered(link.path) or os.path.dirname(link.path) in without_mounts:
+        if lookup.is_covered(link.path) or not lookup.is_reachable(link.path):
             omitted.append(link.path)
         else:
             mounts += _make_link(journal, link, plan)

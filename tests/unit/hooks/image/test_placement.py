@@ -390,6 +390,10 @@ CASES: dict[str, Case] = {
     "directory that is a file, right where files go": Case(
         GRAPHICS, {"/usr/share/vulkan/icd.d": b"", MODULES: b"", "/etc/nvidia/rc.d": b""}
     ),
+    "shared volume over one file, beside links": Case(
+        GRAPHICS, {},
+        mounts=[RUN, volume(f"{MODULES}/libglx.so.535.1", options=["rbind", "rshared"])],
+    ),
     "required mount where links lead to themselves": Case(
         required(("bind", "/etc/hostname", "/opt/vendor/x")), {"/opt/vendor": to("vendor")}
     ),
