@@ -1,13 +1,16 @@
 """Stdio with a terminal: what passes between its master and the fifos of a client.
 
 The runtime opens the terminal inside the container and sends its master over a socket that we
-listen on. Output is passed on until no process has the terminal open.
+listen on. Output is passed on until the process has ended and none has the terminal open. Until
+then the shim has it open too: an init may close it and open /dev/console for each message, and a
+master reports its end whenever no process has the terminal open.
 
 CloseIO ends the input as a person at that terminal would, with Ctrl-D (its VEOF character,
 twice: the first hands over an unfinished line). containerd's own shim hangs the terminal up,
 which kills the foreground process and loses its last output.
 
-Source: runc(8) --console-socket (docs/terminals.md); pty(7), termios(3), tty_ioctl(4).
+Source: runc(8) --console-socket (docs/terminals.md); pty(7), termios(3), tty_ioctl(4),
+ioctl_tty(2) TIOCGPTPEER.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from shim.stdio.pipes import Descriptors, Relay
 from shim.stdio.streams import ChildStdio, Input, Output, Stdio
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
+_TIOCGPTPEER: Final = 0x5441  # of x86 and Arm
 
 
 class TerminalStdio(Stdio):
@@ -55,6 +59,7 @@ class TerminalStdio(Stdio):
         self._size: tuple[int, int] | None = None
         self._listener: socket.socket | None = None
         self._kept_directory = Descriptors()
+        self._kept_open = Descriptors()
         # A bundle's path can be longer than a socket's address may be; the descriptor of its
         # directory is a short way to the same place, for us and for the runtime.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -77,6 +82,7 @@ class TerminalStdio(Stdio):
         """Take the terminal's master, which the runtime has sent, and start to pass on."""
         master = self._master = _Master(self._receive_master())
         self._stop_listening()
+        self._keep_open(master.fd)
         if self._size is not None:
             self.resize(*self._size)
         if self._source is not None:
@@ -95,8 +101,14 @@ class TerminalStdio(Stdio):
             size = struct.pack("HHHH", height & 0xFFFF, width & 0xFFFF, 0, 0)
             fcntl.ioctl(self._master.fd, termios.TIOCSWINSZ, size)
 
+    async def ended(self) -> None:
+        """Let the output end, and give its client a moment for the rest."""
+        self._kept_open.close()
+        await super().ended()
+
     async def let_go(self) -> None:
         """Close the input, the terminal, and what takes its output when that has been taken."""
+        self._kept_open.close()
         if self._source is not None:
             self._source.close()
         if self._output.relay is not None:
@@ -107,10 +119,19 @@ class TerminalStdio(Stdio):
     def close(self) -> None:
         """Stop passing on and release everything."""
         self._stop_listening()
+        self._kept_open.close()
         self._close_master()
         super().close()
         if self._input is not None:
             self._input.stop()
+
+    def _keep_open(self, master: int) -> None:
+        try:
+            # Without a path: the file system of the container's terminals is not mounted here.
+            fd = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            return  # no descriptor is free, or it is of another kind: few programs need it
+        self._kept_open.keep(fd)
 
     async def _watch_output(self, done: loop.Event) -> None:
         await done.wait()

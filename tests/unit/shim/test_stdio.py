@@ -516,6 +516,36 @@ async def test_a_terminal_holds_its_master_once_until_nobody_uses_it(
     os.close(output)
 
 
+async def test_a_program_may_close_its_terminal_and_open_it_again(
+    tmp_path: Path, open_fds: None, terminal: Open
+) -> None:
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    slave = await _begin(stdio)
+    name = os.ttyname(slave)
+    output = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
+    input_ = os.open(tmp_path / "in", os.O_WRONLY)
+    os.write(slave, b"before\n")
+    os.close(slave)  # as an init does that opens /dev/console for each message
+    await _read_all_slowly(output, until=b"before\r\n")
+    await anyio.wait_all_tasks_blocked()
+    os.write(input_, b"typed\n")
+    await anyio.wait_all_tasks_blocked()
+    slave = os.open(name, os.O_RDWR | os.O_NOCTTY)
+    assert os.read(slave, 100) == b"typed\n"
+    os.write(slave, b"after\n")
+    await _read_all_slowly(output, until=b"after\r\n")
+    os.write(slave, b"last words\n")
+    os.close(slave)
+    await stdio.ended()
+    # The client sees the end, before anything is deleted.
+    assert _read_all(output).endswith(b"last words\r\n")
+    await stdio.drain()
+    stdio.close()
+    for fd in (input_, output):
+        os.close(fd)
+    await anyio.wait_all_tasks_blocked()
+
+
 async def test_a_terminal_that_is_closed_has_no_characters_to_end_its_input_with(
     tmp_path: Path, terminal: Open
 ) -> None:
