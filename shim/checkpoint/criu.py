@@ -137,12 +137,14 @@ def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) 
         paths: where its stdin, stdout and stderr are; None if that is not a file.
 
     Returns:
-        By CRIU's name for each file, which of 0, 1 and 2 it is.
+        By CRIU's name for each file, which of 0, 1 and 2 it is. All are on mounts of ours.
     """
-    inside = _mount_ids(init)
+    # Nothing else is looked at: a container may have opened a file in a mount namespace that it has
+    # made itself, and its server may be gone, or never answer.
+    outside = _mount_ids("self") - _mount_ids(init)
     numbers: dict[tuple[int, int], int] = {}
     for number in (2, 1, 0):  # a file that is stdout and stderr counts as stdout
-        own = f"/proc/{init}/fd/{number}" if _mount_of(init, str(number)) not in inside else None
+        own = f"/proc/{init}/fd/{number}" if _mount_of(init, str(number)) in outside else None
         for path in (paths[number], own):
             if path is not None and (identity := _identity(path)) is not None:
                 numbers[identity] = number
@@ -150,8 +152,7 @@ def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) 
     for pid in {init, *pids}:
         for fd in _descriptors(pid):
             mount = _mount_of(pid, fd)
-            # What is on a mount of the container is not asked for: its server may be gone.
-            if mount is None or mount in inside:
+            if mount not in outside:
                 continue
             identity = _identity(f"/proc/{pid}/fd/{fd}")
             if identity is not None and identity in numbers:
@@ -169,7 +170,7 @@ def restore_config(files: Mapping[str, int]) -> str:
     return "".join(f"inherit-fd fd[{number}]:{name}\n" for name, number in files.items())
 
 
-def _mount_ids(pid: int) -> set[int]:
+def _mount_ids(pid: int | str) -> set[int]:
     try:
         with open(f"/proc/{pid}/mountinfo", "rb") as file:
             return {int(line.split(maxsplit=1)[0]) for line in file}

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from api import typeurl
 from api.errors import NvshimError, Status
 from api.proto import linux_runc_pb2, runc_options_pb2
+from shim import syscalls
 from shim.checkpoint import criu, images
 from shim.checkpoint.errors import (
     CheckpointFailed,
@@ -30,6 +31,7 @@ from shim.checkpoint.errors import (
     CriuUnsupportedByRuntime,
     RestoreFailed,
 )
+from tests.harness.fuse import FILE, fuse
 from tests.harness.raising import Kind, is_error, raises
 from tests.harness.waiting import eventually
 from tests.unit.hooks.image.images import Make, device, fill, to
@@ -148,6 +150,22 @@ def test_files_that_the_container_sees_itself_are_not_external(tmp_path: Path) -
         finally:
             child.kill()
             child.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_files_on_mounts_of_the_containers_own_making_are_not_asked_for(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with fuse(str(tmp_path / "fuse")) as server:
+        syscalls.mount(server.mount_point, str(other), "", syscalls.MS_BIND)
+        number = os.open(other / FILE, os.O_PATH)
+        # Nobody sees this mount, as nobody outside sees one of a nested namespace.
+        syscalls.umount(str(other), syscalls.MNT_DETACH)
+        with _apart(number, number, number) as init:
+            server.hang()
+            assert criu.external_files(init, [], [None, None, None]) == {}
+            assert not server.asked.is_set()
+        os.close(number)
 
 
 def test_process_that_has_ended_has_no_files() -> None:
