@@ -10,6 +10,9 @@ Starting
 - That function uses vfork(2). Its module would bring a second owner of wait(2); and
   ``os.posix_spawn`` leaves signals 32 and 33 ignored (glibc does, in its child), which containers
   would inherit.
+- The shim may open as many files as its hard limit allows, as containerd's own shim does: each
+  exec that runs needs seven, and systemd gives a service 1024. Programs get the soft limit that
+  the shim was started with, which a container without a limit of its own inherits.
 
 Waiting
 - The shim is a subreaper: besides the runtimes that it spawns, every container's init process and
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import time
 from _posixsubprocess import fork_exec
@@ -46,6 +50,9 @@ _CHUNK: Final = 65536
 
 _FURTHER: Final = (3, 4, 5)
 _reserved: list[int] = []
+
+# The soft limit of open files for programs; empty if it is the shim's.
+_files_of_programs: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +196,31 @@ def reserve_numbers(listener: int) -> int:
     return moved
 
 
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may; the programs that it starts may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return  # it is above what the kernel allows now
+    _files_of_programs[:] = [soft]
+
+
+@contextmanager
+def _file_limit_of_programs() -> Iterator[None]:
+    if not _files_of_programs:
+        yield
+        return
+    ours = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(*_files_of_programs, *ours), ours[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, ours)
+
+
 def spawn(
     reaper: Reaper,
     argv: Sequence[str],
@@ -228,7 +260,8 @@ def spawn(
         reading, writing = os.pipe2(os.O_CLOEXEC)
         variables = {**programs.fixed_environment(), **(environment or {})}
         standard = [fds.get(n, null) for n in (0, 1, 2)]
-        with _in_place({n: fd for n, fd in fds.items() if n > 2}) as further:  # noqa: PLR2004 - stderr
+        further_fds = {n: fd for n, fd in fds.items() if n > 2}  # noqa: PLR2004 - stderr
+        with _in_place(further_fds) as further, _file_limit_of_programs():
             pid = _fork_exec(
                 program,
                 argv,

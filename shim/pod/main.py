@@ -12,7 +12,7 @@ import os
 from typing import NoReturn
 
 from shim import syscalls
-from shim.children import Reaper, reserve_numbers
+from shim.children import Reaper, raise_file_limit, reserve_numbers
 from shim.log import Log
 from shim.pod import fd_reserve
 from shim.work.injection import look_ahead
@@ -41,6 +41,7 @@ def main(
     # What is imported stays; looking for garbage among it costs a tenth of the time.
     gc.disable()
     syscalls.give_back_large_blocks()
+    raise_file_limit()
     listener_fd = reserve_numbers(listener_fd)
     fd_reserve.fill()
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)

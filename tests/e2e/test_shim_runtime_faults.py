@@ -355,6 +355,19 @@ async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
     assert 4 < refused < 28
 
 
+async def test_a_shim_may_open_as_many_files_as_its_hard_limit_allows(
+    start_shim: StartShim,
+) -> None:
+    whole = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (whole[1] - 1, whole[1]))
+    try:
+        async with start_shim("c1", "sleep", "1000") as shim:
+            await shim.run("c1")
+            assert resource.prlimit(shim.pid, resource.RLIMIT_NOFILE) == (whole[1], whole[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, whole)
+
+
 async def test_an_exec_whose_output_nobody_reads_is_deleted_though_no_descriptor_is_left(
     shim: ShimByHand,
 ) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
+from shim import children
 from shim.children import Reaper, run, spawn
 from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.programs import fixed_environment
@@ -58,6 +61,36 @@ async def test_descriptors_arrive_under_their_numbers(reaper: Reaper, tmp_path: 
 async def test_what_is_not_named_is_dev_null(reaper: Reaper) -> None:
     done = await run(reaper, ["sh", "-c", "readlink /proc/$$/fd/0 /proc/$$/fd/2"])
     assert done.output == b"/dev/null\n/dev/null\n"
+
+
+@pytest.fixture
+def files_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Give this process a soft limit of open files that is below its hard one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(children, "_files_of_programs", [])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    yield before[1] - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_the_shim_may_open_more_files_than_its_programs(
+    reaper: Reaper, files_limit: int
+) -> None:
+    children.raise_file_limit()
+    done = await run(reaper, ["sh", "-c", "ulimit -Sn; ulimit -Hn"])
+    assert done.output.split() == [b"%d" % files_limit, b"%d" % (files_limit + 1)]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (files_limit + 1, files_limit + 1)
+
+
+async def test_a_limit_of_files_that_was_lowered_since_stays(
+    reaper: Reaper, files_limit: int
+) -> None:
+    children.raise_file_limit()
+    lower = (files_limit - 1, files_limit + 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, lower)
+    done = await run(reaper, ["sh", "-c", "ulimit -Sn"])
+    assert done.output.split() == [b"%d" % lower[0]]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == lower
 
 
 async def test_the_environment_is_fixed(reaper: Reaper, monkeypatch: pytest.MonkeyPatch) -> None:
