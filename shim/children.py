@@ -24,6 +24,8 @@ Waiting
   missed. The pid of a container's process is learned late, from runc's pid file; its exit may
   come first. While a :meth:`Reaper.window` is open, the exits of unknown pids are kept.
 - No timer is involved: a loaded machine delays an exit, and never loses one.
+- Requests have their turn while processes end without pause: where a container shares the node's
+  pid namespace, the orphans that it makes are ours.
 
 Source: vfork(2); prctl(2) PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER; waitid(2);
 glibc sysdeps/unix/sysv/linux/spawni.c.
@@ -46,6 +48,10 @@ from shim import loop, programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
 _LONGEST_FAILURE: Final = 256
+
+# How many children are reaped before others have their turn.
+_MOST_AT_ONCE: Final = 1 << 10
+
 _CHUNK: Final = 65536
 
 _FURTHER: Final = (3, 4, 5)
@@ -149,8 +155,8 @@ class Reaper:
         return child
 
     def reap(self) -> None:
-        """Reap all children that have ended. To be called upon SIGCHLD."""
-        while True:
+        """Reap children that have ended. To be called upon SIGCHLD, which comes again for more."""
+        for _ in range(_MOST_AT_ONCE):
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
             except ChildProcessError:
@@ -166,6 +172,7 @@ class Reaper:
                 child._finish(exit_)  # noqa: SLF001 - see register
             elif self._windows:
                 self._unclaimed[exit_.pid] = exit_
+        signal.raise_signal(signal.SIGCHLD)
 
 
 def _is_our_child(pid: int) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import anyio
 import pytest
 
-from shim import syscalls
+from shim import loop, syscalls
 from shim.children import Exit, Reaper, spawn
 from tests.harness.own_process import restored
 
@@ -119,3 +121,21 @@ async def test_a_kept_exit_is_not_given_to_a_later_process_of_the_same_pid() -> 
             _wait_until_dead(alive)
         reaper.reap()
         assert (await child.wait()).status == 137
+
+
+async def test_others_have_their_turn_while_children_end_without_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reaper, reaped = Reaper(), itertools.count()
+
+    def another(*_: int) -> SimpleNamespace:
+        assert next(reaped) < 1 << 14, "nothing else had its turn"
+        return SimpleNamespace(si_pid=1, si_status=0, si_code=os.CLD_EXITED)
+
+    with loop.handle_signals({signal.SIGCHLD: reaper.reap}), monkeypatch.context() as patched:
+        patched.setattr(os, "waitid", another)
+        signal.raise_signal(signal.SIGCHLD)
+        for _ in range(4):
+            before = next(reaped)
+            await loop.checkpoint()
+            assert next(reaped) > before + 1, "and nobody is forgotten"
