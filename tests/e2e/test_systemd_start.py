@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -59,10 +60,17 @@ async def test_the_first_shim_comes_from_it(containerd: Node, before: tuple[str,
         assert containerd.servers() == [server.pid]
         shim = await containerd.start("c1")
         assert containerd.servers() == [server.pid]
-        for name in ("limits", "cgroup"):
-            assert _content(shim, name) == _content(os.getpid(), name)
+        ours = _limits(os.getpid())
+        files = ours.pop(resource.RLIMIT_NOFILE)[1]
+        assert _limits(shim) == {**ours, resource.RLIMIT_NOFILE: (files, files)}
+        assert _content(shim, "cgroup") == _content(os.getpid(), "cgroup")
         assert os.getpriority(os.PRIO_PROCESS, shim) == os.getpriority(os.PRIO_PROCESS, 0)
     assert is_alive(shim)
+
+
+def _limits(pid: int) -> dict[int, tuple[int, int]]:
+    numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return {number: resource.prlimit(pid, number) for number in numbers}
 
 
 def _content(pid: int, name: str) -> bytes:
