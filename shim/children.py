@@ -24,8 +24,9 @@ Waiting
   missed. The pid of a container's process is learned late, from runc's pid file; its exit may
   come first. While a :meth:`Reaper.window` is open, the exits of unknown pids are kept.
 - No timer is involved: a loaded machine delays an exit, and never loses one.
-- Requests have their turn while processes end without pause: where a container shares the node's
-  pid namespace, the orphans that it makes are ours.
+- A container can make any number of processes that are our children: an exec by clone(2) with
+  CLONE_PARENT; in the node's pid namespace, all its orphans are. So requests have their turn while
+  such processes end without pause, and of the exits that a window keeps only the newest are left.
 
 Source: vfork(2); prctl(2) PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER; waitid(2);
 glibc sysdeps/unix/sysv/linux/spawni.c.
@@ -39,6 +40,7 @@ import resource
 import signal
 import time
 from _posixsubprocess import fork_exec
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -51,6 +53,9 @@ _LONGEST_FAILURE: Final = 256
 
 # How many children are reaped before others have their turn.
 _MOST_AT_ONCE: Final = 1 << 10
+
+# How many exits of unknown processes are kept; a runtime takes milliseconds to name its own.
+_MOST_UNCLAIMED: Final = 1 << 14
 
 _CHUNK: Final = 65536
 
@@ -117,7 +122,7 @@ class Reaper:
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
         self._windows = 0
-        self._unclaimed: dict[int, Exit] = {}
+        self._unclaimed: OrderedDict[int, Exit] = OrderedDict()
 
     @contextmanager
     def window(self) -> Iterator[None]:
@@ -171,8 +176,14 @@ class Reaper:
             if child is not None:
                 child._finish(exit_)  # noqa: SLF001 - see register
             elif self._windows:
-                self._unclaimed[exit_.pid] = exit_
+                self._keep(exit_)
         signal.raise_signal(signal.SIGCHLD)
+
+    def _keep(self, exit_: Exit) -> None:
+        self._unclaimed[exit_.pid] = exit_
+        self._unclaimed.move_to_end(exit_.pid)
+        if len(self._unclaimed) > _MOST_UNCLAIMED:
+            self._unclaimed.popitem(last=False)
 
 
 def _is_our_child(pid: int) -> bool:

@@ -139,3 +139,22 @@ async def test_others_have_their_turn_while_children_end_without_pause(
             before = next(reaped)
             await loop.checkpoint()
             assert next(reaped) > before + 1, "and nobody is forgotten"
+
+
+async def test_of_very_many_unknown_processes_the_newest_exits_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reaper, count = Reaper(), 1 << 15
+    # Its exit was kept before, under a number that is used again.
+    pids = iter([count, *range(1, count + 1)])
+
+    def another(*_: int) -> SimpleNamespace | None:
+        pid = next(pids, None)
+        return pid and SimpleNamespace(si_pid=pid, si_status=pid % 100, si_code=os.CLD_EXITED)
+
+    with reaper.window(), monkeypatch.context() as patched:
+        patched.setattr(os, "waitid", another)
+        for _ in range(count // 1000 + 1):
+            reaper.reap()
+        assert len(reaper._unclaimed) <= 1 << 14
+        assert (count, count - 1) == tuple(itertools.islice(reversed(reaper._unclaimed), 2))
