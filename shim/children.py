@@ -51,8 +51,8 @@ from shim.errors import ProgramNotFound, ProgramTimeout
 
 _LONGEST_FAILURE: Final = 256
 
-# How many children are reaped before others have their turn.
-_MOST_AT_ONCE: Final = 1 << 10
+# How many children are reaped before others have their turn: each takes longer, the more there are.
+_MOST_AT_ONCE: Final = 64
 
 # How many exits of unknown processes are kept; a runtime takes milliseconds to name its own.
 _MOST_UNCLAIMED: Final = 1 << 14
