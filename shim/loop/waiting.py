@@ -186,7 +186,7 @@ def unwatch(fd: int) -> None:
 
 @contextmanager
 def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[None]:
-    """Have the loop call a function whenever a signal arrives.
+    """Have the loop call a function whenever a signal arrives, once for several at a time.
 
     The interpreter's own handler writes the numbers into a pipe. What is called runs outside of any
     task, as with :func:`watch`.
@@ -200,7 +200,7 @@ def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[Non
     before = {number: signal.signal(number, _pass) for number in handlers}
 
     def read(_: int) -> None:
-        for number in os.read(reading, _MANY):
+        for number in dict.fromkeys(os.read(reading, _MANY)):
             if number in handlers:
                 handlers[number]()
 

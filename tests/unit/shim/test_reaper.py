@@ -134,11 +134,12 @@ async def test_others_have_their_turn_while_children_end_without_pause(
 
     with loop.handle_signals({signal.SIGCHLD: reaper.reap}), monkeypatch.context() as patched:
         patched.setattr(os, "waitid", another)
-        signal.raise_signal(signal.SIGCHLD)
+        for _ in range(100):  # as many as end while others are reaped
+            signal.raise_signal(signal.SIGCHLD)
         for _ in range(4):
             before = next(reaped)
             await loop.checkpoint()
-            assert next(reaped) > before + 1, "and nobody is forgotten"
+            assert before + 1 < next(reaped) < before + 1000, "a few, and nobody is forgotten"
 
 
 async def test_of_very_many_unknown_processes_the_newest_exits_are_kept(
