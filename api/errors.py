@@ -1,7 +1,7 @@
-"""The table of errors: its root, its rows, and the status codes an error travels as.
+"""The table of errors: its root, its rows, and the status code that an error is sent with.
 
-An error of ours is a class only where our code catches it apart from others. Every other one is a
-row: :meth:`NvshimError.row` of a branch of this tree names it, and it is raised as a class is::
+An error is a class only if our code catches it separately. Every other error is a row: it is
+defined with :meth:`NvshimError.row` of a branch of this tree, and is raised like a class::
 
     NvshimError
     ├── TtrpcError             api.ttrpc.errors  E00xx  the wire
@@ -14,12 +14,12 @@ row: :meth:`NvshimError.row` of a branch of this tree names it, and it is raised
     ├── ShimError              shim.errors       E1xxx  bundle, runtime, tasks, stdio
     └── IntegrationError       integration.errors  E2xxx  simulated node, demo, private containerd
 
-Each has a stable ``code``, a ``slug``, the gRPC ``status`` that it maps to, a ``remedy`` where its
-raisers name none, and a message of one line that says what was asked, what was found and what to
-do. The ttrpc status carries that line: it is what ``ctr``, ``kubectl describe`` and containerd's
-log show. docs/reference/errors.md and ``nvshim explain CODE`` are made from rows and classes.
+Each has a stable ``code``, a ``slug``, the gRPC ``status`` that it maps to, a ``remedy`` for
+raisers that name none, and a message of one line that says what was asked, what was found and what
+to do. The ttrpc status carries that line, so ``ctr``, ``kubectl describe`` and containerd's log
+show it. docs/reference/errors.md and ``nvshim explain CODE`` are generated from rows and classes.
 
-A status is a number and not a member of an enum, because a peer may send any.
+A status is a number and not a member of an enum, because a peer may send any number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from api.values import dataclass
 
 
 class Status:
-    """The gRPC status codes, by which containerd tells failures apart.
+    """The gRPC status codes, with which containerd distinguishes failures.
 
     Source: google.rpc.Code; containerd maps them in its package errdefs.
     """
@@ -55,9 +55,9 @@ class Status:
 
 
 class NvshimError(Exception):
-    """The root: every error this project raises on purpose is one of these.
+    """The root: every error that this project raises on purpose is one of these.
 
-    A class of errors states what it adds to its branch: ``class X(ShimError, code="NVSHIM-E1999",
+    A class of errors declares what it adds to its branch: ``class X(ShimError, code="NVSHIM-E1999",
     status=Status.NOT_FOUND, remedy="wait")``. A class without a code is only a branch.
 
     Args:
@@ -67,11 +67,11 @@ class NvshimError(Exception):
         do: what the reader can do about it; by default the remedy of the class or row.
 
     ``str()`` of it is one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
-    valid TOML. Correct line 3``. It has no full stop: containerd 1 ends it with words of its own.
+    valid TOML. Correct line 3``. It has no full stop, because containerd 1 appends its own words.
 
     Attributes:
-        slug: its name as people write it (driver-not-found).
-        preface: words before the code, for programs that look for them.
+        slug: its readable name (driver-not-found).
+        preface: words before the code, for programs that search for them.
     """
 
     code: str = "NVSHIM-E0000"
@@ -102,13 +102,13 @@ class NvshimError(Exception):
 
     @classmethod
     def row(cls, name: str, status: int, when: str, *, remedy: str = "") -> ErrorRow[Self]:
-        """An error of this branch that has no class of its own.
+        """Define an error of this branch that has no class of its own.
 
         Args:
-            name: its code and slug ("NVSHIM-E2705 device-gone"), as its message starts.
+            name: its code and slug ("NVSHIM-E2705 device-gone"), with which its message starts.
             status: one of :class:`Status`.
-            when: the sentences of the reference on when it is raised.
-            remedy: as that of a class.
+            when: the sentences in the reference that say when it is raised.
+            remedy: the remedy, as for a class.
         """
         code, _, slug = name.partition(" ")
         return ErrorRow(cls, code, slug, status, when, remedy)
@@ -135,7 +135,7 @@ _E_co = TypeVar("_E_co", bound=NvshimError, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow(Generic[_E_co]):
-    """An error without a class of its own. Made by :meth:`NvshimError.row`, whose fields it has."""
+    """An error that has no class of its own, with the fields of :meth:`NvshimError.row`."""
 
     branch: type[_E_co]
     code: str
@@ -153,19 +153,19 @@ class ErrorRow(Generic[_E_co]):
 
 _VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ")
 
-# A message may quote a file of the image or a program's output; neither may break the
-# line, colour a terminal or fill a log.
+# A message may quote a file of the image or a program's output. Neither must break the line, colour
+# a terminal or fill a log.
 _LONGEST_PART = 600
 
 
 def one_line(text: str) -> str:
-    """``text`` without line breaks and control characters, cut to a bounded length.
+    """Return ``text`` without line breaks and control characters, cut to a limited length.
 
     Args:
-        text: anything, also what an image or a foreign program wrote.
+        text: any text, including one that an image or a foreign program wrote.
 
     Returns:
-        Printable text of at most 600 characters, with no line break in it.
+        Printable text of at most 600 characters, without a line break.
     """
     words = " ".join(text.split())
     printable = words
@@ -175,7 +175,7 @@ def one_line(text: str) -> str:
 
 
 def type_name(error: BaseException) -> str:
-    """The name of an error's class, or of its row."""
+    """Return the name of an error's class, or of its row."""
     if isinstance(error, NvshimError):
         return "".join(word.capitalize() for word in error.slug.split("-"))
     return type(error).__name__
@@ -186,18 +186,18 @@ _DEEPEST_CAUSE = 8
 
 
 def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
-    """An unforeseen exception and where it happened, for the person who fixes the bug.
+    """Describe an unexpected exception and where it happened, for the person who fixes the bug.
 
-    The module traceback reads files, its own and those of the lines that it shows, and the
-    installation may be gone when a shim that goes on without it has something to tell.
+    The module traceback would read files: its own, and those of the lines that it shows. A shim may
+    outlive its installation, so they may no longer exist.
 
     Args:
         error: the exception.
-        depth: how many exceptions that it came from, or that are in it, may be told with it.
+        depth: how many of its causes, and of the exceptions in it, to include.
 
     Returns:
-        Its type and text, the calls that led to it, outermost first, and the same of its cause and
-        of the exceptions in a group; in one line.
+        In one line: its type and text, the calls that led to it, outermost first, and the same for
+        its cause and for the exceptions in a group.
     """
     text = one_line(f"{type_name(error)}: {error}")
     places = []
@@ -225,7 +225,7 @@ _KINDS = {
 
 
 def kind_name(kind: type) -> str:
-    """What people call a value of a type of JSON or TOML ("a string").
+    """Return the common name of a type of JSON or TOML values ("a string").
 
     Args:
         kind: the type.
@@ -234,13 +234,13 @@ def kind_name(kind: type) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` as it is, but for what breaks a line or moves a cursor, which is escaped.
+    """Escape everything in ``text`` that would break a line or move a cursor.
 
     Args:
-        text: anything, also the content of an image or a pod.
+        text: any text, including content of an image or a pod.
 
     Returns:
-        Printable text of one line, however long, from which one can tell what it was.
+        One line of printable text, of any length, from which the original can be recognised.
     """
     if text.isprintable():
         return text

@@ -17,12 +17,13 @@ id  server              service
 ==  ==================  ====================
 
 Rules
-- The payloads of one id are a stream of bytes; a frame may end anywhere in a ttrpc message.
-- The runtime's reader hands out whole frames to buffers of 4096 bytes, and breaks the connection
-  over a frame that does not fit. The rest of a message whose start it has read fits always. So a
-  message is sent as a frame of at most 4096 bytes and one of the rest, and a frame never has parts
-  of two messages. It also keeps only 256 unread frames, so a message is not cut any finer.
-- A frame of another id is dropped. One longer than any message of ttrpc ends the connection.
+- The payloads with one id form a stream of bytes; a frame may end anywhere in a ttrpc message.
+- The runtime's reader copies whole frames into buffers of 4096 bytes, and closes the connection if
+  a frame does not fit. Once it has read the start of a message, the rest always fits. So a message
+  is sent as one frame of at most 4096 bytes and one for the rest, and a frame never contains parts
+  of two messages. The reader also keeps only 256 unread frames, so a message is not divided
+  further.
+- A frame with another id is dropped. A frame longer than any ttrpc message ends the connection.
 
 Source: github.com/containerd/nri pkg/net/multiplex; ttrpc's channel.go for the buffer.
 """
@@ -53,10 +54,10 @@ _LONGEST: Final = frames.HEADER_SIZE + frames.DATA_MAX
 
 
 def encode(connection: int, message: bytes) -> bytes:
-    """One message of ttrpc, ready to be sent.
+    """Return one ttrpc message, ready to be sent.
 
     Args:
-        connection: its id.
+        connection: the id of its connection.
         message: the whole message, with its header.
     """
     parts = (message[:_FIRST], message[_FIRST:])
@@ -64,7 +65,7 @@ def encode(connection: int, message: bytes) -> bytes:
 
 
 class FrameReader:
-    """Sorts a byte stream by connection, wherever it is split. It holds at most a header."""
+    """Sorts a byte stream by connection, wherever it is split. It keeps at most one header."""
 
     __slots__ = ("_header", "_id", "_left")
 
@@ -74,7 +75,7 @@ class FrameReader:
         self._left = 0  # bytes of the frame that have not arrived yet
 
     def feed(self, received: bytes) -> list[tuple[int, bytes]]:
-        """Take what was received.
+        """Process received bytes.
 
         Returns:
             Pieces of the connections' streams, each with its id.
@@ -105,11 +106,11 @@ class Connection:
     """The connection of a plugin and a runtime, on which each serves and calls.
 
     Args:
-        sock: connected; closed by :meth:`run`.
-        peer: the process at its other end.
-        service: what this end serves.
-        log: where failures of its handlers are logged.
-        tasks: where the connection is served, until :meth:`run` returns or this is cancelled.
+        sock: a connected socket, which :meth:`run` closes.
+        peer: the process at the other end.
+        service: the service of this end.
+        log: the log for failures of its handlers.
+        tasks: the group in which it is served, until :meth:`run` returns or the group is cancelled.
         serves: the id of the connection that this end serves; a runtime's end is :data:`RUNTIME`.
 
     Attributes:
@@ -135,7 +136,7 @@ class Connection:
         tasks.start_soon(session.run)
 
     async def run(self) -> None:
-        """Carry what both connections say, until the peer ends the connection.
+        """Run both connections until the peer closes the socket.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol.
@@ -154,7 +155,7 @@ class Connection:
             self._close()
 
     def _branch(self, connection: int) -> socket.socket:
-        """A socket that behaves as one that carries a single connection."""
+        """Return a socket that behaves as if it carried only a single connection."""
         ours, theirs = socket.socketpair()
         self._branches[connection] = branch = Transport(ours, self._tasks)
         self._tasks.start_soon(self._send, connection, branch)

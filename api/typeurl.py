@@ -1,11 +1,11 @@
-"""``Any``, as containerd reads and writes it.
+"""``Any`` in the form in which containerd reads and writes it.
 
 Rules
-- A protobuf message is named by its bare full name, ``containerd.events.TaskExit``. Python's own
-  ``Any.Pack`` would write ``type.googleapis.com/containerd.events.TaskExit``, which containerd
-  does not know; what comes in either form is understood.
-- Some values are no protobuf at all but JSON under a URL of their own, as the OCI spec of an
-  exec: see the ``*_SPEC`` constants.
+- A protobuf message is identified by its bare full name, ``containerd.events.TaskExit``. Python's
+  own ``Any.Pack`` would write ``type.googleapis.com/containerd.events.TaskExit``, which containerd
+  does not know. When reading, both forms are accepted.
+- Some values are not protobuf but JSON under a separate URL, such as the OCI spec of an exec: see
+  the ``*_SPEC`` constants.
 
 Source: containerd's typeurl package; its registrations in containerd's oci and runtime packages.
 """
@@ -43,10 +43,10 @@ LINUX_RESOURCES: Final = _JSON_PREFIX + "LinuxResources"
 
 
 def pack(message: Message, *, url: str | None = None) -> AnyMessage:
-    """A message as ``Any``.
+    """Pack a message as ``Any``.
 
     Args:
-        message: what to pack.
+        message: the message to pack.
         url: the type URL; the message's bare full name by default.
 
     Returns:
@@ -57,10 +57,10 @@ def pack(message: Message, *, url: str | None = None) -> AnyMessage:
 
 
 def pack_json(value: Mapping[str, Any], url: str) -> AnyMessage:
-    """A JSON-typed value as ``Any``.
+    """Pack a JSON-typed value as ``Any``.
 
     Args:
-        value: what to pack.
+        value: the value to pack.
         url: its type URL, for example :data:`PROCESS`.
 
     Returns:
@@ -71,14 +71,14 @@ def pack_json(value: Mapping[str, Any], url: str) -> AnyMessage:
 
 
 def full_name(packed: AnyMessage) -> str:
-    """The name of the type an ``Any`` holds, with whatever stands before it cut off.
+    """Return the name of the type in an ``Any``, without any prefix.
 
     Args:
         packed: any ``Any``.
 
     Returns:
-        For a message its full name; for a JSON-typed value the URL as it is, since its last
-        part alone says nothing.
+        For a message its full name; for a JSON-typed value the whole URL, since its last part alone
+        tells nothing.
     """
     url = packed.type_url
     return url if is_json(packed) else url.rpartition("/")[2]
@@ -90,17 +90,17 @@ def is_json(packed: AnyMessage) -> bool:
 
 
 def unpack(packed: AnyMessage, type_: type[M]) -> M:
-    """The message in an ``Any``.
+    """Unpack the message in an ``Any``.
 
     Args:
-        packed: with a bare type URL or one with a prefix (``type.googleapis.com/``).
-        type_: what it must be.
+        packed: an ``Any`` with a bare type URL or one with a prefix (``type.googleapis.com/``).
+        type_: the expected type.
 
     Returns:
         The message.
 
     Raises:
-        TypeMismatch: it holds another type, or bytes that are not of that type.
+        TypeMismatch: it contains another type, or bytes that are not of that type.
     """
     wanted = type_.DESCRIPTOR.full_name
     if full_name(packed) != wanted:
@@ -116,17 +116,17 @@ def unpack(packed: AnyMessage, type_: type[M]) -> M:
 
 
 def unpack_json(packed: AnyMessage, *urls: str) -> dict[str, Any]:
-    """The JSON object in a JSON-typed ``Any``.
+    """Unpack the JSON object in a JSON-typed ``Any``.
 
     Args:
-        packed: as it came.
+        packed: the ``Any`` as received.
         urls: the accepted type URLs; all of the OCI runtime spec's by default.
 
     Returns:
         The object, with all its fields.
 
     Raises:
-        TypeMismatch: it holds another type, or is not a JSON object.
+        TypeMismatch: it contains another type, or is not a JSON object.
     """
     wanted = " or ".join(urls) or f"{_JSON_PREFIX}*"
     if packed.type_url not in urls if urls else not is_json(packed):

@@ -19,14 +19,14 @@ each may use those above it in this list (a lint contract checks it):
 ``ocispec``          parts of an OCI spec, their shape checked
 ``plan``             the edits of a spec and an image, as values
 ``config``           the configuration, ours or NVIDIA's
-``requests``         what a container requests, and what of it policy allows
+``requests``         what a container requests, and which part of it policy allows
 ``image``            the image's files, read and changed through one object
 ``node``             the node's driver, GPUs and device nodes
 ``vendors``          AMD's and Intel's GPUs, as a plan
 ``edits``            the grant, the plan, its application to the spec and the check of the result
 ``cdi``              CDI specs of any vendor, as a plan; NVIDIA's devices as a CDI spec
 ``platforms``        NVIDIA's driver on Tegra and WSL2, as a plan
-``sharing``          which container has which device, and how many may
+``sharing``          which container has which device, and how many may have it
 ``prepared``         layers with the files of an injection, shared by containers of an image
 ``record``           the record of an injection as JSON
 ``targets``          where a container's files go: its rootfs, or a prepared layer
@@ -34,10 +34,10 @@ each may use those above it in this list (a lint contract checks it):
 ===================  ==========================================================================
 
 Rules
-- Decisions are pure; what touches the system is short and does only that.
+- Decisions are pure; code that touches the system is short and does only that.
 - Everything that can be decided is decided before anything is written.
-- There are no OCI hooks of ours, and no program of the host runs in a container's view.
+- We add no OCI hooks, and no program of the host runs inside a container's view.
 - Each source of devices (NVIDIA's inventory, a platform, a vendor, a CDI spec) produces a
-  :class:`hooks.plan.Contribution`: a plan and the bounds that it keeps. A further source is a
-  further contribution.
+  :class:`hooks.plan.Contribution`: a plan and the bounds that it keeps. A new source is one more
+  contribution.
 """

@@ -1,8 +1,8 @@
 """What each source contributes to a container's plan: NVIDIA's driver, its features, other vendors.
 
-A platform that has its GPUs in another way, other vendors and CDI specs produce the same kind of
-edits as NVIDIA's driver does, each with the bounds that it keeps to. So do the hooks that an engine
-has written into the spec with a CDI spec of NVIDIA's.
+Other vendors, CDI specs, and platforms with a different kind of driver produce the same kind of
+edits as NVIDIA's driver, each with the bounds that it keeps. So do the hooks that an engine has
+written into the spec from one of NVIDIA's CDI specs.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Case:
     moved: tuple[Mount, ...] = ()  # mounts of the spec that are to be files of a layer
 
     def mounts(self) -> list[dict[str, Any]]:
-        """The mounts that will cover parts of the image.
+        """Return the mounts that will cover parts of the image.
 
         Raises:
-            MalformedSpec: they are no list of objects.
+            MalformedSpec: the mounts are not a list of objects.
         """
         return applied.without(parts(self.spec, "mounts", dict), self.moved)
 
     def variables(self) -> dict[str, str]:
-        """The variables as the container's processes will see them."""
+        """Return the variables as the container's processes will see them."""
         return variables_of(self.spec)
 
 
@@ -77,7 +77,7 @@ class Check:
         self._rootfs = rootfs
 
     def edited(self, plan: Plan, layered: tuple[Mount, ...]) -> dict[str, Any]:
-        """The spec with a plan's edits, and without mounts whose files are in a layer.
+        """Return the spec with a plan's edits, and without mounts whose files are in a layer.
 
         Raises:
             SpecError: an edit cannot be made, or the result breaks an invariant.
@@ -91,15 +91,15 @@ class Check:
 def contribute(
     case: Case, grant: Grant | None, layout: Layout
 ) -> tuple[tuple[Contribution, ...], Compat]:
-    """What a container gets, by source, and what was decided of the image's own libcuda.
+    """Return what a container gets, by source, and the decision about the image's own libcuda.
 
     Args:
-        grant: the GPUs; None if the driver is not asked for.
+        grant: the GPUs; None if the driver is not requested.
 
     Raises:
-        InventoryError: the driver or a device is not fit for use.
-        CdiError: a CDI device is unknown, or its spec asks for what cannot be done.
-        RuntimeUnasked: the runtime's version is needed, and ``oci_version`` does not say any.
+        InventoryError: the driver or a device cannot be used.
+        CdiError: a CDI device is unknown, or its spec asks for something impossible.
+        RuntimeUnasked: the runtime's version is needed, but ``oci_version`` does not return it.
     """
     compat = Compat()
     found: list[Contribution] = []
@@ -141,12 +141,12 @@ def _compat_of(
 
 
 def _of_others(case: Case, layout: Layout) -> tuple[Contribution, ...]:
-    """What the container gets of other vendors' GPUs, and of CDI specs."""
+    """Return what the container gets of other vendors' GPUs, and of CDI specs."""
     request, config = case.request, case.config
     if not (request.cdi_devices or request.amd_devices or request.intel_devices):
         return ()
-    # Here: the first container of a node, before a fork server has loaded all, waits for what is
-    # imported, and this is half of the engine (a parser of YAML is in it).
+    # Imported here, because this is half of the engine (including a parser of YAML), and the first
+    # container of a node, before a fork server has loaded everything, has to wait for imports.
     from hooks import vendors  # noqa: PLC0415
 
     if not request.cdi_devices:

@@ -1,6 +1,6 @@
-"""The engine as its callers see it: a request in, an edited spec and a record out.
+"""The engine from its callers' point of view: a request in, an edited spec and a record out.
 
-A container's way through it, each step of which is one function::
+A container goes through these steps, each of which is one function::
 
     request   = read_request(spec, config)                           # what it requests
     verdict   = judge(spec, request, config)                         # what policy allows of it
@@ -9,17 +9,17 @@ A container's way through it, each step of which is one function::
 
 :func:`inject` decides which devices are granted, plans the edits, writes them into the spec, checks
 the result, and places files in the image. Everything is decided and checked before anything is
-written. :func:`explain` does the same and writes nothing.
+written. :func:`explain` does the same but writes nothing.
 
 Files go to a target (:mod:`hooks.targets`): the container's rootfs, or a layer of its image that
-has them already. A layer is made once for all containers of an image that request the same, and
-what was planned and placed then is kept with it (:mod:`hooks.prepared`)::
+already has them. A layer is created once for all containers of an image with the same request, and
+what was planned and placed for it is kept with it (:mod:`hooks.prepared`)::
 
     key      = placement_key(spec, verdict.allowed, inventory, config)
     prepared = prepare(spec, verdict.allowed, inventory, layer, …)   # or from an earlier container
     target   = LayerTarget(prepared, …)
 
-:func:`hooks.requests.prefilter.prefilter` decides before, without loading the engine, whether there
+:func:`hooks.requests.prefilter.prefilter` decides first, without loading the engine, whether there
 is anything for it to do.
 """
 
@@ -111,13 +111,13 @@ _FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpu
 
 
 def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
-    """What policy allows of a request. In a pod, the kubelet's records are read for it.
+    """Return what policy allows of a request. In a pod, this reads the kubelet's records.
 
     Returns:
         The verdict; report its denials.
 
     Raises:
-        RequestError: it is denied, and that is an error by configuration or by rule.
+        RequestError: it is denied, and this is an error by configuration or by rule.
         MalformedSpec: a part of the spec has the wrong shape.
     """
     container = policy.read_container(spec)
@@ -136,26 +136,26 @@ def needs_inventory(request: Request, config: Config) -> bool:
 
 
 def has_applied(spec: Mapping[str, Any], request: Request, config: Config) -> bool:
-    """Whether all that a container has of NVIDIA's driver is what an engine has applied.
+    """Whether an engine has already applied everything that a container has of NVIDIA's driver.
 
-    It needs no inventory. With one, a layer can have its files (:func:`placement_key`).
+    If so, no inventory is needed. With one, a layer can contain its files (:func:`placement_key`).
     """
     applied_alone = bool(calls_of(spec)) and not request.wants_driver
     return applied_alone and platforms.platform_of(config) == Platform.NVML
 
 
 def module_commands(config: Config, request: Request) -> tuple[tuple[str, ...], ...]:
-    """The commands that load kernel modules, to be run before :func:`look_at_node`.
+    """Return the commands that load kernel modules; run them before :func:`look_at_node`.
 
     Returns:
-        Argument lists, in order; nearly always none. They need no environment and no stdin,
-        end within :data:`hooks.node.host_setup.TIMEOUT`, and may fail.
+        Argument lists, in order; nearly always none. They need no environment and no stdin, end
+        within :data:`hooks.node.host_setup.TIMEOUT`, and may fail.
     """
     return load_commands(config, request.capabilities) if needs_inventory(request, config) else ()
 
 
 def probe_command(config: Config) -> tuple[str, ...]:
-    """The command that asks NVML, to be run before :func:`take_inventory`.
+    """Return the command that queries NVML; run it before :func:`take_inventory`.
 
     Returns:
         The argument list. It needs no environment and no stdin; its answer is on stdout, and
@@ -163,7 +163,7 @@ def probe_command(config: Config) -> tuple[str, ...]:
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     return nvml.probe_command(config, find_driver(Fingerprint(config.host_root), config))
 
@@ -176,19 +176,19 @@ def look_at_node(
     claim: Callable[[Inventory], None] = lambda _: None,
     seen: Inventory | None = None,
 ) -> Inventory:
-    """The inventory that a request can be granted from, with the nodes that it needs made.
+    """Return an inventory from which a request can be granted, with the needed nodes created.
 
-    The kernel does not report every change. So a request that an earlier inventory refuses is tried
-    again with a new one, once.
+    The kernel does not report every change. So if a request cannot be granted from an earlier
+    inventory, it is tried once more with a new one.
 
     Args:
         ask_nvml: takes a new inventory (:func:`take_inventory`).
         claim: called with each inventory before the request is granted from it.
-        seen: the inventory, if it was loaded a moment ago.
+        seen: the inventory, if it was loaded just before.
 
     Raises:
-        RequestError: the node does not have what is asked.
-        InventoryError: the driver or a device is not fit for use.
+        RequestError: the node does not have what is requested.
+        InventoryError: the driver or a device cannot be used.
     """
     inventory = seen or load_inventory(config) or ask_nvml()
     while True:
@@ -205,10 +205,10 @@ def look_at_node(
 
 
 def make_nodes(request: Request, inventory: Inventory, config: Config) -> Inventory:
-    """Make the driver's device nodes that a container needs and the host does not have.
+    """Create the driver's device nodes that a container needs and the host lacks.
 
     Returns:
-        The inventory with the nodes as they are now; its ``made`` says what was done.
+        The inventory, updated with the new nodes; its ``made`` lists what was done.
     """
     made = make_missing(config, inventory, request.capabilities)
     if made == MadeNodes():
@@ -219,11 +219,10 @@ def make_nodes(request: Request, inventory: Inventory, config: Config) -> Invent
 
 
 def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | None:
-    """What a container requests besides the devices that its spec has already.
+    """Return what a container requests beyond the devices that its spec already has.
 
     Returns:
-        The request; None if it cannot be said which devices these are, as of a privileged
-        container.
+        The request; None if it is not known which devices these are, as for a privileged container.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -263,30 +262,30 @@ def inject(
 ) -> Injection:
     """Give a container what it requests.
 
-    A failure undoes what was written into the rootfs or the staging directory. The spec is returned
-    and not written. On the host, missing links to device nodes are made, and stay.
+    A failure undoes everything that was written into the rootfs or the staging directory. The spec
+    is returned and not written. Missing links to device nodes on the host are created, and stay.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        request: what :func:`judge` allows of what the container asks for.
+        request: what :func:`judge` allows of the container's request.
         inventory: from :func:`look_at_node`; None only if none is needed
             (:func:`needs_inventory`).
         target: where the container's files go.
         oci_version: asks the low-level runtime for the latest OCI runtime specification that it
-            knows; "" if it cannot be asked. Few CDI specs need it.
-        verdict: what :func:`judge` said, for the record.
+            supports; "" if it cannot be asked. Few CDI specs need it.
+        verdict: the result of :func:`judge`, for the record.
 
     Returns:
-        The edited spec, and the record. If nothing is granted, the spec as it is; then there is a
-        record only if something was denied.
+        The edited spec, and the record. If nothing is granted, the spec is unchanged, and there is
+        a record only if something was denied.
 
     Raises:
-        RequestError: the node does not have what is asked.
-        InventoryError: the driver or a device is not fit for use.
-        RootfsError: the image has no room for what has to be written.
+        RequestError: the node does not have what is requested.
+        InventoryError: the driver or a device cannot be used.
+        RootfsError: the image has no room for the files that have to be written.
         SpecError: the spec is malformed, or an edit of it failed verification.
-        CdiError: a CDI device is unknown, or its spec asks for what cannot be done.
-        RuntimeUnasked: ``oci_version`` is needed, and does not say any.
+        CdiError: a CDI device is unknown, or its spec asks for something impossible.
+        RuntimeUnasked: ``oci_version`` is needed, but does not return a version.
     """
     if not request.wants_injection:
         return _nothing(spec, verdict)
@@ -317,11 +316,11 @@ def explain(
     config: Config,
     verdict: Verdict | None = None,
 ) -> Injection:
-    """What :func:`inject` would decide, without writing or making anything; raises the same.
+    """Return what :func:`inject` would decide, without writing anything. Raises the same errors.
 
     Args:
-        rootfs: the root of the container; None if there is none to look at, and then the
-            directories of libraries are a guess.
+        rootfs: the root of the container; None if there is none to read. The directories of
+            libraries are then a guess.
 
     Returns:
         The edited spec, and the record, in which nothing is placed.
@@ -348,16 +347,16 @@ def prepare(
 
     Args:
         spec: config.json, decoded, with a :func:`placement_key`.
-        inventory: what the node has, its nodes made.
-        layer: the image, as a container of its own would see it; what is written is the layer.
+        inventory: what the node has, with its nodes created.
+        layer: the image, as a container of its own would see it; the layer gets what is written.
         rootfs: where the root of this container will be.
 
     Returns:
-        What :class:`~hooks.targets.LayerTarget` needs of it, and the files of the driver that the
-        layer may have in place of their mount points (:meth:`Prepared.with_files`).
+        What :class:`~hooks.targets.LayerTarget` needs, and the files of the driver that the layer
+        may have in place of their mount points (:meth:`Prepared.with_files`).
 
     Raises:
-        NvshimError: it cannot be done; :func:`inject` without it would say the same.
+        NvshimError: it cannot be done; :func:`inject` without a layer would raise the same.
     """
     observed = (inventory.files if config.driver_layer else None) or {}
     moved = applied.driver_mounts(spec, observed)
@@ -385,7 +384,7 @@ class _Decision:
         return self.planned.plan
 
     def after(self, placed: Placed) -> _Decision:
-        """The decision with what placing its files added to it and left out of it."""
+        """Return the decision, updated with what was added and left out when files were placed."""
         if placed.additions == self.planned.placed.additions:
             return replace(self, planned=replace(self.planned, placed=placed))
         plan = placed.added_to(self.plan)
@@ -393,7 +392,7 @@ class _Decision:
         return replace(self, planned=planned, spec=self.check.edited(plan, placed.layered))
 
     def injection(self, case: Case, clock: _Clock, **done: Any) -> Injection:
-        """The result, with the record of it."""
+        """Return the result, with the record of it."""
         record = make_record(
             spec=case.spec,
             request=case.request,
@@ -430,7 +429,7 @@ def _decide(case: Case, target: Target, clock: _Clock) -> _Decision:
 
 
 def _grant(case: Case) -> Grant | None:
-    """The devices that the container gets by an inventory; None if it asks for none of them."""
+    """Return the devices that the container gets from an inventory; None if it requests none."""
     if case.inventory is None or not case.request.wants_driver:
         return None
     grant = decide(case.request, case.inventory)
@@ -441,13 +440,13 @@ def _grant(case: Case) -> Grant | None:
 
 
 def _nothing(spec: Mapping[str, Any], verdict: Verdict | None) -> Injection:
-    """The spec as it is, and a record if something was denied."""
+    """Return the unchanged spec, and a record if something was denied."""
     denied = verdict is not None and verdict.reasons
     return Injection(dict(spec), make_denial(verdict) if verdict and denied else {})
 
 
 def _elsewhere(devices: list[Device], config: Config) -> dict[str, str]:
-    """The nodes that are not below the host's own directory of them."""
+    """Return the nodes that are not in the host's own /dev."""
     below = f"{config.dev.rstrip('/')}/"
     return {d.path: d.host for d in devices if d.host and not d.host.startswith(below)}
 

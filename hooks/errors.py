@@ -1,6 +1,6 @@
 """The engine's errors. Codes are never reused.
 
-Those of one room stand in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
+The errors of a single room are in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
 :mod:`hooks.cdi.errors`.
 """
 
@@ -12,7 +12,7 @@ from api.errors import NvshimError, Status
 
 
 def enumerated(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
-    """A list in words, cut after ``most``: a message is one line, and a node may be large."""
+    """Return a list in words, cut after ``most`` entries, since a message must be one line."""
     every = list(items)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return separator.join(every[:most]) + more

@@ -1,6 +1,6 @@
-"""Parts of an OCI spec, whose shape is checked where they are read.
+"""Parts of an OCI spec, whose types are checked where they are read.
 
-A part that is absent is empty, as the specification has it; one of the wrong shape is an error.
+An absent part is empty, as in the specification; a part of the wrong type is an error.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -18,7 +18,7 @@ _KINDS: Final[dict[type, str]] = {dict: "an object", list: "a list", str: "a str
 
 
 def part(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """The entry of a table, which shares it; an empty one if it is absent or null.
+    """Return the entry of a table, shared with it; an empty one if it is absent or null.
 
     Args:
         where: the names of the tables around this one ("linux.resources."), for the message.
@@ -35,7 +35,7 @@ def part(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> An
 
 
 def parts(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> list[Any]:
-    """The entries of a list, all of one kind.
+    """Return the entries of a list, all of one kind.
 
     Raises:
         MalformedSpec: it is not a list, or an entry has another type.
@@ -47,7 +47,7 @@ def parts(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> l
 
 
 def misshapen(name: str, wanted: str) -> SpecError:
-    """The error for a part of the wrong shape."""
+    """Return the error for a part of the wrong shape."""
     return MalformedSpec(
         f"{name} of config.json",
         found=f"it is not {wanted}",
@@ -56,7 +56,7 @@ def misshapen(name: str, wanted: str) -> SpecError:
 
 
 def variables_of(spec: Mapping[str, Any]) -> dict[str, str]:
-    """All variables of the process, each with its last value, which is the one that it sees.
+    """Return all variables of the process, each with its last value, which is the one that it sees.
 
     Raises:
         MalformedSpec: there is no process, or its environment has the wrong shape.
@@ -69,7 +69,7 @@ def variables_of(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def has_user_namespace(spec: Mapping[str, Any]) -> bool:
-    """Whether the container's root is another user on the host.
+    """Whether the container's root user is another user on the host.
 
     Raises:
         MalformedSpec: its namespaces have the wrong shape.

@@ -1,13 +1,13 @@
 """What the engine decides to add to a container, as values.
 
-A plan is made by :mod:`hooks.edits.planning` from a grant, the node's inventory and the image's
-layout; :mod:`hooks.edits.mutation` writes it into the OCI spec; :mod:`hooks.edits.verification`
-checks the result; :mod:`hooks.image.placement` writes its files into the rootfs. Nothing in here
+:mod:`hooks.edits.planning` makes a plan from a grant, the node's inventory and the image's layout;
+:mod:`hooks.edits.mutation` writes it into the OCI spec; :mod:`hooks.edits.verification` checks the
+result; :mod:`hooks.image.placement` writes its files into the rootfs. Nothing in this module
 touches the system.
 
 Paths: ``source`` is a path on the host; every other path is absolute inside the container.
 
-The last part has the JSON that an OCI spec has for each edit.
+The last part of this module has the JSON form of each edit in an OCI spec.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -34,11 +34,11 @@ class Device:
     gid: int = 0
     access: str = "rwm"  # cgroup access, a subset of "rwm"
     reason: str = ""  # why it is there, for display ("GPU 0", "control device")
-    # "c" for a character device, "b" for a block device, "p" for a FIFO; only a foreign CDI spec
-    # brings others than "c"
+    # "c" for a character device, "b" for a block device, "p" for a FIFO; types other than "c" come
+    # only from a foreign CDI spec
     kind: str = "c"
     # where its node is on the host; "" where that does not matter. In a user namespace, where
-    # runtimes cannot make nodes, it is mounted from there.
+    # runtimes cannot create nodes, it is mounted from there.
     host: str = field(default="", compare=False)
 
 
@@ -61,7 +61,7 @@ class Mount:
 class Link:
     """A symbolic link in the rootfs: ``path`` → ``target``.
 
-    ``target`` is a bare file name (a link next to its library) or an absolute path inside the
+    ``target`` is a bare file name (for a link next to its library) or an absolute path inside the
     container. It has no empty or ``..`` component.
     """
 
@@ -95,10 +95,10 @@ class LinkDirectory:
 
 @dataclass(frozen=True, slots=True)
 class ProcFile:
-    """A file of procfs that is covered by another content, read-only.
+    """A file of procfs that is covered with other content, read-only.
 
-    Runtimes refuse mounts below /proc, so it is mounted after ``create`` and before ``start``,
-    onto a regular file of the container's procfs and nothing else.
+    Runtimes refuse mounts below /proc, so it is mounted after ``create`` and before ``start``, and
+    only onto a regular file of the container's procfs.
     """
 
     path: str  # the file ("/proc/driver/nvidia/params")
@@ -120,10 +120,10 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class IntelRdt:
-    """Resource control (cache, memory bandwidth) that a foreign CDI spec puts a container in.
+    """Resource control (cache, memory bandwidth) that a foreign CDI spec sets for a container.
 
-    The attributes are the fields of ``linux.intelRdt`` of the OCI specification; "" and False
-    for those that are not set.
+    The attributes are the fields of ``linux.intelRdt`` in the OCI specification; "" and False for
+    those that are not set.
     """
 
     clos_id: str = ""
@@ -154,7 +154,7 @@ class CachedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A file the plan would have had: what, where it was sought. Told by ``explain``."""
+    """A file that the node lacks: its name, and where it was searched. See ``explain``."""
 
     what: str
     sought: tuple[str, ...]
@@ -172,7 +172,7 @@ class Plan:
     links: tuple[Link, ...] = ()  # symbolic links written into the rootfs
     libraries: tuple[CachedLibrary, ...] = ()  # entries for the rootfs's ld.so.cache
     # directories that a later ``ldconfig`` in the container has to search (the conf drop-in);
-    # musl's path file takes them too
+    # musl's path file has them too
     library_directories: tuple[str, ...] = ()
     # directories of the image whose libraries come before ours
     first_directories: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ class Bounds:
     host_settings: bool = False
 
     def __or__(self, other: Bounds) -> Bounds:
-        """The bounds within which either keeps."""
+        """Return bounds that allow everything that either of the two allows."""
         return Bounds(
             self.majors | other.majors,
             (*self.source_roots, *other.source_roots),
@@ -229,13 +229,13 @@ class Contribution:
 
 
 def united(plans: Iterable[Plan]) -> Plan:
-    """The plans as one: every list of theirs one after the other, nothing twice.
+    """Combine plans to one: each list is concatenated, without duplicates.
 
     Returns:
-        A plan with all their edits. Directories of links at one path are one directory, since
-        a mount of one would hide the other. Of mounts at one place the last holds, and of nodes
-        of one device at one place the first; another device there stays, and applying the
-        plan to a spec fails. Mounts of several plans are in order of depth.
+        A plan with all their edits. Directories of links at the same path become one directory,
+        since a mount of one would hide the other. Of several mounts at one place the last one
+        counts, and of several nodes of one device at one place the first; a different device there
+        stays, and applying the plan to a spec fails. Mounts of several plans are sorted by depth.
     """
     each = tuple(plans)
     merged = {
@@ -279,7 +279,7 @@ _WORLD_WRITES = 0o006
 
 
 def device_of(node: Node, reason: str) -> Device:
-    """The container's device for a node of the host, with the same numbers and permissions."""
+    """Return the container's device for a host node, with the same numbers and permissions."""
     return Device(
         path=node.path,
         major=node.major,
@@ -293,12 +293,12 @@ def device_of(node: Node, reason: str) -> Device:
 
 
 def shut_devices(devices: Iterable[Device]) -> Iterator[Device]:
-    """Those that not everybody may open."""
+    """Return the devices that not everyone may open."""
     return (device for device in devices if device.mode & _WORLD_WRITES != _WORLD_WRITES)
 
 
 def groups_of(devices: Iterable[Device]) -> tuple[int, ...]:
-    """The groups that a process needs to open devices: sorted, without root's."""
+    """Return the groups that a process needs to open devices: sorted, without root's."""
     return tuple(sorted({device.gid for device in shut_devices(devices) if device.gid != 0}))
 
 
@@ -307,7 +307,7 @@ RULED_KINDS: Final = frozenset("cb")
 
 
 def device_node(device: Device) -> Json:
-    """An entry of linux.devices."""
+    """Return an entry of linux.devices."""
     return {
         "path": device.path,
         "type": device.kind,
@@ -320,10 +320,10 @@ def device_node(device: Device) -> Json:
 
 
 def mounted_node(device: Device) -> Json | None:
-    """An entry of mounts that stands for a device where a runtime makes no nodes.
+    """Return an entry of mounts that stands for a device where a runtime cannot create nodes.
 
-    In a user namespace it mounts what the host has at the very path that the container is to
-    have it at. If that is the right node, it may.
+    In a user namespace, it mounts the host's node at the same path as in the container. If that is
+    the right node, it may.
     """
     if device.host in {"", device.path}:
         return None
@@ -336,7 +336,7 @@ def mounted_node(device: Device) -> Json | None:
 
 
 def device_rule(device: Device) -> Json:
-    """An entry of linux.resources.devices that allows a device."""
+    """Return an entry of linux.resources.devices that allows a device."""
     return {
         "allow": True,
         "type": device.kind,
@@ -347,7 +347,7 @@ def device_rule(device: Device) -> Json:
 
 
 def mount_entry(mount: Mount) -> Json:
-    """An entry of mounts."""
+    """Return an entry of mounts."""
     return {
         "destination": mount.destination,
         "type": mount.kind,
@@ -357,7 +357,7 @@ def mount_entry(mount: Mount) -> Json:
 
 
 def hook_entry(hook: Hook) -> Json:
-    """An entry of a list of hooks."""
+    """Return an entry of a list of hooks."""
     entry: Json = {
         "path": hook.path,
         "args": list(hook.args),

@@ -1,18 +1,19 @@
-"""Plans that containers of one image share, kept with a layer that has their files.
+"""Plans that containers of one image share, kept with a layer that contains their files.
 
-What a container gets, and which files that takes in its image, depends on its request, the node,
+What a container gets, and which files that requires in its image, depends on its request, the node,
 the image, and the mounts of its spec. It does not depend on the container's identity. So the files
-are made once, as one more layer of the image, and the plan is kept with them:
+are created once, as an additional layer of the image, and the plan is kept with them:
 
-- :func:`key_of` returns all that it depends on, except the image, whose layers the caller knows;
+- :func:`key_of` returns everything that it depends on, except the image, whose layers the caller
+  knows;
 - :class:`Prepared` is the plan, and :meth:`Prepared.encode` its form on disk.
 
 Rules
 - A request that depends on more has no key: CDI devices (their files), the hooks of a CDI spec that
-  an engine has applied, other vendors' GPUs, features and IMEX channels (files of the host that no
-  inventory knows), a user namespace.
-- Only values are kept, no code: the number of each type, and its fields. Damaged bytes do not
-  decode.
+  an engine has applied, other vendors' GPUs, features and IMEX channels (files of the host that are
+  not in the inventory), a user namespace.
+- Only values are stored, no code: the number of each type, and its fields. Damaged bytes are not
+  decoded.
 - The present state of the node (device nodes, the identity of the driver's files) is checked for
   each container, and so are the edits of its spec.
 """
@@ -53,11 +54,11 @@ __all__ = ["Prepared", "key_of"]
 def key_of(
     spec: Mapping[str, Any], request: Request, inventory: Inventory | None, config: Config
 ) -> bytes | None:
-    """Return all that a container's files depend on, besides its image.
+    """Return everything that a container's files depend on, except its image.
 
     Returns:
-        Bytes that are the same if all of it is the same; None if it depends on more, or if the
-        inventory is not kept: the next container has another.
+        Bytes that are the same if all dependencies are; None if there are more dependencies, or if
+        the inventory is not cached, because the next container would then have another.
     """
     if inventory is None or not inventory.id:
         return None
@@ -90,12 +91,12 @@ def key_of(
 
 
 def _plain(value: object) -> object:
-    """A set has no order that would be the same in every process."""
+    """Sort a set, whose order differs between processes."""
     return sorted(value) if isinstance(value, frozenset) else value
 
 
 def _seen(mount: Mapping[str, Any]) -> object:
-    """What an image's layout depends on: :func:`hooks.image.layout.read_layout`."""
+    """Return what an image's layout depends on: :func:`hooks.image.layout.read_layout`."""
     return mount.get("destination"), mount.get("type"), sorted(options_of(mount) & OPTIONS)
 
 
@@ -118,7 +119,7 @@ class Prepared:
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """What :meth:`encode` has written; None if this is not it."""
+        """Decode what :meth:`encode` has written; None if it is something else."""
         global _last  # noqa: PLW0603 - of a pure function's results, the last
         if _last is None or _last[0] != content:
             _last = content, _kept(content)
@@ -148,7 +149,7 @@ _MIXED: Final = -2
 
 
 def _encoded(value: Any) -> Any:
-    """A value as lists are: its kind's number and its fields. All but kinds stays as it is."""
+    """Encode a value as a list: the number of its kind, and its fields. Others stay as they are."""
     if type(value) is tuple:
         return _sequence(value)
     kind = type(value)

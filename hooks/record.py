@@ -1,16 +1,16 @@
 """What was decided about one container, and why: kept in its bundle as JSON.
 
-A person reads it through ``nvshim explain``; the shim reads it back for execs, whose spec is
-made by CRI from one that predates the injection. Its keys are stable; new ones may be added.
+A person reads it with ``nvshim explain``. The shim reads it back for execs, whose spec CRI makes
+from the one before the injection. Its keys are stable; new ones may be added.
 
 ==============  ==========================================================================
-format          of this table; raised when a key changes its meaning
-request         what was asked, in words, and where it was said
+format          the version of this table; raised when a key changes its meaning
+request         what was requested, in words, and where that was written
 policy          who asked, what was denied and why, and ``kubelet``, what the kubelet's record has
                 for the container, if that decided; null if policy was not asked
-grant           the GPUs, MIG devices and capabilities that were given, and what was not
-vendors         what was given of devices that are not NVIDIA's, and what was not
-node            driver version, its root and why that one, and what did not fit together
+grant           the GPUs, MIG devices and capabilities that were granted, and what was not
+vendors         what was granted of devices that are not NVIDIA's, and what was not
+node            the driver's version, its root and why that one, and inconsistencies
 image           architecture, libc and library directory of each loader found in it
 edits           devices, mounts, links, libraries, files; each with its reason; and hooks,
                 resource control and interfaces if a CDI file brought any
@@ -36,7 +36,7 @@ char_links      links in /dev/char of the host that were made, and that could no
 cuda_compat     the image's directory whose libcuda comes first, or why none does
 identity        the driver that it was made with: what :mod:`hooks.node.identity` compares at start;
                 null if nothing of a driver's files is known
-milliseconds    how long each step took
+milliseconds    the duration of each step
 ==============  ==========================================================================
 """
 
@@ -93,14 +93,14 @@ def make_record(
     layered: bool = False,
     mapped: bool = False,
 ) -> dict[str, Any]:
-    """The record of an injection, of values that JSON has, by the table in this module's head.
+    """Return the record of an injection, as JSON values, with the keys in the table above.
 
     Args:
-        spec: as it was before the injection.
-        grant: the granted devices of NVIDIA's; None if nothing of its driver was requested.
+        spec: the spec before the injection.
+        grant: the granted NVIDIA devices; None if nothing of NVIDIA's driver was requested.
         inventory: what the node has; None if nothing of NVIDIA's driver was requested.
-        identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
-        layered: whether what was written is in a layer of the image.
+        identity: the result of :func:`hooks.node.identity.identity_of`; None without a driver.
+        layered: whether the written files are in a layer of the image.
         mapped: whether the container has a user namespace.
     """
     made_nodes = made_nodes or MadeNodes()
@@ -159,10 +159,10 @@ def make_record(
 
 
 def make_denial(verdict: Verdict) -> dict[str, Any]:
-    """The record of a container that gets nothing, of values that JSON has.
+    """Return the record of a container that gets nothing, as JSON values.
 
     Returns:
-        The record: of the table in this module's head, format, request, policy and process.
+        The record: format, request, policy and process of the table above.
     """
     return {
         "format": FORMAT,
@@ -175,16 +175,16 @@ def make_denial(verdict: Verdict) -> dict[str, Any]:
 def process_edits(
     record: Mapping[str, Any],
 ) -> tuple[tuple[tuple[str, str], ...], tuple[int, ...]]:
-    """What every process of the container gets, execs as well.
+    """Return what every process of the container gets, including execs.
 
     Args:
-        record: what :func:`make_record` returned, or what JSON made of it.
+        record: the result of :func:`make_record`, possibly read back from JSON.
 
     Returns:
         Variables with their values, and supplementary groups.
 
     Raises:
-        MalformedSpec: it is no record of this format.
+        MalformedSpec: it is not a record in this format.
     """
     try:
         process = record["process"]
@@ -199,7 +199,7 @@ def process_edits(
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The process of an exec, with the variables and groups that init was given.
+    """Return the process of an exec, with the variables and groups that init was given.
 
     Args:
         process: the OCI process, decoded. It is not changed.
@@ -211,16 +211,16 @@ def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> d
 
 
 def is_needed(what: str) -> bool:
-    """Whether something that the node lacks is a fault; most drivers lack some of their files.
+    """Whether it is a fault that the node lacks something; most drivers lack some of their files.
 
     Args:
-        what: it is, as a record's ``missing`` names it.
+        what: its name in the record's ``missing``.
     """
     return what.startswith(_NEEDED) and not what.startswith(_OPTIONAL) and "i386" not in what
 
 
 def _rows(values: Iterable[object], *names: str, **paths: str) -> list[dict[str, Any]]:
-    """Some attributes of each value; the latter by their names in the record."""
+    """Return some attributes of each value, by their names in the record."""
     keys = (*names, *paths)
     read = attrgetter(*names, *paths.values())
     return [dict(zip(keys, read(value), strict=True)) for value in values]
@@ -231,7 +231,7 @@ def _row(value: object, *names: str) -> dict[str, Any]:
 
 
 def _edits(plan: Plan) -> dict[str, Any]:
-    """The edits; those that only a CDI file brings, if there are any."""
+    """Return the edits; kinds that only a CDI file has are included only if there are any."""
     of_cdi_files = {
         "hooks": [
             {"stage": h.kind, "path": h.path, "args": list(h.args), "reason": h.reason}
@@ -258,7 +258,7 @@ def _edits(plan: Plan) -> dict[str, Any]:
 
 
 def _in_spec(spec: Mapping[str, Any], plan: Plan) -> dict[str, list[str]]:
-    """Which devices and mounts of a plan are in a spec that was edited by it, from before."""
+    """Return the planned devices and mounts that the spec already had before the edit."""
     listed = parts(part(spec, "linux", dict), "devices", dict, "linux.")
     nodes = {str(node.get("path")) for node in listed}
     mounted = parts(spec, "mounts", dict)
@@ -270,7 +270,7 @@ def _in_spec(spec: Mapping[str, Any], plan: Plan) -> dict[str, list[str]]:
 
 
 def _hooks(spec: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """The hooks of a spec: those that are done in process, and those that stay."""
+    """Return the hooks of a spec: those that are done in process, and those that stay."""
     told: dict[str, list[dict[str, str]]] = {"done": [], "left": []}
     for stage, hook in hooks_of(spec):
         kind = "done" if is_nvidia_hook(hook) else "left"

@@ -1,15 +1,14 @@
-"""Settings, each declared once, and the kinds of value that they have.
+"""Settings, each declared once, and the kinds of their values.
 
-A :class:`Setting` says of which kind a value is, its default, where it may be set (a key of a file,
-variables, options) and what it does. Whatever reads, checks, completes, changes or documents
-settings goes by it.
+A :class:`Setting` has the kind of its value, its default, the places where it may be set (a key of
+a file, variables, options) and a text on what it does. All code that reads, checks, completes,
+changes or documents settings uses it.
 
 Rules
-- A kind has two doors: :meth:`Kind.check` takes a value of a document (TOML, YAML, JSON), and
-  :meth:`Kind.parse` the text of a variable or an option. Both return the value that the program
+- A kind has two entry points: :meth:`Kind.check` takes a value of a document (TOML, YAML, JSON),
+  and :meth:`Kind.parse` the text of a variable or an option. Both return the value that the program
   uses.
-- A wrong value raises :class:`WrongValue`. Its reader knows the place, and raises an error of its
-  own.
+- A wrong value raises :class:`WrongValue`. The caller knows the place, and raises its own error.
 - If several variables set the same thing, the first that is set wins.
 - A shim imports this module, so it imports almost nothing.
 """
@@ -32,7 +31,7 @@ FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
 class WrongValue(ValueError):
-    """A value is not of its kind.
+    """A value is not of the right kind.
 
     Args:
         wanted: the allowed values, as in :class:`Kind`.
@@ -71,7 +70,7 @@ class Kind:
     written: Callable[[Any], Any] = _in_document
 
     def check(self, value: Any) -> Any:
-        """Return the value that a value of a document stands for.
+        """Return the program's value for a value in a document.
 
         Raises:
             WrongValue: it is not of this kind.
@@ -79,7 +78,7 @@ class Kind:
         return self._convert(self.of_value, value)
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for.
+        """Return the program's value for a text.
 
         Raises:
             WrongValue: it is not of this kind.
@@ -162,8 +161,8 @@ def choice(meanings: Mapping[str, Any], other: Kind | None = None, wanted: str =
 
     Args:
         meanings: the words, with what they stand for.
-        other: the kind of the values besides; None for no others.
-        wanted: the allowed values, if the words do not say it all.
+        other: the kind of other allowed values; None for no others.
+        wanted: the allowed values, if the words are not all.
     """
 
     def door(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
@@ -214,8 +213,8 @@ def list_of(entry: Kind, wanted: str, *, once: bool = True, commas: bool = True)
     Args:
         entry: the kind of an entry.
         wanted: the allowed values.
-        once: whether an entry counts once.
-        commas: whether a text has several entries, with commas between them; otherwise it is one.
+        once: whether a duplicate entry counts only once.
+        commas: whether a text has several entries, separated by commas; otherwise it is one entry.
     """
 
     def door(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:

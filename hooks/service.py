@@ -1,7 +1,8 @@
 """Refuse devices that are out of service; the rules are in :mod:`hooks.node.drained`.
 
-:func:`hooks.edits.grant.decide` refuses most, by its inventory. The two checks here come before any
-part of the driver is loaded, and after the bundle shows others that the container holds a device.
+:func:`hooks.edits.grant.decide` refuses most of them, using its inventory. The two checks here
+happen before any part of the driver is loaded, and after the bundle shows to others that the
+container holds a device.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ __all__ = ["refuse_driver", "refuse_held"]
 
 
 def refuse_driver(config: Config, asked: str = "") -> None:
-    """Refuse a container before anything of a driver that is out of service is loaded or asked.
+    """Refuse a container before any part of a driver that is out of service is loaded or asked.
 
     Args:
-        asked: in the words of the request; "" if there are none.
+        asked: the words of the request; "" if there are none.
 
     Raises:
         OutOfService: the driver is out of service.
@@ -37,16 +38,16 @@ def refuse_held(
     config: Config,
     find_inventory: Callable[[], Inventory],
 ) -> None:
-    """Refuse a container that is about to have what has been taken out of service meanwhile.
+    """Refuse a container that is about to get something that was taken out of service meanwhile.
 
     Args:
-        record: of its injection; empty for none.
+        record: the record of its injection; empty for none.
         listed: the paths of the device nodes that its spec listed before the injection.
-        find_inventory: says what the node has; it is asked only if something is out of service.
+        find_inventory: returns what the node has; it is called only if something is out of service.
 
     Raises:
-        OutOfService: it would have something that is out of service; the first is named.
-        InventoryError: what the node has cannot be told.
+        OutOfService: it would get something that is out of service; the first such thing is named.
+        InventoryError: it cannot be determined what the node has.
     """
     drains = read_drains(config)
     if not drains:

@@ -1,28 +1,29 @@
-"""How many containers may have a device at once: ``[sharing]`` of the configuration.
+"""How many containers may have a device at the same time: ``[sharing]`` of the configuration.
 
 Rules
-- A device is a whole GPU or a MIG device. ``holders`` is the limit of all, ``holders-of`` of one. A
-  MIG device without a limit of its own has that of its GPU.
-- A container with a whole GPU has each of its MIG devices as well, and the other way round: MIG
-  mode may have been turned on meanwhile.
-- A container has a device from before it is created until its task is deleted, or its init process
-  has ended, and all others with it. What it got while there was no limit counts as well.
-- Containers of exempt namespaces do not count and are not refused. If so configured, the same holds
-  for containers with only ``utility``. Without that setting they count, since an image can bring
-  its own libraries.
-- Devices that a spec lists already (``--device``, CDI that containerd applies, as for a kubelet)
-  are limited like ours: such a container has a device by its nodes. A privileged one lists all
-  nodes, which proves nothing: it does not count and is not refused. Devices from another vendor's
-  CDI file are counted by their nodes afterwards, and not refused.
+- A device is a whole GPU or a MIG device. ``holders`` is the limit for all, ``holders-of`` for one.
+  A MIG device without its own limit has that of its GPU.
+- A container with a whole GPU also has each of its MIG devices, and vice versa: MIG mode may have
+  been turned on in the meantime.
+- A container has a device from before it is created until its task is deleted, or until its init
+  process has ended, and all its other processes with it. What it got while there was no limit
+  counts as well.
+- Containers in exempt namespaces do not count and are not refused. If so configured, the same
+  applies to containers with only ``utility``. Without that setting they count, because an image can
+  bring its own libraries.
+- Devices that a spec already lists (``--device``, or CDI that containerd applies, as for a kubelet)
+  are limited like ours: such a container has the devices whose nodes are listed. A privileged one
+  lists all nodes, which proves nothing, so it does not count and is not refused. Devices from
+  another vendor's CDI file are counted by their nodes afterwards, and are not refused.
 - A container beyond the limit fails with an error that names the holder, or starts without any GPU,
-  as configured. It then keeps what its spec lists already, and counts. This is not a matter of
-  permission, so [policy] does not cover it.
-- A device is identified by its UUID; a GPU that has none, by its PCI address.
-- A container holds a MIG device if it has all its capability nodes. The node of a GPU that comes
-  with one of its MIG devices is not the whole GPU.
+  as configured. In the latter case it keeps what its spec already lists, and counts. This is not a
+  matter of permission, so [policy] does not cover it.
+- A device is identified by its UUID, or by its PCI address if it is a GPU without a UUID.
+- A container holds a MIG device if it has all of its capability nodes. If the node of a GPU comes
+  with one of its MIG devices, it does not mean the whole GPU.
 - A record may be damaged, or from before the node was repartitioned, so its content is checked.
 
-The shims keep the list of claims: :mod:`shim.work.claims`.
+The shims maintain the list of claims: :mod:`shim.work.claims`.
 
 Source: the MIG user guide, "Device Nodes and Capabilities".
 """
@@ -46,7 +47,7 @@ __all__ = ["by_name", "gpus_of", "held_by_nodes", "held_by_record", "id_of"]
 
 
 def id_of(gpu: Gpu) -> str:
-    """The id of a GPU: its UUID, or its PCI address if it has none."""
+    """Return the id of a GPU: its UUID, or its PCI address if it has none."""
     return gpu.uuid or gpu.bus_id
 
 
@@ -57,11 +58,11 @@ def by_name(mig_devices: Iterable[MigDevice], gpus: Iterable[Gpu]) -> dict[str, 
 
 
 def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, ...]:
-    """The GPUs that devices are, or are parts of; those that the node does not have are left out.
+    """Return the GPUs that devices are or belong to, without devices that the node does not have.
 
     Args:
         devices: ids of GPUs and MIG devices.
-        inventory: what the node has; None if that is not known.
+        inventory: what the node has; None if unknown.
     """
     if inventory is None:
         return ()
@@ -73,10 +74,10 @@ def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, .
 
 
 def held_by_nodes(paths: Iterable[str], inventory: Inventory | StoredInventory) -> dict[str, str]:
-    """What a container has by its device nodes, each device with its GPU.
+    """Return what a container has according to its device nodes, each device with its GPU.
 
     Returns:
-        Of each device its GPU, which of a whole GPU is that itself; whole GPUs come first.
+        The GPU of each device; for a whole GPU that is the GPU itself. Whole GPUs come first.
     """
     there = frozenset(paths)
     gpus = {gpu.index: id_of(gpu) for gpu in inventory.gpus}
@@ -93,13 +94,13 @@ def held_by_nodes(paths: Iterable[str], inventory: Inventory | StoredInventory) 
 def held_by_record(
     record: Mapping[str, Any], inventory: Inventory | StoredInventory | None
 ) -> dict[str, str]:
-    """What a container was given by its record, each device with its GPU.
+    """Return what a container was given according to its record, each device with its GPU.
 
     Args:
-        inventory: what the node has; None if that is not known.
+        inventory: what the node has; None if unknown.
 
     Returns:
-        As :func:`held_by_nodes`; the GPU of a MIG device is "" if it is not known.
+        As for :func:`held_by_nodes`; the GPU of a MIG device is "" if unknown.
     """
     grant = record.get("grant")
     if not isinstance(grant, dict):
@@ -133,7 +134,7 @@ _MOST_NAMED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A device that a container is to get."""
+    """A device that a container should get."""
 
     uuid: str  # its own; a PCI address, of a GPU that has none
     gpu: str  # that of its GPU: the same, for a whole one
@@ -166,7 +167,7 @@ def is_exempt(config: Config, namespace: str, capabilities: Iterable[str]) -> bo
     """Whether a container is exempt from limits.
 
     Args:
-        namespace: of its pod; "" for none.
+        namespace: the namespace of its pod; "" for none.
     """
     if namespace and namespace in config.holders_exempt:
         return True
@@ -174,10 +175,10 @@ def is_exempt(config: Config, namespace: str, capabilities: Iterable[str]) -> bo
 
 
 def limit_of(config: Config, gpu: Gpu, device: MigDevice | None = None) -> int:
-    """How many containers may have a device at once; 0 for any number.
+    """Return how many containers may have a device at the same time; 0 for any number.
 
     Args:
-        device: a MIG device of it; None for the whole.
+        device: one of its MIG devices; None for the whole GPU.
     """
     limits = dict(each.rsplit("=", 1) for each in config.holders_of)
     names = [gpu.uuid, gpu.bus_id, str(gpu.index)]
@@ -189,14 +190,14 @@ def limit_of(config: Config, gpu: Gpu, device: MigDevice | None = None) -> int:
 
 
 def wanted_of(grant: Grant, inventory: Inventory, config: Config) -> tuple[Wanted, ...]:
-    """The devices of a grant, each with its limit."""
+    """Return the devices of a grant, each with its limit."""
     return _wanted(grant.gpus, grant.mig_devices, inventory, config)
 
 
 def wanted_by_nodes(
     paths: Iterable[str], inventory: Inventory, config: Config
 ) -> tuple[Wanted, ...]:
-    """The devices that a container has by the nodes in its spec, each with its limit."""
+    """Return the devices that a container has by the nodes in its spec, each with its limit."""
     held = held_by_nodes(paths, inventory)
     whole = [gpu for gpu in inventory.gpus if id_of(gpu) in held]
     parts = [device for device in inventory.mig_devices if device.uuid in held]
@@ -222,10 +223,10 @@ def _wanted(
 def held_too_often(
     wanted: Iterable[Wanted], claims: Sequence[Claim]
 ) -> list[tuple[Wanted, list[Claim]]]:
-    """The devices that have reached their limit, each with its holders.
+    """Return the devices that have reached their limit, each with its holders.
 
     Args:
-        claims: of the other containers.
+        claims: the claims of the other containers.
     """
     found = []
     for device in wanted:
@@ -236,10 +237,10 @@ def held_too_often(
 
 
 def refusal(title: str, crowded: Sequence[tuple[Wanted, list[Claim]]]) -> DeviceHeld:
-    """The error for a container whose devices have reached their limit.
+    """Return the error for a container whose devices have reached their limit.
 
     Args:
-        crowded: what :func:`held_too_often` said; not nothing.
+        crowded: the result of :func:`held_too_often`; not empty.
     """
     device, holders = crowded[0]
     more = f", and {len(crowded) - 1} more" if len(crowded) > 1 else ""
@@ -253,16 +254,16 @@ def refusal(title: str, crowded: Sequence[tuple[Wanted, list[Claim]]]) -> Device
 
 
 def without_gpus(verdict: Verdict, why: str) -> Verdict:
-    """The verdict of a container that starts without GPUs because others hold them."""
+    """Return the verdict of a container that starts without GPUs because others hold them."""
     allowed = verdict.allowed.without_nvidia()
     return replace(verdict, allowed=allowed, denials=(*verdict.denials, why))
 
 
 def claim_of(held: Mapping[str, str], bundle: str, title: str) -> Claim | None:
-    """The claim of a container; None if it has no device.
+    """Return the claim of a container; None if it has no device.
 
     Args:
-        held: devices, each with its GPU (:mod:`hooks.sharing`).
+        held: its devices, each with its GPU (:mod:`hooks.sharing`).
     """
     parents = (gpu for device, gpu in held.items() if gpu and gpu != device)
     return Claim(title, bundle, tuple(held), tuple(dict.fromkeys(parents))) if held else None
@@ -272,7 +273,7 @@ def is_exempt_by_record(config: Config, record: Mapping[str, Any]) -> bool:
     """Whether a container that was created before there was a limit is exempt.
 
     Args:
-        record: of its injection (:mod:`hooks.record`).
+        record: the record of its injection (:mod:`hooks.record`).
     """
     grant, policy = record.get("grant"), record.get("policy")
     namespace = policy.get("namespace") if isinstance(policy, dict) else ""

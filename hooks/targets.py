@@ -1,17 +1,17 @@
-"""Where the files of a container go: into its rootfs, or into a layer that has them already.
+"""Where the files of a container go: into its rootfs, or into a layer that already has them.
 
-The engine plans, checks and places through one target, and does not know which it is. So a prepared
-layer (:mod:`hooks.prepared`) is a cache behind planning and placing.
+The engine plans, checks and places through one target, and does not know which kind it is. So a
+prepared layer (:mod:`hooks.prepared`) is a cache behind planning and placing.
 
 =====================  =================================  ======================================
 target                 plan                               place
 =====================  =================================  ======================================
 :class:`RootfsTarget`  reads the image, and plans for it  writes into the rootfs, or into
-                                                          staging if that takes no writes
+                                                          staging if that is not writable
 :class:`LayerTarget`   returns the plan that was kept     writes into staging what is private to
                        with the layer                     the container
-:class:`UnseenTarget`  plans for an image that nobody     writes into staging
-                       can look at yet
+:class:`UnseenTarget`  plans for an image that cannot     writes into staging
+                       be read yet
 =====================  =================================  ======================================
 """
 
@@ -49,13 +49,14 @@ class Planned:
 
 
 class RootfsTarget:
-    """The rootfs of a container, mounted, in which no process runs yet.
+    """The mounted rootfs of a container, in which no process runs yet.
 
     Args:
-        rootfs: its path; None if there is none to look at, and then directories of libraries are a
-            guess and nothing can be placed.
-        staging: a directory of this container's bundle for files that are mounted from there. It
-            need not exist. No other container has it: one that may mount can write into it.
+        rootfs: the path of the rootfs; None if there is none to read. The directories of libraries
+            are then a guess, and nothing can be placed.
+        staging: a directory in this container's bundle for files that are mounted from there. It
+            need not exist. No other container uses it, because a container that may mount can write
+            into it.
     """
 
     is_layer = False
@@ -83,7 +84,7 @@ class RootfsTarget:
         """Write the files of a plan, and undo that if it fails.
 
         Raises:
-            RootfsError: they cannot be written; the image is as it was.
+            RootfsError: they cannot be written; the image has not changed.
         """
         if case.image is None:
             message = "nothing can be placed without an image"
@@ -92,12 +93,12 @@ class RootfsTarget:
 
 
 class LayerTarget:
-    """A layer of the image that has the container's files.
+    """A layer of the image that contains the container's files.
 
     Args:
         prepared: what was decided and written when the layer was made, under the same key.
         rootfs: the path of the container's rootfs.
-        staging: as of :class:`RootfsTarget`.
+        staging: as for :class:`RootfsTarget`.
     """
 
     is_layer = True
@@ -127,10 +128,10 @@ class LayerTarget:
         return Planned(prepared.layout, prepared.compat, contributions, plan, placed)
 
     def place(self, _case: Case, planned: Planned) -> Placed:
-        """Write into staging what each container has for itself.
+        """Write into staging what is specific to each container.
 
         Raises:
-            RootfsError: it cannot be written; nothing of it is left.
+            RootfsError: it cannot be written; everything was undone.
         """
         stage(planned.placed, planned.plan, self.staging)
         return planned.placed
@@ -140,7 +141,7 @@ class UnseenTarget:
     """A rootfs that is not mounted yet: it is neither read nor written.
 
     Args:
-        staging: as of :class:`RootfsTarget`.
+        staging: as for :class:`RootfsTarget`.
     """
 
     is_layer = False
@@ -166,7 +167,7 @@ class UnseenTarget:
         """Write the files of a plan into staging.
 
         Raises:
-            RootfsError: they cannot be written; nothing of them is left.
+            RootfsError: they cannot be written; everything was undone.
         """
         return place_unseen(planned.plan, planned.layout, self.staging, case.variables())
 
@@ -178,7 +179,7 @@ def plan_for_image(case: Case, grant: Grant | None, lap: Lap) -> Planned:
     """Plan what every source contributes, for the image of ``case``.
 
     Raises:
-        NvshimError: it cannot be given.
+        NvshimError: the request cannot be met.
     """
     arches = arches_of(grant, case.inventory)
     if case.image is None:

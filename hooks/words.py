@@ -1,7 +1,7 @@
 """The words that all rooms of the engine share: architectures, capabilities, names of devices.
 
 They are values and closed lists of strings. This module imports nothing of ours, so any room may
-use it. The strings stand in records and configuration files and do not change.
+use it. The strings appear in records and configuration files and do not change.
 """
 
 from __future__ import annotations
@@ -215,9 +215,10 @@ _QUOTES: Final = frozenset("\"'`\u201c\u201d\u2018\u2019")
 
 
 def quotes_in(value: str) -> str:
-    """Return what to add to an error about a value without meaning if it has quotes; else "".
+    """Return a hint for an error about a meaningless value if the value has quotes; else "".
 
-    docker's --env-file, a list in a Compose file and a doubly quoted value in YAML keep them.
+    docker's --env-file, a list in a Compose file, and a doubly quoted value in YAML keep the
+    quotes.
     """
     return "" if _QUOTES.isdisjoint(value) else "; write it without quotes: they are a part of it"
 
@@ -246,6 +247,6 @@ KERNELS: Final = ("/proc", "/sys")
 
 
 def normal_path(path: str) -> str:
-    """An absolute path without ``.``, ``..`` and double slashes."""
+    """Return an absolute path without ``.``, ``..`` and double slashes."""
     # normpath keeps two leading slashes, which POSIX lets mean something else
     return "/" + posixpath.normpath(path).lstrip("/")

@@ -32,7 +32,7 @@ def late_after(config: Config, poll: float) -> float:
     """Return the age in seconds from which the status file is stale.
 
     Args:
-        poll: seconds between two looks without an event.
+        poll: seconds between two checks when no event arrives.
     """
     return _LATE * poll + config.nvml_timeout
 
@@ -46,7 +46,7 @@ def is_ready(config: Config, pod: str = "") -> bool:
     """Return whether an agent runs on this node and has looked at it recently.
 
     Args:
-        pod: the UID of a pod whose agent has to run or to wait for its turn; "" for any.
+        pod: the UID of the pod whose agent must be running or waiting for its turn; "" for any.
     """
     path = status_path(config)
     if pod and not is_locked(pod_path(config, pod)):

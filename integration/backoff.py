@@ -1,6 +1,6 @@
 """The pauses between attempts: one second, then twice as long each time, up to 30.
 
-A caller may retry a rare failure at once the first time, and wait longer for a costly attempt.
+A caller may make the first retry of a rare failure at once, and wait longer for a costly attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Backoff:
 
     Args:
         first: seconds before the first retry; by default 1.
-        longest: seconds between two attempts at most; by default 30.
+        longest: the longest pause between two attempts, in seconds; by default 30.
     """
 
     def __init__(self, first: float | None = None, longest: float | None = None) -> None:
@@ -27,8 +27,8 @@ class Backoff:
         """Return the seconds until the next attempt.
 
         Args:
-            lasted: seconds that the last attempt worked before it failed. More than the longest
-                pause resets the count.
+            lasted: how many seconds the last attempt worked before it failed. If that is more than
+                the longest pause, the count is reset.
         """
         if lasted > self._longest:
             self._next = self._first

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class _Handover(Generic[T]):
-    """The outcome of a call on its way to the task that waits: it is taken or dropped, never lost.
+    """The outcome of a call on its way to the waiting task: either taken or dropped, never lost.
 
     Args:
-        drop: called with a result that nobody takes.
+        drop: called with a result that no task takes.
     """
 
     def __init__(self, drop: Callable[[T], object]) -> None:

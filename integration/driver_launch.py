@@ -28,8 +28,8 @@ def launch_line(program: str, root: str, environment: dict[str, str], **more: An
     Args:
         program: its path below the root.
         root: its root directory; "" for the host's.
-        environment: all of it; the command itself needs none.
-        more: more keys of :mod:`integration.driver_launch_child`.
+        environment: the complete environment of the program; the command itself needs none.
+        more: further keys of :mod:`integration.driver_launch_child`.
     """
     request = {"program": program, "environment": environment, "root": root}
     return [sys.executable, "-I", "-S", _CHILD, json.dumps({**request, **more})]

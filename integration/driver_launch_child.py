@@ -1,4 +1,4 @@
-"""The child that becomes a driver program, as MPS's control daemon: run by path, never imported.
+"""The child that becomes a driver program, such as MPS's control daemon. It is run by its path.
 
     python3 -I -S driver_launch_child.py JSON
 
@@ -22,8 +22,9 @@ agent ends, and its limits are the agent's. If the daemon may not leave, it repo
 A program with ``shm`` or ``root`` has its own mount namespace, so that it does not share memory
 with the host's programs. Unmounts on the host propagate to it, so it keeps no mount alive.
 
-The starter takes the lock, because this program may be slow to start: if somebody found the lock
-free meanwhile, this could become a second daemon, or one that nobody wants any more.
+The starter takes the lock, because this program may be slow to start. If another process found the
+lock free in the meantime, this program could become a second daemon, or one that is no longer
+wanted.
 
 Exits with 71 on a failure; the last line on stderr says why.
 
@@ -57,7 +58,7 @@ _START_TIME = 19  # among the fields of /proc/PID/stat after the name
 
 
 def main(text: str) -> None:
-    """Become the program. Does not return."""
+    """Become the program. This function does not return."""
     request = {**_NOTHING, **json.loads(text)}
     try:
         if request["ends_with"]:
@@ -89,7 +90,7 @@ def _end_with(parent: int) -> None:
 
 
 def _note(lock: int, record: dict[str, Any]) -> None:
-    """Write into the lock file who holds it. A reader may see half of it."""
+    """Write the lock's holder into the lock file. A reader may see only half of it."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     record = {**record, "pid": os.getpid(), "start": int(fields[_START_TIME])}

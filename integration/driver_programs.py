@@ -1,10 +1,11 @@
-"""Run a program that may hang in the kernel: one of the driver's, or one that waits for it.
+"""Run a program that may hang in the kernel: one of the driver's, or one that waits for the driver.
 
-A process that hangs there survives SIGKILL. :func:`subprocess.run` kills a process that takes too
-long, and then waits without a limit. This module leaves it alone after a second, and reaps it if it
-ever ends.
+A process that hangs in the kernel survives SIGKILL. :func:`subprocess.run` kills a process that
+takes too long, and then waits for it without a limit. This module stops waiting after a second, and
+reaps the process if it ever ends.
 
-Ctrl-C kills the program too, also while it is being started: it would run on with the lock of NVML.
+Ctrl-C kills the program too, even while it is being started. Otherwise it would keep running with
+the lock of NVML.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def run_for(
 
     Args:
         argv: the program, and its arguments.
-        seconds: how long it may take; then it is killed.
-        env: its whole environment.
-        given: its stdin, less than a pipe holds.
+        seconds: the time limit, after which the program is killed.
+        env: the complete environment.
+        given: the data for its stdin, which must fit into a pipe.
         merged: put its stderr into stdout.
-        pass_fds: more descriptors that it inherits.
+        pass_fds: more descriptors to inherit.
 
     Raises:
         OSError: it cannot be executed.
@@ -83,7 +84,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def _interrupt_delayed() -> Iterator[None]:
     """Raise KeyboardInterrupt only at the end of the block.
 
-    By a handler of Python, since a started program would inherit a mask, or that it is ignored.
+    A handler in Python delays the signal. A signal mask, or SIG_IGN, would be inherited by a
+    started program.
     """
     handler = signal.default_int_handler
     is_main = threading.current_thread() is threading.main_thread()

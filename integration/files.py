@@ -1,10 +1,10 @@
 """Read, lock and replace files of the node; a reader sees the old content or the new, never a part.
 
 Rules
-- A link is followed, the same as an editor does. But root follows no link, and replaces no file, of
-  another user in a directory where every user may create files (/tmp): that user could redirect the
-  write. The kernel can prevent that, but not for a program that resolves the link before it opens
-  the file.
+- A link is followed, as an editor does. But root neither follows a link nor replaces a file that
+  belongs to another user in a directory where every user may create files (/tmp), because that user
+  could redirect the write. The kernel can prevent this, but not for a program that resolves the
+  link before it opens the file.
 
 Source: rename(2); fsync(2); proc_sys_fs(5), protected_symlinks and protected_regular.
 """
@@ -32,13 +32,13 @@ def read_file(path: str) -> bytes | None:
     """Return a file's content.
 
     Args:
-        path: the file's; links are followed.
+        path: the file's path; links are followed.
 
     Returns:
         The content; None if the file does not exist.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file: reading a pipe may not end.
+        OSError: the file cannot be read, or is not a regular file (reading a pipe might never end).
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -58,9 +58,9 @@ def read_some(path: str, most: int, flags: int = 0) -> bytes:
     """Return the first bytes of a file of any kind, without waiting.
 
     Args:
-        path: the file's.
-        most: how many bytes.
-        flags: further ones of open(2).
+        path: the file's path.
+        most: the maximum number of bytes.
+        flags: further flags of open(2).
 
     Raises:
         OSError: it cannot be read.
@@ -87,19 +87,19 @@ def replace_file(
 ) -> None:
     """Replace a file in one step, and keep the old file's owner, mode and attributes.
 
-    A link is followed: its target is replaced, and it stays a link. A missing directory is made.
+    A link is followed: its target is replaced, and it stays a link. A missing directory is created.
 
     Args:
-        path: the file's; it may be missing, but not something other than a file.
-        content: all of it.
-        mode: for a new file.
-        staging: a directory to write it in first, if that is on the same file system; for a
-            directory of which other programs read every file, whatever its name.
-        durable: sync it, so that it survives a power failure; otherwise it may be empty then.
+        path: the file's path. The file may be missing, but must not be anything other than a file.
+        content: the complete content.
+        mode: the mode of a new file.
+        staging: a directory for the temporary file, if that is on the same file system. Use it for
+            a directory of which other programs read every file, whatever its name.
+        durable: sync the file, so that it survives a power failure; otherwise it may then be empty.
 
     Raises:
-        OSError: it cannot be written, or another user could redirect the write; an existing file is
-            unchanged.
+        OSError: the file cannot be written, or another user could redirect the write; an existing
+            file is unchanged.
     """
     os.makedirs(os.path.dirname(resolved(path)), mode=0o755, exist_ok=True)
     path = resolved(path)
@@ -136,7 +136,7 @@ def remove_file(path: str, *, durable: bool = True) -> None:
     """Remove a file.
 
     Args:
-        path: the file's; the target of a link is removed, and the link stays.
+        path: the file's path; the target of a link is removed, and the link stays.
         durable: sync the directory, so that it stays removed after a power failure.
 
     Raises:
@@ -158,10 +158,10 @@ def directories(path: str) -> list[str]:
 
 
 def sweep(path: str, *, staging: str | None = None) -> None:
-    """Remove the temporary files that a killed process left while it replaced a file.
+    """Remove the temporary files left by a process that was killed while it replaced a file.
 
     Args:
-        path: the file's; no other process may replace it now.
+        path: the file's path; no other process may be replacing it now.
         staging: as for :func:`replace_file`.
     """
     directory, name = os.path.split(resolved(path))
@@ -184,10 +184,11 @@ def resolved(path: str) -> str:
     """Resolve a path, following only links of trusted users.
 
     Args:
-        path: its last parts need not exist.
+        path: the path; its last components need not exist.
 
     Raises:
-        OSError: a link or file is another user's, in a directory where every user may create files.
+        OSError: a link or file belongs to another user, in a directory where every user may create
+            files.
     """
     here = "/" if path.startswith("/") else os.getcwd()
     parts = deque(path.split("/"))

@@ -1,8 +1,8 @@
 """Await a call of grpc.aio in an anyio task.
 
-grpc.aio runs a call in its own task, and cancels that task when the call or its channel ends; the
-waiting task then gets a bare CancelledError. anyio takes a cancellation that it did not send for
-the end of the task, and silently cancels all other tasks of the group.
+grpc.aio runs a call in its own task, and cancels that task when the call or its channel ends. The
+waiting task then receives a bare CancelledError. anyio takes a cancellation that it did not send
+for the end of the task, and silently cancels all other tasks of the group.
 
 Source: grpc.aio ``UnaryUnaryCall.__await__``; anyio's asyncio backend, ``TaskGroup``.
 """
@@ -22,11 +22,11 @@ async def answer_of(call: Awaitable[Any]) -> Any:
     """Wait for a call's answer.
 
     Args:
-        call: from grpc.aio.
+        call: a call of grpc.aio.
 
     Raises:
-        grpc.aio.AioRpcError: the call failed; its status is CANCELLED if the call, but not this
-            task, was cancelled.
+        grpc.aio.AioRpcError: the call failed; its status is CANCELLED if the call was cancelled,
+            but not this task.
     """
     try:
         return await call

@@ -61,7 +61,7 @@ def parse_release(version: str) -> Release | None:
 
 
 def calls_our_shim(runtime_type: object, runtime_path: object = "") -> bool:
-    """Return whether a handler calls our shim, in any place where that is installed.
+    """Return whether a handler calls our shim, wherever the shim is installed.
 
     Args:
         runtime_type: its type, which may be a path itself.

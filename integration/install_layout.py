@@ -52,10 +52,10 @@ class InstallLayout:
         """Return the layout for a command's options.
 
         Args:
-            prefix: absolute or relative.
-            bindir: the same; "" for no links; None to find them.
-            usual: where to find them, and where :data:`LINKED` leads; the first of these if there
-                are no links.
+            prefix: an absolute or relative path.
+            bindir: the same; "" for no links; None to look for existing links.
+            usual: the directories to search for links, and where :data:`LINKED` points; the first
+                of these is used if there are no links.
         """
         prefix = os.path.abspath(prefix)
         if bindir is not None:
@@ -114,7 +114,7 @@ def working_name(kind: str) -> str:
 def new_link(path: str) -> str:
     """Return the temporary name of a link.
 
-    It is always the same, so the next installer removes the link that a killed one left.
+    The name is always the same, so the next installer removes a link that a killed one left behind.
     """
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}{_NEW_LINK}")

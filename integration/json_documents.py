@@ -1,8 +1,8 @@
 """Parse JSON from other programs: API servers, engines, kubelets, users' files.
 
-:func:`json.loads` raises RecursionError for deep nesting, and slightly less deep values fail later,
-when they are compared, copied or written. No real document is nested by more than :data:`DEEPEST`,
-so a deeper one counts as not valid.
+:func:`json.loads` raises RecursionError for deep nesting. Values that are slightly less deep fail
+later, when they are compared, copied or written. No real document has more than :data:`DEEPEST`
+levels, so a deeper one counts as invalid.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def parse_json(content: bytes | str) -> Any:
     """Parse a JSON document.
 
     Raises:
-        ValueError: it is not valid JSON.
-        NestedTooDeeply: it is nested by more than :data:`DEEPEST`.
+        ValueError: the text is not valid JSON.
+        NestedTooDeeply: the document has more than :data:`DEEPEST` levels.
     """
     try:
         value = json.loads(content)

@@ -1,7 +1,7 @@
-"""Measure what the layers that containers share take on disk.
+"""Measure how much disk space the shared layers of containers take.
 
-A driver's file in a layer is a hard link to the host's file, which takes no space while the host
-has the file, or to a copy (:mod:`shim.work.driver_files`).
+In a layer, a file of the driver is either a copy or a hard link to the host's file, which takes no
+space while the host has the file (:mod:`shim.work.driver_files`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def layer_usage(directory: str, sources: Iterable[str]) -> LayerUsage:
     """Measure the layers in a directory.
 
     Args:
-        directory: where layers are; it may be missing.
+        directory: the directory of the layers; it may be missing.
         sources: the driver's files on the host.
     """
     host = dict(_sized(sources))

@@ -13,10 +13,10 @@ from shim import syscalls
 
 @contextmanager
 def open_signal_receiver(*numbers: signal.Signals) -> Iterator[AsyncIterator[signal.Signals]]:
-    """Receive signals, the same as anyio's function of this name.
+    """Receive signals, like the function of anyio with this name.
 
-    At the end asyncio restores the default handlers, with the race that :mod:`shim.handlers`
-    describes. SIGINT is not affected: its default is a handler of Python.
+    When it ends, asyncio restores the default handlers, with the race that :mod:`shim.handlers`
+    describes. SIGINT is not affected, because its default is a handler of Python.
     """
     with anyio.open_signal_receiver(*numbers) as signals:
         try:

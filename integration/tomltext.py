@@ -53,7 +53,7 @@ def parse(text: str) -> dict[str, Any]:
     """Parse a document.
 
     Args:
-        text: with or without a byte order mark.
+        text: the document, with or without a byte order mark.
 
     Raises:
         TOMLDecodeError: it is not valid TOML, or nested too deeply.
@@ -96,10 +96,10 @@ def statements(text: str) -> Iterator[Statement]:
 
 
 def elements(text: str, array: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return start and end of each element of an array.
+    """Return the start and the end of each element of an array.
 
     Args:
-        array: start and end of the array, with its brackets.
+        array: the start and the end of the array, including its brackets.
     """
     found: list[tuple[int, int]] = []
     at, stop = array[0] + 1, array[1] - 1
@@ -160,7 +160,7 @@ def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], 
 def insert_line(text: str, at: int, line: str) -> str:
     """Insert a line.
 
-    After a last line without a line ending, the new line has none either.
+    If the last line has no line ending, a line that is added after it has none either.
 
     Args:
         at: the start of a line, or the end of the text.
@@ -215,7 +215,7 @@ def cut(text: str, path: tuple[str, ...], note: str = "") -> str:
     """Remove a table with its content.
 
     Args:
-        path: the table's.
+        path: the path of the table.
         note: a comment to leave in its place; "" for none.
     """
     runs: list[tuple[int, int]] = []

@@ -137,10 +137,10 @@ def verify(path: str) -> Tree:
 
 
 def _tree(path: str, content: Any) -> Tree:
-    """Make a tree of a manifest.
+    """Make a tree from a manifest.
 
     Raises:
-        ValueError: it is not valid; also KeyError and TypeError.
+        ValueError: it is not valid. This may also raise KeyError or TypeError.
     """
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']!r}, but this program knows only {FORMAT}")

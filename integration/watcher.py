@@ -1,16 +1,16 @@
 """Wait for changes of files, ends of processes and other descriptors, without polling.
 
 Rules
-- An event is only a reason to look. After each new watch the caller looks again, since earlier
+- An event is only a reason to look. After each new watch the caller must look again, since earlier
   changes caused no event.
-- A missing directory is waited for in the nearest existing one, by the next part of its path.
+- If a directory is missing, the nearest existing parent is watched for the next part of its path.
 - A watch ends with its directory, and the kernel reports that. A new directory may have the same
-  path and inode, so nothing else shows that it is not watched. After the queue of events has
+  path and inode, so nothing else shows that it is not being watched. After the event queue has
   overflowed, any watch may have ended.
 - Changes come in bursts (installing a driver writes three hundred files). The watcher waits for the
   end of a burst, but not for ever.
-- If the kernel refuses a watch (a limit of inotify), :attr:`Watcher.deaf` has the reason. Each
-  :meth:`Watcher.follow` tries again, and until then the caller polls.
+- If the kernel refuses a watch (inotify has limits), :attr:`Watcher.deaf` has the reason. Each
+  :meth:`Watcher.follow` tries again, and until it succeeds the caller polls.
 
 Source: inotify(7), epoll(7), pidfd_open(2).
 """
@@ -56,11 +56,11 @@ ANY: Final = Interest()
 
 
 class Watcher:
-    """Waits for changes. Enter it; then call :meth:`follow` and :meth:`wait` by turns.
+    """Waits for changes. Enter it, and then call :meth:`follow` and :meth:`wait` in turn.
 
     Args:
         quiet: seconds without a change that end a burst; 0 to return at once.
-        longest: seconds to wait at most for the end of a burst.
+        longest: the maximum seconds to wait for the end of a burst.
     """
 
     def __init__(self, quiet: float, longest: float = _LONGEST_SWARM) -> None:
@@ -85,7 +85,7 @@ class Watcher:
         self._epoll.close()
 
     def add(self, fd: int, read: Callable[[], bool]) -> None:
-        """Watch another descriptor, until its owner closes it, or the watcher is left.
+        """Watch another descriptor until its owner closes it, or the watcher is left.
 
         Args:
             fd: becomes readable on an event.
@@ -98,10 +98,10 @@ class Watcher:
         """Watch these directories from now on, and no others.
 
         Args:
-            wanted: the interest in each, whether it exists or not.
+            wanted: which changes matter in each, whether it exists or not.
 
         Returns:
-            Whether there is a new watch: then the caller has to look again.
+            Whether there is a new watch, so that the caller has to look again.
         """
         there = _resolved(wanted)
         # The watch of a removed directory has ended; one that is not wanted now has not.
@@ -125,10 +125,10 @@ class Watcher:
         return len(self._watched) > before
 
     def follow_processes(self, pids: Iterable[int]) -> bool:
-        """Watch for the end of these processes from now on, and no others; each is reported once.
+        """Watch for the exit of these processes from now on, and no others; each is reported once.
 
         Returns:
-            Whether one of them had ended before.
+            Whether one of them had already exited.
         """
         wanted = frozenset(pids)
         for pid in self._pids.keys() - wanted:
@@ -151,10 +151,10 @@ class Watcher:
         """Wait for a change, and for the end of its burst.
 
         Args:
-            seconds: how long to wait for the first change.
+            seconds: the time limit for the first change.
 
         Returns:
-            Whether there was a change in time.
+            Whether a change came in time.
         """
         if not await self._one(seconds):
             return False

@@ -1,18 +1,18 @@
 """containerd-shim-nvidia: a containerd shim (runtime v2) that gives containers their GPUs.
 
-The packages, and what each is for:
+The packages, and the task of each:
 
 - :mod:`shim.verbs`: the programs that containerd runs for a moment: start, delete, -info, -v.
-- :mod:`shim.forkserver`: how a shim process comes into being.
+- :mod:`shim.forkserver`: how a shim process is created.
 - :mod:`shim.pod`: the supervisor, one process per pod, which serves the Task API.
 - :mod:`shim.work`: what Create does for a container that asks for GPUs.
 - :mod:`shim.runtime`: runc and crun.
 - :mod:`shim.rootfs`: the mounts of a container's root file system.
 - :mod:`shim.stdio`: fifos, terminals, log files and loggers.
 - :mod:`shim.cgroup`: usage, limits, memory events.
-- :mod:`shim.checkpoint`, :mod:`shim.sandbox`: what few pods use.
+- :mod:`shim.checkpoint`, :mod:`shim.sandbox`: features that few pods use.
 
-The modules next to them are the ground floor that all rooms share: the bundle's files, system
+The modules next to them are the ground floor that all rooms share: the files of a bundle, system
 calls, spawning and reaping, sockets, the log, errors.
 """
 

@@ -9,7 +9,7 @@ from shim.verbs.invocation import FORK_SERVER
 
 
 def main(revision: str = "") -> NoReturn:
-    """Do what the command line asks, and end the process.
+    """Do what the command line asks, and exit.
 
     Args:
         revision: the commit that the program was built from.
@@ -20,7 +20,7 @@ def main(revision: str = "") -> NoReturn:
         from shim.forkserver.forkserver import main as be_fork_server  # noqa: PLC0415
 
         be_fork_server(words)
-    # Not what a fork server is to import in its own way.
+    # Do not import what a fork server has to import in its own way.
     from shim.verbs.verbs import main as do_verb  # noqa: PLC0415
 
     do_verb(words, revision=revision)

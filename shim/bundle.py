@@ -1,7 +1,7 @@
-"""The files of a bundle: their names, and how they are read and written.
+"""The files of a bundle: their names, and how to read and write them.
 
-A bundle is the directory that containerd makes for a container. The server leaves in it what
-the ``delete`` verb needs if the server is killed; both go through this module, so they agree.
+A bundle is the directory that containerd makes for a container. If the server is killed, the
+``delete`` verb finds in it what it needs; both use this module, so they agree.
 
 ======================  ===========  ======================================================
 file                    written by   what it is
@@ -10,8 +10,8 @@ file                    written by   what it is
 ``rootfs/``             containerd   where the image's file systems are mounted
 ``log``                 containerd   a fifo: our log
 ``address``             ``start``    where the shim listens, for containerd up to 1.7
-``bootstrap.json``      containerd   what ``start`` answered, from 2.0 on; all there is in the
-                                     bundle of a pod's later container, for which it is not called
+``bootstrap.json``      containerd   what ``start`` answered, from 2.0 on; all there is for
+                                     a pod's later container, as start is not called
 ``s``                   ``start``    a link to the directory of that socket
 ``options.json``        server       how the low-level runtime is called (`RuntimeRecord`)
 ``runtime``             server       the runtime's name, as containerd's own shim leaves it
@@ -19,25 +19,25 @@ file                    written by   what it is
 ``log.*.json``          server       the log of one call of the runtime, while it lasts
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
-``nvidia-before.json``  containerd   config.json as it was before that, kept by its other name
-``claim``               server       where it says which devices it claims
+``nvidia-before.json``  containerd   config.json before the injection: its other name
+``claim``               server       the path of the container's claim on devices
                                      (:mod:`shim.work.claims`), and the pid and
                                      start time of the process that has them
-``logger.*``            server       one for each logger that runs: its pid and start time
+``logger.*``            server       one for each running logger: its pid and start time
 ``shim-binary-path``    containerd   the program that it executed, from 1.7 on
-``work``                containerd   a link to a directory on disk, which goes with the bundle
+``work``                containerd   a link to a directory on disk, removed with the bundle
 ``criu-work/``          server       in ``work``: CRIU's arguments and output, while it works
-``criu-*.log``          server       what CRIU said when it failed
+``criu-*.log``          server       CRIU's log of a failed call
 ``pod/``                server       of a sandbox: files that the pod's containers share
 ``holder``              server       of a sandbox: the process that holds its namespaces
 ``ns/``                 server       of a sandbox: its namespaces, mounted, if no process holds them
 ``member.*.json``       server       of a sandbox: how to end one of its containers
 ======================  ===========  ======================================================
 
-Those of a sandbox are :mod:`shim.sandbox.members`'. Everything that we write has mode 0600 and
-appears whole, by rename, or not at all.
+:mod:`shim.sandbox.members` handles those of a sandbox. Everything that we write has mode 0600, and
+appears as a whole, by rename, or not at all.
 
-Source of what is read in config.json: OCI runtime specification, config.md, config-linux.md.
+Source for what is read in config.json: OCI runtime specification, config.md, config-linux.md.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 _LOGGER_PREFIX: Final = "logger."
 
-# What is left after an answered Delete. With nothing else in the bundle, there is nothing to clean
-# up (fast_delete.c).
+# What is left after an answered Delete. If the bundle contains nothing else, there is nothing to
+# clean up (fast_delete.c).
 FILES_AFTER_DELETE: Final = (
     ADDRESS, BEFORE, BOOTSTRAP, CONFIG, INIT_PID, LOG, OPTIONS, RECORD, ROOTFS, RUNTIME,
     SHIM_PROGRAM, SOCKET_DIRECTORY, WORK,
@@ -88,9 +88,9 @@ class RuntimeRecord:
     """How to call a container's low-level runtime, for the clean-up.
 
     Attributes:
-        binary: runc, crun, or the path of one.
-        root: the directory of its state for this namespace.
-        systemd_cgroup: whether systemd made the container's cgroup.
+        binary: runc, crun, or the path of one of them.
+        root: the directory of the runtime's state for this namespace.
+        systemd_cgroup: whether systemd created the container's cgroup.
     """
 
     __slots__ = ("binary", "root", "systemd_cgroup")
@@ -108,7 +108,7 @@ def read_spec(bundle: str) -> dict[str, Any]:
         bundle: the bundle's path.
 
     Returns:
-        The OCI spec, with all that we do not know in it.
+        The OCI spec, including everything that this project does not know.
 
     Raises:
         BundleUnusable: it is missing, unreadable, or not a JSON object.
@@ -136,9 +136,10 @@ def write_spec(bundle: str, spec: dict[str, Any]) -> None:
 
 
 def keep_spec(bundle: str) -> None:
-    """Keep config.json as it is, so that what was changed in it can be shown later.
+    """Keep the present config.json, so that later changes to it can be shown.
 
-    Nothing is copied where the file can have a second name: it is replaced under the first.
+    Where a file can have a second name, nothing is copied: config.json is only replaced under the
+    first.
 
     Args:
         bundle: the bundle's path.
@@ -157,13 +158,13 @@ def keep_spec(bundle: str) -> None:
 
 
 def restore_spec(bundle: str) -> None:
-    """Put back the config.json that :func:`keep_spec` kept, with its mode and owner, if it did.
+    """Restore the config.json that :func:`keep_spec` kept, if any, with its mode and owner.
 
     Args:
         bundle: the bundle's path.
 
     Raises:
-        BundleUnusable: it cannot be put back.
+        BundleUnusable: it cannot be restored.
     """
     kept = os.path.join(bundle, BEFORE)
     try:
@@ -177,10 +178,10 @@ def restore_spec(bundle: str) -> None:
 
 
 def root_of(spec: dict[str, Any], bundle: str) -> str:
-    """The directory that the container's processes will see as /.
+    """Return the directory that the container's processes will see as /.
 
     Raises:
-        BundleUnusable: the spec names none, or it is not there.
+        BundleUnusable: the spec names no directory, or the directory does not exist.
     """
     root = spec.get("root")
     path = root.get("path") if isinstance(root, dict) else None
@@ -197,26 +198,26 @@ def root_of(spec: dict[str, Any], bundle: str) -> str:
 
 
 def cgroups_path_of(spec: dict[str, Any]) -> str:
-    """The cgroup that the spec names; empty if it names none."""
+    """Return the cgroup that the spec names; empty if it names none."""
     linux = spec.get("linux")
     path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
     return path if isinstance(path, str) else ""
 
 
 def has_own_pid_namespace(spec: dict[str, Any]) -> bool:
-    """Whether the spec asks for a new pid namespace: then init's death kills all in it.
+    """Whether the spec asks for a new pid namespace, in which all processes die with init.
 
     Raises:
-        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
+        BundleUnusable: the spec's namespaces are malformed.
     """
     return any(n.get("type") == "pid" and not n.get("path") for n in _namespaces(spec))
 
 
 def has_user_namespace(spec: dict[str, Any]) -> bool:
-    """Whether the container's root is another user on the host.
+    """Whether the container's root user is another user on the host.
 
     Raises:
-        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
+        BundleUnusable: the spec's namespaces are malformed.
     """
     return any(n.get("type") == "user" for n in _namespaces(spec))
 
@@ -240,10 +241,10 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
         bundle: the bundle's path.
 
     Returns:
-        What the server left; None if it had not come so far.
+        What the server wrote; None if it had not got so far.
 
     Raises:
-        BundleUnusable: it is not what the server writes.
+        BundleUnusable: the content is not what the server writes.
     """
     path = os.path.join(bundle, OPTIONS)
     if not os.path.lexists(path):
@@ -252,11 +253,11 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
 
 
 def write_runtime_record(bundle: str, record: RuntimeRecord) -> None:
-    """Leave what the delete verb needs if the server is killed.
+    """Write what the delete verb needs if the server is killed.
 
     Args:
         bundle: the bundle's path.
-        record: how the container's runtime is called.
+        record: how to call the container's runtime.
 
     Raises:
         BundleUnusable: it cannot be written.
@@ -266,7 +267,7 @@ def write_runtime_record(bundle: str, record: RuntimeRecord) -> None:
 
 
 def record_fields(record: RuntimeRecord) -> dict[str, object]:
-    """How a runtime is called, for JSON."""
+    """Return how to call a runtime, as JSON values."""
     return {
         "binary": record.binary,
         "root": record.root,
@@ -275,11 +276,11 @@ def record_fields(record: RuntimeRecord) -> dict[str, object]:
 
 
 def parse_runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
-    """What :func:`record_fields` made.
+    """Parse the fields that :func:`record_fields` made.
 
     Args:
-        content: the fields, and perhaps others.
-        path: the file that they are from, for the message.
+        content: the fields, and possibly others.
+        path: the file that they come from, for messages.
 
     Raises:
         BundleUnusable: they are not what the server writes.
@@ -293,13 +294,13 @@ def parse_runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
 
 
 def bootstrap_address(bundle: str) -> str:
-    """The shim's address as containerd noted it.
+    """Return the shim's address as containerd recorded it.
 
     Args:
         bundle: the bundle's path.
 
     Returns:
-        The address with its scheme; empty if there is none.
+        The address with its scheme; "" if there is none.
 
     Raises:
         BundleUnusable: bootstrap.json is not what containerd writes.
@@ -312,14 +313,14 @@ def bootstrap_address(bundle: str) -> str:
 
 
 def begin_call(bundle: str, call: str) -> str:
-    """Make the log of a call of the low-level runtime.
+    """Create the log of a call of the low-level runtime.
 
-    It exists before the call and is removed after it, so that the clean-up after a killed shim
-    knows that a runtime may still be running.
+    It exists while the call runs, so that the clean-up after a killed shim knows that a runtime may
+    still be running.
 
     Args:
         bundle: the bundle's path.
-        call: a name that no other call has.
+        call: a name that no other call uses.
 
     Returns:
         The log's path.
@@ -333,10 +334,10 @@ def begin_call(bundle: str, call: str) -> str:
 
 
 def calls_under_way(bundle: str) -> list[str]:
-    """The names of the logs of calls that had not ended when the shim did.
+    """Return the names of the logs of calls that had not ended when the shim did.
 
     Args:
-        bundle: the bundle's path; it need not be there.
+        bundle: the bundle's path; it need not exist.
     """
     try:
         names = os.listdir(bundle)
@@ -350,11 +351,11 @@ def record_logger(bundle: str, pid: int, start_time: int) -> str:
 
     Args:
         bundle: the bundle's path.
-        pid: the logger's.
+        pid: the logger's pid.
         start_time: when it started, in clock ticks since boot.
 
     Returns:
-        The record's path; to be removed when the logger has ended.
+        The path of the record; remove it when the logger has ended.
     """
     path = os.path.join(bundle, f"{_LOGGER_PREFIX}{pid}.{start_time}")
     files.write(path, b"")
@@ -362,10 +363,10 @@ def record_logger(bundle: str, pid: int, start_time: int) -> str:
 
 
 def loggers_left(bundle: str) -> list[tuple[int, int]]:
-    """The loggers that had not ended when the shim did: the pid and start time of each.
+    """Return the pid and start time of each logger that had not ended when the shim did.
 
     Args:
-        bundle: the bundle's path; it need not be there.
+        bundle: the bundle's path; it need not exist.
     """
     try:
         names = os.listdir(bundle)
@@ -391,7 +392,7 @@ def read_pid(path: str) -> int:
         The pid; 0 if there is no file.
 
     Raises:
-        BundleUnusable: there is something else in it.
+        BundleUnusable: the file does not contain a pid.
     """
     if not os.path.lexists(path):
         return 0
@@ -402,16 +403,16 @@ def read_pid(path: str) -> int:
 
 
 def read_line(path: str) -> str:
-    """Read a file of one short line.
+    """Read a file that contains one short line.
 
     Args:
         path: the file.
 
     Returns:
-        The line without white space around it; empty if there is no file.
+        The line without surrounding white space; "" if there is no file.
 
     Raises:
-        BundleUnusable: it cannot be read, is longer than 4096 bytes, or has a zero byte in it.
+        BundleUnusable: the file cannot be read, is longer than 4096 bytes, or contains a zero byte.
     """
     if not os.path.lexists(path):
         return ""
@@ -419,7 +420,7 @@ def read_line(path: str) -> str:
 
 
 def without_zero(text: str, path: str) -> str:
-    """A text of a file, if it can be the path of another."""
+    """Return a text from a file, if it can be the path of another file."""
     if "\0" in text:
         raise BundleUnusable(
             f"the path {text!r} in {path}", found="a zero byte in it", do="remove that file"
@@ -428,13 +429,13 @@ def without_zero(text: str, path: str) -> str:
 
 
 def write_claim(bundle: str, claim: str, pid: int = 0, start_time: int = 0) -> None:
-    """Write down where it says what the container claims, and for which process.
+    """Record in the bundle which claim the container has, and for which process.
 
     Args:
         bundle: the bundle's path.
-        claim: the path of what it claims.
-        pid: its init process; 0 before it is made.
-        start_time: when that started, in clock ticks since boot.
+        claim: the path of the claim.
+        pid: the container's init process; 0 before it exists.
+        start_time: when init started, in clock ticks since boot.
 
     Raises:
         BundleUnusable: it cannot be written.
@@ -446,10 +447,10 @@ def read_claim(bundle: str) -> tuple[str, int, int]:
     """Read what :func:`write_claim` wrote.
 
     Returns:
-        The path, empty if there is no such file; the pid and the start time, zeros if it has none.
+        The path, "" if there is no such file; the pid and the start time, 0 if the file has none.
 
     Raises:
-        BundleUnusable: there is something else in it.
+        BundleUnusable: the file is malformed.
     """
     path = os.path.join(bundle, CLAIM)
     claim, _, process = read_line(path).partition("\n")
@@ -458,7 +459,7 @@ def read_claim(bundle: str) -> tuple[str, int, int]:
 
 
 def pid_and_start_time(path: str, text: str) -> tuple[int, int]:
-    """The two numbers that a file has; BundleUnusable if it has something else."""
+    """Return the two numbers in a file; raise BundleUnusable if it contains anything else."""
     words = text.split()
     if len(words) != 2 or not all(w.isdigit() and w.isascii() for w in words):  # noqa: PLR2004 - as it says
         raise BundleUnusable(f"the process in {path}", found="no pid and start time")
@@ -466,13 +467,13 @@ def pid_and_start_time(path: str, text: str) -> tuple[int, int]:
 
 
 def release_claim(bundle: str) -> None:
-    """Give back what the container claims (:mod:`shim.work.claims`), if it claims anything.
+    """Release the container's claim (:mod:`shim.work.claims`), if it has one.
 
     Args:
-        bundle: the bundle's path; it may be gone.
+        bundle: the bundle's path; it may no longer exist.
 
     Raises:
-        BundleUnusable: what it claims cannot be told.
+        BundleUnusable: the record of the claim cannot be read.
         OSError: the claim cannot be removed.
     """
     claim, _, _ = read_claim(bundle)
@@ -482,7 +483,7 @@ def release_claim(bundle: str) -> None:
 
 
 def remove_staging(bundle: str) -> None:
-    """Remove the directory with the files of ours that are mounted into the container.
+    """Remove the directory of our files that are mounted into the container.
 
     Args:
         bundle: the bundle's path.

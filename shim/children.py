@@ -1,4 +1,4 @@
-"""The children of the shim: starting programs, and the one owner of wait(2).
+"""The children of the shim: starting programs, and the only caller of wait(2).
 
 Starting
 - A program is started from the main thread, so that a parent-death signal set by runc is tied to
@@ -104,7 +104,7 @@ class Child:
         self.signal(signal.SIGKILL)
 
     async def wait(self) -> Exit:
-        """How the process ended, once it has."""
+        """Return how the process ended, once it has."""
         await self._done.wait()
         if self.exit is None:
             message = "the exit of a child is known before its waiters are woken"
@@ -139,11 +139,11 @@ class Reaper:
         """Keep the exit of a process from now on.
 
         Args:
-            pid: a child of ours that was spawned in this turn of the loop, or one that a
-                runtime left to us within an open :meth:`window`.
+            pid: a child of ours that was spawned in this turn of the loop, or one that a runtime
+                left to us within an open :meth:`window`.
 
         Returns:
-            The child; its exit is already known if it ended in the meantime.
+            The child; its exit is already known if it has ended in the meantime.
 
         Raises:
             ChildProcessError: it is not a child of ours, and never was.
@@ -198,10 +198,10 @@ def _is_our_child(pid: int) -> bool:
 def reserve_numbers(listener: int) -> int:
     """Keep this process from using the descriptor numbers that programs get besides 0 to 2.
 
-    To be called before anything else is opened.
+    Call this before anything else is opened.
 
     Args:
-        listener: the one descriptor that is open already, apart from the first three.
+        listener: the only descriptor that is already open, apart from the first three.
 
     Returns:
         Its new number.
@@ -250,12 +250,12 @@ def spawn(
     """Start a program.
 
     Args:
-        reaper: who waits for it.
+        reaper: waits for the program.
         argv: the program (a name looked up in PATH, or a path) and its arguments.
-        fds: which of our descriptors are its 0, 1 and 2, where those not named are /dev/null,
-            and its 3, 4 and 5 (after :func:`reserve_numbers`). It has no others.
-        program: the path of what is executed, where that is not what ``argv`` says.
-        environment: further variables for it.
+        fds: which of our descriptors become its 0, 1 and 2 (/dev/null if not named), and its 3, 4
+            and 5 (after :func:`reserve_numbers`). It has no others.
+        program: the path of the executable, if it is not the one in ``argv``.
+        environment: further variables for the program.
 
     Returns:
         The running child.
@@ -309,7 +309,7 @@ def spawn(
 
 @contextmanager
 def _in_place(fds: Mapping[int, int]) -> Iterator[list[int]]:
-    """Put descriptors where a child is to find them; yields where that is."""
+    """Put descriptors where a child will find them, and yield their numbers."""
     if not set(fds) <= set(_reserved):
         message = "numbers are reserved before a child gets them"
         raise AssertionError(message)
@@ -373,10 +373,10 @@ async def run(
     """Run a program to its end and read what it prints on stdout.
 
     Args:
-        reaper: who waits for it.
+        reaper: waits for the program.
         argv: the program and its arguments.
-        fds: further descriptors for it; stdout is ours.
-        timeout: seconds after which it is killed; without it, it may take its time.
+        fds: further descriptors for the program; its stdout is ours.
+        timeout: seconds after which it is killed; None for no limit.
         limit: how many bytes of its output are kept; the rest is read and dropped.
 
     Returns:
@@ -407,7 +407,7 @@ async def run(
         ) from None
     finally:
         os.close(reading)
-        # Out of time, or cancelled. The pid can't be another process's by now: only our reaper
+        # Out of time, or cancelled. The pid cannot belong to another process yet: only our reaper
         # frees it.
         if child is not None and child.exit is None:
             os.kill(child.pid, signal.SIGKILL)

@@ -55,13 +55,13 @@ class PodSandbox(Protocol):
 
 
 class ShimContext:
-    """What all containers of a shim share.
+    """The state that all containers of a shim share.
 
     Args:
         namespace: containerd's namespace.
         reaper: collects the shim's children.
         publisher: delivers events to containerd.
-        tasks: where background tasks run.
+        tasks: the group in which background tasks run.
         log: the shim's log.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The shim's errors: E07xx and E1xxx. Codes are never reused.
 
-The verbs load this module, so it imports nothing but the root of the table. Those of checkpoints
-and of sandboxes stand in their own rooms.
+The verbs load this module, so it imports nothing but the root of the error table. The errors of
+checkpoints and of sandboxes are in their own rooms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCARCE: Final = frozenset(
 
 
 def remedy_of(error: OSError, otherwise: str = "") -> str:
-    """What can be done about an error of the kernel.
+    """Return the remedy for an error of the kernel.
 
     Args:
         error: it.
@@ -63,7 +63,7 @@ class UnmountFailed(
 
 
 def runtime_failed(verb: str) -> str:
-    """The preface of an error by which scripts know it: what containerd's own shim says.
+    """Return the text of containerd's own shim for an error, by which scripts recognise it.
 
     Source: containerd cmd/containerd-shim-runc-v2/process, runtimeError.
     """

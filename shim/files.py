@@ -1,8 +1,9 @@
-"""Files read with care and written whole, trees removed with care, names that are safe in paths.
+"""Read files with care, write them whole, remove trees safely, and check names used in paths.
 
-A file is read only if it is a regular one, not through a link, and not beyond a limit. It is
-written under another name and renamed. A tree is removed by descriptors, without following a link
-or entering a mount. Ids of containers, execs and sandboxes, and namespaces, become parts of paths.
+A file is read only if it is a regular file, not through a link, and not beyond a limit. It is
+written under another name and renamed. A tree is removed through descriptors, without following a
+link or entering a mount. Ids of containers, execs and sandboxes, and namespaces, become parts of
+paths.
 
 Source: containerd pkg/identifiers; open(2) O_NOFOLLOW; rename(2); proc(5), /proc/PID/fdinfo.
 """
@@ -18,7 +19,7 @@ from typing import Any, Final
 from shim.errors import BundleUnusable, InvalidIdentifier, remedy_of
 
 # hashlib loads OpenSSL: 3 ms and 2.5 MB. The C module alone costs nothing, but its name changed
-# with Python 3.12, and a build of Python may lack it.
+# with Python 3.12, and some builds of Python lack it.
 try:
     from _sha2 import sha256  # type: ignore[import-not-found]
 except ImportError:
@@ -40,13 +41,13 @@ def read(path: str, limit: int) -> bytes:
 
     Args:
         path: the file; a link is refused.
-        limit: the most bytes it may have.
+        limit: the maximum size in bytes.
 
     Returns:
-        Its content.
+        The content.
 
     Raises:
-        BundleUnusable: it is missing, unreadable, no regular file, or larger.
+        BundleUnusable: the file is missing, unreadable, not a regular file, or larger.
     """
     asked = f"to read {path}"
     try:
@@ -74,9 +75,9 @@ def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
     """Write a file so that a reader sees all of it or none.
 
     Args:
-        path: the file; what stood there is replaced.
-        content: its new content.
-        mode: its permissions, whatever the umask.
+        path: the file; an existing one is replaced.
+        content: the new content.
+        mode: the permissions, whatever the umask.
 
     Raises:
         BundleUnusable: it cannot be written.
@@ -103,7 +104,7 @@ def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -111,12 +112,12 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and all that is in it, but nothing that is mounted there.
+    """Remove a directory and everything in it, except what is mounted there.
 
-    Descends by descriptors and never through a link, so it cannot be led astray.
+    It descends by descriptors and never through a link, so it cannot be led astray.
 
     Args:
-        path: the directory; it need not be there.
+        path: the directory; it need not exist.
 
     Raises:
         OSError: something cannot be removed; EBUSY if there is a mount below.
@@ -155,7 +156,7 @@ def _empty(directory: int, mount_id: bytes) -> None:
 
 
 def _mount_id(fd: int) -> bytes:
-    """Which mount an open directory is on. Source: proc(5), /proc/PID/fdinfo."""
+    """Return the mount that an open directory is on. Source: proc(5), /proc/PID/fdinfo."""
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
         for line in file:
             if line.startswith(b"mnt_id:"):
@@ -168,13 +169,13 @@ def parse_object(content: bytes, path: str) -> dict[str, Any]:
 
     Args:
         content: UTF-8 text.
-        path: the file it is from, for the message.
+        path: the file that it comes from, for messages.
 
     Returns:
         The object.
 
     Raises:
-        BundleUnusable: it is not one.
+        BundleUnusable: it is not a JSON object.
     """
     try:
         value = json.loads(content.decode())
@@ -186,19 +187,19 @@ def parse_object(content: bytes, path: str) -> dict[str, Any]:
 
 
 def reason(error: OSError) -> str:
-    """What the kernel said, in its words."""
+    """Return the kernel's message for an error."""
     return os.strerror(error.errno or 0).lower()
 
 
 def at_and_below(directory: str) -> Iterator[str]:
-    """A directory and all below it, each after the one that it is in, however deep they are.
+    """Yield a directory and all directories below it, parents first, however deep they are.
 
-    :func:`os.walk` recurses before Python 3.12, and a container that may make cgroups can make
-    them deeper than that goes.
+    :func:`os.walk` recurses before Python 3.12, and a container that may create cgroups can nest
+    them deeper than it can go.
 
     Args:
-        directory: what cannot be listed (it is gone, or its path too long) is left out. Links
-            are not followed.
+        directory: the top. Directories that cannot be listed (removed, or with too long a path) are
+            left out. Links are not followed.
     """
     waiting = [directory]
     while waiting:
@@ -213,18 +214,18 @@ def at_and_below(directory: str) -> Iterator[str]:
 
 
 def check_id(text: str, what: str = "container id") -> str:
-    """Refuse what could not safely become part of a path.
+    """Refuse a text that cannot safely become part of a path.
 
     Args:
         text: an id or a namespace.
-        what: which of them, for the message.
+        what: what the text is, for messages.
 
     Returns:
         ``text``, unchanged.
 
     Raises:
-        InvalidIdentifier: it does not match ``[A-Za-z0-9][A-Za-z0-9_.-]*``, or is longer
-            than 76 characters.
+        InvalidIdentifier: the text does not match ``[A-Za-z0-9][A-Za-z0-9_.-]*``, or is longer than
+            76 characters.
     """
     if not text or text[0] not in _ALPHANUMERIC or not _ALLOWED.issuperset(text):
         raise InvalidIdentifier(
@@ -242,5 +243,5 @@ def check_id(text: str, what: str = "container id") -> str:
 
 
 def digest(data: bytes) -> str:
-    """The SHA-256 of ``data``, in hexadecimal digits."""
+    """Return the SHA-256 of ``data``, in hexadecimal digits."""
     return str(sha256(data).hexdigest())

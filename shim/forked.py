@@ -1,10 +1,10 @@
-"""Processes that are forked from the shim and stay in Python for a moment.
+"""Processes that are forked from the shim and run Python for a moment.
 
-Such a process has inherited the loop's signal handlers and descriptors, and needs none of them. It
-must not raise: it reports a failure in one line over a pipe, and ends by ``os._exit``.
+Such a process inherits the loop's signal handlers and descriptors, but needs none of them. It must
+not raise: it reports a failure in one line over a pipe, and exits with ``os._exit``.
 
-Signals are reset through the C module under :mod:`signal`, which makes no enumeration of each
-number at each call: a fork pays for each page of memory that it touches.
+Signals are reset through the C module behind :mod:`signal`, which does not convert each number to
+an enumeration at each call: a fork pays for each page of memory that it touches.
 
 Source: fork(2), prctl(2) PR_SET_PDEATHSIG.
 """
@@ -30,7 +30,7 @@ _LONGEST_REPORT: Final = 1 << 16
 
 
 def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) -> int:
-    """Fork, with no signal handled in the child by what it has inherited.
+    """Fork, and make sure that the child runs none of the inherited signal handlers.
 
     Args:
         child: what the child does; it never returns.
@@ -50,7 +50,7 @@ def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) 
 
 
 def set_up_child(shim: int, kept: set[int]) -> None:
-    """Become independent of the loop's signals and files, and end with the shim.
+    """Become independent of the loop's signals and files, and exit with the shim.
 
     Args:
         shim: the pid of the shim that forked.
@@ -64,9 +64,9 @@ def set_up_child(shim: int, kept: set[int]) -> None:
 
 
 def lead_group() -> None:
-    """Lead a process group of one's own; no signal is handled or blocked, and SIGPIPE is ignored.
+    """Lead a new process group; no signal is handled or blocked, and SIGPIPE is ignored.
 
-    A peer that hangs up is an error code then, not the end.
+    If a peer hangs up, that is then an error code and does not end the process.
     """
     os.setpgid(0, 0)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY_SIGNAL)
@@ -77,8 +77,8 @@ def lead_group() -> None:
 def reset_signals(*ignored: int) -> None:
     """Reset all signal handlers, and ignore the named signals.
 
-    The caller is the only thread and blocks all signals: one that is caught meanwhile is an error
-    to the interpreter (:mod:`shim.handlers`).
+    The caller must be the only thread and block all signals: to the interpreter, a signal that is
+    caught in the meantime is an error (:mod:`shim.handlers`).
     """
     signal.set_wakeup_fd(-1)
     for number in _EVERY_SIGNAL:
@@ -103,7 +103,7 @@ async def read_report(fd: int, *, timeout: float) -> tuple[bytes, bool]:
 
     Args:
         fd: the pipe's read end, which does not block.
-        timeout: seconds.
+        timeout: the time limit in seconds.
 
     Returns:
         The part of the report that arrived, and whether it was complete in time.
@@ -123,12 +123,12 @@ async def read_report(fd: int, *, timeout: float) -> tuple[bytes, bool]:
 
 
 def fail(report: int, doing: str, error: BaseException) -> NoReturn:
-    """Tell what failed, and end.
+    """Report what failed, and exit.
 
     Args:
         report: the pipe.
         doing: what was being done.
-        error: what stood in the way.
+        error: the error.
     """
     try:
         os.write(report, FAILED + one_line(f"{doing}: {reason(error)}").encode())
@@ -137,7 +137,7 @@ def fail(report: int, doing: str, error: BaseException) -> NoReturn:
 
 
 def reason(error: BaseException) -> str:
-    """What stood in the way, in the kernel's words where they are."""
+    """Return the reason for a failure, in the kernel's words if there are any."""
     if not isinstance(error, OSError):
         return str(error)
     return os.strerror(error.errno).lower() if error.errno else str(error.strerror)

@@ -1,11 +1,11 @@
 """The shim's log: lines in logfmt, as containerd prints its own, into the bundle's ``log`` fifo.
 
-containerd copies what comes out of that fifo to its own log. It is opened for reading as well
-as writing, so that the shim gets no SIGPIPE while containerd is away, and does not block on
-a full fifo: a lost line is better than a container that does not start.
+containerd copies everything from that fifo to its own log. It is opened for reading as well as
+writing, so that the shim gets no SIGPIPE while containerd is away, and does not block on a full
+fifo: a lost line is better than a container that does not start.
 
 The lines are written without structlog, which imports asyncio, ssl and sixty more modules: four
-megabytes in each shim that has something to tell.
+megabytes in each shim that writes a log line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Log:
     """Writes lines of logfmt.
 
     Args:
-        directory: the bundle, whose ``log`` is written.
+        directory: the bundle, to whose ``log`` the lines are written.
         debug: whether lines of level debug are written.
-        fields: what every line says, such as the namespace.
+        fields: the fields of every line, such as the namespace.
     """
 
     def __init__(self, directory: str, *, debug: bool, **fields: str) -> None:
@@ -42,7 +42,7 @@ class Log:
             self._fd = None
 
     def descriptors(self) -> frozenset[int]:
-        """What a forked process has to keep open to write here."""
+        """Return the descriptors that a forked process must keep open to write to the log."""
         return frozenset() if self._fd is None else frozenset((self._fd,))
 
     def debug(self, event: str, **fields: Any) -> None:
@@ -51,11 +51,11 @@ class Log:
             self._say("debug", event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """Something that happened and is all right."""
+        """Log something that happened and is not a problem."""
         self._say("info", event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Something that should not be so; the shim goes on."""
+        """Log something that should not happen; the shim continues."""
         self._say("warning", event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
@@ -74,13 +74,13 @@ class Log:
 
 
 def _now() -> str:
-    """The time in UTC, to the microsecond."""
+    """Return the time in UTC, to the microsecond."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds // 1000:06}Z"
 
 
 def _quoted(value: object) -> str:
-    """A value as logfmt has it: in quotes where it would not end with itself, and on one line."""
+    """Return a value in logfmt: on one line, and in quotes if its end would be ambiguous."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if text.isprintable() and not set(text).intersection(_SPECIAL):
         return text

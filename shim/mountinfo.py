@@ -1,8 +1,8 @@
-"""What is mounted at and below a directory, and whether a mount may hang.
+"""Find what is mounted at and below a directory, and whether a mount may hang.
 
-A mount may hang that needs a file system of another machine or process: the kernel waits for the
-server of such a file system for as long as it takes. So nothing here touches one. mountinfo lists
-them without asking their servers; statfs(2) would ask.
+A mount may hang if it needs a file system of another machine or process: the kernel waits for the
+server of such a file system without a limit. So nothing here touches one. mountinfo lists them
+without asking their servers; statfs(2) would ask.
 
 Source: proc(5), /proc/PID/mountinfo.
 """
@@ -26,13 +26,13 @@ _MOST_LINKS: Final = 40
 
 
 def mount_points_below(path: str) -> list[str]:
-    """The mount points at and below a path, in the calling thread's mount namespace.
+    """Return the mount points at and below a path, in the calling thread's mount namespace.
 
     Args:
-        path: a path; its last component is not followed if it is a link.
+        path: a path; if its last component is a link, it is not followed.
 
     Returns:
-        The mount points, innermost first; one that is mounted on twice is there twice.
+        The mount points, innermost first; one that is mounted on twice is listed twice.
     """
     parent, name = os.path.split(os.path.abspath(path))
     # The kernel lists real paths (/run, where /var/run was said).
@@ -42,27 +42,27 @@ def mount_points_below(path: str) -> list[str]:
 
 
 def select_below(points: list[str], path: str) -> list[str]:
-    """Those of some mount points that are a path or are below it.
+    """Return the mount points that are at or below a path.
 
     Args:
         points: mount points.
         path: an absolute, real path.
 
     Returns:
-        Innermost first: what lies in a directory has a longer path than the directory.
+        Innermost first: the path of a nested mount point is longer.
     """
     below = path.rstrip("/") + "/"
     return sorted((p for p in points if p == path or p.startswith(below)), key=len, reverse=True)
 
 
 def parse_mount_points(content: bytes) -> list[str]:
-    """The mount points that a mountinfo file lists.
+    """Return the mount points that a mountinfo file lists.
 
     Args:
-        content: the file.
+        content: the content of the file.
 
     Returns:
-        Their paths in the order of the file. Lines too short to have one are skipped.
+        Their paths in the order of the file. Lines that are too short are skipped.
     """
     fields = (line.split(b" ", _MOUNT_POINT_FIELD + 1) for line in content.split(b"\n"))
     return [
@@ -77,7 +77,7 @@ def unescape(text: bytes) -> bytes:
         text: a field of mountinfo.
 
     Returns:
-        The bytes that it stands for. A backslash that starts no escape stands for itself.
+        The bytes that it stands for. A backslash that starts no escape is kept.
     """
     first, *rest = text.split(b"\\")
     result = bytearray(first)
@@ -110,7 +110,7 @@ def is_served(kind: str) -> bool:
 
 
 def served_mount_points() -> frozenset[str]:
-    """Where file systems that may hang are mounted, in the calling thread's mount namespace."""
+    """Return where file systems that may hang are mounted, in this thread's namespace."""
     with open("/proc/thread-self/mountinfo", "rb", buffering=0) as file:
         content = file.read()
     points = []
@@ -121,7 +121,7 @@ def served_mount_points() -> frozenset[str]:
 
 
 def _paths(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> Iterator[str]:
-    """The paths that mounts name: sources, and the directories of an overlay."""
+    """Yield the paths that mounts name: sources, and the directories of an overlay."""
     for _, source, _, options in mounts:
         yield source
         for option in options:
@@ -132,7 +132,7 @@ def leads_below(path: str, points: Container[str], plain: set[str]) -> bool:
     """Whether a path leads to or below one of some mount points, also through links.
 
     Args:
-        path: a path. One that is not absolute leads nowhere.
+        path: a path. A relative one leads nowhere.
         points: the mount points, which are not touched.
         plain: paths that are known not to be links; those of this path are added.
     """

@@ -1,7 +1,7 @@
-"""Processes: when they started, what they have started, killing them; and our own command line.
+"""Processes: when they started, what they have started, how to kill them; our own command line.
 
-A pid can become another process's at any time. So a process is held by a pidfd, and compared with
-what is known of it (its start time) before it is killed.
+At any time a pid may be reused for another process. So before a process is killed, a pidfd holds
+it, and it is compared with what is known about it (its start time).
 
 Source: proc(5), /proc/PID/stat; pidfd_open(2), pidfd_send_signal(2).
 """
@@ -12,21 +12,21 @@ import os
 import signal
 from typing import Final
 
-# Fields of /proc/PID/stat, counted from the one after the name: that may itself contain spaces
-# and parentheses.
+# Fields of /proc/PID/stat, counted from the one after the name, which may itself contain spaces and
+# parentheses.
 _PARENT: Final = 1
 _START_TIME: Final = 19
 _ARG_START, _ARG_END = 45, 46
 
 
 def start_time_of(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if there is none."""
+    """Return when a process started, in clock ticks since boot; 0 if it does not exist."""
     fields = _stat(pid)
     return int(fields[_START_TIME]) if len(fields) > _START_TIME else 0
 
 
 def parent_of(pid: int) -> int:
-    """The pid of a process's parent; 0 if there is no such process."""
+    """Return the pid of a process's parent; 0 if there is no such process."""
     fields = _stat(pid)
     return int(fields[_PARENT]) if fields else 0
 
@@ -37,7 +37,7 @@ def may_be_alive(pid: int) -> bool:
 
 
 def _stat(pid: int | str) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; none if there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; none if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -46,7 +46,7 @@ def _stat(pid: int | str) -> list[bytes]:
 
 
 def hold(pid: int) -> int | None:
-    """A pidfd for a process; None if there is none of that number."""
+    """Return a pidfd for a process; None if there is no process with that pid."""
     if pid <= 0:
         return None
     try:
@@ -64,7 +64,7 @@ def send_kill(pidfd: int) -> None:
 
 
 def kill_family(pid: int) -> None:
-    """Kill a process that its parent has not reaped yet, with all that it has started.
+    """Kill a process that its parent has not reaped yet, with all processes that it has started.
 
     Args:
         pid: the process.
@@ -80,7 +80,7 @@ def kill_family(pid: int) -> None:
 
 
 def hold_descendants(pid: int) -> dict[int, int]:
-    """The processes that a process has started, and those that they have: of each a pidfd."""
+    """Return a pidfd of each process that a process has started, directly or indirectly."""
     family = {child: fd for child in _descendants(pid) if (fd := hold(child)) is not None}
     for child in family.keys() - frozenset(_descendants(pid)):
         os.close(family.pop(child))  # it has ended, and its number may be another's
@@ -88,7 +88,7 @@ def hold_descendants(pid: int) -> dict[int, int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """Return the processes that a process has started, directly or indirectly."""
     found = [pid]
     for parent in found:  # grows while it is read
         try:
@@ -101,9 +101,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def set_command_line(words: list[str]) -> None:
-    """Let ``ps`` show what this process is, in place of what it was forked from.
+    """Make ``ps`` show what this process is, instead of what it was forked from.
 
-    The kernel shows the memory that the arguments lay in at exec; it is ours to write to.
+    The kernel shows the memory that contained the arguments at exec, which we may overwrite.
     """
     text = b"\0".join(os.fsencode(word) for word in words)
     try:

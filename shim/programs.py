@@ -1,8 +1,8 @@
-"""Programs: which one a name means, its environment, and running one to its end in a bounded time.
+"""Programs: find them by name, set their environment, and run one with a time limit.
 
-The verbs and the server start the same low-level runtime, so they find it alike. Nothing here
-can come from an image: PATH is containerd's own. What the server starts it starts by
-:mod:`shim.children`; a verb has nothing else to do meanwhile, and waits (:func:`run`).
+The verbs and the server start the same low-level runtime, so both find it in the same way. Nothing
+here can come from an image: PATH is containerd's own. The server starts programs with
+:mod:`shim.children`; a verb has nothing else to do in the meantime, so it waits (:func:`run`).
 
 Source: posix_spawn(3), memfd_create(2), pidfd_open(2).
 """
@@ -25,15 +25,15 @@ _REAP_TIMEOUT: Final = 0.2
 
 
 def search_path() -> str:
-    """Where programs are looked up: containerd's PATH, or the usual directories."""
+    """Return where programs are looked up: containerd's PATH, or the usual directories."""
     return os.environ.get("PATH") or _DEFAULT_PATH
 
 
 def fixed_environment() -> dict[str, str]:
-    """The environment of every program that the shim starts.
+    """Return the environment of every program that the shim starts.
 
     Returns:
-        PATH as containerd has it, LANG, and the few variables of ``_PASSED_ON`` if set.
+        containerd's PATH, LANG, and those variables of ``_PASSED_ON`` that are set.
     """
     environment = {"PATH": search_path(), "LANG": "C.UTF-8"}
     environment.update({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
@@ -41,13 +41,13 @@ def fixed_environment() -> dict[str, str]:
 
 
 def find(name: str) -> str | None:
-    """The path of a program.
+    """Return the path of a program.
 
     Args:
         name: a name to look up in :func:`search_path`, or a path.
 
     Returns:
-        Its path; None if there is none that may be executed.
+        Its path; None if there is no such executable.
     """
     candidates = (
         [name] if "/" in name else [os.path.join(d or ".", name) for d in search_path().split(":")]
@@ -61,8 +61,8 @@ def find(name: str) -> str | None:
 class Ended(NamedTuple):
     """How a program ended, and what it wrote."""
 
-    # its exit code, or the signal's number below zero; None if it had to be killed because its time
-    # was up
+    # its exit code, or the negative number of a signal; None if it had to be killed because it took
+    # too long
     status: int | None
     stdout: bytes  # the start of its output
     stderr: bytes  # the start of its errors; both if they share one pipe
@@ -72,13 +72,13 @@ def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 40
     """Run a program with nothing on its stdin.
 
     Args:
-        program: its path.
-        words: its arguments, its name first.
-        timeout: seconds after which it is killed, with all that it started in its group.
-        longest: how many bytes of either output are kept.
+        program: the program's path.
+        words: the arguments, starting with the program's name.
+        timeout: seconds after which it is killed, together with all processes in its group.
+        longest: the maximum number of bytes to keep of each output.
 
     Raises:
-        OSError: it cannot be executed.
+        OSError: the program cannot be executed.
     """
     # Files in memory, since a pipe could be held open by whatever the program leaves behind.
     stdout = os.memfd_create("stdout", os.MFD_CLOEXEC)
@@ -105,11 +105,11 @@ def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 40
 
 
 def has_ended(pidfd: int, timeout: float) -> bool:
-    """Whether a process has ended, waiting for it for some seconds.
+    """Wait some seconds for a process; return whether it has ended.
 
     Args:
         pidfd: the process.
-        timeout: seconds.
+        timeout: the time limit in seconds.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

@@ -1,17 +1,17 @@
 """Modules that a long-lived process loads early, so that no request needs a file later.
 
-A shim lives as long as its pod. The tree that it was started from may be moved, replaced or removed
-meanwhile, and a module that is imported after that is not found, or is another version's. So the
-process imports all that any request and any error may need while its files exist.
+A shim lives as long as its pod. In the meantime, the tree that it was started from may be moved,
+replaced or removed; a module that is imported after that is not found, or is from another version.
+So the process imports everything that any request and any error may need while the files exist.
 
 Rules
-- The fork server does it before it forks, so shims share the pages. Most of it no shim ever uses.
-- A cold shim does it itself, a second after its start, since its container comes first. It loads
-  one module at a time and answers requests in between.
-- What is imported in a function is imported here, too; a test compares. Those modules that import
-  many come after what they import, so that no step takes long.
+- The fork server does this before it forks, so that shims share the pages. No shim uses most of it.
+- A cold shim does this itself, a second after its start, because its container comes first. It
+  loads one module at a time and answers requests in between.
+- Imports inside functions are listed here, too; a test checks this. Modules that import many others
+  come after these, so that no step takes long.
 
-What is left for files are programs, as runc is: of ours, the one that asks NVML.
+Only programs are still read from files, such as runc; of ours, the one that asks NVML.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def load() -> None:
 
 
 async def load_by_and_by(log: Log) -> None:
-    """Import what is missing of it, in a shim that serves.
+    """Import what is still missing, in a shim that serves.
 
     Args:
-        log: gets an entry for a module that is not found; a request that needs it fails.
+        log: gets an entry for a module that is not found; a request that needs the module fails.
     """
     missing = [name for name in _MODULES if name not in sys.modules]
     if not missing:

@@ -1,24 +1,24 @@
-"""The shim's listening socket: where it is; how it is made, found, taken over and removed.
+"""The shim's listening socket: where it is, and how to make, find, take over and remove it.
 
 All containers of a pod share one shim. The name of its socket is a digest of the pod's identity, so
-it is short and the same for every ``start`` of the pod. By it the second ``start`` finds the shim
-of the first.
+it is short and the same for every ``start`` of the pod. This is how the second ``start`` finds the
+shim of the first.
 
 Two containers of a pod can be started at the same moment, and a shim can be exiting while another
-``start`` looks for it. So a process binds or removes a socket only under a lock on its path, and
-waits for nothing but the kernel while it holds the lock. A holder that is stopped or frozen delays
-its own pod only, whose other starts fail with a line that says so. A serving shim does not wait for
-the lock: if it is taken, a ``start`` is looking for this shim.
+``start`` looks for it. So a process binds or removes a socket only under a lock on its path. While
+it holds the lock, it waits for nothing but the kernel. If the holder is stopped or frozen, only its
+own pod is delayed: other starts of that pod fail with a line that says so. A running shim does not
+wait for the lock: if it is taken, a ``start`` is looking for this shim.
 
-``start`` never returns the address of an exiting shim. It announces its container, under the lock
-under which it found or made the socket, by a link next to the socket that leads to the bundle. A
-shim without tasks that has to exit looks for announcements under that lock, and stays if there is
-one. Create, Delete and Shutdown of the container remove its announcement. One that is old, or whose
-bundle is gone, does not count.
+``start`` never returns the address of an exiting shim. It finds or makes the socket under the lock,
+and announces its container before it releases the lock: it creates a link next to the socket that
+leads to the bundle. A shim without tasks that has to exit looks for announcements under that lock,
+and stays if there is one. Create, Delete and Shutdown of the container remove its announcement. An
+announcement does not count if it is old, or if its bundle is gone.
 
-A shim that is killed before its first Create leaves its socket behind: containerd removes the
-bundle and calls no ``delete``. Such a socket has its announcement next to it, so an exiting shim
-and the ``delete`` verb remove those as well.
+If a shim is killed before its first Create, it leaves its socket behind: containerd removes the
+bundle and does not call ``delete``. Such a socket has its announcement next to it, so an exiting
+shim and the ``delete`` verb remove both.
 
 Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257);
 cmd/containerd-shim-runc-v2/manager.
@@ -52,8 +52,8 @@ _BACKLOG: Final = 128
 _LOCK_PAUSE: Final = 0.001  # seconds
 _LOCK_PATIENCE: Final = 1.0
 _LOCKED: Final = "~"
-# Seconds from the announcement of a container after which its Create is no longer expected:
-# containerd sends it at once, unless it was killed in between.
+# Seconds after the announcement of a container until its Create is no longer expected: containerd
+# sends it at once, unless it was killed in between.
 LATEST_CREATE: Final = 60.0
 
 _OTHERS_MAY_WRITE: Final = 0o022
@@ -63,10 +63,10 @@ _NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT
 
 
 def name_of(address: str, namespace: str, group: str) -> str:
-    """The name of a group's socket in its directory.
+    """Return the name of a group's socket in its directory.
 
     Args:
-        address: containerd's gRPC address; two containerds on a machine differ in it.
+        address: containerd's gRPC address, which differs between containerds on a machine.
         namespace: containerd's namespace.
         group: the group.
 
@@ -82,14 +82,14 @@ def is_name(name: str) -> bool:
 
 
 def path_of(directory: str, name: str) -> str:
-    """The path of a socket.
+    """Return the path of a socket.
 
     Args:
         directory: the directory of sockets.
-        name: what :func:`name_of` made.
+        name: the result of :func:`name_of`.
 
     Raises:
-        SocketPathTooLong: it exceeds the 106 bytes of a socket's address.
+        SocketPathTooLong: the path exceeds the 106 bytes of a socket's address.
     """
     path = os.path.join(directory, name)
     if len(os.fsencode(path)) > LONGEST_PATH:
@@ -102,15 +102,15 @@ def path_of(directory: str, name: str) -> str:
 
 
 def directories(wanted: str, environment: Mapping[str, str], uid: int) -> list[str]:
-    """The directories that may hold the socket, best first.
+    """Return the directories that may contain the socket, best first.
 
     Args:
-        wanted: what containerd asked for; then there is no other.
-        environment: ours.
+        wanted: the directory that containerd asked for, which is then the only one.
+        environment: our environment.
         uid: our effective user id.
 
     Returns:
-        Absolute paths. All but the first are for a containerd without root's rights.
+        Absolute paths. All except the first are for a containerd without root's rights.
     """
     if wanted:
         return [wanted]
@@ -122,13 +122,13 @@ def directories(wanted: str, environment: Mapping[str, str], uid: int) -> list[s
 
 
 def prepare_directory(wanted: str = "") -> str:
-    """Find or make the directory for sockets.
+    """Find or create the directory for sockets.
 
     Args:
-        wanted: what containerd asked for; then there is no other.
+        wanted: the directory that containerd asked for, which is then the only one.
 
     Returns:
-        The best of :func:`directories` that is ours, and that no other user may write to.
+        The best one of :func:`directories` that is ours and that no other user may write to.
 
     Raises:
         SocketDirectoryUnusable: there is none.
@@ -137,13 +137,13 @@ def prepare_directory(wanted: str = "") -> str:
 
 
 def first_usable(candidates: Sequence[str]) -> str:
-    """Find or make a directory for sockets.
+    """Find or create a directory for sockets.
 
     Args:
         candidates: absolute paths, best first.
 
     Returns:
-        The first that exists or can be made, is ours, and that no other user may write to.
+        The first that exists or can be created, is ours, and that no other user may write to.
 
     Raises:
         SocketDirectoryUnusable: there is none.
@@ -177,15 +177,15 @@ def first_usable(candidates: Sequence[str]) -> str:
 
 
 def listen(path: str, *, container_id: str = "", bundle_path: str = "") -> int | None:
-    """Listen at a path, unless a shim does already; and announce a container to the listener.
+    """Listen at a path, unless a shim already does, and announce a container to the listener.
 
     Args:
-        path: where; the directory is there.
-        container_id: the container, whose Create will come; none is announced if it is empty.
-        bundle_path: its bundle; the announcement counts for as long as that is there.
+        path: the path, whose directory exists.
+        container_id: the container, whose Create will follow; "" to announce none.
+        bundle_path: its bundle; the announcement is valid as long as the bundle exists.
 
     Returns:
-        The descriptor of a listening, non-inheritable socket of mode 0600; None if a living
+        The descriptor of a listening, non-inheritable socket with mode 0600; None if a living
         process listens at the path.
 
     Raises:
@@ -217,11 +217,11 @@ def listen(path: str, *, container_id: str = "", bundle_path: str = "") -> int |
 
 
 def forget(path: str, container_id: str) -> None:
-    """Take a container's announcement away, if there is one.
+    """Remove the announcement of a container, if there is one.
 
     Args:
         path: the socket.
-        container_id: the container, which has come or will not come.
+        container_id: the container, which was created or will not be.
     """
     try:
         files.remove(f"{path}.{container_id}")
@@ -245,10 +245,10 @@ def is_alive(path: str) -> bool:
     """Whether a process listens at a path.
 
     Args:
-        path: where.
+        path: the path of the socket.
 
     Returns:
-        False only if the kernel says that none does. A listener that is too busy to take a
+        False only if the kernel reports that none does. A listener that is too busy to accept a
         connection counts.
     """
     with socket.socket(socket.AF_UNIX) as probe:
@@ -261,7 +261,7 @@ def is_alive(path: str) -> bool:
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Which file is at a path now: its device and inode; None if there is none."""
+    """Return the device and inode of the file at a path; None if there is none."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -270,18 +270,19 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def remove_own(path: str, own: tuple[int, int] | None) -> None:
-    """Remove a socket, unless another shim has taken its path over.
+    """Remove a socket, unless another shim has taken over its path.
 
-    Call it before the listener is closed: otherwise a ``start`` that comes in between would take
-    the socket for a dead one, replace it, and lose its own to us. If another process holds the
-    lock, the socket stays; it is dead soon, and the next ``start`` replaces it.
+    Call it before the listener is closed. Otherwise a ``start`` that arrives in between would take
+    the socket for a dead one and replace it, and we would then remove the new one. If another
+    process holds the lock, the socket stays; it will be dead soon, and the next ``start`` replaces
+    it.
 
     Args:
-        path: where it is.
-        own: what :func:`identity` said when it was ours.
+        path: the path of the socket.
+        own: the result of :func:`identity` when the socket was ours.
 
     Raises:
-        OSError: it is there and cannot be removed.
+        OSError: the socket exists and cannot be removed.
     """
     if own is None:
         return
@@ -296,16 +297,16 @@ def remove_own(path: str, own: tuple[int, int] | None) -> None:
 def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) -> bool:
     """Remove a shim's socket, unless a container is announced that will be created through it.
 
-    Call it, like :func:`remove_own`, before the listener is closed. It does not wait: while another
+    Like :func:`remove_own`, call it before the listener is closed. It does not wait: while another
     process has the lock, nothing is removed.
 
     Args:
-        path: where it is.
-        own: what :func:`identity` said when it was ours.
-        regardless: remove it all the same, with what is announced there.
+        path: the path of the socket.
+        own: the result of :func:`identity` when the socket was ours.
+        regardless: whether to remove it in any case, together with its announcements.
 
     Returns:
-        Whether its shim may exit: no ``start`` has returned, or is returning, its address for a
+        Whether its shim may exit: no ``start`` has returned its address, or is about to, for a
         container that has not been created yet.
     """
     directory, name = os.path.split(path)
@@ -331,8 +332,8 @@ def sweep(directory: str) -> None:
     """Remove the sockets of shims that were killed before their announced container was created.
 
     Args:
-        directory: of sockets. Files of other programs are left alone, and so are sockets
-            whose lock is held.
+        directory: the directory of sockets. Files of other programs are left alone, and so are
+            sockets whose lock is held.
 
     Raises:
         OSError: something in it cannot be removed.
@@ -388,13 +389,13 @@ def remove_dead(path: str) -> bool:
     """Remove a socket that has no listener.
 
     Args:
-        path: where it is; anything but a socket is left alone.
+        path: the path of the socket; anything other than a socket is left alone.
 
     Returns:
         Whether it was removed.
 
     Raises:
-        OSError: it is there and cannot be removed.
+        OSError: the socket exists and cannot be removed.
     """
     try:
         # Nothing is made, not even a lock, next to a file that is not a socket.
@@ -414,11 +415,11 @@ def _is_socket(path: str) -> bool:
 
 
 class _Lock:
-    """Holds a path against others that bind or remove its socket.
+    """Locks a path against others that bind or remove its socket.
 
     Args:
-        path: the socket's.
-        patience: seconds to wait for others, who need less than a millisecond.
+        path: the path of the socket.
+        patience: seconds to wait for other processes, which need less than a millisecond.
     """
 
     def __init__(self, path: str, *, patience: float = _LOCK_PATIENCE) -> None:
@@ -427,7 +428,7 @@ class _Lock:
         self._fd = -1
 
     def __enter__(self) -> None:
-        """Have it.
+        """Acquire the lock.
 
         Raises:
             BlockingIOError: another process has it.

@@ -1,4 +1,4 @@
-"""The system calls that Python's standard library does not have.
+"""System calls that Python's standard library lacks.
 
 Each raises OSError with the kernel's errno.
 
@@ -118,10 +118,10 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def give_back_large_blocks() -> None:
-    """Have each large block of memory go back to the kernel when it is freed.
+    """Make glibc return each large block of memory to the kernel when it is freed.
 
-    By itself, glibc takes the next one as large from its heap, and keeps it there. A process that
-    stays would keep twice the size of the largest spec that it has ever read.
+    By default, glibc takes the next block of that size from its heap, and keeps it there. A
+    long-lived process would keep twice the size of the largest spec that it has ever read.
 
     Source: mallopt(3).
     """
@@ -129,10 +129,10 @@ def give_back_large_blocks() -> None:
 
 
 def use_one_heap() -> None:
-    """Have threads that start from now on use the heap of the first one.
+    """Make threads that start from now on use the heap of the first one.
 
-    By itself, glibc makes a heap for nearly each thread, up to eight for each processor, and what
-    is free in one is of no use to the others.
+    By default, glibc creates a heap for nearly each thread, up to eight for each processor, and the
+    free memory in one heap cannot be used by the others.
 
     Source: mallopt(3).
     """
@@ -149,10 +149,10 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
     """Mount, remount, or change the propagation of a mount.
 
     Args:
-        source: what is mounted; empty where the kernel ignores it.
-        target: where, following links.
-        kind: the file system's type; empty where the kernel ignores it.
-        flags: ``MS_…``.
+        source: what to mount; "" where the kernel ignores it.
+        target: where to mount it; links are followed.
+        kind: the file system's type; "" where the kernel ignores it.
+        flags: the ``MS_…`` flags.
         data: the file system's own options, less than a page.
     """
     encoded = [os.fsencode(text) if text else None for text in (source, kind, data)]
@@ -170,12 +170,12 @@ def umount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
 
 
 def null_device() -> int:
-    """Make a private null device, on a tmpfs that is attached nowhere.
+    """Create a private null device, on a tmpfs that is attached nowhere.
 
     Its owner and mode can be changed without effect on the host's /dev/null.
 
     Returns:
-        A descriptor, for reading and writing; with the last copy of it all of it is gone.
+        A descriptor, for reading and writing. When its last copy is closed, everything is gone.
     """
     context = _call(_FSOPEN, ctypes.c_char_p(b"tmpfs"), ctypes.c_long(_FSOPEN_CLOEXEC))
     try:
@@ -195,15 +195,15 @@ def null_device() -> int:
 
 
 def clone_mount(path: str, *, recursive: bool = False, follow: bool = False) -> int:
-    """A mount of a file or directory that is attached nowhere yet.
+    """Return a mount of a file or directory that is not attached yet.
 
     Args:
-        path: what is mounted.
-        recursive: whether with what is mounted below it.
-        follow: whether a link at its end is followed.
+        path: what to mount.
+        recursive: whether to include what is mounted below it.
+        follow: whether to follow a link at the end of the path.
 
     Returns:
-        A descriptor; when it is closed before it was attached, the mount is gone.
+        A descriptor. If it is closed before the mount was attached, the mount is gone.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     flags |= (_AT_RECURSIVE if recursive else 0) | (0 if follow else _AT_SYMLINK_NOFOLLOW)
@@ -215,19 +215,19 @@ def set_mount_attributes(fd: int, attributes: int, propagation: int, *, clear: i
     """Change a mount.
 
     Args:
-        fd: its root.
-        attributes: ``MOUNT_ATTR_…`` to set.
-        propagation: ``MS_…`` of propagation; 0 to leave it.
-        clear: ``MOUNT_ATTR_…`` to take away.
+        fd: the root of the mount.
+        attributes: the ``MOUNT_ATTR_…`` flags to set.
+        propagation: the ``MS_…`` flag of propagation; 0 to leave it unchanged.
+        clear: the ``MOUNT_ATTR_…`` flags to clear.
     """
     _set_mount_attributes(fd, attributes, propagation, 0, clear)
 
 
 def map_ids(fd: int, users: int) -> None:
-    """Show the files of a mount with the ids that a user namespace has for theirs.
+    """Map the ids of a mount's files by those of a user namespace.
 
     Args:
-        fd: the root of a mount that is attached nowhere yet.
+        fd: the root of a mount that is not attached yet.
         users: a descriptor of the user namespace.
     """
     _set_mount_attributes(fd, _MOUNT_ATTR_IDMAP, 0, users, 0)
@@ -245,11 +245,11 @@ def _set_mount_attributes(
 
 
 def attach_mount(mount: int, target: int) -> None:
-    """Attach a mount of :func:`clone_mount`.
+    """Attach a mount from :func:`clone_mount`.
 
     Args:
-        mount: its descriptor.
-        target: an open file or directory, on which it is mounted.
+        mount: the descriptor of the mount.
+        target: an open file or directory on which to mount it.
     """
     flags = ctypes.c_long(_MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
     empty = ctypes.c_char_p(b"")
@@ -257,23 +257,23 @@ def attach_mount(mount: int, target: int) -> None:
 
 
 def file_system_type(fd: int) -> int:
-    """The magic number of the file system that an open file is on."""
+    """Return the magic number of the file system that an open file is on."""
     buffer = (ctypes.c_long * _STATFS_LONGS)()
     _check(_libc.fstatfs(fd, ctypes.byref(buffer)))
     return buffer[0]
 
 
 def sync_file_system(fd: int) -> None:
-    """Have all that is written to a file system on its disk.
+    """Write everything that is pending for a file system to its disk.
 
     Args:
-        fd: an open file of it.
+        fd: an open file on that file system.
     """
     _check(_libc.syncfs(fd))
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread its own copy of what it shares.
+    """Give the calling thread its own copy of what it shares with others.
 
     Args:
         flags: ``CLONE_FS`` (working directory, root, umask), ``CLONE_FILES`` (descriptors),
@@ -288,11 +288,11 @@ def set_child_subreaper(*, enabled: bool = True) -> None:
 
 
 def stop_catching(number: int, *, ignore: bool = False) -> None:
-    """Let the kernel do by itself what a signal is for. The interpreter's own table stays.
+    """Let the kernel handle a signal by itself. The interpreter's own table stays.
 
     Args:
-        number: of the signal.
-        ignore: drop the signal, in place of its default action.
+        number: the signal's number.
+        ignore: whether to ignore the signal, instead of its default action.
     """
     _libc.signal(number, _SIG_IGN if ignore else _SIG_DFL)
 
@@ -306,8 +306,8 @@ def setns(fd: int, kind: int) -> None:
     """Join a namespace.
 
     Args:
-        fd: an open file of it.
-        kind: the ``CLONE_NEW…`` that it has to be.
+        fd: an open file of the namespace.
+        kind: the ``CLONE_NEW…`` flag of the kind that it must have.
     """
     _check(_libc.setns(fd, kind))
 
@@ -324,7 +324,7 @@ def pivot_root_here() -> None:
 def clone_sibling() -> int:
     """Fork a child of our parent, in the namespaces that were unshared for children.
 
-    The interpreter is not told that it was forked: the child may do little, and ends by
+    The interpreter does not learn that it was forked: the child must do little, and end with
     execve(2) or ``os._exit``.
 
     Returns:
@@ -334,11 +334,11 @@ def clone_sibling() -> int:
 
 
 def clone_and_end(flags: int) -> int:
-    """Fork a child that ends at once, and sends no signal when it does.
+    """Fork a child that exits at once, without sending a signal.
 
     Args:
-        flags: ``CLONE_NEW…``: what the child has of its own. It can be looked at below /proc
-            until the child is waited for, with ``__WALL``.
+        flags: the ``CLONE_NEW…`` flags of the namespaces that the child gets. They can be opened
+            below /proc until the child is waited for, with ``__WALL``.
 
     Returns:
         The child's pid.
@@ -363,13 +363,13 @@ def inotify_init() -> int:
 
 
 def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> int:
-    """Watch a directory for files that are made, written, changed, moved or removed.
+    """Watch a directory for files that are created, written, changed, moved or removed.
 
     Args:
-        fd: what :func:`inotify_init` returned.
-        directory: its path. Its own move or removal is reported too.
-        content: False leaves out writes to a file: among device nodes, every line for /dev/null
-            is one.
+        fd: the result of :func:`inotify_init`.
+        directory: the path of the directory. Moving or removing it is reported, too.
+        content: whether to report writes to a file. For a directory of device nodes, every line
+            that is written to /dev/null would be one.
 
     Returns:
         The number of the watch, which its events contain.
@@ -394,7 +394,7 @@ def set_no_new_privileges() -> None:
 
 
 def filter_system_calls(instructions: bytes) -> None:
-    """Let a filter judge every system call from now on.
+    """Apply a filter to every system call from now on.
 
     Args:
         instructions: an array of ``struct sock_filter``.

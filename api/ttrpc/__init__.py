@@ -4,11 +4,11 @@ ttrpc is gRPC for processes of one machine: the same services and protobuf messa
 HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol (unary calls and
 streams).
 
-**Without sockets** (this module): :class:`ServerConnection` and :class:`ClientConnection` are the
-protocol alone, bytes in and events out, for any loop and for tests. With them come services,
-errors and events. The shim drives them from its own loop.
+**Without sockets** (this module): :class:`ServerConnection` and :class:`ClientConnection` are only
+the protocol, with bytes in and events out, for any loop and for tests. Services, errors and events
+are here, too. The shim drives them from its own loop.
 
-**A server** for programs on anyio (:mod:`api.ttrpc.server`) is services on a listening socket::
+**A server** for programs on anyio (:mod:`api.ttrpc.server`) offers services on a listening socket::
 
     async def state(context: Context, request: StateRequest) -> StateResponse:
         if request.id not in tasks:
@@ -19,10 +19,10 @@ errors and events. The shim drives them from its own loop.
     server = Server([service], log=lambda event, fields: ...)
     await server.serve(listener)               # until server.close() or server.shutdown()
 
-Every request runs in a task of its own, which is cancelled when its client disconnects or the
-client's timeout has passed; a handler that must not stop half way shields itself. Any other
-exception of a handler is answered INTERNAL and logged. Only processes of the server's own user
-and group are served.
+Every request runs in its own task, which is cancelled when its client disconnects or the client's
+timeout has passed. A handler that must not stop half way has to shield itself. Any other exception
+of a handler is answered with INTERNAL and logged. Only processes of the server's own user and group
+are served.
 
 **A client** (:mod:`api.ttrpc.client`) is a connection::
 
@@ -31,13 +31,13 @@ and group are served.
             "containerd.task.v2.Task", "State", StateRequest(id="web"), StateResponse, timeout=5
         )
 
-Calls may run at the same time, and be cancelled. A lost connection fails all of them with
-:class:`ConnectionClosed`; ``client.closed`` says so, and reconnecting is the caller's decision.
-``Client(await dial(path), task_group)`` does the same in an existing task group.
+Calls may run at the same time, and may be cancelled. If the connection is lost, all of them fail
+with :class:`ConnectionClosed`, and ``client.closed`` is true; reconnecting is the caller's
+decision. ``Client(await dial(path), task_group)`` does the same in an existing task group.
 
-**Streams**: a method that streams gets a :class:`Stream` in place of the request; a client
-opens one with ``async with client.stream(service, Method.of(descriptor))`` and then sends,
-finishes and receives.
+**Streams**: a method that streams gets a :class:`Stream` instead of the request. A client opens one
+    with ``async with client.stream(service, Method.of(descriptor))`` and then sends, finishes and
+    receives.
 
 The rules are stated where they are implemented: errors in :mod:`api.ttrpc.errors`, protocol
 violations in :mod:`api.ttrpc.connection`, stream states in :mod:`api.ttrpc.streams`, limits in

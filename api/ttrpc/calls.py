@@ -1,19 +1,19 @@
 """The calls on a connection, without sockets: the rules of both servers and both clients.
 
-:mod:`api.ttrpc.server` and :mod:`api.ttrpc.client` drive this on anyio, the shim does on its own
-loop. They read, write, run handlers in tasks, and cancel them.
+:mod:`api.ttrpc.server` and :mod:`api.ttrpc.client` drive this on anyio, and the shim does on its
+own loop. They read, write, run handlers in tasks, and cancel them.
 
 Rules of a server
-- Every request runs in a task of its own, so a slow one delays no other. Immediate handlers, which
+- Every request runs in its own task, so a slow one does not delay others. Immediate handlers, which
   cannot be slow, are answered while their request is read, in order.
-- When the client is gone its handlers are cancelled, except those of ``shielded`` methods, which
+- When a client is gone, its handlers are cancelled, except those of ``shielded`` methods, which
   complete.
-- An exception of a handler is an answer, never the end of the connection.
+- An exception in a handler is an answer; it never ends the connection.
 - Equal requests of a shared method are one call, and are answered together.
-- Beyond ``max_calls`` requests under way, or :data:`MAX_BYTES` of them, further ones are refused.
-  Those of a service's ``unlimited`` methods never are, and do not count: a client that has
-  abandoned thousands of Waits must still be able to Kill.
-- A client that does not read its answers is not read from, and its requests wait.
+- If ``max_calls`` requests, or :data:`MAX_BYTES` of them, are in progress, further ones are
+  refused. Requests of a service's ``unlimited`` methods are never refused, and do not count: a
+  client that has abandoned thousands of Waits must still be able to call Kill.
+- If a client does not read its answers, nothing more is read from it, and its requests wait.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds 
 
 
 class ByteBudget:
-    """How many bytes of its peer's requests and messages a connection holds.
+    """Counts the bytes of its peer's requests and messages that a connection holds.
 
     Args:
-        limit: in bytes; above it, new requests should wait.
+        limit: the limit in bytes; above it, new requests should wait.
     """
 
     __slots__ = ("_held", "_limit")
@@ -97,16 +97,16 @@ class Call:
     """A request that is handled in a task.
 
     Attributes:
-        stream_id: its stream.
-        service, method, handler: what is called.
-        context: for the handler.
+        stream_id: the id of its stream.
+        service, method, handler: what it calls.
+        context: the context for the handler.
         payload: the request, encoded; empty once it is decoded.
-        size: bytes of the request; those of a stream are counted where they wait.
+        size: the size of the request in bytes; stream messages are counted where they wait.
         counts: whether it counts against the limit of calls.
-        shared: the request, if equal ones are to get its answer.
-        others: their streams.
-        scope: the server's, to cancel the task.
-        inbox: the server's, for the messages of a stream.
+        shared: the request, if equal requests should get its answer.
+        others: the streams of these equal requests.
+        scope: used by the server, to cancel the task.
+        inbox: used by the server, for the messages of a stream.
     """
 
     __slots__ = (
@@ -150,18 +150,18 @@ class Calls:
     """The requests of one connection that a server has accepted.
 
     Args:
-        services: by name.
+        services: the services by name.
         peer: the client's process.
         log: called with an event and its fields for what no client learns.
         now: the loop's clock, in seconds.
-        max_calls: how many requests may be under way.
-        budget: how many bytes of them.
+        max_calls: how many requests may be in progress.
+        budget: how many bytes of requests may be held.
         streams: whether methods that stream are served.
 
     Attributes:
         connection: the protocol.
-        draining: no further request is started.
-        by_stream: the calls under way, by stream.
+        draining: whether no further request is started.
+        by_stream: the calls in progress, by stream.
     """
 
     __slots__ = (
@@ -208,11 +208,11 @@ class Calls:
 
         Args:
             event: the request.
-            crowded: whether an answer would have to be kept for a client that does not read; then
-                immediate handlers get a task, too, and wait there.
+            crowded: whether an answer would have to be kept for a client that does not read. Then
+                even immediate handlers get a task, and wait there.
 
         Returns:
-            What to write, perhaps nothing; or the call to run in a task.
+            The bytes to write, which may be empty; or the call to run in a task.
         """
         if not self.connection.is_live(event.stream_id):
             return b""  # broken by what came in the same read, and answered with that
@@ -241,7 +241,7 @@ class Calls:
             stream: what the handler of a method that streams gets instead of the request.
 
         Returns:
-            The answer. An exception is one, too, but not a cancellation.
+            The answer. An exception is also an answer, except for a cancellation.
         """
         request = stream
         try:
@@ -256,12 +256,12 @@ class Calls:
             return self._failure(error, call.service, call.context, request)
 
     def escaped(self, call: Call) -> Outcome:
-        """The outcome of a handler that let the cancellation of something else escape."""
+        """Return the outcome of a handler that let the cancellation of something else escape."""
         error = RuntimeError("something it waited for was cancelled")
         return self._failure(error, call.service, call.context, None)
 
     def too_late(self, call: Call) -> Outcome:
-        """The outcome of a call whose time has passed."""
+        """Return the outcome of a call whose time has passed."""
         found = f"no answer in the client's {call.context.timeout:g} s"
         return DeadlineExceeded(str(call.context), found=found)
 
@@ -271,7 +271,7 @@ class Calls:
             del self._shared[call.shared]
 
     def ended(self, call: Call) -> None:
-        """The task of a call has ended."""
+        """Handle that the task of a call has ended."""
         self.unshare(call)
         del self.by_stream[call.stream_id]
         self._counted -= call.counts
@@ -283,7 +283,7 @@ class Calls:
         return call if call is not None and call.shared is None else None
 
     def answer(self, stream_id: int, outcome: Outcome) -> bytes:
-        """The frame that ends a stream; empty if the stream has ended already."""
+        """Return the frame that ends a stream; empty if the stream has ended already."""
         connection = self.connection
         if not connection.is_live(stream_id):
             return b""
@@ -362,7 +362,7 @@ class Calls:
     def _failure(
         self, raised: Exception, service: Service, context: Context, request: object
     ) -> NvshimError:
-        """What a handler raised, as an error that can be sent. Unforeseen ones are logged."""
+        """Turn a handler's exception into an error that can be sent. Unexpected ones are logged."""
         error: BaseException = raised
         # A handler's own task group wraps even a single, well-typed failure.
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -382,10 +382,10 @@ class Calls:
 
 
 def decode(type_: type[M], payload: bytes, asked: object) -> M:
-    """The message in a payload.
+    """Decode the message in a payload.
 
     Raises:
-        UndecodableMessage: there is none.
+        UndecodableMessage: it does not contain one.
     """
     try:
         return type_.FromString(payload)
@@ -397,10 +397,10 @@ def decode(type_: type[M], payload: bytes, asked: object) -> M:
 
 
 def encode(response: Message | None, method: Method, asked: object) -> bytes:
-    """What a handler returned, as a payload.
+    """Encode a handler's result as a payload.
 
     Raises:
-        HandlerFailed: it is not the method's response.
+        HandlerFailed: the result is not the method's response.
     """
     if not isinstance(response, method.response):
         raise HandlerFailed(
@@ -410,11 +410,11 @@ def encode(response: Message | None, method: Method, asked: object) -> bytes:
 
 
 def check_status(response: ResponseReceived, asked: object, timeout: float | None) -> None:
-    """Raise what a response's status says.
+    """Raise the error in a response's status, if any.
 
     Raises:
-        RemoteError: it is not OK.
-        DeadlineExceeded: the server ran out of the call's time.
+        RemoteError: the status is not OK.
+        DeadlineExceeded: the server exceeded the time limit of the call.
     """
     if response.code == Status.OK:
         return
@@ -427,23 +427,23 @@ def check_status(response: ResponseReceived, asked: object, timeout: float | Non
 
 
 def no_answer(asked: object, timeout: float | None) -> TtrpcError:
-    """The error of a call that was not answered in time."""
+    """Return the error of a call that was not answered in time."""
     return DeadlineExceeded(str(asked), found=f"no answer in {timeout:g} s")
 
 
 def connection_closed(asked: object, why: str) -> ConnectionClosed:
-    """The error of a call whose connection was lost."""
+    """Return the error of a call whose connection was lost."""
     found = f"the connection has ended: {why}"
     return ConnectionClosed(str(asked), found=found, do="connect again")
 
 
 def why_ended(event: Ended) -> str:
-    """Why a client's connection has ended."""
+    """Return why a client's connection has ended."""
     return str(event.error) if event.error else "the server closed it"
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """A timeout in seconds as it goes on the wire, where 0 means none."""
+    """Convert a timeout from seconds to the form on the wire, where 0 means none."""
     if timeout is None:
         return 0
     return max(1, int(min(timeout, _LONGEST) * _NANOSECONDS))

@@ -1,8 +1,8 @@
 """A ttrpc client on a unix socket.
 
-One task reads the connection; any number of tasks call at once. When the connection is lost
-every call under way fails at once with :class:`~api.ttrpc.errors.ConnectionClosed`. A client does
-not reconnect by itself: only its owner knows which requests may be sent twice.
+One task reads the connection; any number of tasks may call at the same time. When the connection is
+lost, every call in progress fails at once with :class:`~api.ttrpc.errors.ConnectionClosed`. A
+client does not reconnect by itself: only its owner knows which requests may be sent twice.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _PAUSE: Final = 0.01  # seconds, between looks at a full backlog
 
 
 async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
-    """A connected socket, for a :class:`Client` in a task group of one's own.
+    """Return a connected socket, for a :class:`Client` in the caller's own task group.
 
     Args:
-        path: of a unix socket, with or without ``unix://`` before it.
+        path: the path of a unix socket, with or without ``unix://`` before it.
         timeout: seconds to wait while the server's backlog is full.
 
     Returns:
@@ -64,7 +64,7 @@ class Client:
 
     Args:
         sock: a connected stream socket, see :func:`dial`; the client closes it.
-        tasks: where the connection is read, from now until it is closed or this group cancelled.
+        tasks: the group that reads the connection, until it is closed or the group is cancelled.
     """
 
     def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
@@ -95,15 +95,15 @@ class Client:
     ) -> R:
         """Call a unary method.
 
-        A caller that is cancelled leaves the connection healthy: the server goes on (ttrpc has
-        no message to stop it), and its answer is dropped when it comes.
+        If the caller is cancelled, the connection remains usable: the server continues (ttrpc has
+        no message to stop it), and its answer is dropped when it arrives.
 
         Args:
-            service: full name, such as ``containerd.task.v2.Task``.
-            method: name, such as ``State``.
+            service: the full name, such as ``containerd.task.v2.Task``.
+            method: the name, such as ``State``.
             request: the request message.
             response_type: the response's class.
-            timeout: seconds, for both sides; None for no limit.
+            timeout: the time limit in seconds, for both sides; None for no limit.
             metadata: pairs of key and value; keys may repeat.
 
         Returns:
@@ -111,10 +111,10 @@ class Client:
 
         Raises:
             RemoteError: the server answered with a status other than OK.
-            DeadlineExceeded: no answer within ``timeout``.
-            ConnectionClosed: the connection was lost, or had been.
+            DeadlineExceeded: there was no answer within ``timeout``.
+            ConnectionClosed: the connection was lost during the call or before it.
             MessageTooLarge: the request or the response is larger than 4 MiB.
-            RemoteProtocolError: the answer was not what the protocol allows.
+            RemoteProtocolError: the answer violates the protocol.
         """
         asked = Request(
             service,
@@ -144,18 +144,19 @@ class Client:
         """Call a method that streams, in an ``async with``.
 
         Args:
-            service: full name.
+            service: the full name.
             method: its name, classes and directions, see :meth:`Method.of`.
-            request: the request, if only the server streams. Else send it on the stream.
-            timeout: seconds for all of the ``async with``; None for no limit. When they are
-                over the block is cancelled and raises ``DeadlineExceeded``.
+            request: the request, if only the server streams. Otherwise send it on the stream.
+            timeout: the time limit in seconds for the whole ``async with``; None for no limit. When
+                it is exceeded, the block is cancelled and raises ``DeadlineExceeded``.
             metadata: pairs of key and value; keys may repeat.
 
         Returns:
-            The call, not yet made.
+            The call, which has not been made yet.
 
         Raises:
-            LocalProtocolError: a request where the client streams, or none where it does not.
+            LocalProtocolError: there is a request although the client streams, or none although it
+                does not.
         """
         if (request is None) != method.client_streaming:
             raise LocalProtocolError(
@@ -203,7 +204,7 @@ class _UnaryCall:
         self.done.set()
 
     def lost(self, error: ConnectionClosed) -> None:
-        """The connection is gone; an answer that came before it still counts."""
+        """Handle that the connection is gone; an answer that arrived before still counts."""
         if not self.done.is_set():
             self.outcome = error
             self.done.set()
@@ -212,8 +213,8 @@ class _UnaryCall:
 class ClientStream:
     """A call that streams; made by :meth:`Client.stream`, opened by ``async with``.
 
-    Leaving the block forgets the call in any state: the server learns that we send no
-    more, and what it still sends is dropped.
+    Leaving the block abandons the call in any state: the server learns that we have finished, and
+    anything it still sends is dropped.
     """
 
     def __init__(
@@ -254,12 +255,12 @@ class ClientStream:
         """Send a message; waits while the server does not read.
 
         Args:
-            message: of the method's request type.
+            message: a message of the method's request type.
 
         Raises:
             LocalProtocolError: the client does not stream here, or has finished.
             StreamClosed: the server has ended the stream; :meth:`receive` says how.
-            MessageTooLarge: nothing was sent, and the stream goes on.
+            MessageTooLarge: nothing was sent, and the stream can still be used.
             ConnectionClosed: the connection was lost.
         """
         if not isinstance(message, self._method.request):
@@ -280,12 +281,12 @@ class ClientStream:
         await self._multiplexer.finish(self._stream_id)
 
     async def receive(self) -> Any:
-        """The server's next message; of a method that does not stream its answer, the answer.
+        """Receive the server's next message, or the answer if the method does not stream it.
 
         Raises:
             anyio.EndOfStream: the stream has ended, and the call succeeded.
             RemoteError: the stream has ended, and the call failed.
-            DeadlineExceeded: the server ran out of the call's time.
+            DeadlineExceeded: the server exceeded the time limit of the call.
             ConnectionClosed: the connection was lost.
             Overloaded: messages were not received fast enough, and the stream was abandoned.
         """
@@ -301,7 +302,7 @@ class ClientStream:
             raise StopAsyncIteration from None
 
     async def take(self, answer: Answer) -> None:
-        """What the server says on this stream. For the multiplexer."""
+        """Take a message of the server on this stream. For the multiplexer."""
         inbox = self._inbox
         if isinstance(answer, StreamFailed):
             inbox.end(answer.error)
@@ -311,8 +312,8 @@ class ClientStream:
             except TtrpcError as error:
                 inbox.end(error)
                 return
-            # A server that streams has nothing more to say in an empty response; one that does
-            # not has said everything in it.
+            # If the server streams, an empty response ends the stream; otherwise the response is
+            # the whole answer.
             if answer.payload or not self._method.server_streaming:
                 inbox.put(answer.payload)
             inbox.end()
@@ -330,7 +331,7 @@ class ClientStream:
                 )
 
     def lost(self, error: ConnectionClosed) -> None:
-        """The connection is gone. For the multiplexer."""
+        """Handle that the connection is gone. For the multiplexer."""
         self._inbox.end(error)
 
     def _too_late(self) -> TtrpcError:
@@ -360,21 +361,21 @@ class _Connected:
         self._client.close()
         if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
             return await self._tasks.__aexit__(kind, error, where)
-        # The group has one task, which raises nothing: what the block raised is passed on as it
+        # The group has one task, which raises nothing. So an exception in the block is raised as it
         # is, and not in an ExceptionGroup, which is unexpected from a connection.
         await self._tasks.__aexit__(None, None, None)
         return False
 
 
 def connect(path: str, *, timeout: float = _CONNECT) -> _Connected:
-    """A client connected to a unix socket, for an ``async with``.
+    """Return a client connected to a unix socket, for an ``async with``.
 
     Args:
-        path: of the socket, with or without ``unix://`` before it.
+        path: the path of the socket, with or without ``unix://`` before it.
         timeout: seconds to wait while the server's backlog is full.
 
     Returns:
-        An asynchronous context manager that gives a :class:`Client` and closes it at the end.
+        An asynchronous context manager that returns a :class:`Client` and closes it at the end.
         Entering it raises :class:`~api.ttrpc.errors.ConnectFailed` if no server listens there.
     """
     return _Connected(path, timeout)

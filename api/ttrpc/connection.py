@@ -1,8 +1,8 @@
 """The protocol without sockets: bytes in, events out; calls in, bytes out.
 
-Feed :meth:`receive_data` whatever arrived and act on the events; call ``send_*`` and write the
-bytes they return, in the order of the calls. Nothing here blocks, and nothing is remembered
-but the streams that are alive.
+Pass whatever arrives to :meth:`receive_data` and act on the events. Call ``send_*`` and write the
+bytes that they return, in the order of the calls. Nothing here blocks, and only the live streams
+are remembered.
 
 What a server does with a frame that it must not accept:
 
@@ -19,14 +19,14 @@ data after the stream's end                 ignored: the peer could not know yet
 response, unknown type                      ignored
 ==========================================  =============================================
 
-A client judges in the same way, one call at a time, but for what it never asked: an answer on
-a stream that it did not open, or a request, ends the connection, since no later answer could
-be trusted.
+A client treats its frames in the same way, one call at a time, with one exception: an answer on a
+stream that it did not open, or a request, ends the connection, since no later answer could be
+trusted.
 
-How many requests may be under way is not judged here: see :mod:`api.ttrpc.session`.
+The number of requests in progress is not limited here: see :mod:`api.ttrpc.session`.
 
-Source: ttrpc PROTOCOL.md; the order of checks follows the Go server, so that one peer sees the
-same of both.
+Source: ttrpc PROTOCOL.md. The order of checks is that of the Go server, so that a peer gets the
+    same results from both.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ class _Connection:
         self._streams.pop(stream_id, None)
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Take what the peer sent.
+        """Process bytes from the peer.
 
         Args:
-            data: what one read returned, split anywhere; ``b""`` for the end of the connection.
+            data: the result of one read, split anywhere; ``b""`` for the end of the connection.
 
         Returns:
-            The events, in order. :class:`Ended` is the last one.
+            The events, in order. If there is an :class:`Ended`, it is the last one.
 
         Raises:
-            LocalProtocolError: fed again after :class:`Ended`.
+            LocalProtocolError: called again after :class:`Ended`.
         """
         if self._ended:
             raise LocalProtocolError("receive data", found="a connection that has ended")
@@ -146,7 +146,7 @@ class _Connection:
     def _receive(
         self, frame: Frame | Oversized, data: streams.Event, end: streams.Event
     ) -> DataReceived | StreamFailed:
-        """A data frame on a live stream."""
+        """Return a data frame on a live stream."""
         stream_id = frame.stream_id
         if isinstance(frame, Oversized):
             return self._fail(stream_id, _oversized(frame))
@@ -173,7 +173,7 @@ class _Connection:
             self._streams[stream_id] = following
 
     def _send(self, stream_id: int, event: streams.Event, frame: bytes) -> bytes:
-        """The frame, if the stream's state allows it now."""
+        """Return the frame, if the stream's state allows it now."""
         state = self._streams.get(stream_id)
         if state is None:
             raise StreamClosed(f"send on stream {stream_id}", found="it is not open")
@@ -195,14 +195,14 @@ class ServerConnection(_Connection):
         """Answer a stream with success, which ends it.
 
         Args:
-            stream_id: of a live stream.
+            stream_id: the id of a live stream.
             payload: the response message, encoded.
 
         Returns:
             What to write.
 
         Raises:
-            MessageTooLarge: answer with :meth:`send_error` instead; the stream still lives.
+            MessageTooLarge: the stream is still open; answer with :meth:`send_error` instead.
             StreamClosed: the stream has ended.
         """
         response = ttrpc_pb2.Response(payload=payload)
@@ -215,10 +215,10 @@ class ServerConnection(_Connection):
         """Answer a stream with a status, which ends it.
 
         Args:
-            stream_id: of a live stream.
+            stream_id: the id of a live stream.
             code: one of :class:`api.errors.Status`, not OK.
             message: one line.
-            details: sent along if there is room in a message.
+            details: these are sent if there is room for them in the message.
 
         Returns:
             What to write.
@@ -233,14 +233,14 @@ class ServerConnection(_Connection):
         """Send one message of a stream.
 
         Args:
-            stream_id: of a live stream that is not unary.
+            stream_id: the id of a live stream that is not unary.
             payload: the message, encoded.
 
         Returns:
             What to write.
 
         Raises:
-            MessageTooLarge: the stream still lives.
+            MessageTooLarge: nothing was sent, and the stream is still open.
             LocalProtocolError: the stream is unary.
             StreamClosed: the stream has ended.
         """
@@ -251,7 +251,7 @@ class ServerConnection(_Connection):
         """End a stream with success and without a further message.
 
         Args:
-            stream_id: of a live stream that is not unary.
+            stream_id: the id of a live stream that is not unary.
 
         Returns:
             What to write.
@@ -327,21 +327,21 @@ class ClientConnection(_Connection):
         """Open a stream.
 
         Args:
-            service: full name of the service.
-            method: name of the method.
-            payload: the request message, encoded; empty if all messages come as data.
-            timeout_nano: nanoseconds until the answer is useless, 0 for no limit.
+            service: the full name of the service.
+            method: the name of the method.
+            payload: the encoded request message; empty if all messages come as data.
+            timeout_nano: the time limit for the answer in nanoseconds; 0 for no limit.
             metadata: pairs of key and value; keys may repeat.
-            state: ``UNARY``, ``OPEN`` (we shall send data) or ``CLIENT_CLOSED`` (only the server
+            state: ``UNARY``, ``OPEN`` (we will send data) or ``CLIENT_CLOSED`` (only the server
                 will).
 
         Returns:
             The stream's id and what to write. Ids must reach the wire in the order of the calls.
 
         Raises:
-            MessageTooLarge: nothing was opened.
-            ConnectionClosed: the ids of this connection are used up.
-            LocalProtocolError: no stream starts in that state.
+            MessageTooLarge: no stream was opened.
+            ConnectionClosed: all ids of this connection have been used.
+            LocalProtocolError: a stream cannot start in that state.
         """
         flags = _REQUEST_FLAGS.get(state)
         if flags is None:
@@ -365,14 +365,14 @@ class ClientConnection(_Connection):
         """Send one message of a stream.
 
         Args:
-            stream_id: of a stream that was opened in state ``OPEN``.
+            stream_id: the id of a stream that was opened in state ``OPEN``.
             payload: the message, encoded.
 
         Returns:
             What to write.
 
         Raises:
-            MessageTooLarge: the stream still lives.
+            MessageTooLarge: nothing was sent, and the stream is still open.
             LocalProtocolError: we have ended our side, or the stream is unary.
             StreamClosed: the stream has ended.
         """
@@ -380,10 +380,10 @@ class ClientConnection(_Connection):
         return self._send(stream_id, streams.Event.CLIENT_DATA, frame)
 
     def send_end(self, stream_id: int) -> bytes:
-        """End our side of a stream; without a message, as the Go server insists.
+        """End our side of a stream, without a message, because the Go server insists on that.
 
         Args:
-            stream_id: of a stream that was opened in state ``OPEN``.
+            stream_id: the id of a stream that was opened in state ``OPEN``.
 
         Returns:
             What to write.

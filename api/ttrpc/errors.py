@@ -1,7 +1,7 @@
-"""What can go wrong on the wire, by who is to blame and what can be done.
+"""The errors of the protocol, by who is to blame and what can be done.
 
-As in h11 a protocol error is *local* (our call is not allowed: fix the caller) or
-*remote* (the peer did). The core types it where the peer's bytes enter and nowhere else.
+As in h11, a protocol error is *local* (our call is not allowed: fix the caller) or *remote* (the
+peer's fault). The core assigns the type where the peer's bytes enter, and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the core tells its user: the events that ``receive_data`` returns.
+"""The events that ``receive_data`` returns.
 
-They are named tuples: a dataclass costs six times as much to define, and a server process
-counts its start in milliseconds. Tell them apart by class, never by comparing two kinds.
+They are named tuples: a dataclass costs six times as much to define, and the start of a server
+process is measured in milliseconds. Distinguish them by class; never compare two kinds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from api.ttrpc.streams import State
 class RequestReceived(NamedTuple):
     """A client has opened a stream (server).
 
-    ``timeout_nano`` is in nanoseconds, 0 for none; ``metadata`` in the order on the wire, keys
-    may repeat; ``state`` tells a unary request from one with a stream.
+    ``timeout_nano`` is in nanoseconds, 0 for none. ``metadata`` is in the order on the wire, and
+    keys may repeat. ``state`` distinguishes a unary request from one with a stream.
     """
 
     stream_id: int
@@ -54,8 +54,8 @@ class ResponseReceived(NamedTuple):
 class StreamFailed(NamedTuple):
     """A stream has ended, or was never opened, because the peer broke a rule or sent too much.
 
-    The connection stays open. Send ``reply`` as it is; it is empty on the client's side, where
-    only the caller has to know.
+    The connection stays open. Send ``reply`` as it is; it is empty on the client's side, where only
+    the caller has to learn of this.
     """
 
     stream_id: int

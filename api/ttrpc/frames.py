@@ -9,11 +9,11 @@
       big endian      big endian
 
 Rules
-- A frame that announces more than 4 MiB is reported as :class:`Oversized` as soon as its
-  header is in, and its data are thrown away as they come: they are never held.
-- So a reader holds at most one header and 4 MiB, and only bytes that have really arrived;
-  an announced length reserves nothing.
-- Types and flags are not judged here: a type that we do not know is still a frame.
+- A frame that announces more than 4 MiB is reported as :class:`Oversized` as soon as its header has
+  arrived. Its data are dropped as they arrive, and never held.
+- So a reader holds at most one header and 4 MiB, and only bytes that have really arrived; nothing
+  is reserved for an announced length.
+- Types and flags are not checked here: a frame of an unknown type is still a frame.
 
 Source: ttrpc PROTOCOL.md, "Message Frame" and "Message Types".
 """
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 
 
 class Oversized(NamedTuple):
-    """The header of a frame whose data are being thrown away.
+    """The header of a frame whose data are being dropped.
 
     ``length`` is in bytes, as announced.
     """
@@ -63,7 +63,7 @@ class Oversized(NamedTuple):
 
 
 def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
-    """One frame, ready to be sent.
+    """Return one frame, ready to be sent.
 
     Args:
         stream_id: 0 to 2³²-1.
@@ -72,7 +72,7 @@ def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
         data: at most 4 MiB.
 
     Returns:
-        Header and data.
+        The header and the data.
 
     Raises:
         MessageTooLarge: the data are longer than that.
@@ -102,7 +102,7 @@ class FrameReader:
         return bool(self._buffer or self._skip)
 
     def feed(self, received: bytes) -> list[Frame | Oversized]:
-        """Take what was received, give what is complete.
+        """Process received bytes, and return the frames that are complete.
 
         Args:
             received: any number of bytes.
@@ -110,8 +110,8 @@ class FrameReader:
         Returns:
             The frames that these bytes completed, and the oversized ones they started, in order.
         """
-        # The usual case is a whole frame in one piece: cut it from what came, without a copy
-        # through the buffer.
+        # Usually there is a whole frame in one piece: cut it out, without a copy through the
+        # buffer.
         source: bytes | bytearray = received
         if self._buffer:
             self._buffer += received

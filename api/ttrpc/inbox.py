@@ -1,9 +1,9 @@
-"""The messages of one stream that have arrived and are not read yet, within limits.
+"""The messages of one stream that have arrived but were not read yet, within limits.
 
-ttrpc has no flow control per stream. The reader of the connection puts messages here and,
-when an inbox is full, stops reading the whole connection for a moment: that is the only way to
-tell the sender. If its reader does not make room in :data:`PATIENCE` seconds the stream is
-abandoned, so that it delays the others no longer. (The Go server waits as long.)
+ttrpc has no flow control per stream. The reader of the connection puts messages here. When an inbox
+is full, it stops reading the whole connection for a moment, because there is no other way to slow
+the sender down. If the stream's reader does not make room within :data:`PATIENCE` seconds, the
+stream is abandoned, so that it no longer delays the others. (The Go server waits as long.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Inbox:
     """Messages of one stream, for one reader.
 
     Args:
-        budget: that of the connection.
+        budget: the budget of the connection.
     """
 
     __slots__ = ("_arrived", "_budget", "_bytes", "_ended", "_error", "_messages")
@@ -69,7 +69,7 @@ class Inbox:
         )
 
     def put(self, message: bytes) -> None:
-        """Add a message. After the end it is dropped."""
+        """Add a message. After the end, messages are dropped."""
         if not self._ended:
             self._messages.append(message)
             self._bytes += len(message)
@@ -77,10 +77,10 @@ class Inbox:
             self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """End the inbox; its messages can still be read. The first end counts.
+        """End the inbox. Messages in it can still be read. Only the first call has an effect.
 
         Args:
-            error: raised to the reader after the last message, in place of ``EndOfStream``.
+            error: raised for the reader after the last message, instead of ``EndOfStream``.
         """
         if not self._ended:
             self._ended = True
@@ -95,10 +95,10 @@ class Inbox:
         self._bytes = 0
 
     async def get(self) -> bytes:
-        """The next message, encoded.
+        """Return the next message, encoded.
 
         Raises:
-            anyio.EndOfStream: there will be none.
+            anyio.EndOfStream: the stream has no further messages.
             Exception: the error passed to :meth:`end`.
         """
         while not self._messages:
@@ -113,7 +113,7 @@ class Inbox:
         return message
 
     async def room(self) -> bool:
-        """Wait, for a bounded time, until the reader has caught up.
+        """Wait for a limited time until the reader has caught up.
 
         Returns:
             Whether it has.

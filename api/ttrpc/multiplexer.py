@@ -1,7 +1,7 @@
 """One client's connection, shared by its calls.
 
-It has the task that reads the connection, knows which call an event is for, and tells all of
-them when the connection is lost. :mod:`api.ttrpc.client` is what people use.
+It has the task that reads the connection, knows which call an event is for, and informs all calls
+when the connection is lost. Its users use :mod:`api.ttrpc.client`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Call(Protocol):
     """Gets what the server says on a stream."""
 
     async def take(self, answer: Answer) -> None:
-        """The server said something. May wait, for a bounded time, to slow the server down."""
+        """Take a message of the server. May wait for a limited time, to slow the server down."""
 
     def lost(self, error: ConnectionClosed) -> None:
-        """The connection has ended; no answer comes."""
+        """Handle that the connection has ended, so that no answer will come."""
 
 
 class Multiplexer:
-    """Sends requests and hands out the answers.
+    """Sends requests and distributes the answers.
 
     Args:
         sock: a connected stream socket; closed with the multiplexer.
-        tasks: where the connection is read.
+        tasks: the group in which the connection is read.
     """
 
     def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
@@ -66,11 +66,11 @@ class Multiplexer:
         tasks.start_soon(self._read)
 
     async def open(self, request: Request, call: Call) -> int:
-        """Send a request; from here on the answers go to ``call``.
+        """Send a request; ``call`` receives the answers from now on.
 
         Args:
             request: the request.
-            call: gets the answers.
+            call: receives the answers.
 
         Returns:
             The stream's id, for the other methods.
@@ -104,7 +104,7 @@ class Multiplexer:
         Raises:
             ConnectionClosed: the connection has ended.
             LocalProtocolError: our side of the stream has ended, or takes no messages.
-            MessageTooLarge: nothing was sent, and the stream goes on.
+            MessageTooLarge: nothing was sent, and the stream can still be used.
             StreamClosed: the server has ended the stream.
         """
         asked = f"send on stream {stream_id}"
@@ -112,7 +112,7 @@ class Multiplexer:
         self._write(asked, self._connection.send_data(stream_id, payload))
 
     async def finish(self, stream_id: int) -> None:
-        """End our side of a stream. Raises what :meth:`send` does."""
+        """End our side of a stream. Raises the same errors as :meth:`send`."""
         asked = f"finish stream {stream_id}"
         await self._room(asked)
         self._write(asked, self._connection.send_end(stream_id))
@@ -122,7 +122,7 @@ class Multiplexer:
         self._connection.abandon(stream_id)
 
     def forget(self, stream_id: int) -> None:
-        """A call has ended: end our side of its stream and forget it."""
+        """End our side of a call's stream when the call has ended, and forget it."""
         if self._connection.may_send(stream_id) and not self.closed.is_set():
             try:
                 self._write("end a stream", self._connection.send_end(stream_id))
@@ -142,8 +142,8 @@ class Multiplexer:
         self._reading.cancel()
         self._transport.close()
 
-    # A write that fails ends its own call only: the answers of others may have arrived
-    # already, so it is for the reader, which finds the end after them, to end the connection.
+    # A failed write ends only its own call. The answers of other calls may already have arrived. So
+    # the reader, which finds the end after them, has to end the connection.
 
     async def _room(self, asked: str) -> None:
         if self.closed.is_set():

@@ -1,8 +1,8 @@
 """A ttrpc server on a unix socket.
 
-It accepts, checks who connects, and leaves each connection to a :class:`Session`. Everything
-runs in the caller's one thread; nothing is started before :meth:`Server.serve` and nothing is
-left after it.
+It accepts connections, checks who connects, and leaves each connection to a :class:`Session`.
+Everything runs in the caller's thread; nothing is started before :meth:`Server.serve`, and nothing
+is left after it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Server:
     """Serves services.
 
     Args:
-        services: their names must differ.
-        log: called with an event and its fields when something goes wrong that no client is
-            told, or that a person should look at: a rejected peer, a handler's exception.
-        max_calls: how many requests one connection may have under way; further ones are
-            answered RESOURCE_EXHAUSTED, but for those that a service never refuses.
+        services: the services; their names must differ.
+        log: called with an event and its fields if something goes wrong that no client is told, or
+            that a person should look at: a rejected peer, a handler's exception.
+        max_calls: how many requests one connection may have in progress. Further ones are answered
+            with RESOURCE_EXHAUSTED, except those that a service never refuses.
 
     Raises:
-        LocalProtocolError: two services of one name.
+        LocalProtocolError: two services have the same name.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Server:
         """Accept and serve connections until :meth:`close` or :meth:`shutdown` is called.
 
         Args:
-            listener: a unix socket, bound and listening. It is closed when this returns; its
-                file is the caller's to remove.
+            listener: a unix socket, bound and listening. It is closed when this returns; the caller
+                has to remove its file.
 
         Raises:
-            LocalProtocolError: it is serving already.
+            LocalProtocolError: the server is already running.
             OSError: the listener failed.
         """
         if self._serving is not None:
@@ -97,12 +97,13 @@ class Server:
     def close(self, grace: float = _GRACE) -> None:
         """Start to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
 
-        No further connection is accepted and no request started; idle connections are closed,
-        the others when their last request is answered. Then :meth:`serve` returns. Requests
-        that have come by then and need no waiting (a second ``Shutdown``) are still answered.
+        No further connection is accepted and no request started. Idle connections are closed, and
+        the others when their last request is answered. Then :meth:`serve` returns. Requests that
+        have arrived by then and need not wait (a second ``Shutdown``) are still answered.
 
         Args:
-            grace: seconds after which requests still under way are cancelled, unanswered.
+            grace: seconds after which requests that are still in progress are cancelled without an
+                answer.
         """
         if self._closing:
             return
@@ -116,10 +117,10 @@ class Server:
     async def shutdown(self, grace: float = _GRACE) -> None:
         """:meth:`close`, and wait until :meth:`serve` is about to return.
 
-        Not for handlers, which would wait for themselves: they call :meth:`close`.
+        Not for handlers, which would wait for themselves; they have to call :meth:`close`.
 
         Args:
-            grace: seconds, as for :meth:`close`. A second call can only shorten it.
+            grace: seconds, as for :meth:`close`. A second call can only shorten this time.
         """
         self.close(grace)
         serving = self._serving

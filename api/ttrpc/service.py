@@ -3,7 +3,7 @@
 A :class:`Service` joins a protobuf service descriptor to a mapping of handlers. A method without a
 handler is answered UNIMPLEMENTED, as if it did not exist.
 
-Three kinds of handlers, the first two told apart by the method's descriptor::
+There are three kinds of handlers; the method's descriptor distinguishes the first two::
 
     async def state(context: Context, request: StateRequest) -> StateResponse: ...
 
@@ -11,17 +11,17 @@ Three kinds of handlers, the first two told apart by the method's descriptor::
 
     def pids(context: Context, request: PidsRequest) -> PidsResponse: ...
 
-The second is for methods that stream in either direction. ``stream.receive()`` (or ``async
-for``) gives the client's messages, also the single request of a method that streams only its
-answer; ``stream.send()`` sends ours. A method whose answer is a single message returns it; one
-that streams its answer returns None.
+The second kind is for methods that stream in either direction. ``stream.receive()`` (or ``async
+for``) returns the client's messages, including the single request of a method that streams only its
+answer; ``stream.send()`` sends ours. A method whose answer is a single message returns it; one that
+streams its answer returns None.
 
-The third answers at once, without waiting for anything: it is called as soon as its request is
-read, before the next request on the connection, and costs neither a task nor a turn of the loop.
+The third kind answers at once, without waiting for anything: it is called as soon as its request is
+read, before the next request on the connection, and needs neither a task nor a turn of the loop.
 
-A client that gives up a request does not say so: ttrpc has no word for it. What waits long, and
-is asked again and again by clients that go away, is therefore declared ``shared``: the same request
-on one connection is one call then, and each further one costs only the number of its stream.
+ttrpc has no message with which a client could give up a request. So a method that waits long, and
+is called again and again by clients that go away, should be declared ``shared``: equal requests on
+one connection are then one call, and each further one costs only the number of its stream.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Credentials(NamedTuple):
 
 
 class Context:
-    """What a handler may know about its call besides the request.
+    """What a handler may know about its call in addition to the request.
 
     Attributes:
-        service: the name the client called the service by.
+        service: the name by which the client called the service.
         method: the method's name.
         metadata: pairs of key and value in the order on the wire; keys may repeat.
-        timeout: seconds that the client gave the call, None for no limit.
-        deadline: when that ends, on the loop's clock; ``inf`` for no limit.
+        timeout: the client's time limit for the call in seconds; None for no limit.
+        deadline: the end of that time, on the loop's clock; ``inf`` for no limit.
         peer: the client's process.
     """
 
@@ -84,10 +84,10 @@ class Context:
         return f"{self.service}/{self.method}"
 
     def values(self, key: str) -> list[str]:
-        """All values of a metadata key, in order.
+        """Return all values of a metadata key, in order.
 
         Args:
-            key: compared without regard to case, as Go's ttrpc does.
+            key: the key; upper and lower case are equal, as in Go's ttrpc.
         """
         key = key.lower()
         return [value for name, value in self.metadata if name.lower() == key]
@@ -97,7 +97,7 @@ class Stream(Protocol):
     """One call's messages, as its handler sees them."""
 
     async def receive(self) -> Any:
-        """The client's next message.
+        """Receive the client's next message.
 
         Raises:
             anyio.EndOfStream: the client has sent its last one.
@@ -109,7 +109,7 @@ class Stream(Protocol):
 
         Raises:
             LocalProtocolError: the method does not stream its answer.
-            MessageTooLarge: nothing was sent, and the stream goes on.
+            MessageTooLarge: nothing was sent, and the stream can still be used.
         """
 
     def __aiter__(self) -> AsyncIterator[Any]: ...
@@ -127,8 +127,8 @@ class Method:
 
     Args:
         name: its name.
-        request: the class of what it takes.
-        response: the class of what it gives.
+        request: the class of its request.
+        response: the class of its response.
         client_streaming: whether the client sends any number of messages.
         server_streaming: whether the server does.
     """
@@ -156,7 +156,7 @@ class Method:
 
     @classmethod
     def of(cls, descriptor: MethodDescriptor) -> Method:
-        """The method that a ``.proto`` file describes.
+        """Return the method that a ``.proto`` file describes.
 
         Args:
             descriptor: for example ``service.methods_by_name["Watch"]``.
@@ -175,29 +175,30 @@ class Service:
 
     Args:
         descriptor: the service as generated from its ``.proto`` file.
-        handlers: handlers by method name; need not be complete.
-        immediate: the same, of those that answer at once.
-        shared: names of methods whose answer depends on the request message alone, and that
-            change nothing. Equal requests of a client that sets no timeout share one call.
-        vital: names of methods by which a client frees resources.
-        shielded: names of methods that complete although their client is gone, or its time is
-            over: what they change must not be left half done.
-        translate: makes a typed error of what a handler has raised: it gets the exception, the
-            context and the request (None if that could not be decoded); None to leave it as it is.
-        name: the full name to serve it under, if not the descriptor's own.
+        handlers: handlers by method name, for all or some of the methods.
+        immediate: handlers that answer at once, by method name.
+        shared: names of methods whose answer depends only on the request message, and that change
+            nothing. Equal requests of a client that sets no timeout share one call.
+        vital: names of methods with which a client frees resources.
+        shielded: names of methods that complete even if their client is gone, or its time is over,
+            because their changes must not be left half done.
+        translate: turns a handler's exception into a typed error. It gets the exception, the
+            context and the request (None if that could not be decoded), and returns None to leave
+            the exception as it is.
+        name: the full name under which to serve it, if not the descriptor's own.
 
     Attributes:
-        methods: all of them, each with a handler to be awaited.
-        immediate: those that need not be awaited.
+        methods: all methods, each with a handler that has to be awaited.
+        immediate: the handlers that need not be awaited.
         shared: see above.
-        unlimited: those that are never refused for load: vital, immediate and shared ones.
+        unlimited: methods that are never refused because of load: vital, immediate and shared ones.
         shielded: see above.
         translate: see above.
         target: see :meth:`bind`.
 
     Raises:
-        LocalProtocolError: a method that the service does not have, or one that streams and is
-            to be immediate or shared.
+        LocalProtocolError: the service does not have a named method, or an immediate or shared
+            method streams.
     """
 
     __slots__ = (
@@ -251,10 +252,10 @@ class Service:
         self.target: object = None
 
     def bind(self, target: object) -> Self:
-        """The same service, whose handlers get an object as a further, first argument.
+        """Return the same service, whose handlers get an object as an additional first argument.
 
-        It shares the tables. So they can be made once, of a class's functions, for all of its
-        instances; and before a fork, for all of the children.
+        It shares the tables. So they can be made once, from a class's functions, for all of its
+        instances, and before a fork for all of the children.
         """
         bound = copy(self)
         bound.target = target

@@ -1,7 +1,7 @@
-"""One accepted connection: reads it, runs its handlers, sends their answers.
+"""An accepted connection: reads it, runs its handlers, sends their answers.
 
-The rules are those of :mod:`api.ttrpc.calls`. What is kept for a client that does not read stays
-bounded: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
+The rules are those of :mod:`api.ttrpc.calls`. What is kept for a client that does not read is
+limited: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from api.ttrpc.transport import Transport
 
 
 class Session:
-    """A connection that has been accepted and whose peer may speak to us.
+    """A connection that was accepted, and whose peer may talk to us.
 
     Args:
         sock: the connection; closed by :meth:`run`.
-        peer: its other end.
-        services: by name.
-        log: where failures of handlers are logged.
-        max_calls: requests at once.
+        peer: the process at the other end.
+        services: the services by name.
+        log: the log for failures of handlers.
+        max_calls: the maximum number of requests in progress.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Session:
         call.scope = anyio.CancelScope(deadline=call.context.deadline)
         if call.method.streaming:
             inbox = call.inbox = Inbox(self._budget)
-            # The first message may come with the request; where the client streams, "no bytes"
-            # means "no message", where it does not, an empty one. (As the Go server does.)
+            # The first message may come with the request. If the client streams, "no bytes" means
+            # "no message"; if not, it means an empty message. (The Go server does the same.)
             if event.payload or not call.method.client_streaming:
                 inbox.put(event.payload)
             if event.state is not State.OPEN or not call.method.client_streaming:
@@ -155,13 +155,13 @@ class Session:
             self._end_if_drained()
 
     async def _outcome(self, call: Call) -> Outcome:
-        """What the handler makes of a request: a message, a failure, or the end of a stream."""
+        """Return a handler's result for a request: a message, a failure, or a stream's end."""
         stream = None
         if call.inbox is not None:
             stream = ServerStream(self._calls.connection, self._transport, call, call.inbox)
         try:
-            # Requests of a client that leaves its answers unread wait here: one read of the
-            # socket can hold a thousand of them, and their answers would have to be kept.
+            # If a client does not read its answers, its requests wait here. A single read of the
+            # socket can return a thousand of them, and their answers would have to be kept.
             await self._transport.room()
         except ConnectionClosed:
             return None

@@ -20,7 +20,7 @@ _UCRED: Final = Struct("iII")
 
 
 def peer_credentials(sock: socket.socket) -> Credentials:
-    """The process at the other end of a connected unix socket.
+    """Return the process at the other end of a connected unix socket.
 
     Source: unix(7), SO_PEERCRED.
     """
@@ -29,10 +29,10 @@ def peer_credentials(sock: socket.socket) -> Credentials:
 
 
 def check_peer(sock: socket.socket) -> Credentials:
-    """The client's process, before a byte of it is read.
+    """Return the client's process, before a byte of it is read.
 
     Raises:
-        PeerRejected: it is not of our user and group.
+        PeerRejected: it does not belong to our user and group.
     """
     peer = peer_credentials(sock)
     ours = (os.geteuid(), os.getegid())
@@ -45,12 +45,13 @@ def check_peer(sock: socket.socket) -> Credentials:
 
 
 def connect(path: str) -> socket.socket | None:
-    """A connected socket, non-blocking; None while the server's backlog is full.
+    """Return a connected socket, non-blocking; None while the server's backlog is full.
 
-    A unix socket whose backlog is full says EAGAIN and cannot be polled: try again later.
+    If the backlog of a unix socket is full, it answers EAGAIN and cannot be polled: try again
+    later.
 
     Args:
-        path: of the socket, with or without ``unix://`` before it.
+        path: the path of the socket, with or without ``unix://`` before it.
 
     Raises:
         ConnectFailed: no server listens there.
@@ -77,6 +78,6 @@ def connect(path: str) -> socket.socket | None:
 
 
 def backlog_full(path: str, timeout: float) -> TtrpcError:
-    """The error for a backlog that stays full."""
+    """Return the error for a backlog that stays full."""
     path = path.removeprefix("unix://")
     return ConnectFailed(f"connect to {path}", found=f"a backlog still full after {timeout:g} s")

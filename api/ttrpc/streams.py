@@ -93,7 +93,7 @@ SENT_BY_SERVER: Final = frozenset({Event.SERVER_DATA, Event.SERVER_END, Event.RE
 
 
 def table() -> str:
-    """The transitions as lines of text, as they stand in this module's docstring."""
+    """Return the transitions as lines of text, as they stand in this module's docstring."""
     lines = [f"{'state':<15}{'event':<16}{'client':<10}{'server':<10}next state"]
     for (state, event), following in TRANSITIONS.items():
         client, server = _who(event)

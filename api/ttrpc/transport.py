@@ -1,10 +1,10 @@
-"""A unix socket as a transport: reading, writing without half-written frames, back-pressure.
+"""A unix socket as a transport: reading, writing without partial frames, back-pressure.
 
-Writing is in two parts. :meth:`Transport.write` never waits: it gives the bytes to the kernel
-at once if it takes them (one system call for a response, no task switch) and keeps the rest
-for a task that lives only as long as there is a rest. So a caller that is cancelled leaves no
-half frame behind, and frames reach the wire in the order of the calls. :meth:`Transport.room`
-waits while too much is kept: call it before producing bytes.
+Writing has two parts. :meth:`Transport.write` never waits: if the kernel accepts the bytes, it
+passes them on at once (one system call for a response, no task switch), and keeps the rest for a
+task that lives only as long as there is a rest. So a caller that is cancelled leaves no partial
+frame behind, and frames reach the wire in the order of the calls. :meth:`Transport.room` waits
+while too much is kept: call it before producing bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ROOM: Final = 1 << 20
 
 
 class Transport:
-    """One connected stream socket, which it owns.
+    """A connected stream socket, which belongs to this object.
 
     Args:
-        sock: made non-blocking here.
-        tasks: where the rest of a write is finished; outlives the transport's use.
+        sock: the socket, which becomes non-blocking here.
+        tasks: the group in which the rest of a write is finished; it must outlive the transport.
     """
 
     __slots__ = (
@@ -55,13 +55,13 @@ class Transport:
         # Why sending fails. What the peer sent before may still be there to read.
         self._broken = ""
         self._closed = False
-        # Tasks that wait for the socket by its number, which may not be used again meanwhile.
+        # Tasks that wait for the socket by its number, which must not be reused in the meantime.
         self._waiting = 0
 
     async def receive(self) -> bytes:
         """Wait for bytes and return them; ``b""`` at the end or when the connection is lost."""
-        # Waiting comes first even if there is something to read: a peer that always has something
-        # to say must not keep the loop from the others.
+        # Wait first, even if there is something to read: a peer that always sends must not block
+        # the loop for the others.
         while await self._ready(anyio.wait_readable):
             try:
                 return self._sock.recv(_READ_SIZE)
@@ -73,7 +73,7 @@ class Transport:
         return b""
 
     def write(self, data: bytes) -> None:
-        """Send, now or as soon as the kernel takes it; never waits.
+        """Send data, now or as soon as the kernel accepts it; never waits.
 
         Args:
             data: whole frames.
@@ -105,7 +105,7 @@ class Transport:
         return self._kept > _ROOM
 
     async def room(self) -> None:
-        """Wait while more is kept for the peer than it should have to catch up with.
+        """Wait while too much data is kept for a peer that does not read fast enough.
 
         Raises:
             ConnectionClosed: the peer is gone.

@@ -1,24 +1,25 @@
-"""A device's edits become a plan, of the same kind as NVIDIA's own.
+"""Turn a device's edits into a plan, like NVIDIA's own.
 
 Rules
-- What is common to a file comes once, before the first of its devices; then each device's own,
-  in the order in which the container names them. Of two edits at one place the later holds.
-- What a device node does not say is looked up on the host: its type and numbers. Owner and group
-  that are not said are those of the container's user. Its group is not added to the process:
-  ``additionalGids`` does that.
-- A source of a mount must exist, and so must a device node that is looked up.
-- A mount for which an image that takes no writes has no room is an error.
-- Nothing is mounted over /, or below /proc and /sys. Bind mounts, and file systems that live in
-  memory (tmpfs, hugetlbfs), are the kinds there are.
-- A network interface is moved only by a runtime that supports it: another would pass over
-  it, and the container would lack it without a word.
-- Hooks: :mod:`hooks.cdi.nvidia_hooks` does those of NVIDIA's in process. Another one runs if the
-  operator allows its program; otherwise the container is refused, or does without, as
-  configured. The environment of a hook is what the spec says, or a PATH; never the image's, which
-  it would have without (CVE-2025-23266).
-- Mounts come in order of depth, so that none hides another.
+- The common edits of a file come once, before the first of its devices. Then come those of each
+  device, in the order in which the container names the devices. If two edits concern the same
+  place, the later one applies.
+- If a device node lacks its type or numbers, they are looked up on the host. If it lacks an owner
+  or a group, they are those of the container's user. Its group is not added to the process, which
+  is what ``additionalGids`` is for.
+- The source of a mount must exist, and so must a device node that is looked up.
+- If the image is not writable and has no room for a mount, that is an error.
+- Nothing is mounted over /, or below /proc and /sys. Only bind mounts and file systems in memory
+  (tmpfs, hugetlbfs) are allowed.
+- A network interface is moved only by a runtime that supports it. Other runtimes would ignore the
+  edit, and the container would silently lack the interface.
+- Hooks: :mod:`hooks.cdi.nvidia_hooks` does NVIDIA's in process. Another hook runs if the operator
+  allows its program; otherwise the container is refused, or starts without it, as configured. The
+  environment of a hook is the one in the spec, or a PATH. It is never the image's, which the hook
+  would otherwise have (CVE-2025-23266).
+- Mounts are sorted by depth, so that none hides another.
 
-Beyond the reference library: the container's own mount or device at the same place stays, and a
+Unlike in the reference library, the container's own mount or device at the same place stays, and a
 device with other numbers is an error (:func:`hooks.edits.mutation.apply`).
 
 Source: CDI specification, "OCI Edits", "Error Handling"; the reference library's
@@ -73,21 +74,21 @@ def contribute(
     oci_version: Callable[[], str] = str,
     find_compat: FindCompat | None = None,
 ) -> Contribution:
-    """The edits of the devices that a container names, with bounds for their check.
+    """Return the edits of the devices that a container names, with bounds for checking them.
 
     Args:
-        oci_version: asks for the latest version of the OCI runtime specification that the
-            low-level runtime knows; "" if that is unknown. Few specs need it.
+        oci_version: returns the latest version of the OCI runtime specification that the low-level
+            runtime supports; "" if unknown. Few specs need it.
         find_compat: decides whether the image's own libcuda comes first; None if the image cannot
-            be looked at.
+            be read.
 
     Raises:
-        CdiResourceMissing: a device node or a source of a mount is not there.
-        CdiEditRefused: no container may get such an edit.
+        CdiResourceMissing: a device node or the source of a mount does not exist.
+        CdiEditRefused: an edit is not allowed for any container.
         CdiHookRefused: a hook is not allowed.
-        CdiHookMalformed: a hook of NVIDIA's has arguments of unknown meaning.
+        CdiHookMalformed: a hook of NVIDIA's has unknown arguments.
         CdiUnsupported: the low-level runtime cannot move network interfaces.
-        RuntimeUnasked: it may, and ``oci_version`` does not say any.
+        RuntimeUnasked: it may be able to, but ``oci_version`` does not return a version.
     """
     work = _Work(config, user, oci_version, find_compat)
     for edits, owner in _in_order(resolution):
@@ -96,7 +97,7 @@ def contribute(
 
 
 def _in_order(resolution: Resolution) -> Iterator[tuple[Edits, str]]:
-    """All edits in the order in which they are made, each with whose they are."""
+    """Yield all edits in the order in which they are made, each with its owner."""
     seen: set[str] = set()
     for found in resolution.devices:
         if found.file.path not in seen:
@@ -155,7 +156,7 @@ class _Work:
         self._gids |= dict.fromkeys(gid for gid in edits.additional_gids if gid != 0)
 
     def contribution(self, granted: tuple[str, ...]) -> Contribution:
-        """All of it."""
+        """Return the complete plan."""
         devices = tuple(self._devices.values())
         mounts = sorted(self._mounts.values(), key=lambda mount: mount.destination.count("/"))
         plan = Plan(
@@ -227,7 +228,7 @@ class _Work:
         return there, os.major(seen.st_rdev), os.minor(seen.st_rdev)
 
     def _on_host(self, path: str) -> str:
-        """Where a node of the host's /dev is for us."""
+        """Return our path of a node in the host's /dev."""
         below = posixpath.normpath(path).removeprefix("/dev/")
         return f"{self._config.dev}/{below}" if below[:1] != "/" else path
 
@@ -271,7 +272,7 @@ class _Work:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """A version's numbers; what is not known counts as the lowest."""
+    """Return a version's numbers; an unknown version counts as the lowest."""
     numbers = text.partition("-")[0].partition("+")[0].split(".")
     return tuple(int(n) for n in numbers) if all(n.isdecimal() for n in numbers) else ()
 
@@ -305,7 +306,7 @@ def _mount(wanted: SpecMount, owner: str) -> Mount:
 
 
 def _clean(path: str, owner: str) -> str:
-    """A path in the container, without what would make it mean another."""
+    """Normalise a path in the container; refuse / and paths below /proc and /sys."""
     clean = normal_path(path)
     if clean == "/" or is_below(clean, KERNELS):
         raise CdiEditRefused(

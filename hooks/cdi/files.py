@@ -1,29 +1,30 @@
-"""A spec file of the operator's, opened with care.
+"""Open a spec file of the operator with care.
 
-A spec file is applied as root: it may mount any file of the host into a container. So a
-file counts only if root alone can write it.
+A spec file is applied as root, and may mount any file of the host into a container. So a file is
+used only if root alone can write it.
 
 Rules
-- The directory and the file belong to root, or to the user that we are, and others may not write
-  them; a directory that others may write counts if it is sticky, since they can then only add
-  files of their own. Group's writing is the operator's choice.
-- A link in a directory belongs to root or to us as well: another's could make a spec of any file of
-  root's, one in an image among them.
-- The file is a regular one, of at most 4 MiB; nothing that blocks or acts is ever opened for
-  reading. It may be a link; then the rule applies to its target.
-- A file whose text starts with a brace is JSON, whatever its name: most YAML files that programs
-  write are, and PyYAML need not be loaded for them.
+- The directory and the file belong to root, or to our own user, and others may not write them. A
+  directory that others may write is accepted if it is sticky, since they can then only add their
+  own files. Write access for the group is the operator's choice.
+- A link in a directory belongs to root or to us as well. Otherwise its owner could turn any of
+  root's files into a spec, for example one in an image.
+- The file is a regular file of at most 4 MiB. A file that blocks or acts when it is opened is never
+  opened for reading. It may be a link; the rule then applies to its target.
+- A file whose text starts with a brace is JSON, whatever its name. Most YAML files that programs
+  write are JSON, and PyYAML need not be loaded for them.
 
-A spec that was read from YAML is kept as JSON in ``STATE/cdi/DEVICE-INODE-SIZE-MTIME-CTIME.json``:
-PyYAML takes longer to load than a container to be planned. Root alone can write a spec file, and
-ctime cannot be set back, so a file of the same identity has the same content.
+A spec that was read from YAML is cached as JSON in
+``STATE/cdi/DEVICE-INODE-SIZE-MTIME-CTIME.json``, because loading PyYAML takes longer than planning
+a container. Only root can write a spec file, and ctime cannot be set back, so a file with the same
+identity has the same content.
 
-- What was changed in the last seconds is not kept: it may change again within the clock's
-  grain.
-- A kept file is read with the same care as any other, and checked by the same rules; one that is
-  not as it should be does not count.
-- Nothing is an error here. What cannot be kept is read again.
-- The most that are kept is a handful: what else is in the directory goes, the oldest first.
+- A file that was changed in the last few seconds is not cached, because it may change again within
+  the resolution of the clock.
+- A cached file is read with the same care as any other, and checked by the same rules; if it is not
+  in order, it is ignored.
+- Nothing here is an error. What cannot be cached is read again.
+- Only a handful of files are cached. Anything else in the directory is removed, oldest first.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Content(NamedTuple):
 
 
 def open_directory(path: str) -> int | None:
-    """A descriptor of a directory of spec files, for the caller to close; None without one.
+    """Return a descriptor of a directory of spec files, which the caller closes; None without one.
 
     Raises:
-        CdiFileUnusable: it cannot be read, or anybody may put files there.
+        CdiFileUnusable: it cannot be read, or anyone may put files there.
     """
     asked = f"the CDI specs in {path}"
     try:
@@ -75,7 +76,7 @@ def open_directory(path: str) -> int | None:
 
 
 def names_in(fd: int, path: str) -> list[str]:
-    """The names of the spec files in an open directory, in order.
+    """Return the names of the spec files in an open directory, in order.
 
     Raises:
         CdiFileUnusable: it cannot be read.
@@ -90,14 +91,14 @@ def names_in(fd: int, path: str) -> list[str]:
 
 
 def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Content | None:
-    """The content of a spec file; None if the file has gone, or is a directory.
+    """Return the content of a spec file; None if it no longer exists, or is a directory.
 
     Args:
-        path: of the host; for messages, if the next two are given.
+        path: the path on the host; only for messages, if the next two are given.
 
     Raises:
-        CdiFileUnusable: it cannot be read, is not a regular file, is too long, or another user
-            than root may have written it.
+        CdiFileUnusable: it cannot be read, is not a regular file, is too long, or a user other than
+            root may have written it.
     """
     asked = f"the CDI spec {path}"
     content = bytearray()
@@ -137,7 +138,7 @@ def is_json(data: bytes) -> bool:
 
 
 def tree_of(data: bytes, path: str) -> Any:
-    """The tree of a spec file: dicts, lists, strings, numbers, booleans and None.
+    """Parse a spec file to a tree of dicts, lists, strings, numbers, booleans and None.
 
     Raises:
         CdiSpecInvalid: it is not valid JSON or YAML.
@@ -178,7 +179,7 @@ _MOST: Final = 32
 
 
 def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
-    """The spec that was kept for a file; None if none is usable."""
+    """Return the cached spec of a file; None if there is none that can be used."""
     try:
         kept = read(_place(state, content))
         return None if kept is None else schema.parse(json.loads(kept.data), path)
@@ -187,10 +188,10 @@ def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
 
 
 def store_kept(state: str, content: Content, spec: SpecFile) -> None:
-    """Keep the spec that was read from a file.
+    """Cache the spec that was read from a file.
 
     Args:
-        state: the state directory; it is made if it is not there.
+        state: the state directory, which is created if missing.
     """
     if not 0 <= content.changed <= time.time() - _SETTLED:
         return

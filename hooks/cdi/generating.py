@@ -1,8 +1,8 @@
 """NVIDIA's devices as a CDI spec without hooks, for runtimes that are not ours.
 
-The edits are those that a container would get from us: the same plan, made for one device after
-the other, written down as a CDI spec. What a plan has and a spec cannot say is brought about in
-another way, or left out:
+The edits are those that a container would get from us: the same plan, made for one device after the
+other, and written as a CDI spec. Parts of a plan that a spec cannot express are achieved in another
+way, or left out:
 
 ======================================  =====================================================
 in a plan                               in the spec
@@ -23,8 +23,9 @@ a group for nodes that are not          ``additionalGids``
 everybody's
 ======================================  =====================================================
 
-NVIDIA_VISIBLE_DEVICES is set to ``void``, as NVIDIA's specs do: a container that has a GPU by such
-a spec must not get one again by its image's environment, from us or from NVIDIA's runtime.
+NVIDIA_VISIBLE_DEVICES is set to ``void``, as in NVIDIA's specs: if a container has a GPU from such
+a spec, it must not get one again because of its image's environment, from us or from NVIDIA's
+runtime.
 
 ====================  =============================  ==================================
 kind                  names                          what
@@ -120,20 +121,20 @@ class SpecOptions:
     # names of GPUs and MIG devices, as containers write them; empty for all
     devices: tuple[str, ...] = ()
     all_device: bool = True  # whether there is a device ``all``, which has whatever the others have
-    # whether a process gets the groups of nodes that are not everybody's. Runtimes that know no
-    # version 0.7.0 of the specification refuse a spec that says so.
+    # whether a process gets the groups of nodes that not everyone may open. Runtimes that do not
+    # support version 0.7.0 of the specification refuse a spec with groups.
     groups: bool = True
 
 
 def generate(wish: SpecOptions, inventory: Inventory, config: Config) -> SpecFile:
-    """A spec of the node's devices, of the lowest version that has all it uses.
+    """Return a spec of the node's devices, in the lowest version that has everything it uses.
 
     Raises:
-        CdiNotGenerated: the node has none of it.
-        CdiSpecInvalid: vendor, class or annotations of the wish are invalid.
-        MalformedDevice: a device of the wish has none of the known forms.
-        NoGpus: GPUs are wanted and the node has none.
-        UnknownDevice: the node has no device of a name.
+        CdiNotGenerated: the node has none of them.
+        CdiSpecInvalid: the requested vendor, class or annotations are invalid.
+        MalformedDevice: a requested device has none of the known forms.
+        NoGpus: GPUs are requested but the node has none.
+        UnknownDevice: the node has no device with a requested name.
     """
     work = _Work(wish, inventory, config)
     if wish.kind == "gpu":
@@ -169,7 +170,7 @@ class _Work:
     # GPUs
 
     def gpus(self) -> tuple[tuple[SpecDevice, ...], Edits]:
-        """GPUs and MIG devices by all names, and what comes with any of them."""
+        """Return GPUs and MIG devices by all names, and what comes with any of them."""
         capabilities = self._wish.capabilities
         everything = decide(Request(self._wanted(), capabilities), self._inventory)
         common = self._flat(lambda layout: self._plan(Grant(capabilities), layout))
@@ -186,7 +187,7 @@ class _Work:
         return tuple(devices), _edits(common, _VOID)
 
     def _wanted(self) -> Devices:
-        """Which GPUs and MIG devices the spec is to have."""
+        """Return the GPUs and MIG devices that the spec should contain."""
         if not self._wish.devices:
             return AllDevices()
         asked = f"a CDI spec of the devices {', '.join(self._wish.devices)}"
@@ -198,7 +199,7 @@ class _Work:
         return names.devices
 
     def _named(self, names: Iterable[str], grant: Grant, known: frozenset[str]) -> list[SpecDevice]:
-        """A device by each of its names, without what all have."""
+        """Return a device under each of its names, without the edits that all devices share."""
         devices = plan_devices(grant, self._inventory)
         own = tuple(device for device in devices if device.path not in known)
         edits = Edits(device_nodes=tuple(map(_node, own)), additional_gids=tuple(groups_of(own)))
@@ -219,7 +220,7 @@ class _Work:
     # Everything else
 
     def feature(self, feature: str) -> tuple[SpecDevice, ...]:
-        """What a feature brings, as one device."""
+        """Return the edits of a feature, as one device."""
         request = Request(Void(), features=frozenset({feature}))
         plan = self._flat(lambda layout: self._beside(request, layout))
         if not plan.devices:
@@ -255,13 +256,13 @@ class _Work:
     # Layouts
 
     def _flat(self, make: Callable[[Layout], Plan]) -> Plan:
-        """The plan for all directories of libraries at once, with mounts in place of links."""
+        """Return one plan for all directories of libraries, with mounts in place of links."""
         layouts = self._layouts(Grant(self._wish.capabilities))
         plan = _without_links(_for_all([make(layout) for layout in layouts]))
         return _with_manifests(plan, self._inventory.driver)
 
     def _layouts(self, grant: Grant) -> list[Layout]:
-        """One for each directory that the loaders of images search."""
+        """Return a layout for each directory that the loaders of images search."""
         native, *others = arches_of(grant, self._inventory)
         choices = {native: self._wish.directories or DIRECTORIES[native]}
         choices |= {arch: DIRECTORIES[arch] for arch in others}
@@ -278,7 +279,7 @@ class _Work:
 
 
 def _for_all(plans: Sequence[Plan]) -> Plan:
-    """Plans for several directories as one; the variable that names theirs names all."""
+    """Return plans for several directories as one; the variable that names theirs names all."""
     plan = united(plans)
     variables: dict[str, dict[str, None]] = {}
     for name, value in plan.environment:
@@ -301,7 +302,7 @@ _TELLING: Final = ("libcuda.so.", "libnvidia-ml.so.")
 
 
 def _without_links(plan: Plan) -> Plan:
-    """The plan with a library mounted by the names that programs ask for, in place of links."""
+    """Return the plan with mounts, instead of links, for the names that programs ask for."""
     at = {mount.destination: mount for mount in plan.mounts}
     links = {link.path: link.target for link in plan.links}
     ends = {link.path: end_of(link.path, links) for link in plan.links}

@@ -1,8 +1,8 @@
-"""What the hooks of NVIDIA's CDI specs do, done in process.
+"""Do in process what the hooks of NVIDIA's CDI specs do.
 
-A spec that ``nvidia-ctk cdi generate`` writes has hooks that run as root with the image as their
-root: most of what was found wrong with NVIDIA's stack over the years is in them. What they are
-to bring about is known, so it becomes a part of the plan, and no program runs:
+A spec written by ``nvidia-ctk cdi generate`` has hooks that run as root with the image as their
+root: most of the vulnerabilities that were found in NVIDIA's stack over the years are in them.
+Their intended effects are known, so these become a part of the plan, and no program runs:
 
 ==============================  ==============================================================
 hook                            in the plan
@@ -21,14 +21,14 @@ chmod                           nothing: it mends directories below /dev that an
 ==============================  ==============================================================
 
 Rules
-- :mod:`hooks.requests.oci_hooks` says which hooks these are. Of a CDI spec that we apply, one with
-  a word or an option that is not known is an error. In an OCI spec, where an engine has applied the
-  CDI spec, it stays.
-- An OCI spec does not say which of its mounts the CDI spec brought. All are looked at, a tenant's
-  volumes too. So the engine opens regular files only, and reads only their headers. It follows no
-  link out of a mount, and skips directories with too many names.
-- A link's target that climbs ("../x") is resolved as it is written. A link that leads to itself
-  is none.
+- :mod:`hooks.requests.oci_hooks` defines which hooks these are. In a CDI spec that we apply, a hook
+  with an unknown word or option is an error. In an OCI spec, to which an engine has applied the CDI
+  spec, it stays.
+- An OCI spec does not show which of its mounts come from the CDI spec. So all are examined,
+  including a tenant's volumes. For this reason the engine opens only regular files, and reads only
+  their headers. It follows no link out of a mount, and skips directories with too many names.
+- If the target of a link climbs ("../x"), it is resolved as it is written. A link that leads to
+  itself is ignored.
 
 Source: NVIDIA Container Toolkit, cmd/nvidia-cdi-hook (names, options, effects).
 """
@@ -76,10 +76,10 @@ FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
 
 
 def call_of(hook: SpecHook, owner: str) -> Call | None:
-    """The call of a hook; None if its program is not one of NVIDIA's.
+    """Parse the call of a hook; None if its program is not one of NVIDIA's.
 
     Raises:
-        CdiHookMalformed: it is NVIDIA's, and has a word or option that is not known here.
+        CdiHookMalformed: it is NVIDIA's, but has an unknown word or option.
     """
     try:
         return parse_call(hook.path, hook.args, owner)
@@ -96,10 +96,10 @@ def _malformed(hook: SpecHook, owner: str, found: str) -> CdiError:
 
 
 def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with the effects of hooks, and notes for display.
+    """Return the plan with the effects of the hooks, and notes for display.
 
     Raises:
-        CdiHookMalformed: a value of an option has the wrong form.
+        CdiHookMalformed: the value of an option has the wrong form.
     """
     links: dict[str, str] = {}
     folders: dict[str, None] = {}
@@ -142,17 +142,17 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
 def contribute(
     spec: Mapping[str, Any], config: Config, find_compat: FindCompat | None
 ) -> tuple[Contribution, Compat]:
-    """Do what the hooks of a CDI spec would, which an engine has written into an OCI spec.
+    """Do what the hooks of a CDI spec that an engine has written into an OCI spec would do.
 
-    This grants nothing: the devices and the driver's files are in the spec already.
+    This grants nothing: the devices and the driver's files are already in the spec.
 
     Args:
         spec: config.json, decoded.
         find_compat: decides whether the image's own libcuda comes first; None if the image cannot
-            be looked at.
+            be read.
 
     Returns:
-        Edits of the image alone, and what was decided of its libcuda.
+        Edits of the image alone, and the decision about its libcuda.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -166,7 +166,7 @@ def contribute(
 
 
 def _mounts_in(spec: Mapping[str, Any]) -> Iterator[Mount]:
-    """The bind mounts of a spec."""
+    """Yield the bind mounts of a spec."""
     for entry in parts(spec, "mounts", dict):
         source, destination = entry.get("source"), entry.get("destination")
         options = part(entry, "options", list, "mounts.")
@@ -176,7 +176,7 @@ def _mounts_in(spec: Mapping[str, Any]) -> Iterator[Mount]:
 
 
 def _devices_in(spec: Mapping[str, Any]) -> Iterator[Device]:
-    """The device nodes of a spec."""
+    """Yield the device nodes of a spec."""
     for node in parts(part(spec, "linux", dict), "devices", dict, "linux."):
         path, major, minor = node.get("path"), node.get("major"), node.get("minor")
         if isinstance(path, str) and isinstance(major, int) and isinstance(minor, int):
@@ -184,10 +184,10 @@ def _devices_in(spec: Mapping[str, Any]) -> Iterator[Device]:
 
 
 def decide_compat(calls: Iterable[Call], plan: Plan, config: Config, find: FindCompat) -> Compat:
-    """Whether the image's own libcuda comes first: if a hook wants it and it fits.
+    """Whether the image's own libcuda comes first, which requires that a hook wants it and it fits.
 
     Args:
-        config: where procfs is, and whether this is wanted at all.
+        config: locates procfs, and tells whether this is wanted at all.
     """
     asking = [call for call in calls if call.name == "enable-cuda-compat"]
     versions = [text for call in asking for text in call.all_of("host-driver-version")]
@@ -202,7 +202,7 @@ def decide_compat(calls: Iterable[Call], plan: Plan, config: Config, find: FindC
 
 
 def _models(config: Config) -> Iterator[str]:
-    """The models of all GPUs of the node: a foreign spec does not say which of them it gives."""
+    """Return the models of all GPUs: a foreign spec does not say which of them it gives."""
     directory = f"{config.proc}/driver/nvidia/gpus"
     for name in read_names(directory) or ():
         model = read_fields(f"{directory}/{name}/information", ("Model",))["Model"]
@@ -238,7 +238,7 @@ _DEV: Final = "/dev/"
 
 
 def _sorted_out(links: dict[str, str]) -> tuple[list[Link], list[LinkDirectory]]:
-    """Links for the rootfs, and directories of links for /dev, which is mounted over."""
+    """Return links for the rootfs, and directories of links for /dev, which is mounted over."""
     plain = []
     below_dev: dict[str, dict[str, str]] = {}
     for path, target in links.items():
@@ -269,11 +269,11 @@ def _libraries(
     folders: Collection[str],
     linked: Collection[str] = (),
 ) -> tuple[list[CachedLibrary], dict[str, str]]:
-    """Entries of the loader's cache for what is mounted in folders; links of the sonames.
+    """Return cache entries for the libraries mounted in some folders, and links for their sonames.
 
     Args:
-        folders: whose libraries are in the cache.
-        linked: others, whose libraries have links of their sonames alone.
+        folders: the folders whose libraries are in the cache.
+        linked: further folders, whose libraries get only links for their sonames.
     """
     found: dict[tuple[str, Arch], CachedLibrary] = {}
     arches: dict[str, Arch] = {}
@@ -302,7 +302,7 @@ _MOST_FILES: Final = 4096
 def _mounted_libraries(
     mounts: Iterable[Mount], folders: tuple[str, ...]
 ) -> Iterator[tuple[str, Elf | None]]:
-    """The shared objects in folders of the container: their paths there, and their headers."""
+    """Return the shared objects in folders of the container, with their paths and headers."""
     return itertools.islice(_every_mounted_library(mounts, folders), _MOST_FILES)
 
 
@@ -323,10 +323,10 @@ def _every_mounted_library(
 
 
 def _libraries_in(source: str, below: str) -> Iterator[tuple[str, Elf | None]]:
-    """The first shared objects in a directory of what is mounted, by name.
+    """Return the first shared objects in a directory of what is mounted, by name.
 
-    None if there are too many names to list. Links are followed only inside of what is mounted:
-    a tenant's may lead anywhere on the host.
+    None if there are too many names to list. Links are followed only within the mount: a tenant's
+    link may lead anywhere on the host.
     """
     try:
         with Rootfs.open(source) as mounted:
@@ -371,7 +371,7 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)", re.ASCII)
 
 
 def _profiles(devices: Iterable[Device]) -> Iterator[File]:
-    """The profile for the GPUs among devices."""
+    """Yield the profile for the GPUs among devices."""
     profile = application_profile(
         device.minor for device in devices if _GPU_NODE.fullmatch(device.path)
     )
@@ -380,7 +380,7 @@ def _profiles(devices: Iterable[Device]) -> Iterator[File]:
 
 
 def _parameters(config: Config) -> Iterator[ProcFile]:
-    """The kernel module's parameters as a container is to read them."""
+    """Yield the kernel module's parameters in the form that a container should read."""
     shown = without_node_making(read_text(f"{config.proc}/driver/nvidia/params") or "")
     if shown is not None:
         yield shown

@@ -1,15 +1,15 @@
-"""Which spec file has which device.
+"""Find the spec file that has a device.
 
 Rules
-- The files of a later directory win over those of an earlier one: what is generated at run time
-  (/var/run/cdi) over what is installed (/etc/cdi).
-- Two files of one directory with the same device are a conflict; the device cannot be used.
-  (The reference library also refuses one that a later directory would decide.)
-- A file that cannot be used takes nothing away from the others. It is named, with its fault,
-  to those who ask for a device that no other file has.
+- The files of a later directory win over those of an earlier one: generated files (/var/run/cdi)
+  win over installed ones (/etc/cdi).
+- If two files in one directory have the same device, that is a conflict, and the device cannot be
+  used. (The reference library also refuses a device that a later directory would decide.)
+- A file that cannot be used does not affect the others. If a device is requested that no other file
+  has, the error names the file and its fault.
 
-The files are read when a container names a device, and not kept in memory: a shim lives for
-hours, and the files change under it. (What was read of YAML is kept in :mod:`hooks.cdi.files`.)
+The files are read when a container names a device, and not kept in memory: a shim lives for hours,
+and the files change in that time. (:mod:`hooks.cdi.files` caches what was read from YAML.)
 
 Source: CDI specification, "Error Handling"; the reference library's package comment, "Device
 Conflicts" and "CDI Spec Directories".
@@ -96,10 +96,9 @@ class Registry:
         """Read the spec files; unusable ones become faults of the registry.
 
         Args:
-            directories: by priority, the lowest first. One that is not there has no files.
-            kinds: those that matter; None for all. A file that mentions none of them is passed
-                over.
-            state: the state directory, where what was read of YAML is kept; "" for nowhere.
+            directories: the directories, lowest priority first. A missing one has no files.
+            kinds: the relevant kinds; None for all. A file that mentions none of them is skipped.
+            state: the state directory, which has the cache of YAML files; "" for no cache.
         """
         registry = cls(tuple(directories))
         only = _Only(None if kinds is None else tuple(kind.encode() for kind in kinds), state)
@@ -140,11 +139,11 @@ class Registry:
             self.faults.append(Fault(path, error, kind))
 
     def find(self, name: QualifiedName) -> ResolvedDevice:
-        """The device of a name, from the file with the highest priority.
+        """Return the device with a name, from the file with the highest priority.
 
         Raises:
-            CdiDeviceUnknown: no file that can be used has it.
-            CdiDeviceConflict: several files of one directory have it.
+            CdiDeviceUnknown: no usable file has it.
+            CdiDeviceConflict: several files in one directory have it.
         """
         having = [
             ResolvedDevice(name, device, file)
@@ -202,18 +201,18 @@ def resolve(
     builtin: Callable[[str], bool] = lambda _: False,
     state: str = "",
 ) -> Resolution:
-    """The devices of names on this node, in order.
+    """Return the devices with these names on this node, in order.
 
     Args:
-        wanted: full names; one that is there twice counts once.
-        builtin: whether a name is known without a spec file. It is left to the caller if no
-            file has its kind.
-        state: the state directory, where what was read of YAML is kept; "" for nowhere.
+        wanted: full names; a duplicate counts once.
+        builtin: whether a name is known without a spec file. If no file has its kind, it is left to
+            the caller.
+        state: the state directory, which has the cache of YAML files; "" for no cache.
 
     Raises:
-        CdiNameMalformed: one is no full name.
-        CdiDeviceUnknown: no file that can be used has it.
-        CdiDeviceConflict: several files of one directory have it.
+        CdiNameMalformed: one of them is not a full name.
+        CdiDeviceUnknown: no usable file has it.
+        CdiDeviceConflict: several files in one directory have it.
     """
     asked = [parse_name(text) for text in dict.fromkeys(wanted)]
     places = tuple(directories)

@@ -1,6 +1,6 @@
-"""The rules that make a CDI spec of a tree of JSON or YAML.
+"""The rules by which a tree of JSON or YAML becomes a CDI spec.
 
-Tables say which fields there are, what they hold, and since which version of the specification:
+Tables list the fields, their content, and the version of the specification that added them:
 
 ==================================  ===================================
 since                               what
@@ -16,14 +16,14 @@ since                               what
 ==================================  ===================================
 
 Rules
-- An unknown field is an error, and so is one of a later version than the file declares: a
-  runtime that passes over it would make another container than the vendor meant.
-- A field that is empty or null counts as absent. Its name may be written in any case, as Go's
-  decoder, by which vendors test their files, has it.
-- Where a string is expected, a number is taken as it is written (``name: 0``).
-- 0.1.0 and 0.2.0 were drafts; files that call themselves so are read as 0.3.0, as the reference
-  library does. A ``v`` before the version is allowed for the same reason.
-- A device has to edit something; a spec has to have a device.
+- An unknown field is an error, and so is one of a later version than the file declares: a runtime
+  that ignored it would make another container than the vendor meant.
+- An empty or null field counts as absent. Its name may be written in any case, as in Go's decoder,
+  with which vendors test their files.
+- Where a string is expected, a number is accepted as it is written (``name: 0``).
+- 0.1.0 and 0.2.0 were drafts; files with these versions are read as 0.3.0, as in the reference
+  library. A ``v`` before the version is allowed for the same reason.
+- A device must edit something, and a spec must have a device.
 
 Source: CDI specification 1.1.0, "CDI JSON Specification"; its schema (schema.json, defs.json);
 Kubernetes' rules for annotations, which it refers to.
@@ -77,10 +77,10 @@ _LARGEST_ANNOTATIONS: Final = 256 << 10
 
 
 def parse(tree: Any, file: str) -> SpecFile:
-    """A spec from the tree of a file.
+    """Build a spec from the tree of a file.
 
     Raises:
-        CdiSpecInvalid: it breaks a rule of this module's head; the message names the field.
+        CdiSpecInvalid: it breaks one of the rules above; the message names the field.
     """
     walk = Walk(file)
     if not isinstance(tree, dict):
@@ -97,10 +97,10 @@ def parse(tree: Any, file: str) -> SpecFile:
 
 
 def minimum_version(tree: Any) -> str:
-    """The lowest version of the specification that has everything a spec uses.
+    """Return the lowest version of the specification that has everything a spec uses.
 
     Raises:
-        CdiSpecInvalid: it is not.
+        CdiSpecInvalid: there is no such version.
     """
     walk = Walk("to be written")
     _SPEC(tree, walk)
@@ -108,7 +108,7 @@ def minimum_version(tree: Any) -> str:
 
 
 def to_tree(spec: SpecFile) -> dict[str, Any]:
-    """A spec as a tree of JSON without absent fields, in the order of the tables."""
+    """Return a spec as a tree of JSON without absent fields, in the order of the tables."""
     tree: dict[str, Any] = _SPEC.tree(spec)
     return tree
 

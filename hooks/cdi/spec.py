@@ -1,4 +1,4 @@
-"""A CDI spec as values: what one file says, checked by :mod:`hooks.cdi.schema`.
+"""A CDI spec as values: the content of one file, checked by :mod:`hooks.cdi.schema`.
 
 Names of vendors, classes and devices:
 
@@ -50,10 +50,10 @@ class QualifiedName:
 
 
 def parse_name(text: str) -> QualifiedName:
-    """The parts of a device's full name.
+    """Return the parts of a device's full name.
 
     Raises:
-        CdiNameMalformed: it has not the form of one.
+        CdiNameMalformed: it does not have the form of one.
     """
     kind, equals, device = text.partition("=")
     vendor, slash, class_ = kind.partition("/")
@@ -71,7 +71,7 @@ def parse_name(text: str) -> QualifiedName:
 
 
 def fault_of(part: str, name: str) -> str:
-    """What is wrong with the name of a part, of :data:`_PARTS`; "" if nothing is."""
+    """Return what is wrong with the name of a part, of :data:`_PARTS`; "" if nothing is."""
     pattern, longest = _PARTS[part]
     if not name:
         return f"the name of the {part} is empty"

@@ -1,18 +1,19 @@
-"""Trees of JSON and YAML, with only the types that CDI specs have.
+"""Parse JSON and YAML to trees that have only the types of CDI specs.
 
-Both formats become dicts, lists, texts, numbers, truth values and None. A YAML scalar without
-quotes is a text that may also be meant as a number or truth value; which, depends on the field,
-so it stays a :class:`Plain` until then (YAML's own guesses make a number of ``1:0``).
+Both formats become dicts, lists, texts, numbers, booleans and None. A YAML scalar without quotes is
+a text that may be meant as a number or boolean. Which one depends on the field, so it stays a
+:class:`Plain` until then (YAML itself would take ``1:0`` for a number).
 
 Rules
-- Bounded before it is built: the depth, and the number of values, each use of an alias counted
-  with all that is in it.
-- A key that is there twice is an error: two readers would see different files.
-- Of YAML: one document, no tags but the standard ones for what is above, no merge keys.
+- The tree is bounded before it is built, in depth and in the number of values; each use of an alias
+  counts with everything that it contains.
+- A duplicate key is an error, because two readers would see different files.
+- Of YAML, only this is allowed: one document, no tags except the standard ones for these types, no
+  merge keys.
 
-Tables of fields say how a tree is read. A reader is a function of a value and the walk that it is
-met on; it returns what it has made of the value, or ends the walk with an error that names the
-place. Readers of lists and objects also have the way back, ``tree``.
+Tables of fields describe how to read a tree. A reader is a function of a value and of the walk in
+which the value was found. It returns the result, or ends the walk with an error that names the
+place. Readers of lists and objects also have the reverse function, ``tree``.
 
 Source: RFC 8259; YAML 1.2, chapters 3 and 10.3.
 """
@@ -37,9 +38,9 @@ _TAG: Final = "tag:yaml.org,2002:"
 
 
 class BadTree(Exception):
-    """The text is not a tree of this kind; ``str()`` gives the reason.
+    """The text cannot be parsed as such a tree; ``str()`` gives the reason.
 
-    The caller, who knows the file, turns it into an error for users.
+    The caller, which knows the file, turns this into an error for users.
     """
 
 
@@ -50,7 +51,7 @@ class Plain(str):
 
 
 def of_json(text: str) -> Any:
-    """The tree of a JSON text.
+    """Parse a JSON text to a tree.
 
     Raises:
         BadTree: it is not valid JSON, or exceeds the bounds in this module's docstring.
@@ -64,7 +65,7 @@ def of_json(text: str) -> Any:
 
 
 def of_yaml(text: str) -> Any:
-    """The tree of a YAML text.
+    """Parse a YAML text to a tree.
 
     Raises:
         BadTree: it is not valid YAML, or exceeds the bounds in this module's docstring.
@@ -139,7 +140,7 @@ class _Builder:
         """Take the next event.
 
         Raises:
-            BadTree: the tree would break a rule of this module's head.
+            BadTree: the tree would break one of the rules above.
         """
         line = event.start_mark.line + 1
         match type(event).__name__:
@@ -223,21 +224,21 @@ Number: TypeAlias = tuple[int, int, int]
 
 
 def number_of(version: str) -> Number:
-    """A version as numbers."""
+    """Return a version as numbers."""
     major, minor, patch = version.split(".")
     return int(major), int(minor), int(patch)
 
 
 def text_of(version: Number) -> str:
-    """A version as it is written."""
+    """Return a version as it is written."""
     return ".".join(map(str, version))
 
 
 class Walk:
-    """One walk through a file: whose it is, where one is in it, and what needs which version.
+    """A walk through a file: whose file it is, the present position, and what needs which version.
 
-    ``path`` has the names of fields and the indices of lists on the way; ``used`` has for each
-    field of a later version where it is, and the versions that added and removed it.
+    ``path`` has the names of fields and the indices of lists on the way; ``used`` has, for each
+    field of a later version, its place and the versions that added and removed it.
     """
 
     def __init__(self, file: str) -> None:
@@ -273,7 +274,7 @@ Reader: TypeAlias = Callable[[Any, Walk], Any]
 
 
 def read_text(value: Any, walk: Walk) -> str:
-    """A text, also where YAML has a number or a truth value."""
+    """Return a text, even if YAML would take it for a number or boolean."""
     if isinstance(value, bool):
         value = "true" if value else "false"
     if isinstance(value, int):
@@ -299,7 +300,7 @@ _MOST_DIGITS: Final = 24
 
 
 def integer(below: int, least: int = 0) -> Reader:
-    """What reads whole numbers from ``least`` up to what is below ``below``."""
+    """Return a reader of integers from ``least`` up to, but not including, ``below``."""
 
     def read(value: Any, walk: Walk) -> int:
         number = value
@@ -315,7 +316,7 @@ def integer(below: int, least: int = 0) -> Reader:
 
 
 def _of_plain(text: str) -> int | None:
-    """A number as YAML writes it: 0660 and 0o660 are octal."""
+    """Return a number as YAML writes it: 0660 and 0o660 are octal."""
     if len(text) > _MOST_DIGITS or not _INTEGER.fullmatch(text):
         return None
     if re.fullmatch(r"[+-]?0[0-7]+", text):
@@ -351,7 +352,7 @@ class List:
         return tuple(made)
 
     def tree(self, value: tuple[Any, ...]) -> list[Any]:
-        """What is read as this value."""
+        """Return the tree that would be read as this value."""
         return [_tree(self._item, entry) for entry in value]
 
 
@@ -408,11 +409,11 @@ class Object:
         return made
 
     def _row(self, key: str) -> Field | None:
-        """The row of a field; its name may be written in any case."""
+        """Return the row of a field; its name may be written in any case."""
         return self._table.get(key) or self._folded.get(key.lower())
 
     def tree(self, value: Any) -> dict[str, Any]:
-        """What is read as this value, without what is absent."""
+        """Return the tree that would be read as this value, without absent fields."""
         absent = {f.name: f.default for f in fields(value) if f.default is not MISSING}
         made = {}
         for name, row in self._table.items():

@@ -1,8 +1,8 @@
-"""The configuration: where the node keeps its driver, who may have which GPU, allowed loggers.
+"""The configuration: where the node's driver is, who may have which GPU, allowed loggers.
 
-:func:`load_config` reads our file (:mod:`~hooks.config.settings` describes it) or, where there is
-none, the one of NVIDIA's container toolkit (:mod:`~hooks.config.nvidia`). Other rooms use the names
-below; NVIDIA's file as such is read only by the tools that convert it.
+:func:`load_config` reads our file (:mod:`~hooks.config.settings` describes it) or, if there is
+none, that of NVIDIA's container toolkit (:mod:`~hooks.config.nvidia`). Other rooms use the names
+below; only the tools that convert NVIDIA's file read it as such.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ NVIDIA_ENVIRONMENT_VARIABLE: Final = "NVIDIA_CTK_CONFIG_FILE_PATH"
 
 
 def load_config(path: str | None = None) -> Config:
-    """The configuration; the defaults if there is no file and none was named.
+    """Return the configuration; if there is no file and none was named, the defaults.
 
     Args:
-        path: the file; None for the one that NVSHIM_CONFIG names, else :data:`DEFAULT_PATH`,
-            else NVIDIA's own.
+        path: the file; None for the one in NVSHIM_CONFIG, or else :data:`DEFAULT_PATH`, or else
+            NVIDIA's own.
 
     Raises:
-        ConfigError: the file cannot be read, was named and is not there, or has a fault.
+        ConfigError: the file is not readable, was named but does not exist, or has a fault.
     """
     (ours, named), (nvidias, nvidias_named) = find_files(path)
     content = _read(ours, ENVIRONMENT_VARIABLE, needed=named)
@@ -72,10 +72,10 @@ def load_config(path: str | None = None) -> Config:
 
 
 def find_files(path: str | None = None) -> tuple[tuple[str, bool], tuple[str, bool]]:
-    """The files that :func:`load_config` looks for, ours and NVIDIA's.
+    """Return the files that :func:`load_config` looks for, ours and NVIDIA's.
 
     Returns:
-        Each with whether it was named, so that its absence is an error.
+        Each with whether it was named, in which case its absence is an error.
     """
     ours = path or os.environ.get(ENVIRONMENT_VARIABLE)
     nvidias = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
@@ -94,7 +94,7 @@ def _parse_once(parse: Callable[[bytes, str], Config], content: bytes, file: str
 
 
 def _read(file: str, variable: str, *, needed: bool) -> bytes | None:
-    """A file's content; None if it is not there and need not be."""
+    """Return a file's content; None if it does not exist and is optional."""
     try:
         with open(file, "rb") as stream:
             return stream.read()

@@ -1,17 +1,18 @@
 """NVIDIA's own config.toml, for a node that had the container toolkit before it had us.
 
-It is read where our own file is not there, so that such a node behaves as before: in
-particular, the environment of every image is a grant there, unless the file says otherwise.
+It is read if our own file does not exist, so that such a node behaves as before. In particular, the
+environment of every image is then a grant, unless the file says otherwise.
 
 Rules
-- A key means here what it means there, or nothing; then it is accepted and, if it is set to
-  anything but its default, noted. The table says which.
-- A key that is not in the table has no effect and is noted. NVIDIA's reader ignores such keys, and
-  any of its releases may add one. The note says where a misplaced key belongs.
-- ``default-kind`` counts in mode ``cdi`` only, as there: the GPU operator sets the management kind
-  in any mode, and in the others an index is a GPU.
-- A key that is not there has NVIDIA's default and not ours.
-- Nothing of it names a program that we would run.
+- A key either has the same meaning as in NVIDIA's toolkit, or none. In the latter case it is
+  accepted, with a note if it is set to anything other than its default. The table shows which.
+- A key that is not in the table has no effect, and there is a note for it. NVIDIA's reader ignores
+  such keys, and any of its releases may add one. If a key is misplaced, the note says where it
+  belongs.
+- As in NVIDIA's toolkit, ``default-kind`` applies only in mode ``cdi``: the GPU operator sets the
+  management kind in any mode, and in the other modes an index is a GPU.
+- A missing key has NVIDIA's default and not ours.
+- Nothing in the file names a program that we would run.
 
 Source: nvidia-container-toolkit, internal/config, up to version 1.20; its defaults.
 """
@@ -31,7 +32,7 @@ from hooks.words import items_of
 
 
 def parse_nvidia_config(content: bytes, file: str) -> Config:
-    """The configuration by a file of NVIDIA's toolkit; its notes list keys without effect.
+    """Build the configuration from a file of NVIDIA's toolkit; its notes list keys without effect.
 
     Raises:
         ConfigMalformed: it is not valid TOML.
@@ -69,15 +70,15 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What becomes of a key.
+    """How a key is handled.
 
     Attributes:
         kind: the type of its value.
         meaning: the fields of :class:`Config` that a value sets, or a ValueError for an invalid
-            one; absent for a key without effect.
-        wanted: which values, for messages.
-        why: why it has no effect.
-        harmless: the values with which nothing is lost by that.
+            value; absent for a key without effect.
+        wanted: the allowed values, for messages.
+        why: why the key has no effect.
+        harmless: the values for which it does not matter that the key has no effect.
     """
 
     kind: type
@@ -88,7 +89,7 @@ class _Key:
 
 
 def _without(kind: type, why: str, *harmless: object) -> _Key:
-    """A key without effect."""
+    """Return a key without effect."""
     return _Key(kind, why=why, harmless=(kind(), *harmless))
 
 
@@ -134,7 +135,7 @@ def _spec_dirs(value: list[Any]) -> dict[str, Any]:
 
 
 def _checked(name: str, kind: Kind) -> Callable[[Any], dict[str, Any]]:
-    """A value that is one of ours as well, with the same check."""
+    """Return the meaning of a key that sets one of our own settings, with the same check."""
     return lambda value: {name: kind.check(value)}
 
 
@@ -249,17 +250,17 @@ _KINDS: Final = {bool: "true or false", str: "a string", list: "a list of string
 
 
 def kind_of_key(key: str) -> type | None:
-    """The type of a key's value: bool, str or list; None for an unknown key.
+    """Return the type of a key's value: bool, str or list; None for an unknown key.
 
     Args:
-        key: with its tables before it ("nvidia-container-cli.root").
+        key: the key after its tables ("nvidia-container-cli.root").
     """
     row = _KEYS.get(key)
     return None if row is None else row.kind
 
 
 def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each key with the names of its tables before it; a table without keys says nothing."""
+    """Yield each key after the names of its tables; a table without keys is skipped."""
     for name, value in table.items():
         key = above + name
         if isinstance(value, dict) and key not in _KEYS:
@@ -269,7 +270,7 @@ def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _place_of(key: str) -> str:
-    """Where an unknown key belongs, for a note; "" if no known key has its name."""
+    """Return where an unknown key belongs, for a note; "" if no known key has its name."""
     table, _, name = key.rpartition(".")
     if name in TABLES.get(table, {}):
         return "; it belongs to /etc/containerd-shim-nvidia/config.toml"

@@ -1,17 +1,17 @@
-"""Where the node keeps its driver, who may have which GPU, which loggers are allowed.
+"""Settings: where the node's driver is, who may have which GPU, which loggers are allowed.
 
-One TOML file, read when a container asks for a GPU or names a logger. Its keys are the fields of
-:class:`Config`; docs/reference/configuration.md lists them.
+They are in one TOML file, which is read when a container requests a GPU or names a logger. Its keys
+are the fields of :class:`Config`; docs/reference/configuration.md lists them.
 
 Rules
-- If this file is not there and NVIDIA's own is, that one is read instead, so that an existing
-  node behaves as before (:mod:`hooks.config.nvidia` lists its keys).
-  With this file NVIDIA's is not read.
-- A key that is not there has its default. So does every key if the file is not there,
-  unless the file was named: then its absence is an error.
-- An unknown table or key is an error, because a misspelt one would be a setting ignored.
-- Paths are absolute. They are all the engine knows of the node's layout, so that the same
-  code runs on a simulated one.
+- If this file does not exist but NVIDIA's does, that one is read instead, so that an existing node
+  behaves as before (:mod:`hooks.config.nvidia` lists its keys). If this file exists, NVIDIA's is
+  not read.
+- A missing key has its default. So has every key if the file does not exist, unless the file was
+  named: its absence is then an error.
+- An unknown table or key is an error, because a misspelt setting would otherwise be ignored.
+- Paths are absolute. The engine knows nothing else about the layout of the node, so the same code
+  runs on a simulated one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Config:
     """The configuration, checked. The text of each field says what it does."""
 
     # fmt: off
-    # None: the engine searches. What it finds is hooks.node.driver.Driver.root.
+    # None: the engine searches for it. The result is hooks.node.driver.Driver.root.
     driver_root: str | None = _key("node.driver-root", values.PATH_OR_AUTO,
         "the directory that is \"/\" for the driver's files; or the engine searches for it",
         default=None)
@@ -241,11 +241,11 @@ for _setting in _declared.of(Config):
 
 
 def parse_config(content: bytes, file: str) -> Config:
-    """The configuration from a file's content.
+    """Parse the configuration from the content of a file.
 
     Raises:
         ConfigMalformed: it is not valid TOML.
-        UnknownConfigKey: it has a table or key that means nothing.
+        UnknownConfigKey: it has an unknown table or key.
         WrongConfigValue: a value has the wrong type or is out of range.
     """
     tables = parse_toml(content, file)
@@ -268,7 +268,7 @@ def parse_config(content: bytes, file: str) -> Config:
 
 
 def parse_toml(content: bytes, file: str) -> dict[str, Any]:
-    """The tables of a configuration file.
+    """Parse the tables of a configuration file.
 
     Raises:
         ConfigMalformed: it is not valid TOML.

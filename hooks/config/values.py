@@ -29,7 +29,7 @@ def _pci_address(text: str) -> str:
 
 
 def _gpu(value: Any) -> str:
-    """A UUID or a PCI address of a GPU, as procfs writes it but for case."""
+    """Return a GPU's UUID or PCI address, in procfs' form except for upper and lower case."""
     name = isinstance(value, str) and (_uuid(value) or _pci_address(value))
     need(name)
     return str(name)
@@ -41,7 +41,7 @@ def _word(value: Any) -> str:
 
 
 def _device(name: str) -> str:
-    """A name of a GPU or a MIG device, as an inventory writes it."""
+    """Return the name of a GPU or a MIG device in the form of an inventory."""
     if _INDEX.fullmatch(name):
         return ":".join(str(int(part)) for part in name.split(":"))
     found = _uuid(name, "GPU") or _uuid(name, "MIG") or _pci_address(name)
@@ -60,7 +60,7 @@ def _holders_of(value: Any) -> tuple[str, ...]:
 
 
 def _of(words: tuple[str, ...]) -> Kind:
-    """Some of these words."""
+    """Return some of these words."""
     return list_of(one_of(*words), f"a list of {', '.join(words)}")
 
 

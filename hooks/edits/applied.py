@@ -1,14 +1,15 @@
-"""The driver's files that an engine has mounted, with a CDI spec of NVIDIA's.
+"""Find the driver's files that an engine has mounted because of one of NVIDIA's CDI specs.
 
-They are what the engine here mounts for others: read-only binds of single files that the inventory
-has observed. So a layer of the image may have the files too (:mod:`hooks.image.layer_files`), and
-the mounts leave the spec. That takes nothing from the container and gives it nothing.
+These are the files that our engine mounts for other containers: read-only binds of single files
+that the inventory has observed. So a layer of the image may contain them instead
+(:mod:`hooks.image.layer_files`), and the mounts are removed from the spec. That neither takes
+anything from the container nor gives it anything.
 
 Rules
-- Only in a spec with hooks that are done in process (:mod:`hooks.requests.oci_hooks`): others are
-  none of ours.
-- An OCI spec does not say who wrote a mount. A volume that is such a bind is one of the driver's
-  files, too.
+- This applies only to a spec with hooks that are done in process (:mod:`hooks.requests.oci_hooks`);
+  other specs are not our concern.
+- An OCI spec does not show who wrote a mount. If a volume is such a bind, it also counts as one of
+  the driver's files.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _OPTIONS: Final = _NEEDED | _BIND | {"private", "rprivate"}
 
 
 def driver_mounts(spec: Mapping[str, Any], files: Collection[str]) -> tuple[Mount, ...]:
-    """The mounts of a spec that may be files of a layer.
+    """Return the mounts of a spec that may become files of a layer.
 
     Args:
-        files: the driver's files that were observed, by their paths on the host.
+        files: the observed files of the driver, by their paths on the host.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -46,17 +47,17 @@ def driver_mounts(spec: Mapping[str, Any], files: Collection[str]) -> tuple[Moun
 
 
 def without(entries: Iterable[Any], mounts: Iterable[Mount]) -> list[Any]:
-    """The entries of a spec's mounts that are none of ``mounts``."""
+    """Return the entries of a spec's mounts that are not in ``mounts``."""
     gone = frozenset(mounts)
     return [entry for entry in entries if not gone or _mount_of(entry) not in gone]
 
 
 def key_of(spec: Mapping[str, Any], inventory: Inventory) -> object | None:
-    """What the files of a container depend on whose engine has applied a CDI spec of NVIDIA's.
+    """Return what the files of a container depend on if its engine has applied NVIDIA's CDI spec.
 
     Returns:
-        Values whose representation is the same if all of it is; None if libraries of volumes are
-        among those that the hooks look at.
+        Values whose representation is the same if all dependencies are; None if libraries of
+        volumes are among those that the hooks examine.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -74,7 +75,7 @@ def key_of(spec: Mapping[str, Any], inventory: Inventory) -> object | None:
 
 
 def _mount_of(entry: object) -> Mount | None:
-    """The bind of a file that an entry of mounts is; None if it is not as those of the driver."""
+    """Return an entry of mounts as a bind of a file; None if it differs from the driver's."""
     if not isinstance(entry, dict):
         return None
     source, destination, options = entry.get("source"), entry.get("destination"), options_of(entry)

@@ -1,29 +1,29 @@
-"""CUDA forward compatibility: whether an image's own, newer libcuda comes before the driver's.
+"""CUDA forward compatibility: whether an image's own, newer libcuda precedes the driver's.
 
-Images of NVIDIA's carry a newer libcuda in a directory "compat". It talks to older kernel
-modules, so that a program made for a newer CUDA than the driver's runs all the same. It works on
-some GPUs and with some branches of the driver only, and fails on all others, where the driver's
-own libcuda might have done: so the node decides, and not the image.
+NVIDIA's images have a newer libcuda in a directory "compat". It works with older kernel modules, so
+that a program for a newer CUDA than the driver's can run nevertheless. But it works only on some
+GPUs and with some branches of the driver, and fails on all others, where the driver's own libcuda
+might have worked. So the node decides, and not the image.
 
 Rules
-- It is looked for in /usr/local/cuda/compat; only if there is no such directory, in that of each
-  /usr/local/cuda-VERSION, of which the newest that fits is taken. A directory counts if exactly
-  one regular file in it, and no link, is libcuda.so.VERSION for the driver's architecture.
-- A library that says with which branches of the driver and on which kinds of GPU it works (its
-  ELF note) is believed: it is used if it lists this driver's branch, and a GeForce or TITAN only
-  if it lists that. One that says nothing is used on no GeForce and no TITAN: NVIDIA supports
-  forward compatibility on data centre GPUs, and a few of the RTX series.
-- It is used if it is newer: its note's CUDA version than the one that the driver has, or, if
-  either is unknown, the branch in its file name than the driver's.
-- What is decided is an order and nothing else: the image's directory comes first in the
-  loader's cache and configuration. No file of the image is ever mounted or run, and everything
-  is read through the root object, with a limit on each number and each size.
+- It is searched in /usr/local/cuda/compat. Only if there is no such directory, it is searched in
+  that of each /usr/local/cuda-VERSION, and the newest one that fits is used. A directory counts if
+  exactly one regular file in it, and no link, is libcuda.so.VERSION for the driver's architecture.
+- A library may say in its ELF note with which branches of the driver and on which kinds of GPU it
+  works. It is then used if it lists this driver's branch, and on a GeForce or TITAN only if it
+  lists that. A library without a note is not used on a GeForce or TITAN: NVIDIA supports forward
+  compatibility on data centre GPUs, and a few of the RTX series.
+- It is used only if it is newer: the CUDA version in its note must be newer than the driver's or,
+  if either is unknown, the branch in its file name must be newer than the driver's.
+- The decision only affects an order: the image's directory comes first in the loader's cache and
+  configuration. No file of the image is ever mounted or run, and everything is read through the
+  root object, with a limit on each number and each size.
 - ``cuda-compat = false`` turns it off. Programs that name the directory themselves, in
   LD_LIBRARY_PATH, need none of this.
 
-The note, whose owner is "NVIDIA Corporation", holds JSON: ``CUDA Version``, a string; ``Driver``,
-the branches; ``Device``, brands by NVML's numbers. Boards of NVIDIA's embedded series have neither
-list.
+The note, whose owner is "NVIDIA Corporation", contains JSON: ``CUDA Version``, a string;
+``Driver``, the branches; ``Device``, the brands by NVML's numbers. Boards of NVIDIA's embedded
+series have neither list.
 
 Source: NVIDIA's "CUDA Compatibility", Forward Compatibility; nvidia-container-toolkit,
 nvidia-cdi-hook enable-cuda-compat; nvml.h, nvmlBrandType_t.
@@ -56,7 +56,7 @@ _VERSIONED: Final = re.compile(r"cuda-\d{1,3}(\.\d{1,3}){0,2}")
 
 _LIBCUDA: Final = "libcuda.so"
 _SONAME: Final = "libcuda.so.1"
-# What the driver calls its own; anything else in there is none of the loader's cache's business.
+# The names of the driver's own files. Anything else in there does not belong in the loader's cache.
 _LIBRARY: Final = re.compile(r"lib(cuda|nvidia|nvcuda)[A-Za-z0-9_-]*\.so(\.[A-Za-z0-9]+)*")
 
 _MOST_NAMES: Final = 128
@@ -117,7 +117,7 @@ def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Ar
     """Decide for an image; the content of an image is never an error.
 
     Args:
-        plan: without the driver's libcuda the image is not searched.
+        plan: if it does not include the driver's libcuda, the image is not searched.
     """
     ours = {library.soname for library in plan.libraries if library.arch is arch}
     if _SONAME not in ours:
@@ -137,7 +137,7 @@ def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Ar
 
 
 def with_compat(plan: Plan, compat: Compat) -> Plan:
-    """A plan in which the image's libraries come before the driver's, if that was decided."""
+    """Return a plan in which the image's libraries precede the driver's, if so decided."""
     if not compat.directory:
         return plan
     return replace(
@@ -148,16 +148,16 @@ def with_compat(plan: Plan, compat: Compat) -> Plan:
 
 
 def host_of(driver: str, cuda: str, gpus: Iterable[Gpu]) -> Host:
-    """The properties of the node that the decision needs.
+    """Return the properties of the node that the decision needs.
 
     Args:
-        cuda: the newest CUDA that it has ("12.2"); "" if it is not known.
+        cuda: the newest CUDA that the node supports ("12.2"); "" if unknown.
     """
     return Host(driver, _cuda(cuda), tuple(gpu.model for gpu in gpus))
 
 
 def choose(candidates: Iterable[Candidate], host: Host) -> tuple[Candidate | None, str]:
-    """The newest candidate that fits, and why; or None, and why each does not.
+    """Return the newest candidate that fits, and why; or None, and why each does not fit.
 
     Args:
         candidates: at least one.
@@ -199,7 +199,7 @@ def _dotted(version: tuple[int, int]) -> str:
 def _candidates(
     rootfs: Rootfs, layout: Layout, arch: Arch, directory: str
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates of an image, and why other directories were rejected."""
+    """Return the candidates of an image, and why other directories were rejected."""
     if rootfs.stat(directory) is not None:
         places = [directory]
     elif directory != DIRECTORY:
@@ -223,7 +223,7 @@ def _candidates(
 
 
 def _candidate(rootfs: Rootfs, layout: Layout, directory: str, arch: Arch) -> Candidate | str:
-    """What a directory is, or why it is no candidate; "" if it has no libcuda."""
+    """Return a directory as a candidate, or why it is not one; "" if it has no libcuda."""
     if directory == "/" or layout.covers(directory):
         return "something is mounted over it" if directory != "/" else "it leads to the root"
     if not NOT_IN_A_DIRECTORY.isdisjoint(directory):
@@ -255,10 +255,10 @@ def _is_file(rootfs: Rootfs, path: str) -> bool:
 
 
 def _note(fd: int) -> Note | None:
-    """The note of an open library.
+    """Return the note of an open library.
 
     Raises:
-        MalformedElf: it has one that makes no sense.
+        MalformedElf: it has a note that makes no sense.
     """
     for text in text_notes_of_fd(fd, _OWNER):
         try:
@@ -293,7 +293,7 @@ def _listed(value: Any) -> frozenset[int] | None:
 def _libraries(
     rootfs: Rootfs, chosen: Candidate, arch: Arch, ours: set[str]
 ) -> tuple[CachedLibrary, ...]:
-    """The libraries of a candidate, by the names under which the driver's are found."""
+    """Return the libraries of a candidate, by the names under which the driver's are found."""
     found: dict[str, str] = {}
     names = rootfs.names(chosen.directory, _MOST_NAMES) or ()
     for name in [name for name in names if _LIBRARY.fullmatch(name)][:_MOST_LIBRARIES]:

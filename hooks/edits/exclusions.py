@@ -1,9 +1,9 @@
 """Refuse plans with a device node of an excluded GPU.
 
-What is planned from the inventory has none (:mod:`hooks.node.gpus`). Other sources, such as
-a foreign CDI file, may name one; so the final plan is compared with the nodes of the excluded GPUs
-of every vendor. What a container has without us, because it is privileged or its spec lists the
-node, it keeps.
+Plans that are made from the inventory have none (:mod:`hooks.node.gpus`). But other sources, such
+as a foreign CDI file, may name one. So the final plan is compared with the nodes of the excluded
+GPUs of every vendor. A container keeps what it has without us, because it is privileged or its spec
+lists the node.
 
 Source: procfs and sysfs, as in :mod:`hooks.node.gpus`.
 """
@@ -25,13 +25,13 @@ from hooks.vendors import amd
 
 
 def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Inventory | None) -> None:
-    """Look for nodes of excluded GPUs among what is planned.
+    """Refuse planned nodes of excluded GPUs.
 
     Args:
-        inventory: what the node has; None if it was not looked at.
+        inventory: what the node has; None if it was not read.
 
     Raises:
-        GpuExcluded: there is one.
+        GpuExcluded: there is such a node.
     """
     if not config.excluded_gpus:
         return
@@ -52,16 +52,16 @@ def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Invent
 
 
 def excluded_numbers(config: Config, inventory: Inventory | None) -> dict[tuple[int, int], str]:
-    """The nodes of excluded GPUs: the GPU by major and minor number.
+    """Return the nodes of excluded GPUs: the GPU by major and minor number.
 
     Args:
-        inventory: what the node has; None if it was not looked at.
+        inventory: what the node has; None if it was not read.
     """
     return dict(_numbers(config, inventory)) if config.excluded_gpus else {}
 
 
 def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tuple[int, int], str]]:
-    """The numbers of all nodes of excluded GPUs, each with whose it is."""
+    """Yield the numbers of all nodes of excluded GPUs, each with its GPU."""
     if inventory is not None:
         gpus = inventory.gpus
     else:
@@ -94,7 +94,7 @@ def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tupl
 
 
 def _of_partitions(config: Config, owners: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The DRM nodes of AMD's GPUs, whose partitions but the first are no PCI devices."""
+    """Yield the DRM nodes of AMD's GPUs, of which only the first partition is a PCI device."""
     for gpu in amd.find(config)[0]:
         if gpu.address in owners:
             for name in gpu.device.minors:

@@ -1,4 +1,4 @@
-"""Devices besides GPUs: fabric, storage and network that work with them.
+"""Devices other than GPUs: fabric, storage and network devices that work with GPUs.
 
 ==============  ===============================================  ==========================
 feature         nodes                                            and mounts
@@ -16,17 +16,17 @@ IMEX channels   /dev/nvidia-caps-imex-channels/channel0…
 ==============  ===============================================  ==========================
 
 Rules
-- A node counts if it is a character device with the major number that /proc/devices gives to
-  its driver (rdma_cm is a "misc" device: there the minor counts, of /proc/misc).
-- A named IMEX channel, or a MIG capability, that does not exist is an error: the container cannot
-  work without it. Anything else that does not exist is listed as missing, because images and
-  charts request it on nodes with and without it.
+- A node counts if it is a character device with the major number that /proc/devices gives to its
+  driver (rdma_cm is a "misc" device, so its minor in /proc/misc counts).
+- It is an error if a named IMEX channel, or a MIG capability, does not exist: the container cannot
+  work without it. Any other missing device is listed as missing, because images and charts request
+  it on nodes with and without it.
 - A feature adds no other files of the driver; those come with a GPU.
-- A node that the GPUs of the container bring already is not added again.
+- If a node already comes with the container's GPUs, it is not added again.
 
-NVIDIA's older tool mounts /proc/driver/nvidia/capabilities and all of /dev/nvidia-caps for
-mig-config and mig-monitor. The first is there anyway, as the container's procfs has it; of the
-second only the one node could be opened, and the container gets it.
+For mig-config and mig-monitor, NVIDIA's older tool mounts /proc/driver/nvidia/capabilities and all
+of /dev/nvidia-caps. The former exists anyway in the container's procfs. Only one node of the latter
+could be opened, and the container gets that one.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi (gds, mofed, gdrcopy, nvswitch, imex, management);
 libnvidia-container, src/nvc_mount.c; the MIG user guide, "Device Nodes and Capabilities".
@@ -136,11 +136,11 @@ def contribute(
     config: Config,
     given: Collection[str] = (),
 ) -> Contribution:
-    """What a container gets besides GPUs.
+    """Return what a container gets in addition to GPUs.
 
     Raises:
-        ImexChannelMissing: a channel is named that has no usable node.
-        MigCapabilityMissing: the request configures or monitors MIG, and the node has none.
+        ImexChannelMissing: a named channel has no usable node.
+        MigCapabilityMissing: the request configures or monitors MIG, but the node has none.
     """
     look = _Look(config, dict.fromkeys((inventory.driver.root, config.host_root)))
     for feature, family in FAMILIES.items():
@@ -263,7 +263,7 @@ class _Look:
             self.missing.append(Missing(f"{IMEX_DIRECTORY}/channel*", (IMEX_DIRECTORY,)))
 
     def add_management(self, withheld: Collection[tuple[int, int]]) -> None:
-        """Every node of the driver, but those of these numbers."""
+        """Return every node of the driver, except those with these numbers."""
         drivers = {
             major: name
             for name, major in self._majors.items()

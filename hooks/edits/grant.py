@@ -1,18 +1,19 @@
-"""Which of the node's devices a container gets: its request compared with the inventory.
+"""Decide which of the node's devices a container gets, from its request and the inventory.
 
 Rules
-- ``all`` is every full GPU that is not in MIG mode, and every MIG device. A GPU without a
-  usable node is left out of it and noted; if nothing is left, that is an error.
-- A named device that the container cannot get is an error: a container that requested GPU 3 must
+- ``all`` means every full GPU that is not in MIG mode, and every MIG device. A GPU without a usable
+  node is left out, with a note; if nothing is left, that is an error.
+- It is an error if the container cannot get a named device: a container that requested GPU 3 must
   not start without it.
-- A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
-- The start of a UUID names the one device whose UUID starts so; several are an error.
-- No container gets an excluded GPU: it is left out of ``all``, and naming it is an error. It is the
-  same with a device that is out of service; with the driver out of service, nothing is granted.
-- Devices come in the requested order, each once.
-- Every container with anything of the driver gets its control node. If that is unusable, the
-  kernel module is not loaded, and the error says so first. Another node of its capabilities that is
-  there and is not the kernel's device, and was not made anew, is an error too.
+- A GPU in MIG mode cannot be named as a whole, because its node alone allows no computing.
+- The start of a UUID names the only device whose UUID starts with it; if there are several, that is
+  an error.
+- No container gets an excluded GPU: it is left out of ``all``, and naming it is an error. The same
+  applies to a device that is out of service; if the driver is out of service, nothing is granted.
+- Devices are in the requested order, each once.
+- Every container with any part of the driver gets its control node. If that is unusable, the kernel
+  module is not loaded, and the error says so first. Another node for its capabilities is also an
+  error if it exists, is not the kernel's device, and was not recreated.
 """
 
 from __future__ import annotations
@@ -66,19 +67,19 @@ class Grant:
 
 
 def decide(request: Request, inventory: Inventory) -> Grant:
-    """The devices that a container gets.
+    """Return the devices that a container gets.
 
     Args:
-        request: it names something of the driver.
+        request: a request for some part of the driver.
 
     Raises:
-        UnknownDevice: a device is named that this node does not have.
+        UnknownDevice: this node does not have a named device.
         AmbiguousDevice: the start of a UUID matches several devices.
-        MigModeGpu: a whole GPU is named that is in MIG mode.
-        GpuExcluded: a GPU is named, or a MIG device of one, that is excluded.
-        OutOfService: a device is named that is out of service, or all of them are; or the driver.
-        MigUnknown: a MIG device is named, and NVML could not say which there are.
-        NoGpus: all GPUs are requested and the node has none.
+        MigModeGpu: a GPU that is named as a whole is in MIG mode.
+        GpuExcluded: a named GPU, or the GPU of a named MIG device, is excluded.
+        OutOfService: a named device, all devices or the driver are out of service.
+        MigUnknown: a MIG device is named, but NVML could not list them.
+        NoGpus: all GPUs are requested but the node has none.
         DeviceNodeMissing: a device has no usable node.
     """
     if inventory.drained:
@@ -132,7 +133,7 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
 def _none_left(
     notes: Iterable[str], faults: Iterable[str], inventory: Inventory, *, drained: bool
 ) -> NvshimError:
-    """Why ``all`` is none."""
+    """Return why ``all`` results in no device."""
     asked, found = "all GPUs of this node", "; ".join(faults)
     if found:
         return DeviceNodeMissing(
@@ -171,7 +172,7 @@ def _named(
 
 
 def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
-    """The GPUs that a name may mean; several only for the start of their UUIDs."""
+    """Return the GPUs that a name may mean; several only for the start of their UUIDs."""
     match name:
         case GpuIndex(index):
             return [gpu for gpu in inventory.gpus if gpu.index == index]
@@ -184,7 +185,7 @@ def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
 
 
 def mig_devices_named(name: DeviceName, inventory: Inventory) -> list[MigDevice]:
-    """The MIG devices that a name may mean; several only for the start of their UUIDs."""
+    """Return the MIG devices that a name may mean; several only for the start of their UUIDs."""
     devices = inventory.mig_devices
     match name:
         case MigIndex(gpu, index):
@@ -242,7 +243,7 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
 
 
 def _drained(inventory: Inventory) -> list[Gpu | MigDevice]:
-    """What is out of service, a GPU in the place of its MIG devices."""
+    """Return what is out of service, with a GPU in place of its MIG devices."""
     gpus = {gpu.index: gpu for gpu in inventory.gpus if not gpu.excluded}
     parts = (device for device in inventory.mig_devices if device.gpu in gpus)
     return [
@@ -252,7 +253,7 @@ def _drained(inventory: Inventory) -> list[Gpu | MigDevice]:
 
 
 def _of_any(gpus: tuple[Gpu, ...], devices: Iterable[MigDevice]) -> list[MigDevice]:
-    """The MIG devices of those GPUs that are not excluded, without those out of service."""
+    """Return the MIG devices of those GPUs that are not excluded, without those out of service."""
     return [each for each in devices if not (gpus[each.gpu].excluded or each.drained)]
 
 
@@ -266,7 +267,7 @@ def _check_exclusion(name: DeviceName, gpu: Gpu) -> None:
 
 
 def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:
-    """All nodes that a MIG device needs: its GPU's and its capabilities'."""
+    """Return all nodes that a MIG device needs: its GPU's and its capabilities'."""
     return (inventory.gpus[device.gpu].path, *device.paths)
 
 
@@ -293,7 +294,7 @@ def _all_paths(inventory: Inventory) -> set[str]:
 
 
 def _for_nodes(paths: Collection[str], inventory: Inventory) -> str:
-    """What to do about nodes that cannot be given."""
+    """Return the remedy for nodes that a container cannot get."""
     nodes = inventory.nodes
     if not nodes.lost.isdisjoint(paths):
         return _RESET
@@ -305,7 +306,7 @@ def _fault(path: str, inventory: Inventory) -> str:
 
 
 def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
-    """The error; it lists the existing devices in the form of the request."""
+    """Return the error; it lists the existing devices in the form of the request."""
     kind = "GPU" if isinstance(name, GpuIndex | GpuUuid | GpuBusId) else "MIG device"
     match name:
         case GpuIndex():

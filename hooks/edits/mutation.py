@@ -1,11 +1,10 @@
-"""Writing a plan into an OCI spec.
+"""Write a plan into an OCI spec.
 
-:func:`apply` is pure: it returns a new spec and leaves the old one as it was. What it does not
-know survives untouched. What is there already is not added again, so that a second pass
-changes nothing:
+:func:`apply` is pure: it returns a new spec and does not change the old one. Parts that it does not
+know are kept. It does not add what is already there, so a second pass changes nothing:
 
 ==========  ============================  ====================================================
-edit        added to                      is there already if
+edit        added to                      is already there if
 ==========  ============================  ====================================================
 device      linux.devices                 a node has the same path, type and numbers
             linux.resources.devices       a rule allows it after the last rule that denies
@@ -19,16 +18,16 @@ control     linux.intelRdt                one is set (the user's wins)
 interface   linux.netDevices              the interface is moved already (the user's wins)
 ==========  ============================  ====================================================
 
-Two things that engines add are taken out: of whatever list, the hooks of NVIDIA's
-(:mod:`hooks.requests.oci_hooks`), which would do again, as programs, what is done here; and the
-mounts of files that a layer of the image has (:mod:`hooks.edits.applied`).
+It removes two things that engines add: NVIDIA's hooks, from any list
+(:mod:`hooks.requests.oci_hooks`), because as programs they would repeat what is done here; and the
+mounts of files that a layer of the image contains (:mod:`hooks.edits.applied`).
 
 Hooks, resource control and interfaces come from foreign CDI specs only.
 
-A device is in both lists, because a later rebuild of the cgroup (systemd on daemon-reload,
-an update of resources) starts from the spec.
+A device is added to both lists, because a later rebuild of the cgroup (by systemd on daemon-reload,
+or by an update of resources) starts from the spec.
 
-:mod:`hooks.edits.verification` checks the result and trusts none of this.
+:mod:`hooks.edits.verification` checks the result, and trusts none of this.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -61,16 +60,16 @@ from hooks.requests.oci_hooks import LISTS, has_nvidia_hook, is_nvidia_hook
 
 
 def apply(spec: Mapping[str, Any], plan: Plan, layered: tuple[Mount, ...] = ()) -> Json:
-    """A new spec with a plan's edits, which shares unchanged parts with the old one.
+    """Return a new spec with a plan's edits, which shares unchanged parts with the old one.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        plan: the edits. Its links and libraries are files, and none of this function's.
+        plan: the edits. Its links and libraries are files, with which this function does nothing.
         layered: mounts whose files are in a layer of the image.
 
     Raises:
         MalformedSpec: a part to edit has the wrong shape.
-        DeviceConflict: the spec has another device at the path of one of the plan's.
+        DeviceConflict: the spec has a different device at the path of one in the plan.
     """
     edited = dict(spec)
     if has_nvidia_hook(spec):
@@ -111,11 +110,11 @@ def apply_process(
     environment: Iterable[tuple[str, str]],
     additional_gids: Iterable[int],
 ) -> Json:
-    """A process, of init or of an exec, with variables and groups added.
+    """Return a process, of init or of an exec, with variables and groups added.
 
     Args:
         process: the OCI process, decoded. It is not changed.
-        environment: names and values; of several values of a name the last holds.
+        environment: names and values; if a name occurs several times, the last value counts.
         additional_gids: supplementary groups.
 
     Raises:
@@ -141,7 +140,7 @@ def apply_process(
 
 
 def _mounted_nodes(spec: Mapping[str, Any], devices: Iterable[Device]) -> dict[str, Json]:
-    """The mounts that stand for devices, by the path of each."""
+    """Return the mounts that stand for devices, by the path of each."""
     if not has_user_namespace(spec):
         return {}
     found = {device.path: mounted_node(device) for device in devices}
@@ -190,7 +189,7 @@ def _apply_hooks(hooks: Json, wanted: Iterable[Hook]) -> Json:
 
 
 def _allowed(rules: Iterable[Any]) -> set[tuple[Any, Any, Any, Any]]:
-    """The devices that single rules allow after the last rule that denies."""
+    """Return the devices that single rules allow after the last rule that denies."""
     allowed: set[tuple[Any, Any, Any, Any]] = set()
     for rule in rules:
         if not isinstance(rule, dict) or not rule.get("allow"):

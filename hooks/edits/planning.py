@@ -1,35 +1,37 @@
-"""A grant becomes a plan: which edits give the container what it was granted.
+"""Turn a grant into a plan: the edits that give the container what it was granted.
 
 Rules
-- A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``, where the directory is the
-  one that the image's own dynamic loader searches for that architecture (the layout knows).
-  Next to it come links for its soname and for the names of its row, and each of these names
-  becomes an entry of the loader's cache that leads to the file itself: so libraries are found
-  by name, by cache, and where links cannot be written.
-- 32-bit libraries come with ``compat32`` only.
-- The control node comes always, others by capability; nodes below /dev/dri come with graphics
-  and display, of GPUs, and of MIG devices whose profile has a graphics engine. With them
-  comes /dev/dri/by-path, which says which GPU each is, of these GPUs only.
-- Graphics and display bring an application profile that shows EGL and Vulkan these GPUs only.
-  Without it they enumerate every GPU that procfs lists, try those that have no node here, and fail
+- A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``. The directory is one that the
+  image's own dynamic loader searches for that architecture (the layout knows it). Next to the
+  library come links for its soname and for the names of its row, and each of these names becomes an
+  entry of the loader's cache that leads to the file itself. So libraries are found by name, through
+  the cache, and where links cannot be written.
+- 32-bit libraries are included only with ``compat32``.
+- The control node is always included, and others by capability. Nodes below /dev/dri are included
+  with graphics and display, for GPUs, and for MIG devices whose profile has a graphics engine.
+  Together with them comes /dev/dri/by-path, which shows which GPU each of them is, for these GPUs
+  only.
+- Graphics and display include an application profile that shows only these GPUs to EGL and Vulkan.
+  Without it, they enumerate every GPU that procfs lists, try those that have no node here, and fail
   or take seconds. Its setting is a mask of the minors of GPUs. A minor beyond the mask cannot be
-  shown, so a container with such a GPU gets no profile: it would hide a GPU that was granted.
-- Everybody is kept from making nodes (:mod:`hooks.node.host_setup`).
-- A node that not everybody may open brings its group as a supplementary group.
+  shown, so a container with such a GPU gets no profile, because the profile would hide a granted
+  GPU.
+- No process may create nodes (:mod:`hooks.node.host_setup`).
+- For a node that not everyone may open, its group is added as a supplementary group.
 - A manifest that names a library of the container by its path on the host is not mounted. The
-  container gets a copy that has the library's name. In a container with libraries of two
+  container gets a copy that has the library's name. If a container has libraries of two
   architectures, a manifest for one of them has the library's path in the container, so that the
-  loader of the other ignores it.
-- Files of the table that the node lacks are listed in ``missing`` and are not an error;
-  what was asked for by name was checked by the grant.
+  loader of the other one ignores it.
+- Files of the table that the node lacks are listed in ``missing`` and are not an error. The grant
+  has already checked what was requested by name.
 
-NVIDIA_VISIBLE_DEVICES is left as the user wrote it. NVIDIA's own runtime sets it to ``void``,
-so that a second runtime that sees the spec does not inject again, and thereby hides from the
-application which GPUs it was given, by a variable that applications read. Here a second pass is
-harmless instead: :func:`hooks.edits.mutation.apply` adds nothing that is already there.
+NVIDIA_VISIBLE_DEVICES stays as the user wrote it. NVIDIA's own runtime sets it to ``void``, so that
+a second runtime which sees the spec does not inject again. But applications read this variable, and
+so can no longer tell which GPUs they were given. Here a second pass is harmless instead:
+:func:`hooks.edits.mutation.apply` adds nothing that is already there.
 
 Source: libnvidia-container's nvc_mount.c for what comes with which capability; nvcdi for
-destinations and options.; the driver's README, "Application Profiles", EGLVisibleDGPUDevices.
+    destinations and options; the driver's README, "Application Profiles", EGLVisibleDGPUDevices.
 """
 
 from __future__ import annotations
@@ -87,11 +89,11 @@ _CONTROL_REASON: Final = "control device"
 
 
 def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, ...]:
-    """The architectures that the container gets libraries for.
+    """Return the architectures for which the container gets libraries.
 
     Returns:
-        The driver's own, and its 32-bit companion with ``compat32``; this machine's, if it is one
-        of them, if nothing of the driver is requested.
+        The driver's own, and its 32-bit companion with ``compat32``. If nothing of the driver is
+        requested, this machine's, if it is one of them.
     """
     if grant is None or inventory is None:
         return tuple(arch for arch in Arch if arch.value == os.uname().machine)
@@ -101,7 +103,7 @@ def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, .
 
 
 def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
-    """The edits of a grant; every source in it is a file that the inventory found."""
+    """Return the edits of a grant; every source in it is a file that the inventory found."""
     work = _Work(grant, inventory, layout)
     work.add_devices()
     for row in rows_of(grant.capabilities):
@@ -122,7 +124,7 @@ def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
 
 
 def plan_devices(grant: Grant, inventory: Inventory) -> tuple[Device, ...]:
-    """The devices of :func:`make_plan`, without the rest of it."""
+    """Return only the devices of the result of :func:`make_plan`."""
     work = _Work(grant, inventory, Layout(()))
     work.add_devices()
     return work.devices
@@ -264,7 +266,7 @@ class _Work:
                 self._add_mount(file.source, path, "configuration")
 
     def _names_for(self, row: ConfigFile, file: DriverFile) -> dict[str, str]:
-        """What a manifest has to say in place of each path of a library of the container."""
+        """Return what replaces each path of one of the container's libraries in a manifest."""
         arch = row.arch or self._inventory.driver.arch
         names = {}
         for path in library_paths(file.name, file.manifest) if file.manifest else ():
@@ -334,10 +336,10 @@ _CONTENT: Final = """\
 
 
 def application_profile(minors: Iterable[int]) -> File | None:
-    """The profile for a container with GPUs.
+    """Return the application profile for a container with GPUs.
 
     Returns:
-        The file; None if there is no GPU, or one that no mask can show.
+        The file; None if there is no GPU, or one that the mask cannot show.
     """
     shown = frozenset(minors)
     if not shown or max(shown) >= _BITS:

@@ -1,8 +1,8 @@
-"""What an image needs of the driver and the GPUs: NVIDIA_REQUIRE_*.
+"""What an image requires of the driver and the GPUs: NVIDIA_REQUIRE_*.
 
-A value is a condition: alternatives with spaces between them, each a comma list of comparisons
-that all have to hold, such as ``cuda>=12.4 brand=tesla,driver>=535,driver<536``. Several
-variables all have to hold, for each GPU that the container gets.
+A value is a condition: alternatives separated by spaces, each a comma-separated list of comparisons
+that must all be true, such as ``cuda>=12.4 brand=tesla,driver>=535,driver<536``. If there are
+several variables, all must be met, for each GPU that the container gets.
 
 =========  ==================================  =========================
 property   is                                  compared by
@@ -15,13 +15,13 @@ brand      what the GPU is sold as ("tesla")   ``= !=``, in any case
 
 Rules
 - Versions are compared number by number; "12" is "12.0".
-- A condition on GPUs holds if the container gets none: ``none`` requests the driver alone.
-- A comparison with an unknown property is undecided. A condition that is true
-  either way is met; one that depends on it is an error that says so. NVIDIA's own
-  runtime takes it for met, and a program then fails with words that are harder to understand.
-- Without NVML the driver's CUDA version is that of its branch, by a table. A driver newer than the
-  table has at least the newest version in it: no image is refused because the table is old.
-- An expression of another form is an error, wherever it stands. An empty one asks for nothing.
+- A condition on GPUs is met if the container gets none: ``none`` requests only the driver.
+- A comparison with an unknown property is undecided. A condition that is true either way is met; if
+  it depends on the comparison, that is an error which says so. NVIDIA's own runtime considers it
+  met, and a program then fails with a message that is harder to understand.
+- Without NVML, the driver's CUDA version is taken from a table by its branch. A driver newer than
+  the table has at least the newest version in it, so no image is refused because the table is old.
+- An expression of any other form is an error, wherever it is. An empty one requires nothing.
 
 Source: libnvidia-container, src/cli/{dsl,configure}.c; NVIDIA Container Toolkit,
 internal/requirements; the CUDA toolkit's release notes, table of driver versions.
@@ -80,10 +80,10 @@ _LONGEST: Final = 16 << 10
 
 
 def parse_requirement(variable: str, expression: str) -> tuple[tuple[Comparison, ...], ...]:
-    """The alternatives of an expression, each of comparisons that must all hold.
+    """Parse an expression to alternatives, each with comparisons that must all be true.
 
     Raises:
-        MalformedRequirement: it is no condition.
+        MalformedRequirement: it is not a condition.
     """
     if len(expression) > _LONGEST:
         raise _malformed(variable, expression, f"{len(expression)} characters")
@@ -112,12 +112,12 @@ def _comparison(text: str, variable: str, expression: str) -> Comparison:
 def check_requirements(
     requirements: Iterable[tuple[str, str]], grant: Grant, inventory: Inventory
 ) -> None:
-    """Check what an image needs against what it gets.
+    """Check an image's requirements against what the container gets.
 
     Raises:
-        MalformedRequirement: an expression is no condition.
-        RequirementUnmet: a condition does not hold.
-        RequirementUnclear: whether one holds is not known.
+        MalformedRequirement: an expression is not a condition.
+        RequirementUnmet: a condition is not met.
+        RequirementUnclear: it is unknown whether a condition is met.
     """
     parsed = [(*each, parse_requirement(*each)) for each in requirements]
     if not any(alternatives for _, _, alternatives in parsed):
@@ -189,7 +189,7 @@ def _holds(comparison: Comparison, properties: Mapping[str, str]) -> bool | None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers, without zeros at the end: "12.0" is "12"."""
+    """Return a version as numbers, without zeros at the end: "12.0" is "12"."""
     numbers = [int(part) for part in version.split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()

@@ -1,20 +1,20 @@
-"""Checking an edited OCI spec against its plan, independently of what edited it.
+"""Check an edited OCI spec against its plan, independently of the code that edited it.
 
 :func:`verify` does not trust :mod:`hooks.edits.mutation`. It takes the old spec, the new one and
 the plan, and checks:
 
-- everything that was in the spec still is, in the same order, and lists only grew at the end;
-  but every hook of NVIDIA's that is done in process (:mod:`hooks.requests.oci_hooks`) is gone, and
-  so is every read-only mount of a file that is in a layer, at its place;
-- nothing but what that module lists has changed: no namespace, no masked or read-only path, no
-  seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control
-  or interface unless the plan has any;
-- what was added is in the plan; the devices are of known types and majors; the sources of mounts
-  are where the driver's files are, or in our staging directory, and not in the image, but for
-  the nodes of devices, which are mounted in a user namespace; no
-  destination is below /proc or /sys; of procfs, only files below /proc/driver are covered,
-  and none of the kernel's is written; a hook runs a program that the operator allows, with
-  an environment of its own.
+- everything that was in the spec is still there, in the same order, and lists have only grown at
+  the end. The exceptions are NVIDIA's hooks that are done in process
+  (:mod:`hooks.requests.oci_hooks`), all of which are gone, and read-only mounts of files that a
+  layer has at the same place, which are gone, too;
+- nothing has changed except what that module lists: no namespace, no masked or read-only path, no
+  seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control or
+  interface unless the plan has any;
+- what was added is in the plan. Devices have known types and majors. The sources of mounts are
+  where the driver's files are, or in our staging directory, and not in the image, except for device
+  nodes, which are mounted in a user namespace. No destination is below /proc or /sys. In procfs,
+  only files below /proc/driver are covered, and none of the kernel's files is written. A hook runs
+  a program that the operator allows, with its own environment.
 
 :func:`verify_bounds` checks each vendor's part of the plan against that vendor's own bounds.
 
@@ -70,11 +70,11 @@ def verify(
     """Check that a mutated spec has only what a plan allows, within bounds.
 
     Args:
-        forbidden_roots: directories of the host that sources of mounts may not be below.
+        forbidden_roots: directories of the host that must not contain the source of a mount.
         layered: mounts whose files are in a layer of the image.
 
     Raises:
-        VerificationFailed: an invariant of this module's head does not hold.
+        VerificationFailed: one of the invariants above does not hold.
     """
     before = _without_layered(_without_nvidia_hooks(before), layered)
     growing = (*_GROWING, *(("hooks", kind) for kind in {hook.kind for hook in plan.hooks}))
@@ -100,7 +100,7 @@ def verify(
 
 
 def _without_nodes(mounts: list[Any], plan: Plan) -> list[Any]:
-    """The mounts that do not stand for planned devices; those that do are verified."""
+    """Return the mounts that do not stand for planned devices; those that do are verified."""
     planned = [mounted_node(device) for device in plan.devices]
     for mount in mounts:
         if mount in planned:
@@ -178,10 +178,10 @@ def _verify_hooks(kind: str, hooks: list[Any], plan: Plan, programs: Collection[
 
 
 def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) -> None:
-    """Check that a vendor's part of a plan has only what that vendor may bring.
+    """Check that a vendor's part of a plan has only what that vendor may add.
 
     Raises:
-        VerificationFailed: it is not.
+        VerificationFailed: it has something else.
     """
     plan, bounds = contribution.plan, contribution.bounds
     for device in plan.devices:
@@ -205,7 +205,7 @@ def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None
 
 
 def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec without NVIDIA's hooks, the one thing that has to be removed."""
+    """Return the spec without NVIDIA's hooks, which are all that has to be removed."""
     expected = dict(spec)
     for name in LISTS:
         entries = _at(spec, ("hooks", name))
@@ -216,7 +216,7 @@ def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_layered(spec: Mapping[str, Any], layered: Collection[Mount]) -> Mapping[str, Any]:
-    """The spec without the mounts that a layer stands for."""
+    """Return the spec without the mounts that a layer replaces."""
     mounts, there = spec.get("mounts"), {(m.source, m.destination) for m in layered}
     if not isinstance(mounts, list) or not there:
         return spec
@@ -232,7 +232,7 @@ def _without_layered(spec: Mapping[str, Any], layered: Collection[Mount]) -> Map
 def _growth(
     before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, ...]
 ) -> list[Any]:
-    """The entries added to a list, which must still start with the old ones."""
+    """Return the entries added to a list, which must still start with the old ones."""
     old, new = _at(before, path) or [], _at(after, path) or []
     name = ".".join(path)
     _expect(isinstance(old, list) and isinstance(new, list), "no longer a list", name)
@@ -247,7 +247,7 @@ def _at(spec: Any, path: Iterable[str]) -> Any:
 
 
 def _settings(plan: Plan) -> dict[tuple[str, ...], Json]:
-    """What a plan may set where nothing was set before, by its path in the spec."""
+    """Return the values that a plan may set if they were unset before, by path in the spec."""
     settings: dict[tuple[str, ...], Json] = {}
     if plan.intel_rdt:
         settings["linux", "intelRdt"] = resource_control(plan.intel_rdt[-1])
@@ -270,7 +270,7 @@ def _is_bind(mount: Mapping[str, Any]) -> bool:
 
 
 def _without(spec: Mapping[str, Any], paths: Collection[tuple[str, ...]]) -> Json:
-    """The spec without what may change, and without objects that are then empty."""
+    """Return the spec without the parts that may change, and without objects that become empty."""
 
     def strip(value: Mapping[str, Any], paths: Collection[tuple[str, ...]]) -> Json:
         rest = {}

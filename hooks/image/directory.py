@@ -1,18 +1,18 @@
-"""One directory of an image, held open: everything in it is a single name.
+"""A directory of an image, held open: everything in it is accessed by a single name.
 
-A path is resolved once, by :meth:`hooks.image.rootfs.Rootfs.directory`; from then on the descriptor
-is the directory, even if the path changes. The calls here take one name, without a
-slash, and follow no link at it, so none of them can leave the directory.
+A path is resolved once, by :meth:`hooks.image.rootfs.Rootfs.directory`. From then on the descriptor
+is the directory, even if the path changes. The methods here take one name, without a slash, and do
+not follow a link with that name, so none of them can leave the directory.
 
-- A file is read by opening it as a mere location first (O_PATH has no side effect on FIFOs and
-  devices); found to be a regular file of bounded size, it is opened by that descriptor, so
+- To read a file, it is first opened as a mere location (O_PATH has no side effect on FIFOs and
+  devices). If that is a regular file of bounded size, it is opened through that descriptor, so
   another file cannot take its place in between.
-- A file or link appears whole or not at all: made at once where nothing was, otherwise under
-  a temporary name that takes the place by rename(2). There is no fsync: what is written here
-  is made again for every container.
-- A new file belongs to the owner of its directory: in a user namespace the container's root,
-  elsewhere root. Its owner is changed by a descriptor, and only while it is new and empty:
-  another process that may rename in the directory could have put a different file there.
+- A file or link appears as a whole or not at all. It is created directly if nothing has its name,
+  and otherwise under a temporary name that replaces the old file by rename(2). There is no fsync,
+  because the files are written again for every container.
+- A new file belongs to the owner of its directory: in a user namespace to the container's root,
+  elsewhere to root. Its owner is changed through a descriptor, and only while it is new and empty,
+  because another process that may rename in the directory could have put a different file there.
 """
 
 from __future__ import annotations
@@ -73,12 +73,14 @@ _KIND: Final = {
 class Directory:
     """A directory of an image. A context manager: leaving it closes the descriptor.
 
-    Every method raises :class:`RootfsError` for what goes wrong, and PathRefused for a name that is
-    not a single one. After a change that failed, what had the name still has it.
+    Every method raises :class:`RootfsError` for anything that goes wrong, and PathRefused for a
+    name that is not a single one. After a failed change, the name still stands for the same file as
+    before.
 
     Args:
-        fd: a descriptor of the directory (O_PATH suffices), owned by this object from now on.
-        path: where it was found inside the image, for messages only.
+        fd: a descriptor of the directory (O_PATH suffices), which belongs to this object from now
+            on.
+        path: where it was found inside the image; only for messages.
     """
 
     __slots__ = ("_fd", "_masked", "_owner", "path")
@@ -102,7 +104,7 @@ class Directory:
         self.close()
 
     def stat(self, name: str) -> os.stat_result | None:
-        """What has this name; of a link, the link itself. None if nothing has it."""
+        """Return the status of what has this name, without following a link; None for nothing."""
         self._check("look at", name)
         try:
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -112,12 +114,12 @@ class Directory:
             raise meaning(self._asked("look at", name), error) from error
 
     def read_link(self, name: str) -> str:
-        """The target of the link of this name."""
+        """Return the target of the link with this name."""
         with self._at("read the link", name):
             return os.readlink(name, dir_fd=self._fd)
 
     def read_file(self, name: str, limit: int = LONGEST_FILE) -> bytes:
-        """The content of the regular file of this name, which is no link.
+        """Return the content of the regular file with this name, which must not be a link.
 
         Raises:
             NotARegularFile: something else has this name.
@@ -132,10 +134,10 @@ class Directory:
             return read_all(fd, limit, asked)
 
     def names(self, name: str, limit: int = MOST_NAMES) -> tuple[str, ...]:
-        """The names in the directory of this name, sorted.
+        """Return the names in the directory with this name, sorted.
 
         Raises:
-            FileTooLarge: there are more than ``limit``.
+            FileTooLarge: there are more than ``limit`` names.
         """
         with self._at("list", name) as asked:
             fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
@@ -147,11 +149,12 @@ class Directory:
     def write_file(
         self, name: str, data: bytes, *, like: os.stat_result | None = None, mode: int = _MODE
     ) -> None:
-        """Put a file under this name, in place of a file or link that has it.
+        """Write a file with this name, replacing a file or link that has it.
 
         Args:
-            like: whose mode, owner and times the file gets; without it, mode and owner of the
-                file it replaces, or ``mode`` and the directory's owner.
+            like: a file whose mode, owner and times the new file gets. Without it, the new file
+                gets mode and owner of the file that it replaces, or ``mode`` and the directory's
+                owner.
 
         Raises:
             DirectoryInTheWay: a directory has this name.
@@ -198,10 +201,10 @@ class Directory:
         return True
 
     def share_file(self, name: str, fd: int) -> None:
-        """Make a hard link to an open file, in place of a file or link of this name.
+        """Make a hard link to an open file, replacing a file or link with this name.
 
         Args:
-            fd: of a file of the host, on this file system.
+            fd: a file of the host, on this file system.
 
         Raises:
             OSError: the file cannot have another name here (EXDEV, EMLINK, EPERM, …).
@@ -211,7 +214,7 @@ class Directory:
             os.link(f"/proc/self/fd/{fd}", temporary, dst_dir_fd=self._fd, follow_symlinks=True)
 
     def make_link(self, name: str, target: str) -> None:
-        """Put a link under this name, in place of a file or link that has it.
+        """Create a link with this name, replacing a file or link that has it.
 
         Raises:
             DirectoryInTheWay: a directory has this name.
@@ -276,7 +279,7 @@ class Directory:
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[str]:
-        """A name to make something under, which takes the place of ``name`` at the end."""
+        """Yield a temporary name, which is renamed to ``name`` at the end."""
         temporary = f".nvshim-{os.urandom(8).hex()}"
         try:
             yield temporary
@@ -299,9 +302,9 @@ class Directory:
         return None if self._owner == (0, 0) else self._owner
 
     def _is_masked(self, name: str) -> bool:
-        """Whether the umask has taken rights from a new file; the answer is kept.
+        """Whether the umask has removed permissions from a new file; the answer is cached.
 
-        The umask itself is not asked for: that sets it, and it is that of all threads.
+        The umask itself is not read, because that is possible only by setting it, for all threads.
         """
         if self._masked is None:
             seen = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -342,7 +345,7 @@ _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def meaning(asked: str, error: OSError) -> RootfsError:
-    """The error of ours that ``error`` is, when it happens to an image."""
+    """Convert ``error``, which happened in an image, to one of our errors."""
     kind, found, do = _MEANING.get(error.errno or 0, (RootfsIo, str(error.strerror), ""))
     return kind(asked, found=found, do=do)
 
@@ -354,7 +357,7 @@ def open_regular(location: int, asked: str) -> int:
         location: the descriptor; stays open.
 
     Raises:
-        NotARegularFile: it is another kind of file; it was not opened.
+        NotARegularFile: it is another kind of file, which was not opened.
         OSError: it cannot be opened.
     """
     mode = os.fstat(location).st_mode
@@ -369,11 +372,11 @@ def read_all(fd: int, limit: int, asked: str) -> bytes:
     """Read a regular file to its end, and close it.
 
     Args:
-        limit: the most bytes it may have.
+        limit: the maximum size in bytes.
 
     Raises:
-        FileTooLarge: it is longer. The size decides before a byte is read, and the reading
-            decides if the file grows meanwhile.
+        FileTooLarge: it is longer. The size is checked before the first read, and again while
+            reading, in case the file grows.
         OSError: it cannot be read.
     """
     try:
@@ -390,10 +393,10 @@ def read_all(fd: int, limit: int, asked: str) -> bytes:
 
 
 def list_names(fd: int, limit: int, asked: str) -> tuple[str, ...]:
-    """The names in the directory ``fd``, which stays open; at most ``limit`` are taken in.
+    """Return the names in the directory ``fd``, which stays open; at most ``limit`` are read.
 
     Raises:
-        FileTooLarge: there are more.
+        FileTooLarge: there are more names.
         OSError: it cannot be read.
     """
     with os.scandir(fd) as entries:

@@ -1,16 +1,16 @@
 """The facts in an ELF file: machine, soname, interpreter, kernel ABI.
 
-Enough to know which loader a file is for and under which name programs ask for it; so
-nothing has to be run, not even ldconfig. The files may be an image's, so every offset and
-every count is bounded before it is used, whatever they say:
+They suffice to know which loader a file is for and under which name programs ask for it. So nothing
+has to be run, not even ldconfig. The files may be an image's, so every offset and every count is
+bounded before it is used:
 
 - at most 256 program headers and as many sections, 64 KiB of dynamic section, 4 KiB of one
   segment or section of notes;
 - names of at most 255 bytes (a soname) and 4095 (an interpreter), without a slash in a soname.
 
-A file that is no ELF file, or that contradicts itself in what is read here, raises
-:class:`MalformedElf`, and nothing else is ever raised for its content. A machine we have no
-name for is no contradiction: its ``arch`` is None. What is not needed is not checked.
+A file that is not an ELF file, or that is inconsistent in what is read here, raises
+:class:`MalformedElf`, and its content never raises anything else. A machine for which we have no
+name is not an inconsistency: its ``arch`` is None. What is not needed is not checked.
 
 Source: System V gABI chapters 4 and 5; LSB "NT_GNU_ABI_TAG"; <elf.h>.
 """
@@ -41,7 +41,7 @@ _ARCHES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Where the fields are in one of the two classes.
+    """The positions of the fields in one of the two classes.
 
     ``header`` reads (e_machine, e_phoff, e_phentsize, e_phnum), ``segment`` (p_type, p_offset,
     p_vaddr, p_filesz), ``dynamic`` (d_tag, d_val), ``sections`` (e_shoff, e_shentsize, e_shnum),
@@ -115,7 +115,7 @@ def elf_of_fd(fd: int) -> Elf:
     """Read an open ELF file, without moving its offset.
 
     Raises:
-        MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
+        MalformedElf: it is not an ELF file, is inconsistent, or cannot be read.
     """
     return _elf(_reader(fd))
 
@@ -131,20 +131,20 @@ def _reader(fd: int) -> _Reader:
 
 
 def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
-    """What the notes of one owner in an open file say, if they say it in words.
+    """Yield the text of the notes that one owner has in an open file.
 
-    Notes that a linker put into no segment are found by their sections. Linkers pad
-    a name differently (to four bytes, to the section's alignment, from its start or from the
-    note's), so all NULs behind it are skipped.
+    Notes that a linker put into no segment are found by their sections. Linkers pad a name
+    differently (to four bytes, to the section's alignment, from its own start or from the note's),
+    so all NULs behind it are skipped.
 
     Args:
         fd: a regular file, open for reading; its offset is not moved.
 
     Yields:
-        The text of each of its notes, or the part of it that the file has.
+        The text of each note, or the part of it that is in the file.
 
     Raises:
-        MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
+        MalformedElf: it is not an ELF file, is inconsistent, or cannot be read.
     """
     read = _reader(fd)
     shape, ident = _header(read)
@@ -165,7 +165,7 @@ def elf_of_bytes(data: bytes) -> Elf:
     """Read an ELF file, or the start of one, in memory.
 
     Raises:
-        MalformedElf: it is no ELF file, or contradicts itself.
+        MalformedElf: it is not an ELF file, or is inconsistent.
     """
     return _elf(lambda offset, size: data[offset : offset + size])
 
@@ -175,7 +175,7 @@ def _malformed(found: str) -> MalformedElf:
 
 
 def _header(read: _Reader) -> tuple[_Shape, bytes]:
-    """The file's class, and its first bytes, which have a whole header of it."""
+    """Return the file's class, and its first bytes, which contain a complete header."""
     ident = read(0, _SHAPES[2].header.size + _SECTION_FIELDS)
     if ident[:4] != b"\x7fELF" or len(ident) < _SHAPES[1].header.size:
         raise _malformed("no ELF header")
@@ -189,7 +189,7 @@ def _header(read: _Reader) -> tuple[_Shape, bytes]:
 
 
 def _elf(read: _Reader) -> Elf:
-    """The whole of it, on top of ``read(offset, size)``, which may return less."""
+    """Read all bytes with ``read(offset, size)``, which may return fewer at a time."""
     shape, ident = _header(read)
     machine, table, entry, count = shape.header.unpack_from(ident)
     arch = _ARCHES.get((ident[4], machine))
@@ -265,7 +265,7 @@ def _soname(
 
 
 def _text(read: _Reader, offset: int, size: int, what: str) -> str:
-    """The string at ``offset``, which ends with a NUL within ``size`` bytes."""
+    """Return the string at ``offset``, which ends with a NUL within ``size`` bytes."""
     data = read(offset, size)
     end = data.find(b"\0")
     if end < 0:
@@ -274,7 +274,7 @@ def _text(read: _Reader, offset: int, size: int, what: str) -> str:
 
 
 def _abi_tag(data: bytes) -> tuple[int, int, int] | None:
-    """The kernel version of the GNU ABI tag, if it is among these notes."""
+    """Return the kernel version of the GNU ABI tag, if it is among these notes."""
     for name, kind, end, size in _notes(data):
         body = _padded(end)
         if (
@@ -289,9 +289,10 @@ def _abi_tag(data: bytes) -> tuple[int, int, int] | None:
 
 
 def _notes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
-    """Owner, type, where the owner's name ends, and size of the descriptor, of each note.
+    """Yield owner, type, end of the owner's name, and size of the descriptor of each note.
 
-    Each is name size, descriptor size, type, name, descriptor, both padded to four.
+    Each note has name size, descriptor size, type, name, descriptor; the last two are padded to
+    four.
     """
     at = 0
     while at + _NOTE.size <= len(data):

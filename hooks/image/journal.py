@@ -1,8 +1,8 @@
 """Changes to an image that can be undone.
 
-A container whose creation fails must leave its image as it was. So each change goes through a
-journal, which records how to undo it. What a change replaces is kept in the cheapest way that
-restores it:
+If the creation of a container fails, it must leave its image as it was. So each change goes through
+a journal, which records how to undo it. What a change replaces is kept in the cheapest way from
+which it can be restored:
 
 ====================================  =============================================
 what is replaced                      how it is kept
@@ -11,18 +11,19 @@ nothing                               undo removes
 a link                                its target
 a regular file of at most 1 MiB       its content, mode, owner and times, in memory
 a larger file, FIFO, socket, device   under another name next to it, until the end
-an empty directory, by a mount point  undo makes it again
+an empty directory, by a mount point  undo creates it again
 a directory                           not replaced: ``DirectoryInTheWay``
 a file of more than 64 MiB            not replaced: ``FileTooLarge``; the caller of a link can
                                       mount over it
 ====================================  =============================================
 
-(Another name would do for all of them, but on overlayfs a rename first copies the file up and
-syncs it: milliseconds for a cache, and for five sparse gigabytes a full disk.)
+(Keeping it under another name would work for all of them. But on overlayfs a rename first copies
+the file up and syncs it. That takes milliseconds for a cache, and fills the disk for a sparse file
+of five gigabytes.)
 
-A change that would change nothing is not made: the same container created twice costs no
-second write, and nothing piles up. Directories stay open until the end, so that a change and
-its undoing meet in the same place, even if the paths change meanwhile.
+A change that would have no effect is not made: if the same container is created twice, there is no
+second write, and nothing piles up. Directories stay open until the end, so that a change and its
+undoing use the same directory, even if the paths change in the meantime.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _LARGEST_REPLACED: Final = 64 << 20
 
 
 class Journal:
-    """The changes that are made in one with-block: all stay, or, if it fails, none.
+    """The changes that are made in one with-block: if it fails, all are undone.
 
     Attributes:
-        written: the paths that were made or changed, in order.
+        written: the paths that were created or changed, in order.
     """
 
     __slots__ = ("_directories", "_rootfs", "_settle", "_undo", "written")
@@ -61,8 +62,9 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # A step that fails keeps no other from being taken. On the way out of a failure, that
-        # failure is the one worth telling; otherwise only a spare name stays behind.
+        # If a step fails, the other steps are taken nevertheless. If the block has failed, its own
+        # error is the one to report. Otherwise the failed step only leaves a file with a temporary
+        # name behind.
         _take(self._settle if kind is None else reversed(self._undo))
         for directory in self._directories.values():
             directory.close()
@@ -85,7 +87,7 @@ class Journal:
     def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Make sure that ``path`` is a regular file with the content ``data``.
 
-        One that was there before keeps its mode.
+        If the file already exists, it keeps its mode.
         """
         directory, name = self._parent(path)
         found = directory.stat(name)
@@ -102,11 +104,11 @@ class Journal:
     def mount_point(self, path: str, *, fresh: bool = False) -> None:
         """Make sure that ``path`` is a regular file, of any content, and not a link to one.
 
-        A runtime that finds a link there would mount over what it leads to.
+        If a runtime found a link there, it would mount over the target of the link.
 
         Args:
-            fresh: whether a file that is there is replaced by an empty one. It is not restored by
-                a failure: only for a layer, which is removed then.
+            fresh: whether to replace an existing file with an empty one. A failure does not restore
+                it, so this is only for a layer, which is then removed.
         """
         directory, name = self._parent(path)
         if fresh:
@@ -147,7 +149,7 @@ class Journal:
         directory.make_link(name, target)
 
     def _parent(self, path: str) -> tuple[Directory, str]:
-        """The directory of ``path``, made if it is missing, and the name in it."""
+        """Return the directory of ``path``, created if missing, and the name in it."""
         above, _, name = path.rpartition("/")
         directory = self._directories.get(above)
         if directory is not None and name not in {"", ".", ".."}:
@@ -158,7 +160,7 @@ class Journal:
         return self._open("/" + "/".join(names[:-1])), names[-1]
 
     def _open(self, path: str) -> Directory:
-        """The directory at ``path``, made if it is missing; stays open until the end."""
+        """Return the directory at ``path``, created if missing; it stays open until the end."""
         directory = self._directories.get(path)
         if directory is None:
             directory = self._rootfs.directory(path)

@@ -1,16 +1,16 @@
-"""The driver's files that a layer of an image may have, in place of mounts of them.
+"""Choose the driver's files that a layer of an image may contain, in place of mounting them.
 
 A mount costs the low-level runtime some tenth of a millisecond, and a container that may mount can
-make it writable. A file in the lower layer of an overlay costs nothing, and the kernel never
-writes it. (:mod:`shim.work.driver_files` puts the files there.)
+make it writable. A file in the lower layer of an overlay costs nothing, and the kernel never writes
+to it. (:mod:`shim.work.driver_files` puts the files there.)
 
 Rules
 - Only a file that the inventory has observed, with the mount options of the driver's files: no
-  socket, no directory, nothing of a CDI spec or of staging.
-- Only where the layer has a mount point for it that was made with the layer. A path that
-  the container covers with a mount of its own has none.
-- No file with set-user-id or set-group-id: mounts of the driver have ``nosuid``, and an overlay
-  does not.
+  socket, no directory, nothing from a CDI spec or from staging.
+- Only where the layer has a mount point for it that was created with the layer. There is none at a
+  path that the container covers with its own mount.
+- No file with set-user-id or set-group-id: mounts of the driver's files have ``nosuid``, but an
+  overlay does not.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class LayerFile:
 def layer_files(
     image: Rootfs, plan: Plan, placed: Placed, files: Mapping[str, Any]
 ) -> tuple[LayerFile, ...]:
-    """The files of a plan that the layer can have.
+    """Return the files of a plan that the layer can contain.
 
     Args:
-        image: the image with the layer, in which the mount points of the plan were made.
+        image: the image with the layer, in which the mount points of the plan were created.
         placed: what was written into the layer.
-        files: what was observed of the driver's files, by path.
+        files: the observed properties of the driver's files, by path.
     """
     return tuple(_layer_files(image, plan, frozenset(placed.written), files))
 

@@ -1,26 +1,26 @@
-"""What an image's dynamic loaders look like, and where libraries have to go for them.
+"""Find out which dynamic loaders an image has, and where libraries have to go for them.
 
-A library that lies where the loader searches anyway is found without a cache, without
-LD_LIBRARY_PATH, and by whatever the container does to its own cache later. Which directory
-that is depends on who built the C library: Debian's searches /usr/lib/x86_64-linux-gnu,
-Fedora's /usr/lib64, Arch's and Alpine's /usr/lib. The image itself shows it: the directory
-with libc.so.6 in it is searched. Nothing is run, and nothing is believed for its name alone:
-a loader is a regular ELF file of the right machine at the path that every program of that
-architecture names as its interpreter.
+A library in a directory that the loader searches by default is found without a cache, without
+LD_LIBRARY_PATH, and whatever the container does to its own cache later. Which directory that is
+depends on who built the C library: Debian's searches /usr/lib/x86_64-linux-gnu, Fedora's
+/usr/lib64, Arch's and Alpine's /usr/lib. The image itself shows it: the directory that contains
+libc.so.6 is searched. Nothing is run, and a name alone proves nothing: a loader must be a regular
+ELF file for the right machine, at the path that every program of that architecture names as its
+interpreter.
 
 Rules
-- Links are followed as the container would follow them, inside the image. The answer is the
-  path behind them, so that they need not be followed again.
-- A directory that something is mounted over in the container (procfs, a tmpfs, a volume) is no
-  place to write into. A candidate that leads to one is passed over.
-- Two architectures never share a directory: their files have the same names.
-- An image without a loader (static binaries only) still gets a directory. No image, however
+- Links are followed as the container would follow them, inside the image. The result is the path
+  behind them, so that they need not be followed again.
+- If the container mounts something over a directory (procfs, a tmpfs, a volume), it is no place to
+  write into. A candidate that leads to such a directory is skipped.
+- Two architectures never share a directory, because their files have the same names.
+- An image without a loader (with static binaries only) still gets a directory. No image, however
   broken, makes :func:`read_layout` raise.
-- A rootfs that takes no writes has no room for mount points either, so the directories are
-  moved to a tmpfs of the spec: below /run or /dev the runtime can make them. Not if something
-  is mounted there already: a runtime would make our mount points in a volume.
-- Mounts deeper than any path of ours are passed over: they hide nothing of it, and the length of
-  a volume's path is not limited.
+- A read-only rootfs has no room for mount points either, so the directories are moved to a tmpfs of
+  the spec: below /run or /dev the runtime can create them. This is not done if something is already
+  mounted there, because a runtime would create our mount points in a volume.
+- Mounts deeper than any of our paths are ignored: they hide none of them, and the length of a
+  volume's path is not limited.
 
 Source: ld.so(8); glibc's sysdeps/*/shlib-versions and Debian's multiarch patches; musl's
 ldso/dynlink.c (its default path is /lib:/usr/local/lib:/usr/lib).
@@ -91,11 +91,11 @@ class Layout:
     has_ldconfig: bool = True  # whether it has /sbin/ldconfig, or cannot be read
 
     def loader(self, arch: Arch) -> Loader:
-        """The loader for ``arch``, which was among those asked for."""
+        """Return the loader for ``arch``, which must be one of the requested ones."""
         return next(loader for loader in self.loaders if loader.arch is arch)
 
     def library_directory(self, arch: Arch) -> str:
-        """Where libraries of ``arch`` are mounted."""
+        """Return where libraries of ``arch`` are mounted."""
         return self.loader(arch).directory
 
     def covers(self, path: str) -> bool:
@@ -111,7 +111,7 @@ class Layout:
         return self._last_over(path) in self.shared
 
     def _last_over(self, path: str) -> str:
-        """The innermost of ``covered`` that ``path`` is in; "" for none."""
+        """Return the innermost of ``covered`` that ``path`` is in; "" for none."""
         over = (over for over in self.covered if path == over or path.startswith(f"{over}/"))
         return max(over, key=len, default="")
 
@@ -122,8 +122,8 @@ class _Abi:
 
     glibc: str  # the interpreter of programs built for glibc
     musl: str  # the interpreter of programs built for musl
-    # directories of glibc's own libraries, without "/usr", the likelier first; each stands for
-    # itself and for the same below /usr
+    # directories of glibc's own libraries, without "/usr", the more likely ones first; each stands
+    # for itself and for the same one below /usr
     homes: tuple[str, ...]
     home: str  # the one to make if there is no loader to tell
 
@@ -162,7 +162,7 @@ _LAST_RESORT: Final = "/.containerd-shim-nvidia"
 def read_layout(
     rootfs: Rootfs, arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any]] = ()
 ) -> Layout:
-    """The layout of an image; what an image holds is never an error.
+    """Return the layout of an image; the content of an image is never an error.
 
     Args:
         spec_mounts: ``mounts`` of the OCI spec, which will cover parts of the image.
@@ -205,12 +205,12 @@ def read_layout(
 
 
 def unseen_layout(arches: Iterable[Arch]) -> Layout:
-    """The layout of an image that cannot be read: as of one without a loader."""
+    """Return the layout of an image that cannot be read: that of an image without a loader."""
     return Layout(tuple(Loader(arch, Libc.NONE, f"/usr{_ABIS[arch].home}") for arch in arches))
 
 
 def staged_layout(arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any]]) -> Layout:
-    """The layout of an image that is not mounted yet: libraries go to a tmpfs of the spec.
+    """Return the layout of an image that is not mounted yet: libraries go to a tmpfs of the spec.
 
     Args:
         spec_mounts: ``mounts`` of the OCI spec.
@@ -248,7 +248,7 @@ class _Look:
         self._taken: set[str] = set()
 
     def loader(self, arch: Arch) -> Loader:
-        """The loader of ``arch``, and a directory that no other architecture has got."""
+        """Return the loader of ``arch``, and a directory that no other architecture uses."""
         abi = _ABIS[arch]
         home = self._home_of_glibc(arch, abi)
         if home is not None:
@@ -263,7 +263,7 @@ class _Look:
         return Loader(arch, libc, directory, searched=known is not None)
 
     def _home_of_glibc(self, arch: Arch, abi: _Abi) -> str | None:
-        """The directory with the C library of ``arch``, without "/usr"."""
+        """Return the directory with the C library of ``arch``, without "/usr"."""
         if not self._is_elf(abi.glibc, arch):
             return None
         for home in abi.homes:
@@ -273,7 +273,7 @@ class _Look:
         return None
 
     def _other_place(self, abi: _Abi) -> str:
-        """Where libraries go if nothing tells: a directory that is there, or one to make."""
+        """Return the default place of libraries: an existing directory, or one to create."""
         there = [home for home in abi.homes if home != "/lib" and self._is_there(home)]
         places = (self._place(home) for home in (*there, abi.home))
         return next(filter(None, places), f"{_LAST_RESORT}{abi.home}")
@@ -282,7 +282,7 @@ class _Look:
         return _kind(self._rootfs, f"/usr{home}") == stat.S_IFDIR
 
     def _place(self, home: str) -> str | None:
-        """Where /usr + ``home`` really is, unless it is hidden, taken or out of reach."""
+        """Return where /usr + ``home`` really is, unless it is hidden, taken or out of reach."""
         place = _landing(self._rootfs, f"/usr{home}")
         if place is None or place == "/" or place in self._taken or self._hidden.covers(place):
             return None
@@ -310,7 +310,7 @@ def _landing(rootfs: Rootfs, path: str, known: dict[str, str | None] | None = No
 
 
 def _kind(rootfs: Rootfs, path: str) -> int | None:
-    """The type of what ``path`` leads to; None for nothing and for what cannot be told."""
+    """Return the type of what ``path`` leads to; None if nothing is there, or it is unknown."""
     try:
         found = rootfs.stat(path)
     except RootfsError:
@@ -319,7 +319,7 @@ def _kind(rootfs: Rootfs, path: str) -> int | None:
 
 
 def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
-    """Where a writable tmpfs is mounted, and nothing after it there or above."""
+    """Return where a writable tmpfs is mounted, if nothing is mounted there or above it later."""
     known: dict[str, _Numbered] = {}  # by place, whether it is a writable tmpfs
     for number, mount in enumerate(mounts):
         is_fresh = mount.get("type") == "tmpfs" and not _is_read_only(mount)
@@ -328,10 +328,10 @@ def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
-    """Where what is mounted appears on the host: in shared volumes, and in what is mounted there.
+    """Return where mounts appear on the host: in shared volumes, and in mounts within them.
 
-    Source: mount_namespaces(7): what is mounted in a shared mount is shared, unless it is made
-    private or a slave.
+    Source: mount_namespaces(7): a mount within a shared mount is shared, unless it is made private
+        or a slave.
     """
     known: dict[str, _Numbered] = {}  # by place, whether it is shared
     for number, mount in enumerate(mounts):
@@ -346,14 +346,14 @@ _Numbered: TypeAlias = tuple[int, bool]  # which mount it is, and whether someth
 
 
 def _seen(known: Mapping[str, _Numbered]) -> frozenset[str]:
-    """The places for which it is true, and over which nothing is mounted later."""
+    """Return the places that satisfy a condition, if nothing is mounted over them later."""
     return frozenset(
         place for place, mount in known.items() if mount[1] and mount == _last(known, place)
     )
 
 
 def _last(known: Mapping[str, _Numbered], place: str) -> _Numbered:
-    """The last mount at a place or above it; not searched for, as a pod may have thousands."""
+    """Return the last mount at or above a place, without a search: a pod may have thousands."""
     return max((known[over] for over in _way_to(place) if over in known), default=(0, False))
 
 
@@ -370,7 +370,7 @@ def _place_of(mount: Mapping[str, Any]) -> str:
 
 
 def options_of(mount: Mapping[str, Any]) -> frozenset[str]:
-    """The options of a mount of the spec, without those of the wrong shape."""
+    """Return the options of a mount of the spec, without malformed ones."""
     options = mount.get("options")
     return frozenset(filter(_is_text, options)) if isinstance(options, list) else frozenset()
 
@@ -384,13 +384,13 @@ def _is_read_only(mount: Mapping[str, Any]) -> bool:
 
 
 def _near(spec_mounts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The mounts that can hide something of ours."""
+    """Return the mounts that can hide one of our files."""
     mounts = (mount for mount in spec_mounts if isinstance(mount.get("destination"), str))
     return [mount for mount in mounts if _place_of(mount).count("/") <= DEEPEST]
 
 
 def _scratch(places: Iterable[str], fresh: Collection[str], covered: Collection[str]) -> str | None:
-    """The first place with a tmpfs of the spec on which the runtime can make our directory."""
+    """Return the first place with a tmpfs on which the runtime can create our directory."""
     for place in places:
         home = f"{place}/{SCRATCH}"
         if place in fresh and not any(f"{over}/".startswith(f"{home}/") for over in covered):
@@ -399,7 +399,7 @@ def _scratch(places: Iterable[str], fresh: Collection[str], covered: Collection[
 
 
 def coverable(rootfs: Rootfs, layout: Layout, path: str, kind: int = stat.S_IFREG) -> str | None:
-    """Where the file at a path really is; None if nothing of its kind can be mounted over it."""
+    """Return where the file at a path really is; None if it cannot be mounted over."""
     if layout.covers(path):
         return None
     try:

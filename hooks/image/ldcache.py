@@ -1,9 +1,9 @@
-"""glibc's ld.so.cache, read and written without ldconfig and without a file.
+"""Read and write glibc's ld.so.cache, without ldconfig and without a file.
 
-The cache is what makes a library findable in any directory: the dynamic loader looks a soname
-up in it by binary search, and takes the first entry that fits. :func:`parse` turns its bytes
-into a :class:`Cache`, :meth:`Cache.merge` puts our libraries first, :func:`serialise` makes
-bytes again.
+Because of the cache, a library is found in any directory: the dynamic loader looks a soname up in
+it by binary search, and takes the first entry that fits. :func:`parse` turns its bytes into a
+:class:`Cache`, :meth:`Cache.merge` puts our libraries first, and :func:`serialise` returns bytes
+again.
 
 The format, glibc-ld.so.cache1.1 (numbers are little-endian here, and checked to be)::
 
@@ -18,23 +18,23 @@ The format, glibc-ld.so.cache1.1 (numbers are little-endian here, and checked to
 
 Rules
 - Soname and path are offsets of strings. A file may start with a cache of the older format
-  ("ld.so-1.7.0"); then ours comes behind that, on a multiple of 8, and the offsets of strings
-  count from where it starts, those of extensions and sections from the start of the file.
-  (``ldconfig -p`` takes the strings of hwcaps from the start of the file then, and prints
-  garbage; ldconfig writes them as said here.) What we write has no older part: nothing since
+  ("ld.so-1.7.0"). Ours then comes after that, on a multiple of 8; the offsets of strings count from
+  its start, and those of extensions and sections from the start of the file. (In this case
+  ``ldconfig -p`` reads the strings of hwcaps from the start of the file, and prints garbage;
+  ldconfig writes them as described here.) What we write has no older part, because nothing since
   glibc 2.2 needs it.
-- ``flags`` says for which kind of program an entry is; a loader passes over the others.
+- ``flags`` says for which kind of program an entry is; a loader skips the others.
 - An entry for a glibc-hwcaps directory has bit 62 of ``hwcap`` set and the number of the
-  directory's name in its low half; the names are the extension section with tag 1. Section 0
-  is the line of who generated the file. Others are not known, and their offsets would be
-  wrong in a new file: they are left out.
-- The order is the loader's own, _dl_cache_libcmp, descending: numbers in a name compare as
-  numbers ("libz.so.10" before "libz.so.9"), and a digit is greater than any other character.
-  Among entries of one soname: greater flags first, then glibc-hwcaps by name, then by number
-  of hwcap bits, hwcap, osversion, all descending. In a wrong order a search misses entries.
-- The file may be an image's, so each offset and each count is bounded before it is used, and
-  so are the memory that the strings take together, and the length of a soname: no file's name
-  is longer, and sorting names with thousands of numbers in them takes its time.
+  directory's name in its low half; the names are the extension section with tag 1. Section 0 is the
+  line that names the generator of the file. Other sections are not known, and their offsets would
+  be wrong in a new file, so they are left out.
+- The order is the loader's own, _dl_cache_libcmp, descending: numbers in a name compare as numbers
+  ("libz.so.10" before "libz.so.9"), and a digit is greater than any other character. Entries with
+  the same soname are sorted by flags, glibc-hwcaps name, number of hwcap bits, hwcap and osversion,
+  all descending. In a wrong order a search misses entries.
+- The file may be an image's, so each offset and each count is bounded before it is used. So are the
+  total memory of the strings, and the length of a soname: no file name is longer, and sorting names
+  with thousands of numbers in them takes long.
 
 Source: glibc, sysdeps/generic/dl-cache.h, elf/cache.c, elf/dl-cache.c.
 """
@@ -92,9 +92,9 @@ _GENERATOR: Final = b"containerd-shim-nvidia"
 
 
 class Entry(NamedTuple):
-    """One line: programs whose loader accepts ``flags`` find ``soname`` at ``path``.
+    """One entry: programs whose loader accepts ``flags`` find ``soname`` at ``path``.
 
-    A named tuple where other values are dataclasses: a cache has hundreds, made per container.
+    This is a named tuple, unlike other values, because a cache has hundreds of them per container.
     """
 
     soname: bytes
@@ -118,11 +118,11 @@ class Cache:
     generator: bytes = _GENERATOR  # the line that names its generator
 
     def merge(self, libraries: Iterable[CachedLibrary]) -> Cache:
-        """This cache with ``libraries`` in it, in the order the loader needs.
+        """Return this cache with ``libraries`` in it, in the order that the loader needs.
 
-        A library takes the place of every entry of its soname and architecture, also of those
-        in glibc-hwcaps directories, which would win over it. Of two libraries for the same
-        soname and architecture the first wins.
+        A library replaces every entry with its soname and architecture, including those in
+        glibc-hwcaps directories, which would win over it. If two libraries have the same soname and
+        architecture, the first one wins.
 
         Returns:
             A new cache; the same input gives the same output, and merging twice changes nothing.
@@ -140,7 +140,7 @@ class Cache:
         return Cache(tuple(entries), self.hwcaps, self.generator)
 
     def _rank(self, entry: Entry) -> tuple[int, bool, bytes, int, int, int]:
-        """Where ``entry`` comes among those of its soname; the smallest comes first."""
+        """Return the sort key of ``entry`` among those of its soname; the smallest is first."""
         if entry.is_extension():
             index = entry.hwcap & _HWCAP_INDEX
             name = self.hwcaps[index] if index < len(self.hwcaps) else b""
@@ -153,25 +153,25 @@ _NUMBER: Final = re.compile("[0-9]+")
 
 
 def _number_rank(match: re.Match[str]) -> str:
-    """A number as a string that is greater than any character and compares by value.
+    """Return a number as a string that is greater than any character and compares by value.
 
-    glibc adds the digits up in an int, so absurd ones wrap around.
+    glibc adds the digits up in an int, so absurdly large numbers wrap around.
     """
     value = (int(match[0][-64:]) + 0x8000_0000) % (1 << 32)
     return f"\u0100{value:010d}"
 
 
 def name_rank(name: bytes) -> str:
-    """A key by which names compare as in _dl_cache_libcmp.
+    """Return a key by which names compare as in _dl_cache_libcmp.
 
-    glibc compares ``char``, whose sign depends on the machine; here it has none. Sonames that
+    glibc compares ``char``, whose sign depends on the machine; here it is unsigned. Sonames that
     are not ASCII (none are known) might be out of order on x86.
     """
     return _NUMBER.sub(_number_rank, name.decode("latin-1"))
 
 
 def parse(data: bytes) -> Cache:
-    """The entries of a cache, in its own order.
+    """Return the entries of a cache, in its own order.
 
     Raises:
         MalformedCache: it is in another format or byte order, or an offset leads outside.
@@ -199,7 +199,7 @@ def parse(data: bytes) -> Cache:
 
 
 def serialise(cache: Cache) -> bytes:
-    """The content of an ld.so.cache."""
+    """Return the content of an ld.so.cache."""
     start = _HEADER.size + len(cache.entries) * _ENTRY.size
     strings = bytearray()
     places: dict[bytes, int] = {}
@@ -247,7 +247,7 @@ def _start_of_cache(data: bytes) -> int:
 
 
 class _Strings:
-    """The strings of a file, by offset. Offsets overlap at will, so their sum has a limit."""
+    """The strings of a file, by offset. Offsets may overlap in any way, so their sum is limited."""
 
     __slots__ = ("_budget", "_data", "_known")
 
@@ -272,7 +272,7 @@ class _Strings:
 def _extensions(
     data: bytes, offset: int, base: int, strings: _Strings
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """The generator of the file, and the names of its glibc-hwcaps directories."""
+    """Return the generator of the file, and the names of its glibc-hwcaps directories."""
     generator: bytes = b""
     hwcaps: tuple[bytes, ...] = ()
     if offset == 0:

@@ -1,4 +1,4 @@
-"""What the files that dynamic loaders read have to hold, so that libraries are found.
+"""The content of the files that dynamic loaders read, so that they find libraries.
 
 ======================================================= =====================================
 /etc/ld.so.cache                                        glibc: the image's entries and ours
@@ -10,15 +10,16 @@
 ======================================================= =====================================
 
 Rules
-- A file is named only if it is needed: libraries in a directory that the loader searches
-  anyway need no drop-in and no path file.
-- A cache that the image's own loader cannot use either (absent, garbage, a FIFO) is replaced by
-  one with our entries alone: that loader was finding its libraries in its default directories, and
-  still will. One of absurd size is an error.
-- The drop-in of directories that come first is emptied if no directory does, since the driver may
+- A file is returned only if it is needed: libraries in a directory that the loader searches anyway
+  need no drop-in and no path file.
+- If the image's own loader cannot use its cache either (absent, garbage, a FIFO), the cache is
+  replaced with one that has only our entries: that loader was finding its libraries in its default
+  directories, and will continue to do so. A cache of absurd size is an error.
+- The drop-in of directories that come first is emptied if no directory does, because the driver may
   have become newer since an earlier start of the container.
-- musl knows no drop-ins: its file replaces the default path, so what it had stays in front.
-- The same image and plan give the same bytes, also when the bytes are in the image already.
+- musl does not support drop-ins: its file replaces the default path, so the previous path stays in
+  front.
+- The same image and plan give the same bytes, even if the bytes are already in the image.
 
 Nothing is written here.
 
@@ -51,8 +52,8 @@ MUSL_PATHS: Final = {
     Arch.ARM: "/etc/ld-musl-armhf.path",
 }
 
-# ld.so.conf, musl's path file and LD_LIBRARY_PATH would each read one of these as something
-# else than part of a directory's name.
+# ld.so.conf, musl's path file and LD_LIBRARY_PATH would each interpret one of these as something
+# other than part of a directory's name.
 NOT_IN_A_DIRECTORY: Final = frozenset("\n\r\t\0:;,=# ")
 
 _GLIBC_SEARCHES: Final = frozenset({"/lib", "/usr/lib", "/lib64", "/usr/lib64"})
@@ -69,7 +70,7 @@ _INCLUDES: Final = frozenset(
 
 
 def loader_files(rootfs: Rootfs, plan: Plan, layout: Layout) -> dict[str, bytes]:
-    """The files by which the loaders find a plan's libraries: content by path, in order.
+    """Return the files with which the loaders find a plan's libraries: content by path, in order.
 
     Raises:
         FileTooLarge: a file of the image to merge has an absurd size.
@@ -105,7 +106,7 @@ def _glibc_files(rootfs: Rootfs, plan: Plan, loaders: list[Loader]) -> dict[str,
 
 
 def _beyond(loaders: list[Loader], plan: Plan) -> tuple[str, ...]:
-    """The directories with libraries that glibc's ldconfig does not search by default."""
+    """Return the directories with libraries that glibc's ldconfig does not search by default."""
     searched = _GLIBC_SEARCHES | {loader.directory for loader in loaders if loader.searched}
     unsearched = [loader.directory for loader in loaders if not loader.searched]
     wanted = dict.fromkeys([*unsearched, *plan.library_directories])

@@ -1,13 +1,13 @@
-"""openat2(2): the one system call that can resolve a path inside a hostile tree.
+"""openat2(2): the only system call that can resolve a path inside a hostile tree.
 
-A path of an image may contain links to anywhere, and another container may be renaming
-directories below it at this moment. Only the kernel can resolve such a path without a gap
-between looking and using. ``RESOLVE_IN_ROOT`` treats the given directory as "/" for
-absolute links and for "..", ``RESOLVE_NO_MAGICLINKS`` refuses the links of procfs that lead
-to wherever some descriptor points. The call came with Linux 5.6; an emulation in user space
-would bring the gap back, so we have none.
+A path in an image may contain links to anywhere, and at this moment another container may be
+renaming directories on the way. Only the kernel can resolve such a path without a gap between the
+check and the use. ``RESOLVE_IN_ROOT`` treats the given directory as "/" for absolute links and for
+"..", and ``RESOLVE_NO_MAGICLINKS`` refuses the links of procfs, which lead to whatever a descriptor
+refers to. The call was added in Linux 5.6. An emulation in user space would bring the gap back, so
+we have none.
 
-The standard library and glibc 2.36 have no function for it: the number is 437 on every
+The standard library and glibc 2.36 have no function for it. Its number is 437 on every
 architecture, and the call goes through syscall(2).
 
 Source: openat2(2); Documentation/filesystems/path-lookup.rst of the kernel.
@@ -27,9 +27,9 @@ _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
 _RESOLVE_IN_ROOT: Final = 0x10
 
-# The kernel answers EAGAIN when any rename or mount on the whole machine raced with a ".." of
-# this path. A quiet machine needs one attempt; a neighbour who renames in a tight loop costs
-# a handful. More than this is an attack.
+# The kernel answers EAGAIN if a rename or mount anywhere on the machine raced with a ".." in this
+# path. On a quiet machine one attempt is enough, and a neighbour that renames in a tight loop costs
+# a handful. If it takes more than this, it is an attack.
 _ATTEMPTS: Final = 256
 
 
@@ -55,30 +55,30 @@ _syscall.argtypes = (
 
 
 def open_in_root(root: int, path: str, flags: int) -> int:
-    """A new descriptor of what ``path`` leads to when the directory ``root`` is "/".
+    """Return a new descriptor of what ``path`` leads to when the directory ``root`` is "/".
 
     Args:
-        root: descriptor of the directory that nothing may leave.
+        root: a descriptor of the directory that the path must not leave.
         path: a path below it; a leading "/" means ``root`` itself.
         flags: open(2) flags that create nothing; O_CLOEXEC is always added.
 
     Raises:
-        OSError: as the kernel answers. EAGAIN only after many attempts.
-        ValueError: ``path`` holds a NUL, at which C would cut it.
+        OSError: the kernel's error. EAGAIN only after many attempts.
+        ValueError: ``path`` contains a NUL, at which C would end it.
     """
     return _open(root, path, flags, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_links(root: int, path: str, flags: int, *, one_mount: bool = False) -> int:
-    """A new descriptor of what is at ``path`` below a directory, if no link is on the way.
+    """Return a descriptor of what is at ``path`` below a directory; links on the way are refused.
 
     Args:
-        root: descriptor of the directory.
-        one_mount: whether nothing may be mounted on the way, or at its end, either.
+        root: a descriptor of the directory.
+        one_mount: whether mounts on the way, or at the end, are refused, too.
 
     Raises:
-        OSError: as the kernel answers: ELOOP for a link, EXDEV for a mount.
-        ValueError: ``path`` holds a NUL.
+        OSError: the kernel's error: ELOOP for a link, EXDEV for a mount.
+        ValueError: ``path`` contains a NUL.
     """
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
     return _open(root, path, flags, resolve | (_RESOLVE_NO_XDEV if one_mount else 0))

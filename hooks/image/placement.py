@@ -1,24 +1,24 @@
-"""Writes a plan's files into an image, before any process of the container exists.
+"""Write a plan's files into an image, before any process of the container exists.
 
-:func:`place` makes, in this order:
+:func:`place` creates, in this order:
 
-- /dev as a directory, if devices are made in it: before runc 1.3.6 and crun 1.28 a
-  runtime follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
-- the mount points of the plan's mounts, so that the runtime has none to make, and finds no
-  link there whose target it would mount over;
+- /dev as a directory, if devices are created in it: before runc 1.3.6 and crun 1.28, a runtime
+  follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
+- the mount points of the plan's mounts, so that the runtime need not create any, and finds no link
+  there whose target it would mount over;
 - the plan's links: sonames next to their libraries, and others;
 - the files that the image's dynamic loaders read (:mod:`hooks.image.loader_files`);
 - the plan's own files, and directories on which its directories of links are mounted.
 
-All of it goes through a :class:`Journal`: the same plan again changes nothing, and a failure
+All of this goes through a :class:`Journal`: the same plan again changes nothing, and a failure
 undoes everything.
 
 Rules
-- A path that the container covers with a mount is not touched: the runtime makes the mount points
-  there, and a link would be hidden, so it is reported as omitted. So is a file or a directory of
-  links: what covers it is a volume, in which a runtime would leave a mount point, or fail to make
-  one. On a tmpfs of the container's own they are mounted, and the runtime makes the mount point.
-- In a volume with shared propagation a mount would appear on the host, and stay there when the
+- A path that the container covers with a mount is not touched. The runtime creates the mount points
+  there. A link would be hidden, so it is reported as omitted. So is a file or a directory of links:
+  it is covered by a volume, in which a runtime would leave a mount point, or fail to create one. On
+  the container's own tmpfs they are mounted, and the runtime creates the mount point.
+- In a volume with shared propagation, a mount would appear on the host, and stay there when the
   container is gone. So it is omitted, unless a CDI spec requires it.
 - A directory that a link leads to is made if it is missing: runc makes it, and crun does not start
   the container. A mount whose directory cannot be (links in circles, a file on the way) is
@@ -71,17 +71,17 @@ def place(
     staging_dir: str,
     variables: Mapping[str, str] | None = None,
 ) -> Placed:
-    """Write the files of ``plan`` into the image, or into staging if that takes no writes.
+    """Write the files of ``plan`` into the image, or into staging if the image is not writable.
 
     Args:
-        plan: whose libraries are in the directories of ``layout``.
-        layout: of this image, read just before.
-        staging_dir: a directory of ours on the host, private to this container. It is made if
-            needed: if the rootfs takes no writes, or the plan has what is mounted from there.
-        variables: of the container; where the rootfs takes no writes, PATH may have to grow.
+        plan: a plan whose libraries are in the directories of ``layout``.
+        layout: the layout of this image, read just before.
+        staging_dir: our own directory on the host, private to this container. It is created if
+            needed: if the rootfs is not writable, or the plan has something to mount from there.
+        variables: the container's variables; if the rootfs is not writable, PATH may have to grow.
 
     Raises:
-        RootfsError: it could not be done; the image is as it was.
+        RootfsError: it could not be done; the image has not changed.
     """
     _check(plan)
     if layout.writable:
@@ -97,27 +97,27 @@ def place(
 def place_unseen(
     plan: Plan, layout: Layout, staging_dir: str, variables: Mapping[str, str]
 ) -> Placed:
-    """Make the files of ``plan`` in staging, for an image that is not mounted yet.
+    """Create the files of ``plan`` in staging, for an image that is not mounted yet.
 
     Args:
-        layout: of :func:`hooks.image.layout.staged_layout`.
-        variables: of the container; LD_LIBRARY_PATH has to grow.
+        layout: the result of :func:`hooks.image.layout.staged_layout`.
+        variables: the container's variables; LD_LIBRARY_PATH has to grow.
 
     Raises:
-        RootfsError: it could not be done; nothing of it is left.
+        RootfsError: it could not be done; everything was undone.
     """
     _check(plan)
     return place_beside(None, plan, layout, staging_dir, variables)
 
 
 def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout, *, fresh: bool) -> Placed:
-    """The part of :func:`place` in a layer of an image; :func:`stage` does the rest.
+    """Do the part of :func:`place` that concerns a layer; :func:`stage` does the rest.
 
     Args:
-        fresh: whether each mount point is a file of the layer, also where the image has a file.
+        fresh: whether each mount point must be a file of the layer, even if the image has a file.
 
     Raises:
-        RootfsError: it could not be done; the image is as it was.
+        RootfsError: it could not be done; the image has not changed.
     """
     _check(plan)
     with Journal(rootfs) as journal:
@@ -230,7 +230,7 @@ def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
 
 
 def _behind(link: Link, plan: Plan) -> Mount | None:
-    """The mount that a link leads to, perhaps by other links."""
+    """Return the mount that a link leads to, possibly through other links."""
     end = end_of(link.path, {each.path: each.target for each in plan.links})
     return next((mount for mount in plan.mounts if mount.destination == end), None)
 

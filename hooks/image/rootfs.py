@@ -1,19 +1,19 @@
-"""The one object through which anything of an image is read or written.
+"""The only object through which anything in an image is read or written.
 
-An image is hostile: any component of any path in it may be a link to anywhere, any file a
-FIFO that blocks, a device that acts when opened, or five sparse gigabytes; and a process that
-shares the tree may exchange any of these for another at any time.
+An image is hostile: any component of any path in it may be a link to anywhere, and any file may be
+a FIFO that blocks, a device that acts when it is opened, or sparse with five gigabytes. A process
+that shares the tree may exchange any of these for another at any time.
 
 Rules
-- The root is a directory descriptor. This module knows no path of it, and gives none away,
-  so nothing can be joined below it.
-- Every resolution of more than one component is one openat2(2) that cannot leave the root
+- The root is a directory descriptor. This module has no path of it, and passes none on, so that
+  nothing can be joined to it.
+- Every resolution of more than one component is one call of openat2(2) that cannot leave the root
   (:mod:`hooks.image.openat2`). Its result is a descriptor, and only the descriptor is used.
 - Changes are made in a :class:`hooks.image.directory.Directory`, to single names.
 
-Looking answers None where a program in the container would find nothing either: no such path,
-a dangling or cyclic link. Paths are absolute inside the image, without ".."; links in them are
-followed inside the image.
+Reading returns None where a program in the container would find nothing either: for a path that
+does not exist, and for a dangling or cyclic link. Paths are absolute inside the image, without
+".."; links in them are followed inside the image.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _MOST_LINKS: Final = 40
 
 
 def components(path: str) -> list[str]:
-    """The names on the way to ``path``, without empty ones and ".".
+    """Return the names on the way to ``path``, without empty ones and ".".
 
     Args:
-        path: absolute inside the image.
+        path: an absolute path inside the image.
 
     Raises:
-        PathRefused: ``path`` is relative, absurdly deep, or has ".." or a NUL in it.
+        PathRefused: ``path`` is relative, absurdly deep, or contains ".." or a NUL.
     """
     names = [name for name in path.split("/") if name and name != "."]
     plain = path[:1] == "/" and path.isascii() and ".." not in path and "\0" not in path
@@ -101,7 +101,7 @@ class Rootfs:
     A context manager: leaving it closes the descriptor.
 
     Args:
-        fd: a directory descriptor (O_PATH suffices), owned by this object from now on.
+        fd: a directory descriptor (O_PATH suffices), which belongs to this object from now on.
     """
 
     __slots__ = ("_fd",)
@@ -111,10 +111,10 @@ class Rootfs:
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Open the rootfs at ``path``, a directory of the host that we made or mounted.
+        """Open the rootfs at ``path``, a directory of the host that we created or mounted.
 
         Args:
-            path: on the host; not a path an image or container has a say in.
+            path: a path on the host that no image or container can influence.
 
         Raises:
             RootfsUnavailable: ``path`` is not a directory that can be opened.
@@ -158,7 +158,7 @@ class Rootfs:
         return not os.fstatvfs(self._fd).f_flag & os.ST_RDONLY
 
     def stat(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """What is at ``path``; with ``follow`` off, a link itself and not what it leads to."""
+        """Return the status of ``path``; with ``follow`` off, that of a link itself."""
         fd = self._open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
         if fd is None:
             return None
@@ -168,29 +168,29 @@ class Rootfs:
             os.close(fd)
 
     def read_link(self, path: str) -> str | None:
-        """The target of the link at ``path``, as it is written; None if there is no link."""
+        """Return the target of the link at ``path``, as it is written; None if there is no link."""
         with self._looking(path, os.O_PATH | os.O_NOFOLLOW) as fd:
             if fd is None or not stat.S_ISLNK(os.fstat(fd).st_mode):
                 return None
             return os.readlink("", dir_fd=fd)
 
     def real_path(self, path: str) -> str | None:
-        """Where ``path`` really is, after all links, as an absolute path inside the image.
+        """Return where ``path`` really is, after all links, as an absolute path inside the image.
 
         Returns:
-            None also if that is no UTF-8: no spec can name it.
+            None also if that is not UTF-8, because no spec can name it.
         """
         with self._looking(path, os.O_PATH) as fd:
             place = None if fd is None else self._place_of(fd, path)
         return place if place is not None and _is_text(place) else None
 
     def landing(self, path: str, known: dict[str, str | None] | None = None) -> str | None:
-        """Where ``path`` is, or would be if the missing directories on the way were made.
+        """Return where ``path`` is, or would be if the missing directories on the way were created.
 
         Also those that a link leads to: "/a/b" for "/link/b" if "/link" leads to a missing "/a".
 
         Args:
-            known: a cache of landings by path, read and filled: many paths share their
+            known: a cache of results by path, which is read and filled: many paths share their
                 directories.
 
         Returns:
@@ -253,26 +253,26 @@ class Rootfs:
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def names(self, path: str, limit: int = MOST_NAMES) -> tuple[str, ...] | None:
-        """The names in the directory at ``path``, sorted; None if there is no directory.
+        """Return the names in the directory at ``path``, sorted; None if there is no directory.
 
         Raises:
-            FileTooLarge: there are more than ``limit``.
+            FileTooLarge: there are more than ``limit`` names.
         """
         asked = f"to list {path} in the image"
         with self._looking(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK) as fd:
             return None if fd is None else list_names(fd, limit, asked)
 
     def open_file(self, path: str) -> int | None:
-        """A descriptor of the regular file at ``path``, for the caller to close; None without one.
+        """Open the regular file at ``path``; the caller closes the descriptor. None without one.
 
         Raises:
-            NotARegularFile: something else is there; it was not opened.
+            NotARegularFile: something else is there, which was not opened.
         """
         with self._looking(path, os.O_PATH) as fd:
             return None if fd is None else open_regular(fd, f"to read {path} in the image")
 
     def read_file(self, path: str, limit: int = LONGEST_FILE) -> bytes | None:
-        """The content of the regular file at ``path``; None if nothing is there.
+        """Return the content of the regular file at ``path``; None if nothing is there.
 
         Raises:
             NotARegularFile: a directory, FIFO, socket or device is there.
@@ -285,7 +285,7 @@ class Rootfs:
     # Changing
 
     def directory(self, path: str) -> Directory | None:
-        """The directory at ``path``, open for changes; the caller closes it. None without one."""
+        """Open the directory at ``path`` for changes; the caller closes it. None without one."""
         fd = self._open(path, os.O_PATH | os.O_DIRECTORY)
         return None if fd is None else Directory(fd, path)
 
@@ -293,7 +293,7 @@ class Rootfs:
 
     @contextmanager
     def _looking(self, path: str, flags: int) -> Iterator[int | None]:
-        """A descriptor of what ``path`` leads to, for the time of a with-block, or None."""
+        """Yield a descriptor of what ``path`` leads to, or None; a with-block closes it."""
         fd = self._open(path, flags)
         try:
             yield fd
@@ -304,7 +304,7 @@ class Rootfs:
                 os.close(fd)
 
     def _open(self, path: str, flags: int) -> int | None:
-        """A descriptor of what ``path`` leads to, or None."""
+        """Return a descriptor of what ``path`` leads to, or None."""
         try:
             return open_in_root(self._fd, "/".join(components(path)), flags)
         except OSError as error:
@@ -313,7 +313,7 @@ class Rootfs:
             raise meaning(f"to look at {path} in the image", error) from error
 
     def _place_of(self, fd: int, path: str) -> str:
-        """The path of ``fd`` below the root, as the kernel has it."""
+        """Return the path of ``fd`` below the root, as the kernel reports it."""
         root = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
         real = os.readlink(f"/proc/self/fd/{fd}")
         if real == root or not root:

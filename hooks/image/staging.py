@@ -1,15 +1,16 @@
-"""Mounts from the container's staging directory, in addition to the image or in place of it.
+"""Mounts from the container's staging directory, in addition to the image or instead of it.
 
-Small files, directories of links, and content for files of procfs lie in a directory on the host
-that is this container's alone; :func:`stage` makes them there. What is mounted is read-only inside.
-Files of procfs are covered when the container has a procfs (:mod:`shim.rootfs.proc_cover`).
+Small files, directories of links, and content for files of procfs are in a directory on the host
+that only this container uses; :func:`stage` creates them there. Everything that is mounted from
+there is read-only inside. Files of procfs are covered when the container has a procfs
+(:mod:`shim.rootfs.proc_cover`).
 
-An image that takes no writes gets everything from there. A runtime has to make a mount point for
+An image that is not writable gets everything from there. A runtime has to create a mount point for
 every mount, and on a read-only file system it cannot. But nearly every container has a tmpfs on
 /run or /dev, which :mod:`hooks.image.layout` has chosen for the libraries. So the directory of
-libraries is made in the staging directory instead, with an empty file for every library and a link
-for every soname; it is mounted on the tmpfs, and the plan's libraries are mounted on the files in
-it. Programs and manifests that the image has no room for have directories there as well, and
+libraries is created in the staging directory instead, with an empty file for every library and a
+link for every soname. It is mounted on the tmpfs, and the plan's libraries are mounted on the files
+in it. Programs and manifests for which the image has no room have directories there as well, and
 variables name these (:data:`_SUBSTITUTES`):
 
 ====================================  ===========================================================
@@ -21,20 +22,21 @@ __EGL_VENDOR_LIBRARY_DIRS             the directory, and those that are searched
 __EGL_EXTERNAL_PLATFORM_CONFIG_DIRS   the same; NVIDIA's libEGL_nvidia reads it
 ====================================  ===========================================================
 
-An image that is not mounted yet, and so cannot be looked at, gets its libraries in the same way.
-Everything else is mounted where it belongs, on mount points that the runtime makes.
+An image that is not mounted yet, and so cannot be read, gets its libraries in the same way.
+Everything else is mounted at its usual place, on mount points that the runtime creates.
 
 Rules
-- The image's ld.so.cache (or musl's path file) is covered by a merged one, if it is there to
-  be covered. If not, LD_LIBRARY_PATH is the last resort.
-- A file or directory of links is mounted over the one that the image has, or on a tmpfs of the
-  container's own, where the runtime makes the mount point.
-- A variable other than PATH that the container sets itself stays, and the manifests are lost. So
-  they are if it sets a variable that makes the loader ignore ours (:attr:`_Substitute.hidden_by`).
-- A mount of the plan that has no mount point in the image, and a link that is not in it, are
+- The image's ld.so.cache (or musl's path file) is covered with a merged one, if it exists. If not,
+  LD_LIBRARY_PATH is the last resort.
+- A file or directory of links is mounted over the one that the image has, or on the container's own
+  tmpfs, where the runtime creates the mount point.
+- If the container itself sets one of the variables other than PATH, its value stays, and the
+  manifests are not found. The same happens if it sets a variable that makes the loader ignore ours
+  (:attr:`_Substitute.hidden_by`).
+- A mount of the plan that has no mount point in the image, and a link that is not in the image, are
   omitted. A container cannot start without its libraries: if there is no tmpfs for them, that is an
   error, and so is an omitted mount that is required.
-- The staging directory is private to us (0700), what is mounted from it is readable to all.
+- The staging directory is private to us (0700), but everything mounted from it is readable by all.
 
 Source: ocl-icd(7), OCL_ICD_VENDORS; Vulkan-Loader, docs/LoaderDriverInterface.md,
 docs/LoaderLayerInterface.md; libglvnd, src/EGL/icd_enumeration.md; for external platforms of EGL,
@@ -122,14 +124,14 @@ class Placed:
     # variables for every process of the container, with their whole values
     environment: tuple[tuple[str, str], ...] = ()
     written: tuple[str, ...] = ()  # paths in the image that were made or replaced, in order
-    # destinations of the plan's mounts, and paths of its links and files, that this image has no
-    # room for. Such a mount has to be left out of the spec.
+    # destinations of the plan's mounts, and paths of its links and files, for which this image has
+    # no room. Such a mount has to be left out of the spec.
     omitted: tuple[str, ...] = ()
     # of these, the files that are at another path, which a variable names or a link leads to
     substitutes: tuple[tuple[str, str], ...] = ()
     # what is mounted from staging, by where
     staged: tuple[tuple[str, File | LinkDirectory], ...] = ()
-    # of the plan's files of procfs, where on the host each one's content is, by its path in the
+    # for the plan's files of procfs, the path of each one's content on the host, by its path in the
     # container
     proc_files: tuple[tuple[str, str], ...] = ()
     # mounts of the plan whose files are in the layer, and which the spec does not need
@@ -153,7 +155,7 @@ class Placed:
         return self.mounts, self.environment, self.omitted, self.layered
 
     def added_to(self, plan: Plan) -> Plan:
-        """The plan with what placing its files added to it and left out of it."""
+        """Return the plan, updated with what was added and left out when its files were placed."""
         omitted = frozenset(self.omitted)
         unmounted = omitted.union(mount.destination for mount in self.layered)
         return replace(
@@ -168,10 +170,10 @@ class Placed:
 
 @contextmanager
 def open_staging(staging_dir: str) -> Iterator[Journal]:
-    """The staging directory, made if needed; what is put into it stays, or goes upon failure.
+    """Yield the staging directory, created if needed; a failure removes what was put into it.
 
     Raises:
-        RootfsUnavailable: it cannot be made or opened.
+        RootfsUnavailable: it cannot be created or opened.
     """
     try:
         for path in (os.path.dirname(staging_dir), staging_dir):
@@ -185,10 +187,10 @@ def open_staging(staging_dir: str) -> Iterator[Journal]:
 
 
 def stage(placed: Placed, plan: Plan, staging_dir: str) -> None:
-    """Make the files in staging that are mounted from there (:meth:`Placed.at`).
+    """Create the files in staging that are mounted from there (:meth:`Placed.at`).
 
     Raises:
-        RootfsError: it cannot be written; nothing of it is left.
+        RootfsError: it cannot be written; everything was undone.
     """
     if placed.staged or plan.proc_files:
         with open_staging(staging_dir) as staging:
@@ -220,12 +222,12 @@ def place_beside(
     staging_dir: str,
     variables: Mapping[str, str],
 ) -> Placed:
-    """Make in the staging directory the files that cannot be made in the image.
+    """Create in the staging directory the files that cannot be created in the image.
 
     Args:
         rootfs: the image; None if it is not mounted yet.
-        plan: whose libraries are in the directories of ``layout``.
-        variables: of the container, of which LD_LIBRARY_PATH and PATH may have to grow, and others
+        plan: a plan whose libraries are in the directories of ``layout``.
+        variables: the container's variables; LD_LIBRARY_PATH and PATH may have to grow, and others
             may be set.
 
     Raises:
@@ -284,7 +286,7 @@ def _cover_indices(
 
 
 def _search(plan: Plan, loaders: Iterable[Loader]) -> list[str]:
-    """The directories that LD_LIBRARY_PATH has to have for loaders that nothing else tells."""
+    """Return the directories for LD_LIBRARY_PATH, for loaders that cannot find them otherwise."""
     search: dict[str, None] = {}
     for loader in loaders:
         below = f"{loader.directory}/"
@@ -295,7 +297,7 @@ def _search(plan: Plan, loaders: Iterable[Loader]) -> list[str]:
 
 
 def _room(rootfs: Rootfs | None, layout: Layout, edit: File | LinkDirectory) -> str | None:
-    """Where a file or directory of links is mounted; None if there is no room for it."""
+    """Return where a file or directory of links is mounted; None if there is no room for it."""
     if layout.is_fresh(edit.path):
         return edit.path
     if rootfs is None:  # a link of the image may lead into a shared volume, see _takes
@@ -307,7 +309,7 @@ def _room(rootfs: Rootfs | None, layout: Layout, edit: File | LinkDirectory) -> 
 def _extended(
     variables: Mapping[str, str], name: str, directories: list[str]
 ) -> tuple[tuple[str, str], ...]:
-    """A variable with ``directories`` behind what the spec has in it."""
+    """Return a variable with ``directories`` appended to its value in the spec."""
     before = variables.get(name) or _DEFAULTS.get(name, "")
     known = [part for part in before.split(":") if part]
     missing = [part for part in directories if part not in known]
@@ -364,11 +366,11 @@ class _StagedDirectories:
         self._mounts: list[Mount] = []
 
     def home(self, loader: Loader) -> str:
-        """The path in staging of what is mounted at ``loader.directory``."""
+        """Return the path in staging of what is mounted at ``loader.directory``."""
         return f"/libraries/{loader.arch.value}"
 
     def staged(self, path: str) -> str | None:
-        """The path in staging of what is at ``path`` in the container, if staging has it."""
+        """Return the path in staging of what is at ``path`` in the container, if staging has it."""
         for loader in self._loaders:
             if path.startswith(f"{loader.directory}/"):
                 self._used[loader] = None
@@ -376,7 +378,7 @@ class _StagedDirectories:
         return None
 
     def used(self) -> tuple[Loader, ...]:
-        """The loaders whose directories have something in them."""
+        """Return the loaders whose directories are not empty."""
         return tuple(self._used)
 
     def add_mount(self, mount: Mount, staging: Journal) -> None:
@@ -393,7 +395,7 @@ class _StagedDirectories:
             staging.file(inside, file.content, file.mode)
 
     def _add(self, path: str) -> str | None:
-        """The path of a file in staging; None if it has no place there."""
+        """Return the path of a file in staging; None if there is no place for it."""
         directory, _, name = path.rpartition("/")
         for each in _SUBSTITUTES if self._home else ():
             # A loader that the container tells where to look does not look here.
@@ -407,11 +409,11 @@ class _StagedDirectories:
         return None
 
     def substitutes(self) -> tuple[tuple[str, str], ...]:
-        """The files that are elsewhere: the place of each, and its path."""
+        """Return the files that are elsewhere: the place of each, and its path."""
         return tuple(each for files in self._files.values() for each in files.items())
 
     def substitute_mounts(self, staging_dir: str) -> list[Mount]:
-        """The mounts of the directories, and of what is in them."""
+        """Return the mounts of the directories, and of what is in them."""
         directories = [
             Mount(
                 f"{staging_dir}/{each.name}",
@@ -423,7 +425,7 @@ class _StagedDirectories:
         return [*directories, *self._mounts]
 
     def variables(self, rootfs: Rootfs | None, staging: Journal) -> Iterator[tuple[str, str]]:
-        """The variables that name the files."""
+        """Yield the variables that name the files."""
         for each, files in self._files.items():
             directory = f"{self._home}/{each.name}"
             if each is _PATH:
@@ -440,7 +442,7 @@ class _StagedDirectories:
 
 
 def _vendors(rootfs: Rootfs) -> list[str]:
-    """The names of the image's own manifests of OpenCL."""
+    """Return the names of the image's own manifests of OpenCL."""
     try:
         names = rootfs.names(_VENDORS, _MOST_VENDORS) or ()
     except RootfsError:
@@ -449,7 +451,7 @@ def _vendors(rootfs: Rootfs) -> list[str]:
 
 
 def _index(loader: Loader) -> str | None:
-    """The file by which a loader finds libraries outside of its default directories."""
+    """Return the file by which a loader finds libraries outside of its default directories."""
     if loader.libc is Libc.GLIBC:
         return CACHE
     return MUSL_PATHS[loader.arch] if loader.libc is Libc.MUSL else None

@@ -1,14 +1,14 @@
-"""The inventory's file: ``inventory.json`` in the state directory.
+"""The inventory's cache: ``inventory.json`` in the state directory.
 
 Rules
-- It holds what was found together with every observation that led to it. It is fresh if each
-  observation, made again, gives the same, and if it was made of the same directories by the
-  same version of this code. The boot id is one of the observations.
-- Whatever is wrong with the file, from a torn write to a forged owner, makes it stale. It is
+- It contains what was found together with every observation that led to it. It is valid if each
+  observation still gives the same result, and if it was made from the same directories by the same
+  version of this code. The boot id is one of the observations.
+- Anything that is wrong with the file, from a torn write to a forged owner, makes it stale. It is
   never an error: the inventory is taken again, and the file replaced.
-- The file names the sources of mounts, so only root may have written it: the directory and
-  the file belong to us, no other user may write them, and the file is not a link.
-- It is written under another name and renamed: a reader sees all of it or none.
+- The file names the sources of mounts, so only root may have written it: the directory and the file
+  belong to us, no other user may write them, and the file is not a link.
+- The file is written under another name and renamed, so a reader sees all of it or none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoredInventory:
 
 
 def boot_id_path(config: Config) -> str:
-    """The file of procfs that differs after each boot."""
+    """Return the file of procfs that differs after each boot."""
     return f"{config.proc}/sys/kernel/random/boot_id"
 
 
@@ -70,10 +70,10 @@ _decoded: _Decoded | None = None
 
 
 def load(config: Config) -> tuple[StoredInventory, dict[str, Any]] | None:
-    """The kept inventory, and what is observed of each file that it was made of, by path.
+    """Return the cached inventory, and the observations of each file it was made from, by path.
 
     Returns:
-        None if none was kept, or if anything has changed.
+        None if there is none, or if anything has changed.
     """
     try:
         decoded = _decode(config)
@@ -85,9 +85,9 @@ def load(config: Config) -> tuple[StoredInventory, dict[str, Any]] | None:
 
 
 def recall(config: Config) -> StoredInventory | None:
-    """The kept inventory, though much may have changed: what the node had; None if none is kept.
+    """Return the cached inventory even if much has changed: what the node had; None without one.
 
-    A GPU that fails changes the observations, and then its identity is needed most.
+    A GPU that fails changes the observations, and this is when its identity is needed most.
     """
     try:
         decoded = _decode(config)
@@ -162,15 +162,15 @@ def _why_stale(config: Config, document: Any) -> str:
 def store(
     config: Config, kept: StoredInventory, observations: Mapping[tuple[str, str], Any]
 ) -> str:
-    """Store an inventory, in place of any other.
+    """Store an inventory, replacing any other.
 
     Args:
-        config: where the state directory is; it is made if it is not there.
-        observations: what was seen when it was made, by kind and path.
+        config: locates the state directory, which is created if missing.
+        observations: the observations it was made from, by kind and path.
 
     Returns:
-        Why it could not be kept; "" if it was. An inventory that cannot be kept is as true as
-        another, so this is no error.
+        Why it could not be stored; "" if it was. An inventory that cannot be stored is still true,
+        so this is not an error.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -196,7 +196,7 @@ _SETTINGS: Final = ("driver_root", "host_root", "dev", "proc", "sys", "nvml_time
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """The part of a configuration that decides what an inventory is made of."""
+    """Return the part of a configuration that decides what an inventory is made of."""
     return {name: getattr(config, name) for name in _SETTINGS}
 
 
@@ -238,8 +238,9 @@ def _is_ours(seen: os.stat_result) -> bool:
 
 
 def _replace(directory: int, content: bytes) -> None:
-    # The name is ours alone by our pid; one left by a crashed namesake is in the way of
-    # O_EXCL, which in turn makes sure that we write no file that another process put there.
+    # The name contains our pid, so it is ours alone. If a crashed process with the same pid left
+    # one, O_EXCL would fail because of it; but O_EXCL ensures that we do not write a file that
+    # another process put there.
     temporary = f".{NAME}.{os.getpid()}"
     try:
         os.unlink(temporary, dir_fd=directory)

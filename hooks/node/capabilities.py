@@ -1,34 +1,34 @@
-"""Which files, nodes and sockets of the driver a capability stands for.
+"""The files, nodes and sockets of the driver that a capability stands for.
 
 Rules
-- A capability names rows; the rows of all granted capabilities are united, and those of
-  :data:`ALWAYS` come with every one.
-- A name is matched against the driver's own directories only, never the image's. ``{v}`` is
-  the driver's full version; one ``*`` stands for any text without a slash.
+- A capability names rows. The rows of all granted capabilities are united, and those of
+  :data:`ALWAYS` are included with every one.
+- A name is matched only against the driver's own directories, never the image's. ``{v}`` is the
+  driver's full version; one ``*`` stands for any text without a slash.
 - A row without a match is not an error (drivers differ); ``explain`` lists it.
-- A library is mounted under its own name into the directory where the image's dynamic loader
-  looks. Its soname comes from the file itself (DT_SONAME) and becomes a link next to it;
-  ``links`` are further ones. One with a slash is a link in a subdirectory.
-- ``compat32`` has no rows: it asks for the libraries of the other capabilities once more, for
-  the 32-bit architecture.
+- A library is mounted under its own name in the directory where the image's dynamic loader looks.
+  Its soname comes from the file itself (DT_SONAME) and becomes a link next to it; ``links`` are
+  further links. One with a slash is a link in a subdirectory.
+- ``compat32`` has no rows: it also requests the libraries of the other capabilities for the 32-bit
+  architecture.
 - ``video`` needs all libraries of ``compute``, ``display`` all of ``graphics``.
-- A library of the driver's version that no row names (:data:`OTHERS`) comes with all capabilities
-  at once; without ``compat32``, that is all of this machine's architecture.
+- A library of the driver's version that no row names (:data:`OTHERS`) is included only if all
+  capabilities are granted. Without ``compat32``, that means all for this machine's architecture.
 
-What drivers of branches 550 to 615 have brought is in the table as well: the shader compiler
+The table includes new files of the driver branches 550 to 615: the shader compiler
 libnvidia-gpucomp, Vulkan SC (libnvidia-vksc-core and its compiler nvidia-pcc), EGL's platforms for
-X11 and the second one for Wayland, libnvidia-present, libnvsdm, libnvidia-tileiras, libnvcuextend,
-which libcuda opens on arm64. Of a driver's libraries these are left out (:data:`LEFT_OUT`), as
-NVIDIA's older tool leaves them:
+X11 and the second one for Wayland, libnvidia-present, libnvsdm, libnvidia-tileiras, and
+libnvcuextend, which libcuda opens on arm64. These libraries of the driver are left out
+(:data:`LEFT_OUT`), as in NVIDIA's older tool:
 
-- libnvidia-sandboxutils, which tells tools on the host which files a container needs, and inside
-  finds them missing and says so to stderr;
+- libnvidia-sandboxutils, which tells tools on the host which files a container needs; inside a
+  container it finds them missing and reports that on stderr;
 - libnvidia-gtk2, -gtk3 and -wayland-client, which are parts of nvidia-settings;
-- libnvidia-api and the DLLs for Wine, which have no driver's version in their names.
+- libnvidia-api and the DLLs for Wine, which do not have the driver's version in their names.
 
-The MPS daemon's pipes are mounted where they may be written, since its clients connect to them;
-a client also has to share its IPC namespace (``--ipc=host``). For a daemon with another
-directory (``CUDA_MPS_PIPE_DIRECTORY``), the setter of that variable mounts the directory, as
+The MPS daemon's pipes are mounted writable, since its clients connect to them; a client also has to
+share its IPC namespace (``--ipc=host``). For a daemon with another directory
+(``CUDA_MPS_PIPE_DIRECTORY``), the component that sets that variable mounts the directory, as
 Kubernetes' device plugin does.
 
 Source: the user-guide's table of driver capabilities; libnvidia-container's and nvcdi's
@@ -264,7 +264,7 @@ _Item = TypeVar("_Item")
 
 
 def rows_of(capabilities: Iterable[str]) -> tuple[Row, ...]:
-    """The rows of capabilities, each once in the table's order, with :data:`ALWAYS`.
+    """Return the rows of capabilities, each once in the table's order, with :data:`ALWAYS`.
 
     Args:
         capabilities: some of :data:`hooks.words.CAPABILITIES`.
@@ -274,7 +274,7 @@ def rows_of(capabilities: Iterable[str]) -> tuple[Row, ...]:
 
 
 def nodes_of(capabilities: Iterable[str]) -> tuple[ControlNode, ...]:
-    """The control nodes that capabilities stand for, :data:`CONTROL` first."""
+    """Return the control nodes that capabilities stand for, :data:`CONTROL` first."""
     return (CONTROL, *_united(NODES, capabilities, ()))
 
 
@@ -285,7 +285,7 @@ def wants_drm(capabilities: Iterable[str]) -> bool:
 
 @cache
 def every_row() -> tuple[Row, ...]:
-    """All rows of the table: what a driver is searched for."""
+    """Return all rows of the table, for which a driver is searched."""
     return rows_of(CAPABILITIES)
 
 

@@ -1,4 +1,4 @@
-"""Device nodes of the host, compared with the numbers that the kernel lists for their drivers.
+"""Compare device nodes of the host with the numbers that the kernel lists for their drivers.
 
 Source: kernel-open/nvidia/nv-caps.c of NVIDIA's open kernel modules; the MIG user guide, "Device
 Nodes and Capabilities".
@@ -23,34 +23,34 @@ IMEX_DRIVER: Final = "nvidia-caps-imex-channels"
 
 
 def cap_path(minor: int) -> str:
-    """The capability node with a minor number, in the container."""
+    """Return the capability node with a minor number, in the container."""
     return f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
 @dataclass(frozen=True, slots=True)
 class MadeNodes:
-    """What was done to make missing device nodes, and stale ones anew."""
+    """What was done to create missing device nodes, and to replace stale ones."""
 
     made: tuple[str, ...] = ()  # paths of those that were made, on the host
     failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
-    # paths of devices that were not there when the inventory's nodes were looked at, and are now:
-    # another shim was as quick, or this one has made them for an earlier attempt
+    # paths of devices that did not exist when the inventory's nodes were read, but do now: another
+    # shim was faster, or this one has created them for an earlier attempt
     found: tuple[str, ...] = ()
 
 
 def host_path(config: Config, path: str) -> str:
-    """Where a node of the container's /dev is on the host."""
+    """Return where a node of the container's /dev is on the host."""
     return config.dev + path.removeprefix("/dev")
 
 
 def look_at_node(
     config: Config, path: str, majors: Collection[int], minor: int | None, driver: str
 ) -> Node | str:
-    """The device node at a path, or in words what is wrong with it.
+    """Return the device node at a path, or what is wrong with it, in words.
 
     Args:
-        path: in the container ("/dev/nvidia0").
-        majors: the major numbers that its driver has; none if it is not loaded.
+        path: the path in the container ("/dev/nvidia0").
+        majors: the major numbers of its driver; none if the driver is not loaded.
         minor: its minor number; None for any.
     """
     host = host_path(config, path)
@@ -91,10 +91,10 @@ def read_majors(config: Config) -> dict[str, int]:
 
 
 def cap_minors(config: Config) -> dict[str, int]:
-    """The minors of the capability nodes, by name ("gpu0/gi1/ci0/access", "config").
+    """Return the minors of the capability nodes, by name ("gpu0/gi1/ci0/access", "config").
 
-    The file lists all that could be, thousands of lines, and never changes while the module
-    is loaded; so it is read and not observed.
+    The file lists all that could exist, thousands of lines, and never changes while the module is
+    loaded. So it is read but not observed.
     """
     minors = {}
     for line in (read_text(f"{config.proc}/driver/nvidia-caps/mig-minors") or "").splitlines():

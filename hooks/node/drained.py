@@ -1,19 +1,19 @@
-"""Devices that are out of service: a file each in ``drained``, a directory that outlives a boot.
+"""Devices that are out of service: one file each in ``drained``, a directory that survives reboots.
 
 Rules
-- A file is named by what is out of service: the UUID of a GPU or MIG device, the PCI address of a
-  GPU without one, or :data:`DRIVER` for all that the driver does. Its content says why; one that
-  cannot be read says less, and counts all the same.
-- A GPU that is out of service takes its MIG devices with it. A MIG device can be so by itself.
-- A UUID names a card, not a slot: another card in its place is in service. While a GPU has no UUID,
-  as after it fell off the bus, it is known by the address that it had. A mark by an address counts
-  until it is removed, also when the GPU has a UUID again.
-- A drain marks a device first and lists its holders afterwards. A shim writes what makes its
-  container a holder (the record, the spec) first, and looks for marks afterwards. So each container
-  is refused, or seen by the drain.
-- The directory is normally absent, so that looking for it costs one failing system call.
+- The name of a file tells what is out of service: the UUID of a GPU or MIG device, the PCI address
+  of a GPU without a UUID, or :data:`DRIVER` for everything that the driver does. Its content gives
+  the reason; even a file that cannot be read counts.
+- If a GPU is out of service, so are its MIG devices. A MIG device can also be out of service alone.
+- A UUID identifies a card, not a slot: another card in the same slot is in service. While a GPU has
+  no UUID, for example after it fell off the bus, it is identified by the address that it had. A
+  mark with an address counts until it is removed, even if the GPU has a UUID again.
+- A drain first marks a device and then lists its holders. A shim first writes what makes its
+  container a holder (the record, the spec), and then looks for marks. So each container is either
+  refused, or seen by the drain.
+- The directory is normally absent, so looking for it costs one failing system call.
 
-Only root can write there. Nothing of it is a container's word.
+Only root can write there. Nothing in it comes from a container.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Drain:
 
 
 def path_of(config: Config, device: str) -> str:
-    """Where the mark of a device is."""
+    """Return where the mark of a device is."""
     # UUIDs of MIG devices of older drivers have slashes in them.
     name = device.replace("%", "%25").replace("/", "%2F")
     return os.path.join(config.drained, name)
 
 
 def read_drains(config: Config) -> tuple[Drain, ...]:
-    """What is out of service, by name."""
+    """Return what is out of service, by name."""
     try:
         names = os.listdir(config.drained)
     except OSError:
@@ -156,16 +156,16 @@ def _is_gpu(drain: Drain) -> bool:
 
 
 def driver_of(drains: Iterable[Drain]) -> str:
-    """Why the driver is out of service; "" if it is in service."""
+    """Return why the driver is out of service; "" if it is in service."""
     return next((drain.why for drain in drains if drain.device == DRIVER), "")
 
 
 def driver_refusal(asked: str, why: str) -> OutOfService:
-    """The error for a container that asks for anything of a driver that is out of service.
+    """Return the error for a container that requests part of a driver that is out of service.
 
     Args:
-        asked: in the words of the request; "" if there are none.
-        why: since when and why it is.
+        asked: the words of the request; "" if there are none.
+        why: since when and why the driver is out of service.
     """
     return OutOfService(
         asked or "what the container asks of the driver",
@@ -175,7 +175,7 @@ def driver_refusal(asked: str, why: str) -> OutOfService:
 
 
 def refusal(device: Gpu | MigDevice) -> OutOfService:
-    """The error for a container that names a device that is out of service."""
+    """Return the error for a container that names a device that is out of service."""
     name = device.index if isinstance(device, Gpu) else f"{device.gpu}:{device.index}"
     return OutOfService(
         str(device),

@@ -1,18 +1,18 @@
-"""The driver's files on this node: which version, and where each file is.
+"""Find the driver's files on this node: their version, and where each file is.
 
 Rules
-- :mod:`hooks.node.roots` finds the driver and its version: that of the
-  loaded kernel module. User-space files of another version are not used: NVIDIA's programs
-  refuse to run with them.
-- Directories are searched in the order of the layout's table (:mod:`hooks.node.driver_layouts`);
-  the first file that matches a row of :mod:`hooks.node.capabilities` for an architecture is the
-  one. Which architecture a library is for, and its soname, is read from the file, for a directory's
-  name says it on some distributions only (Fedora's /usr/lib holds 32-bit libraries, Arch's
-  64-bit ones).
+- :mod:`hooks.node.roots` finds the driver and its version, which is that of the loaded kernel
+  module. User-space files of another version are not used: NVIDIA's programs refuse to run with
+  them.
+- Directories are searched in the order of the layout's table (:mod:`hooks.node.driver_layouts`).
+  The first file that matches a row of :mod:`hooks.node.capabilities` for an architecture is used.
+  The architecture of a library, and its soname, are read from the file, because only on some
+  distributions a directory's name tells it (Fedora's /usr/lib has 32-bit libraries, Arch's 64-bit
+  ones).
 - A library of the driver's version that no row names, and that is not left out by name, counts as
   one of :data:`hooks.node.capabilities.OTHERS`.
-- A file counts if it is a regular file below the driver root after all links were followed
-  within the driver root; a mount's source is that file, never a link to it.
+- A file counts if it is a regular file below the driver root after all links were followed within
+  the driver root. The source of a mount is that file, never a link to it.
 
 Source: NVIDIA Container Toolkit, internal/lookup.
 """
@@ -112,7 +112,7 @@ def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
 
     Raises:
         DriverNotFound: there is no libcuda and no libnvidia-ml of any version.
-        DriverMismatch: they are there, but not of the loaded module's version.
+        DriverMismatch: they exist, but do not match the loaded module's version.
     """
     root = choose(fingerprint, config, module_version(fingerprint, config))
     libraries = tuple(_libraries(root.reader, root.directories, root.version))
@@ -137,14 +137,14 @@ def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
 
 
 def find_sockets(root: str, services: Collection[str] = SERVICES) -> dict[str, str]:
-    """The existing sockets of the driver's services: the host's path by that of the table.
+    """Return the existing sockets of the driver's services: the host's path by the table's path.
 
-    Services come and go without the driver changing, so this is looked up each time, and not
+    Services start and stop without a change of the driver, so this is looked up each time, and not
     kept in the inventory's cache.
 
     Args:
         root: the directory that is "/" for the driver's files.
-        services: those whose sockets containers may get.
+        services: the services whose sockets containers may get.
     """
     fingerprint = Fingerprint(root)
     found = {}
@@ -163,8 +163,8 @@ def _is_trusted(host: str, row: Socket) -> bool:
         return False
     if not row.is_directory:
         return stat.S_ISSOCK(seen.st_mode)
-    # The directory's parent may be writable by all (/tmp): only what root made there stays
-    # what it is until it is mounted.
+    # The directory's parent may be writable by all (/tmp). Only what root made there stays the same
+    # until it is mounted.
     return stat.S_ISDIR(seen.st_mode) and seen.st_uid == 0
 
 
@@ -198,7 +198,7 @@ def _libraries(
 
 
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a pattern matches, the longest first.
+    """Return the names that a pattern matches, longest first.
 
     Next to ``libnvidia-egl-gbm.so.1.1.0`` there may be links to it with shorter names.
     """
@@ -215,7 +215,7 @@ def read_elf(path: str) -> Elf | None:
     """Parse an ELF file of the node; None for any other file.
 
     Args:
-        path: on the host, free of links at its end.
+        path: a path on the host whose last component is not a link.
     """
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -248,10 +248,10 @@ def _files(root: Root) -> Iterator[DriverFile]:
 
 
 def _manifest_with_paths(name: str, source: str) -> str:
-    """The text of a manifest that names a library by a path; "" for any other.
+    """Return the text of a manifest that names a library by a path; "" for any other manifest.
 
     Args:
-        name: that loaders open; it may be a link to a file with another.
+        name: the name that loaders open; it may be a link to a file with another name.
     """
     try:
         text = read_manifest(source)
@@ -268,10 +268,10 @@ def _unpatched(root: Root, source: str) -> str:
 
 
 def places(row: Row, driver: Driver) -> Iterator[str]:
-    """Where the files of a row are searched, within the driver root, best first.
+    """Yield where the files of a row are searched, within the driver root, best first.
 
     Yields:
-        Paths; for firmware with a pattern for a name.
+        Paths; for firmware, with a pattern for a name.
     """
     return _places(row, layout_named(driver.layout), driver.version)
 

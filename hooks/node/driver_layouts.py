@@ -1,9 +1,9 @@
-"""Where people put NVIDIA's driver: each way to install it, as a table of directories.
+"""Where NVIDIA's driver may be installed: each way to install it, as a table of directories.
 
-A layout says where files lie below a root. The root is "/" for the files themselves: absolute
-links end below it. It is the host's for a driver that was installed on the host, wherever in it
-(NixOS' links lead to /nix/store, Debian's through /etc/alternatives); a driver container's root
-file system is a root of its own.
+A layout lists where files are below a root. The root is "/" for the files themselves: absolute
+links stay below it. If the driver was installed on the host, it is the host's root, wherever the
+files are (NixOS' links lead to /nix/store, Debian's through /etc/alternatives). The root file
+system of a driver container is a root of its own.
 
 ==================  ==================================================================
 distribution        packages, and NVIDIA's own installer; also inside a driver container
@@ -11,13 +11,13 @@ google              /usr/local/nvidia and its namesakes: Container-Optimized OS,
                     the mount of a driver there; it may be read-only
 opt                 /opt/nvidia: Flatcar, and drivers that are chosen at boot
 nixos               links of the running system into its store
-talos               a glibc of its own next to the system's musl
+talos               a separate glibc next to the system's musl
 bottlerocket        below the system's own root for sysroots, or /usr/lib/nvidia/tesla
 prefix              a directory that was configured, with lib and bin in it
 loader              wherever the root's ld.so.conf and ld.so.cache say
 ==================  ==================================================================
 
-In a path ``{v}`` is the driver's version and ``{directory}`` that of an X module. Nothing is
+In a path, ``{v}`` is the driver's version and ``{directory}`` that of an X module. Nothing is
 looked up here; :mod:`hooks.node.roots` decides which layout a node has.
 
 Source: NVIDIA Container Toolkit, internal/lookup; file lists of Debian's and Fedora's packages;
@@ -43,7 +43,7 @@ class DriverLayout:
     data: tuple[str, ...] = ()  # directories of configuration and data
     firmware: tuple[str, ...] = ()
     xorg: tuple[str, ...] = ()  # directories of the X server's modules
-    # directories of which one is there if a driver is laid out so; none to look anyway
+    # directories, one of which exists if a driver has this layout; empty to search in any case
     homes: tuple[str, ...] = ()
     # a directory next to that of a program with the same program as NVIDIA built it
     unpatched: str = ""
@@ -106,7 +106,7 @@ DISTRIBUTION: Final = DriverLayout(
 
 
 def _below(name: str, *homes: str) -> DriverLayout:
-    """A layout whose homes hold all of the driver, in the subdirectories that programs have."""
+    """Return a layout whose homes contain the whole driver, in the usual subdirectories."""
 
     def each(*places: str) -> tuple[str, ...]:
         return tuple(f"{home}{place}" for home in homes for place in places)
@@ -134,7 +134,7 @@ _PREFIX: Final = "prefix "
 
 
 def prefix(home: str) -> DriverLayout:
-    """A driver that is all below one directory, in the subdirectories that programs have.
+    """Return the layout of a driver below one directory, in the usual subdirectories of programs.
 
     Args:
         home: the directory; "" for the root itself.
@@ -203,10 +203,10 @@ LOADER: Final = DriverLayout(
 
 
 def layout_named(name: str) -> DriverLayout:
-    """The layout of a name that an inventory has kept.
+    """Return the layout with a name that an inventory has kept.
 
     Returns:
-        The layout; for "loader" without its libraries' directories.
+        The layout; for "loader", without the directories of its libraries.
     """
     if name.startswith(_PREFIX):
         return prefix(name.removeprefix(_PREFIX).rstrip("/"))

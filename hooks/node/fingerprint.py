@@ -1,18 +1,18 @@
-"""Reading from the node, and recording what was read.
+"""Read from the node, and record what was read.
 
-An inventory is fresh for exactly as long as everything that was looked at to make it still looks
-the same. So everything is read through a :class:`Fingerprint`, which records each observation;
-:func:`first_change` makes the observations again and compares. Nothing has to be listed a second
-time as "what the cache depends on", and so nothing can be forgotten there.
+An inventory is valid exactly as long as everything that was read to make it is still the same. So
+everything is read through a :class:`Fingerprint`, which records each observation;
+:func:`first_change` repeats the observations and compares. No second list is needed of "what the
+cache depends on", and so nothing can be forgotten in it.
 
 Observations, by kind (each is about one path of the host):
 
 ==========  ====================================================================
-``stat``    of what is there, links not followed: device, inode, mode, size,
-            modification time, and for a file of one name the time of its last
-            change, which cannot be set back; or that nothing is there. A name
-            more or less is no change: the layers of containers link the
-            driver's files (shim.work.driver_files)
+``stat``    of what is there, without following links: device, inode, mode,
+            size, modification time, and for a file with one name the time of its last
+            change, which cannot be set back; or that nothing is there. One name
+            more or less is not a change, because the layers of containers link
+            the driver's files (shim.work.driver_files)
 ``link``    where a symbolic link leads
 ``number``  of the device node that is there, as [major, minor]; or that none is
 ``text``    the content of a small file of procfs or sysfs
@@ -21,9 +21,9 @@ Observations, by kind (each is about one path of the host):
             lines change with every use of the device
 ==========  ====================================================================
 
-The driver root may be a container's root file system, whose absolute links are meant within
-it. :meth:`Fingerprint.resolve` follows links as a process would that had the driver root as its
-"/". (The driver root is the operator's; for what is an image's see :mod:`hooks.image.rootfs`.)
+The driver root may be a container's root file system, in which absolute links are relative to that
+root. :meth:`Fingerprint.resolve` follows links like a process whose "/" is the driver root. (The
+driver root belongs to the operator; for images see :mod:`hooks.image.rootfs`.)
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ class Fingerprint:
     """Reads the node; everything it reads is recorded as an observation.
 
     Args:
-        root: the driver root, absolute, without a link in its own path or with: it is taken
-            as it is.
-        observations: where to record; None for a list of its own.
+        root: the driver root, an absolute path, which is used as it is even if it contains links.
+        observations: where to record; None for a new list.
 
     Attributes:
-        observations: what was seen, by kind and path; values as JSON has them.
+        observations: the observations, by kind and path; the values are JSON values.
     """
 
     def __init__(self, root: str, observations: dict[tuple[str, str], Any] | None = None) -> None:
@@ -60,53 +59,53 @@ class Fingerprint:
         self._prefix = root.rstrip("/")
 
     def at(self, root: str) -> Fingerprint:
-        """A fingerprint with another root that records into the same list."""
+        """Return a fingerprint with another root that records into the same list."""
         return self if root == self.root else Fingerprint(root, self.observations)
 
     def text(self, path: str) -> str | None:
-        """The content of a small file of the host; None if it does not exist."""
+        """Return the content of a small file of the host; None if it does not exist."""
         seen: str | None = self.observe("text", path)
         return seen
 
     def names(self, path: str) -> tuple[str, ...]:
-        """The sorted names in a directory of the host; none if it is not there."""
+        """Return the sorted names in a directory of the host; empty if it does not exist."""
         return tuple(self.observe("names", path) or ())
 
     def fields(self, path: str, wanted: Iterable[str]) -> dict[str, str]:
-        """Some of the ``Name: value`` lines of a file; "" where the line is missing."""
+        """Return some of the ``Name: value`` lines of a file; "" where the line is missing."""
         seen: dict[str, str] = read_fields(path, wanted)
         self.observations["fields", path] = seen
         return seen
 
     def resolve(self, path: str) -> str | None:
-        """Where a path of the driver root really is.
+        """Return where a path of the driver root really is.
 
         Args:
-            path: absolute, within the driver root.
+            path: an absolute path within the driver root.
 
         Returns:
-            The host's path of it, below the driver root and free of links (but for those in
-            the driver root's own path); None if it leads nowhere.
+            The path on the host, below the driver root and free of links (except in the driver
+            root's own path); None if it leads nowhere.
         """
         inside = self._walk(path)
         return None if inside is None else self._prefix + inside
 
     def file(self, path: str) -> str | None:
-        """As :meth:`resolve`, but only if a regular file is there.
+        """Like :meth:`resolve`, but only for a regular file.
 
         Its identity is observed, so that a replaced file is noticed.
         """
         return self._of_type(path, stat.S_IFREG)
 
     def directory(self, path: str) -> str | None:
-        """As :meth:`resolve`, but only if a directory is there.
+        """Like :meth:`resolve`, but only for a directory.
 
-        Its identity is observed, so that a file added or removed is noticed.
+        Its identity is observed, so that an added or removed file is noticed.
         """
         return self._of_type(path, stat.S_IFDIR)
 
     def files(self) -> dict[str, Any]:
-        """What was observed of files, by path."""
+        """Return what was observed of files, by path."""
         return {path: seen for (kind, path), seen in self.observations.items() if kind == "stat"}
 
     def _of_type(self, path: str, wanted: int) -> str | None:
@@ -117,11 +116,11 @@ class Fingerprint:
         return host if seen is not None and stat.S_IFMT(seen[2]) == wanted else None
 
     def observe(self, kind: str, path: str) -> Any:
-        """An observation of a path of the host, as JSON, by the kinds in this module's head.
+        """Make an observation of a path of the host, as JSON, of a kind from the list above.
 
         Args:
-            kind: any but "fields".
-            path: of the host; links on the way are followed as the host does.
+            kind: any kind except "fields".
+            path: a path of the host; links on the way are followed as the host does.
         """
         key = (kind, path)
         if key not in self.observations:
@@ -129,7 +128,7 @@ class Fingerprint:
         return self.observations[key]
 
     def _walk(self, path: str) -> str | None:
-        """The path within the root, with every link followed."""
+        """Return the path within the root, with every link followed."""
         if path in self._resolved:
             return self._resolved[path]
         followed = 0
@@ -156,7 +155,7 @@ class Fingerprint:
         return self._remember(path, here or "/")
 
     def _link(self, inside: str) -> str | None:
-        """Where a link leads; "" if there is no link but something else; None if nothing."""
+        """Return a link's target; "" for something other than a link; None if nothing is there."""
         known = self._resolved.get(inside)
         if known == inside:
             return ""
@@ -178,11 +177,11 @@ class Fingerprint:
 
 
 def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
-    """The path of the first observation that has changed; None if none has.
+    """Return the path of the first observation that has changed; None if none has.
 
     Args:
-        observations: kind, path and what was seen, as they come out of JSON; anything else is
-            not true.
+        observations: kind, path and what was seen, as read from JSON; anything else counts as
+            changed.
     """
     for kind, path, seen in observations:
         if kind == "fields":
@@ -203,9 +202,9 @@ def _is_same(kind: str, now: Any, seen: Any) -> bool:
 
 
 def read_text(path: str) -> str | None:
-    """The content of a small file; None if it cannot be read.
+    """Return the content of a small file; None if it cannot be read.
 
-    Invalid UTF-8 is replaced; nothing that we read contains any.
+    Invalid UTF-8 is replaced; none of the files that we read contain any.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -225,12 +224,12 @@ def read_text(path: str) -> str | None:
 
 
 def read_line(path: str) -> str:
-    """The content of a small file without the white space around it; "" if it cannot be read."""
+    """Return a small file's content without surrounding white space; "" if unreadable."""
     return (read_text(path) or "").strip()
 
 
 def read_names(path: str) -> list[str] | None:
-    """The sorted names in a directory; None if it cannot be read."""
+    """Return the sorted names in a directory; None if it cannot be read."""
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -238,7 +237,7 @@ def read_names(path: str) -> list[str] | None:
 
 
 def read_fields(path: str, wanted: Iterable[str]) -> dict[str, str]:
-    """Some of a file's ``Name: value`` lines; "" where the line is missing."""
+    """Return some of a file's ``Name: value`` lines; "" where the line is missing."""
     lines = (line.partition(":") for line in (read_text(path) or "").splitlines())
     values: Mapping[str, str] = {name.strip(): value.strip() for name, _, value in lines}
     return {name: values.get(name, "") for name in wanted}
@@ -257,8 +256,8 @@ def _look_stat(path: str) -> list[int] | None:
 
 
 def _observed(seen: os.stat_result) -> list[int]:
-    # Each new name of a file sets its time of change, too: a store that links equal files, or
-    # a backup, would make everything stale.
+    # Each new name of a file also sets its time of change. So a store that links equal files, or a
+    # backup, would make everything stale.
     alone = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
     changed = seen.st_ctime_ns if alone else 0
     return [seen.st_dev, seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, changed]
@@ -291,5 +290,5 @@ _LOOKS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def _components(path: str) -> list[str]:
-    """The names in a path, last first, so that the next one can be popped."""
+    """Return the names in a path, last first, so that the next one can be popped."""
     return [name for name in reversed(path.split("/")) if name not in {"", "."}]

@@ -1,26 +1,27 @@
-"""The node's GPUs, MIG devices and device nodes, from procfs, sysfs and /dev.
+"""Find the node's GPUs, MIG devices and device nodes, from procfs, sysfs and /dev.
 
 Rules
-- procfs decides: it works without NVML, which may hang. NVML adds what only it knows:
+- procfs decides, because it works without NVML, which may hang. NVML adds what only it knows:
   memory, MIG mode without instances, and the UUIDs and profiles of MIG devices.
-- A GPU's index is NVML's, as nvidia-smi shows it: the place in PCI bus order, which it is too
-  where NVML has not reported one. A GPU that the driver's settings exclude has none.
-- A GPU is in MIG mode if NVML says so or if procfs shows GPU instances of it.
-- A GPU that fell off the bus keeps its index as long as procfs lists it, for NVML's indices stay
-  as well; its node has a fault. It is one that NVML cannot open, or that sysfs no longer lists.
-- NVML alone reports two things, so they are checked again after a while
-  (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. So is
-  its word on instances if procfs shows others: they were changed between the two looks.
+- A GPU's index is NVML's, as in nvidia-smi. That is its position in PCI bus order, which is also
+  used if NVML has not reported an index. A GPU that the driver's settings exclude has no index.
+- A GPU is in MIG mode if NVML says so or if procfs shows that it has GPU instances.
+- A GPU that fell off the bus (NVML cannot open it, or sysfs no longer lists it) keeps its index as
+  long as procfs lists it, because NVML's indices do not change either. Its node has a fault.
+- Two things are reported only by NVML, so they are checked again after a while
+  (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. If procfs
+  shows other instances than NVML, these are checked again, too: they were changed between the two
+  reads.
 - A GPU that the configuration excludes by UUID or PCI address stays in the inventory with its
-  index, so that the indices of the others are those that nvidia-smi shows on the node. It is left
-  out of ``all``; naming it is an error.
+  index, so that the others have the indices that nvidia-smi shows on the node. It is left out of
+  ``all``; naming it is an error.
 - None of its nodes is usable: its own, those of its MIG devices, and those below /dev/dri. So no
   plan that is made from the inventory can contain them.
-- A GPU with an unknown UUID is excluded as well if the configuration excludes a UUID that matches
-  no other GPU: it may be that one.
-- Device nodes are looked at each time and not kept: they appear when a module is first
-  loaded. One counts if it is a character device with the major number that /proc/devices
-  gives to its driver; otherwise what is wrong with it is kept for the message.
+- If the configuration excludes a UUID that matches no GPU, a GPU with an unknown UUID is excluded
+  as well, because it may be that one.
+- Device nodes are read each time and not cached, because they appear when a module is first loaded.
+  A node counts if it is a character device with the major number that /proc/devices gives to its
+  driver; otherwise the reason is kept for the message.
 
 Source: kernel-open/nvidia/nv-procfs.c and nv-caps.c of NVIDIA's open kernel modules; the MIG
 user guide, "Device Nodes and Capabilities".
@@ -141,10 +142,10 @@ _NOT_REPORTED: Final = NvmlGpu(index=-1)
 
 
 def find_gpus(fingerprint: Fingerprint, config: Config, report: NvmlReport | None) -> FoundGpus:
-    """The node's GPUs.
+    """Return the node's GPUs.
 
     Args:
-        report: what NVML said; None if it said nothing.
+        report: NVML's report; None if there is none.
     """
     listed, notes = _listed(fingerprint, config)
     reported, others = _match(config, listed, report)
@@ -178,7 +179,7 @@ def find_gpus(fingerprint: Fingerprint, config: Config, report: NvmlReport | Non
 
 
 def _listed(fingerprint: Fingerprint, config: Config) -> tuple[list[Gpu], list[str]]:
-    """The GPUs that procfs has, in bus order; and why each of the others is left out."""
+    """Return the GPUs in procfs, in bus order, and why others are left out."""
     notes: list[str] = []
     found: list[Gpu] = []
     directory = f"{config.proc}/driver/nvidia/gpus"
@@ -198,10 +199,10 @@ def _listed(fingerprint: Fingerprint, config: Config) -> tuple[list[Gpu], list[s
 def _match(
     config: Config, listed: list[Gpu], report: NvmlReport | None
 ) -> tuple[dict[str, NvmlGpu], list[NvmlGpu]]:
-    """Which GPU of procfs each of NVML's is, by PCI address; and those without a match.
+    """Match NVML's GPUs to those of procfs, by PCI address; also return those without a match.
 
-    The PCI address decides, then the UUID, then the minor. A lost GPU often has none of these;
-    such GPUs are taken for those that are left, in bus order, which is NVML's as well.
+    The PCI address decides, then the UUID, then the minor. A lost GPU often has none of these. Such
+    GPUs are matched to the remaining ones, in bus order, which is also NVML's.
     """
     left, reported = list(listed), {}
     others = list(report.gpus) if report is not None else []
@@ -233,7 +234,7 @@ def _has_node(config: Config, gpu: Gpu) -> bool:
 
 
 def _conflicts(gpu: Gpu, nvml: NvmlGpu) -> Iterator[str]:
-    """The differences between NVML and procfs, which decides."""
+    """Yield the differences between NVML and procfs, which decides."""
     at = gpu.bus_id
     if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:
         yield f"NVML calls the GPU at {at} {nvml.uuid}, procfs {gpu.uuid}"
@@ -251,10 +252,10 @@ def _named(nvml: NvmlGpu) -> str:
 
 
 def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, ...]:
-    """The GPUs by index: NVML's where it has said one, for that is what people see.
+    """Return the GPUs by index: NVML's where it has reported one, because people see that one.
 
-    NVML does not count a GPU that has no node here, as in a node that is itself a container with
-    some of a machine's GPUs. The numbers it leaves over go to the others, in bus order.
+    NVML does not count a GPU without a node here, for example on a node that is itself a container
+    with some of a machine's GPUs. The remaining numbers go to the others, in bus order.
     """
     numbers = {nvml.index for nvml in reported.values()}
     if len(numbers) < len(reported) or max(numbers, default=0) >= len(found):
@@ -268,7 +269,7 @@ def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, .
 
 
 def find_unsettled(fingerprint: Fingerprint, config: Config, found: FoundGpus) -> tuple[str, ...]:
-    """What NVML reported of GPUs and procfs does not confirm, for display."""
+    """Return, for display, what NVML reported about GPUs but procfs does not confirm."""
     return tuple(filter(None, (_unsettled(fingerprint, config, gpu, found) for gpu in found.gpus)))
 
 
@@ -286,7 +287,7 @@ def _unsettled(fingerprint: Fingerprint, config: Config, gpu: Gpu, found: FoundG
 
 
 def _instances(fingerprint: Fingerprint, config: Config, minor: int) -> set[tuple[int, int | None]]:
-    """The GPU instances of a GPU, each with its compute instances, and with None for itself."""
+    """Return a GPU's GPU instances, each with its compute instances, and with None for itself."""
     directory = f"{config.proc}/driver/nvidia/capabilities/gpu{minor}/mig"
     found: set[tuple[int, int | None]] = set()
     for name in fingerprint.names(directory):
@@ -301,10 +302,10 @@ def _instances(fingerprint: Fingerprint, config: Config, minor: int) -> set[tupl
 
 
 def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
-    """NVML's MIG devices by GPU and index, with the kernel's capability nodes.
+    """Return NVML's MIG devices by GPU and index, with the kernel's capability nodes.
 
     Args:
-        found: what :func:`find_gpus` found; without NVML's word no MIG device is known.
+        found: the result of :func:`find_gpus`; without NVML, no MIG device is known.
     """
     reported = [
         (gpu, found.reported[gpu.bus_id].mig_devices)
@@ -332,13 +333,13 @@ def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
 def look_at_nodes(
     config: Config, gpus: Collection[Gpu], mig: Collection[MigDevice], other_dev: str | None = None
 ) -> Nodes:
-    """The current state of every device node that a container could get.
+    """Return the current state of every device node that a container could get.
 
-    Those of excluded GPUs are not usable, whatever they are.
+    Those of excluded GPUs are not usable, whatever their state.
 
     Args:
         other_dev: where nodes may be that the host's ``dev`` does not have: a driver container
-            makes them in its own, unless it was given the host's.
+            creates them in its own, unless it was given the host's.
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
@@ -369,7 +370,7 @@ def look_at_nodes(
 
 
 def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """What is wrong with the nodes of GPUs that are gone."""
+    """Return what is wrong with the nodes of lost GPUs."""
     devices = f"{config.sys}/bus/pci/devices"
     has_list = os.path.isdir(devices)
     faults = {}
@@ -382,7 +383,7 @@ def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
 
 
 def _withheld(gpus: Iterable[Gpu], mig: Collection[MigDevice]) -> dict[str, str]:
-    """The nodes of excluded GPUs, by path in the container, each with the reason."""
+    """Return the nodes of excluded GPUs, by path in the container, each with the reason."""
     found: dict[str, str] = {}
     for gpu in gpus:
         if gpu.excluded:
@@ -418,7 +419,7 @@ def _drm_names(fingerprint: Fingerprint, config: Config, bus_id: str) -> tuple[s
 
 
 def bus_order(bus_id: str) -> tuple[int, ...]:
-    """A PCI address as numbers: as text, domain 10000 would come before 2."""
+    """Return a PCI address as numbers: as text, domain 10000 would come before 2."""
     try:
         return tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))
     except ValueError:
@@ -426,7 +427,7 @@ def bus_order(bus_id: str) -> tuple[int, ...]:
 
 
 def _uuid(text: str) -> str:
-    """A UUID of procfs; "" for the question marks it has before the GPU is first used."""
+    """Return a UUID of procfs; "" for the question marks it has before the GPU is first used."""
     prefix, _, digits = text.partition("-")
     return f"GPU-{digits.lower()}" if prefix == "GPU" and "?" not in digits else ""
 
@@ -434,10 +435,10 @@ def _uuid(text: str) -> str:
 def mark_excluded(
     gpus: tuple[Gpu, ...], names: tuple[str, ...]
 ) -> tuple[tuple[Gpu, ...], list[str]]:
-    """The GPUs, the excluded ones marked; and notes for display.
+    """Return the GPUs, with the excluded ones marked, and notes for display.
 
     Args:
-        names: UUIDs and PCI addresses, as :mod:`hooks.node.gpus` writes them.
+        names: UUIDs and PCI addresses, in the notation of :mod:`hooks.node.gpus`.
     """
     if not names:
         return gpus, []

@@ -1,68 +1,68 @@
 """What a container needs and the host lacks: kernel modules, device nodes and links to them.
 
-After a boot nothing may have used the GPUs yet: the module for unified memory and perhaps the
-driver's own are not loaded, and no kernel announces these devices to udev, so their nodes are made
-by the driver's first user (nvidia-modprobe, which is root for everybody, or root's nvidia-smi).
-That may be a container. NVIDIA's tools load and make what is missing on demand, and so does this,
-unless ``load-kernel-modules`` or ``make-nodes`` says no. It grants nothing that every user of the
-node could not have made.
+After a boot, nothing may have used the GPUs yet. Then the module for unified memory, and perhaps
+the driver's own, are not loaded. No kernel announces these devices to udev, so their nodes are
+created by the driver's first user (nvidia-modprobe, which is setuid root, or root's nvidia-smi).
+That user may be a container. NVIDIA's tools load and create what is missing on demand. So does this
+module, unless ``load-kernel-modules`` or ``make-nodes`` forbids it. It grants nothing that any user
+of the node could not have created.
 
 Modules
-- Only what the container needs: ``nvidia``, for CUDA ``nvidia-uvm``, for graphics and display
-  ``nvidia-modeset``. What sysfs shows is loaded is not loaded again.
-- Only on a machine with a GPU of NVIDIA's on its PCI bus: elsewhere modprobe could only fail.
-- The operator's modprobe.d holds: a module that is blacklisted by ``install … /bin/false``, as on
-  a node whose GPUs are for virtual machines, is not loaded.
-- A driver root other than "/" is where its modules are looked for, too.
-- A module that cannot be loaded is not an error here: its user reports what is missing.
-- The engine runs nothing. The caller runs each command to its end, one after the other, and has
-  each end within :data:`TIMEOUT`. After one that does not, and without ``nvidia``, it tries no
-  more.
+- Only those that the container needs are loaded: ``nvidia``, for CUDA ``nvidia-uvm``, for graphics
+  and display ``nvidia-modeset``. A module that sysfs shows as loaded is not loaded again.
+- This is done only on a machine with an NVIDIA GPU on its PCI bus: elsewhere modprobe could only
+  fail.
+- The operator's modprobe.d applies: a module that is blacklisted with ``install … /bin/false``, as
+  on a node whose GPUs are for virtual machines, is not loaded.
+- If the driver root is not "/", modules are searched there, too.
+- If a module cannot be loaded, that is not an error here: its user reports what is missing.
+- The engine runs nothing. The caller runs the commands one after the other, and ends each after
+  :data:`TIMEOUT`. After one that timed out, or if ``nvidia`` is not loaded, it stops.
 
 Nodes
-- Only nodes that are missing or stale, of what the container may come to need: the control nodes
-  of its capabilities, the GPUs, the capabilities of MIG devices. A node is stale if it has another
-  number than the kernel now says: a module that is loaded again may get another major number
-  (nvidia-uvm's is dynamic), and with the old node CUDA is dead. It is replaced, as nvidia-modprobe
-  does. What is no device is never touched.
-- Numbers are those of /proc/devices and of procfs; a device whose module is not loaded gets no
-  node. IMEX channels are not made, only replaced: the IMEX service or the resource driver decides
-  on them.
-- Mode and owner are those of the module's parameters, lines ``Name: value`` of
-  /proc/driver/nvidia/params: ``DeviceFileMode``, ``DeviceFileUID``, ``DeviceFileGID`` (of a
-  capability, in its file of procfs). With ``ModifyDeviceFiles: 0`` none are made.
-- A node appears with its mode and owner, or not at all, and takes only a stale one's place: any
-  number of shims may make it at once.
-- The record lists what could not be made; the grant then says what is missing. They stay,
-  as they are the host's.
+- Only missing or stale nodes are created, and only those that the container may need: the control
+  nodes of its capabilities, the GPUs, the capabilities of MIG devices. A node is stale if it has
+  another number than the kernel says now: a module that is loaded again may get another major
+  number (nvidia-uvm's is dynamic), and CUDA does not work with the old node. It is replaced, as
+  nvidia-modprobe does. A file that is not a device is never touched.
+- Numbers are those of /proc/devices and of procfs. A device whose module is not loaded gets no
+  node. IMEX channels are not created, only replaced: the IMEX service or the resource driver
+  decides about them.
+- Mode and owner are those in the module's parameters, lines ``Name: value`` of
+  /proc/driver/nvidia/params: ``DeviceFileMode``, ``DeviceFileUID``, ``DeviceFileGID`` (for a
+  capability, in its file in procfs). With ``ModifyDeviceFiles: 0`` no nodes are created.
+- A node appears with its mode and owner, or not at all, and replaces only a stale one. So any
+  number of shims may create it at the same time.
+- The record lists what could not be created; the grant then reports what is missing. The nodes
+  stay, because they belong to the host.
 
-In a container NVIDIA's libraries must not make nodes: a privileged one, or one whose process may
-make nodes, would get one for every GPU of the machine as soon as a CUDA program starts. So where
-``ModifyDeviceFiles`` is 1, the container reads the same parameters with 0 in it, read-only
-(:mod:`shim.rootfs.proc_cover` mounts it). The other files below /proc/driver/nvidia stay as they
-are: they give no access, a container sees the same GPUs below /sys/bus/pci/devices, and what is
-mounted over a directory of procfs hides what the module puts there later (capabilities of MIG
-devices that are made while the container runs).
+In a container, NVIDIA's libraries must not create nodes. In a container that is privileged, or
+whose process may create nodes, they would create one for every GPU of the machine as soon as a CUDA
+program starts. So if ``ModifyDeviceFiles`` is 1, the container reads the same parameters with 0
+instead, read-only (:mod:`shim.rootfs.proc_cover` mounts the file). The other files below
+/proc/driver/nvidia are not changed: they give no access, and a container sees the same GPUs below
+/sys/bus/pci/devices. A mount over a directory of procfs would hide what the module adds there later
+(capabilities of MIG devices that are created while the container runs).
 
 Links
-- Only for nodes that a container gets, and only where the node is what it should be.
-- A link is right if it leads to a character device of the numbers in its name. A right one is
-  not touched. A wrong or dangling one (of a driver that has had other numbers)
-  is replaced. What is no link is left alone.
-- Its target is the one that udev would write: ``../nvidia0``; or the whole path of a node that is
-  in a driver container's own /dev alone. Each is made or replaced in one step, so that any number
-  of shims may do it at once.
-- They stay when the container goes, as udev's do: they name a device of the host, and another
-  container may need them.
-- Where they cannot be made the container starts all the same, and its record says so: without
+- Links are made only for nodes that a container gets, and only if the node is what it should be.
+- A link is right if it leads to a character device with the numbers in its name. Such a link is not
+  touched. A wrong or dangling one (from a driver that had other numbers) is replaced. A file that
+  is not a link is left alone.
+- Its target is the one that udev would write: ``../nvidia0``; or the whole path, for a node that
+  exists only in a driver container's own /dev. Each link is created or replaced in one step, so any
+  number of shims may do it at the same time.
+- The links stay when the container is gone, as udev's do: they name a device of the host, and
+  another container may need them.
+- If they cannot be created, the container starts all the same, and its record says so: without
   systemd's cgroups nothing needs them.
 
-The links /dev/char/MAJOR:MINOR: when systemd makes a container's cgroup, the low-level runtime
-names the devices by such names. Up to version 252 or so, one that does not exist on the host is
-left out: the container works, because the runtime allows the device itself as well, until the next
-``systemctl daemon-reload``, when systemd writes the cgroup's rules again from these names, and the
-GPU answers EPERM from then on. udev makes these links for devices that the kernel announces;
-nothing makes those of NVIDIA's nodes.
+The links are /dev/char/MAJOR:MINOR. When systemd manages a container's cgroup, the low-level
+runtime identifies the devices by these names. Up to about version 252, systemd ignores a name that
+does not exist on the host. At first the container works, because the runtime also allows the device
+itself. But at the next ``systemctl daemon-reload``, systemd rewrites the cgroup's rules from these
+names, and from then on the GPU answers EPERM. udev makes these links for devices that the kernel
+announces; nothing makes those for NVIDIA's nodes.
 
 Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; libnvidia-container, src/nvc.c;
 kernel-open/nvidia/nv-procfs.c and nv-caps.c of NVIDIA's open kernel modules; modprobe(8);
@@ -104,7 +104,7 @@ DRIVER: Final = "nvidia"
 
 
 def load_commands(config: Config, capabilities: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """The commands that load missing modules: argument lists, in order."""
+    """Return the commands that load missing modules: argument lists, in order."""
     if not config.load_modules:
         return ()
     missing = [name for name in _needed(capabilities) if not is_loaded(config, name)]
@@ -151,7 +151,7 @@ _MOST_ID: Final = 2**32 - 2
 
 
 def parse_parameters(text: str) -> dict[str, str]:
-    """The parameters by name; lines without a colon are skipped."""
+    """Return the parameters by name; lines without a colon are skipped."""
     lines = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
@@ -172,13 +172,13 @@ def node_owner(parameters: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def without_node_making(text: str) -> ProcFile | None:
-    """What a container is to read in place of the parameters.
+    """Return what a container should read in place of the parameters.
 
     Args:
         text: the file's content; "" if it does not exist.
 
     Returns:
-        The file to be covered; None if it says already that nodes are not to be made.
+        The replacement; None if the file already forbids creating nodes.
     """
     lines = text.splitlines(keepends=True)
     shown = [_MODIFY_NOT if _is_modify(line) else line for line in lines]
@@ -222,10 +222,11 @@ class Wanted:
 
 
 def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[str]) -> MadeNodes:
-    """Make the nodes that are missing or stale.
+    """Create the nodes that are missing or stale.
 
     Returns:
-        What was done. If anything was made or found, the inventory's nodes have to be read again.
+        What was done. If anything was created or found, the inventory's nodes have to be read
+        again.
     """
     faults = inventory.nodes.faults
     channels = stale_channels(config)
@@ -270,7 +271,7 @@ def _wanted(
     owner: tuple[int, int, int],
 ) -> Iterator[Wanted]:
     for control in nodes_of(capabilities):
-        # The driver's own major is there without this module, and the node would be dead.
+        # The driver's own major exists without this module, but the node would not work.
         if control.minor is not None and (
             control is not MODESET or is_loaded(config, "nvidia-modeset")
         ):
@@ -298,14 +299,14 @@ def _wanted(
 
 
 def capability_mode(told: Mapping[str, str]) -> int:
-    """The permission bits of a capability's node, by its file of procfs."""
+    """Return the permission bits of a capability's node, by its file of procfs."""
     text = told.get("DeviceFileMode", "")
     number = int(text) if text.isascii() and text.isdecimal() else _CAPABILITY_MODE
     return number if number <= _PERMISSIONS else _CAPABILITY_MODE
 
 
 def stale_channels(config: Config) -> list[Wanted]:
-    """The IMEX channels whose nodes have another number than the kernel says."""
+    """Return the IMEX channels whose nodes have another number than the kernel says."""
     directory = config.dev + IMEX_DIRECTORY.removeprefix("/dev")
     try:
         names = os.listdir(directory)
@@ -334,7 +335,7 @@ _NO_DEVICE: Final = -1
 
 
 def _device_at(host: str) -> int | None:
-    """The number of the device at a path; None if nothing is there, -1 if that is no device."""
+    """Return the device number at a path; None if nothing is there, -1 for other files."""
     try:
         seen = os.lstat(host)
     except (FileNotFoundError, NotADirectoryError):
@@ -343,10 +344,10 @@ def _device_at(host: str) -> int | None:
 
 
 def _make(host: str, node: Wanted, number: int, before: int | None) -> bool:
-    """Make one node; False if another process made it at the same moment.
+    """Create one node; return False if another process created it at the same moment.
 
     Args:
-        before: the number of the stale one in its place; None if there is none.
+        before: the number of the stale node in its place; None if there is none.
     """
     directory = os.path.dirname(host)
     with contextlib.suppress(FileExistsError):
@@ -387,8 +388,7 @@ def link_nodes(
     """Make sure that each device's node has its link; a failure is not an error.
 
     Args:
-        hosts: where the nodes are on the host that are not below ``dev``, by path in the
-            container.
+        hosts: the host's paths of nodes that are not below ``dev``, by path in the container.
     """
     made: list[str] = []
     failed: list[tuple[str, str]] = []

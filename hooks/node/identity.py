@@ -1,17 +1,17 @@
-"""The driver that a container was created with, so that a change is noticed before it starts.
+"""The driver with which a container was created, so that a change is noticed before it starts.
 
 The driver may be replaced between the create and the start of a container, or in the days before a
-restore. The mounted files then belong to the old driver, and the kernel module to the new: every
-NVIDIA program would fail, each with its own message. So the record keeps, as observations of
-:mod:`hooks.node.fingerprint`:
+restore. The mounted files are then from the old driver, and the kernel module is from the new one:
+every NVIDIA program would fail, each with its own message. So the record keeps these observations
+(:mod:`hooks.node.fingerprint`):
 
 - the version of the loaded kernel module;
-- the identity of each of the driver's files that was mounted, or is in a layer (a driver container
-  that was restarted has new copies of the same files, and the mounted old ones are gone);
-- the numbers of each device node (nvidia-uvm and nvidia-caps have others after a reload).
+- the identity of each of the driver's files that was mounted, or is in a layer (if a driver
+  container was restarted, it has new copies of the same files, and the mounted old ones are gone);
+- the numbers of each device node (those of nvidia-uvm and nvidia-caps change at a reload).
 
-Files of ours, sockets of services and nodes of other vendors are not among them: they come and
-go without harm. To compare takes a tenth of a millisecond.
+Files of ours, sockets of services and nodes of other vendors are not included: they come and go
+without harm. The comparison takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hooks.plan import Mount, Plan
 def identity_of(
     plan: Plan, layered: Iterable[Mount], inventory: Inventory | None, config: Config
 ) -> dict[str, Any] | None:
-    """The driver of a container, as JSON for the record; None without a driver.
+    """Return a container's driver, as JSON for the record; None without a driver.
 
     Args:
-        layered: mounts whose files it has in a layer instead.
-        inventory: what the node has of NVIDIA's driver; None if the container gets nothing of it.
+        layered: mounts whose files are in a layer instead.
+        inventory: what the node has of NVIDIA's driver; None if the container gets no part of it.
     """
     if inventory is None:
         return None
@@ -56,7 +56,7 @@ def identity_of(
 
 
 def what_changed(record: Mapping[str, Any]) -> str:
-    """What of the driver has changed since a container was created, for display; "" for nothing."""
+    """Return, for display, what has changed in the driver since the create; "" for nothing."""
     identity = record.get("identity")
     if not isinstance(identity, dict):
         return ""
@@ -74,10 +74,10 @@ def what_changed(record: Mapping[str, Any]) -> str:
 
 
 def refuse_changed(record: Mapping[str, Any], name: str) -> None:
-    """Refuse to start a container with another driver than it was made with.
+    """Refuse to start a container with another driver than it was created with.
 
     Raises:
-        DriverChanged: the driver has changed since.
+        DriverChanged: the driver has changed since then.
     """
     changed = what_changed(record)
     if changed:

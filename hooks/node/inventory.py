@@ -1,8 +1,8 @@
 """What this node has: the driver, the GPUs, the MIG devices, and their nodes.
 
-Taking an inventory reads some hundred files and includes NVML's answer, so it is kept
-(:mod:`hooks.node.cache`). What changes without the driver changing, device nodes and the sockets of
-the driver's services, is looked up each time an inventory is loaded.
+Taking an inventory reads some hundred files and includes NVML's answer, so it is cached
+(:mod:`hooks.node.cache`). Device nodes and the sockets of the driver's services may change without
+a change of the driver, so they are looked up each time an inventory is loaded.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Inventory:
     notes: tuple[str, ...] = ()  # what did not fit together, for display
     nvml_failure: str = ""  # why it lacks NVML's answer; "" if it has it
     parameters: str = ""  # the kernel module's, as procfs has them now; "" if it is not loaded
-    # the newest CUDA that the driver supports ("12.2"), by NVML's word or else by the driver's
-    # branch; "" if neither knows
+    # the newest CUDA that the driver supports ("12.2"), as reported by NVML or else according to
+    # the driver's branch; "" if neither is known
     cuda_version: str = ""
     drained: str = ""  # since when and why the driver is out of service; "" if it is in service
-    # whether it was made for an earlier container, and was found to be still true. What the kernel
-    # does not report may have changed since; so a refusal that depends on it has to be checked with
-    # a new inventory.
+    # whether it was made for an earlier container, and was found to be still valid. Something that
+    # the kernel does not report may have changed since, so a refusal that depends on it has to be
+    # checked with a new inventory.
     kept: bool = field(default=False, compare=False)
     taken: float = field(default=0.0, compare=False)  # when it was taken, in seconds since boot
     # of what is kept of it, which no other has; "" if nothing is
@@ -72,9 +72,9 @@ class Inventory:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What of the host may be mounted: the sockets, and where the driver's files are.
+        """Return what may be mounted from the host: the sockets, and where the driver's files are.
 
-        The driver's root does not say so much: it may be that of the host.
+        The driver's root is not specific enough, because it may be that of the host.
         """
         files = [file.source for file in self.driver.libraries]
         files += [file.source for file in self.driver.files]
@@ -83,7 +83,7 @@ class Inventory:
 
 
 def load_inventory(config: Config) -> Inventory | None:
-    """The kept inventory; None if none was kept, or if the node has changed."""
+    """Return the cached inventory; None if there is none, or if the node has changed."""
     kept = cache.load(config)
     if kept is None or _is_too_old(kept[0]):
         return None
@@ -99,12 +99,13 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
     """Take an inventory and store it; if storing fails, one of its notes says why.
 
     Args:
-        nvml_report: what the command of :func:`hooks.node.nvml.probe_command` printed; None if it
-            was not run or did not end in time. GPUs are found without it, MIG devices are not.
+        nvml_report: the output of the command from :func:`hooks.node.nvml.probe_command`; None if
+            it was not run or did not end in time. GPUs are found without it, but MIG devices are
+            not.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     fingerprint = Fingerprint(config.host_root)
     found = replace(_look(fingerprint, config, nvml_report), id=os.urandom(16).hex())
@@ -115,19 +116,19 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
 
 
 def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inventory:
-    """The inventory for a command of a person: nothing is kept.
+    """Return the inventory for a person's command, without caching it.
 
     Args:
-        ask: asks NVML as :func:`hooks.node.nvml.probe_command` says, if nothing is kept that is
-            still true, and returns the answer; by default it is not asked.
+        ask: queries NVML as described at :func:`hooks.node.nvml.probe_command`, if no cached
+            inventory is still valid, and returns the answer; by default NVML is not queried.
 
     Returns:
-        What was kept if it is still true, whatever NVML had said then; otherwise what the node
-        shows now.
+        The cached inventory if it is still valid, whatever NVML had said then; otherwise what the
+        node shows now.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     kept = cache.load(config)
     if kept is not None:
@@ -174,7 +175,7 @@ def _look(
 
 
 def look_again(config: Config, inventory: Inventory) -> Inventory:
-    """The inventory with its device nodes as they are now."""
+    """Return the inventory with the present state of its device nodes."""
     nodes = _nodes(config, inventory.driver.root, inventory.gpus, inventory.mig_devices)
     return replace(inventory, nodes=nodes)
 

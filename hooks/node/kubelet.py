@@ -1,20 +1,21 @@
-"""The kubelet's records on this node, read with care.
+"""Read the kubelet's records on this node, with care.
 
-Two files of the kubelet's decide who has a GPU (:mod:`hooks.requests.kubelet_record`), so they
-count only if no other user than root could have written them.
+Two of the kubelet's files decide who has a GPU (:mod:`hooks.requests.kubelet_record`), so they
+count only if no user other than root could have written them.
 
 Rules
 - The kubelet's root is ``kubelet-root`` of the configuration. With "auto" it is the first of
   :data:`ROOTS`, below ``host-root``, that has a checkpoint.
-- The root may be a link, since disks are laid out so. Below it no link is followed.
-- Each directory from the root on, and the file, belongs to root or to our own user, and no
-  other user may write it. The file is a regular one of at most :data:`LARGEST` bytes.
-- The kubelet replaces a file, and never writes into one. It records a grant when it admits the
-  pod, before any container of it is created. Nothing found is looked for once more all the same.
-- A file that does not count is no error here: the record says why, and policy denies.
+- The root may be a link, because some disks are laid out like that. Below it no link is followed.
+- Each directory from the root on, and the file, belongs to root or to our own user, and no other
+  user may write it. The file is a regular file of at most :data:`LARGEST` bytes.
+- The kubelet replaces a file, and never writes into an existing one. It records a grant when it
+  admits the pod, before any of its containers is created. If nothing is found, there is a second
+  look all the same.
+- A file that does not count is not an error here: the record gives the reason, and policy denies.
 
-Source: kubelet pkg/kubelet/checkpointmanager; the directories of k0s and MicroK8s by their
-documentation.
+Source: kubelet pkg/kubelet/checkpointmanager; the directories of k0s and MicroK8s according to
+    their documentation.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_kubelet_record(container: Container, config: Config) -> KubeletRecord:
-    """What the kubelet gave a container of a pod.
+    """Return what the kubelet gave a container of a pod.
 
     Args:
-        container: as :func:`hooks.requests.policy.read_container` reads it from a spec.
+        container: the container, as :func:`hooks.requests.policy.read_container` reads it from a
+            spec.
     """
     if not container.pod_uid:
         return KubeletRecord(found="its spec does not say for certain which pod it belongs to")
@@ -60,7 +62,7 @@ def read_kubelet_record(container: Container, config: Config) -> KubeletRecord:
 
 
 def kubelet_root(config: Config) -> str:
-    """The directory in which the kubelet keeps its state, whether it is there or not."""
+    """Return the directory of the kubelet's state, whether it exists or not."""
     if config.kubelet_root is not None:
         return config.kubelet_root
     roots = [os.path.join(config.host_root, root.lstrip("/")) for root in ROOTS]
@@ -69,12 +71,12 @@ def kubelet_root(config: Config) -> str:
 
 
 def read_checkpoint(config: Config) -> RecordFile:
-    """The device manager's checkpoint, or why it does not count."""
+    """Return the device manager's checkpoint, or why it does not count."""
     return _file(kubelet_root(config), CHECKPOINT)
 
 
 def read_claims(config: Config) -> RecordFile:
-    """The DRA manager's state, or why it does not count."""
+    """Return the DRA manager's state, or why it does not count."""
     return _file(kubelet_root(config), CLAIMS)
 
 
@@ -87,7 +89,7 @@ def _read_record(container: Container, config: Config) -> KubeletRecord:
 
 
 def _file(root: str, name: str) -> RecordFile:
-    """A file below the kubelet's root, or why it does not count."""
+    """Return a file below the kubelet's root, or why it does not count."""
     path = f"{root}/{name}"
     try:
         return RecordFile(path, _read(root, name.split("/")))

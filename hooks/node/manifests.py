@@ -1,8 +1,8 @@
-"""Manifests: small files by which loaders of OpenCL, Vulkan and EGL find the driver's libraries.
+"""Manifests: small files with which loaders of OpenCL, Vulkan and EGL find the driver's libraries.
 
-NVIDIA's installer writes a library's name into them. Fedora's, SUSE's and NixOS' packages write its
-path on the host, where a container does not have it, though it has the library. So a container gets
-a copy that names the library in another way.
+NVIDIA's installer writes a library's name into them. The packages of Fedora, SUSE and NixOS write
+its path on the host, which does not exist in a container, although the container has the library.
+So a container gets a copy that names the library in another way.
 
 ==========  =========  ===============================================================
 loader      its files  where they name a library
@@ -32,11 +32,11 @@ def is_manifest(name: str) -> bool:
 
 
 def read_manifest(path: str) -> str:
-    """The text of a manifest of the host.
+    """Return the text of a manifest of the host.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is too large, or no text.
+        ValueError: it is too large, or not a text.
     """
     with open(path, "rb") as file:
         content = file.read(_LARGEST + 1)
@@ -46,13 +46,13 @@ def read_manifest(path: str) -> str:
 
 
 def library_paths(name: str, text: str) -> tuple[str, ...]:
-    """The libraries that a manifest names by a path.
+    """Return the libraries that a manifest names by a path.
 
     Args:
-        name: the file's.
+        name: the file's name.
 
     Raises:
-        ValueError: no loader understands it; the text says why.
+        ValueError: no loader understands it; the text gives the reason.
     """
     if name.endswith(".icd"):
         libraries = [_first_line(text)]
@@ -64,10 +64,10 @@ def library_paths(name: str, text: str) -> tuple[str, ...]:
 
 
 def rename_libraries(name: str, text: str, names: Mapping[str, str]) -> str:
-    """A manifest, which :func:`library_paths` has understood, with other names of libraries.
+    """Return a manifest, which :func:`library_paths` has parsed, with other names of libraries.
 
     Args:
-        name: the file's.
+        name: the file's name.
         names: what to write in place of each path; other paths stay.
     """
     if name.endswith(".icd"):
@@ -93,7 +93,7 @@ def _parse(text: str) -> Any:
 
 
 def _entries(document: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON manifest that name a library."""
+    """Yield the objects of a JSON manifest that name a library."""
     if not isinstance(document, dict):
         return
     layers = document.get("layers")

@@ -1,8 +1,8 @@
-"""Asking NVML without loading it: the command to run, and the meaning of what it prints.
+"""Query NVML without loading it: the command to run, and the meaning of its output.
 
-The engine starts no process. Its caller runs :func:`probe_command` with its own reaper
-and timeout, and hands the bytes to :func:`parse_report`. They come from a foreign library that
-may be of another version or broken, so every field is checked.
+The engine starts no process. Its caller runs :func:`probe_command` with its own reaper and timeout,
+and passes the output to :func:`parse_report`. The output comes from a foreign library that may be
+of another version or broken, so every field is checked.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class NvmlGpu:
     compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
     brand: str = ""  # what it is sold as, a word of BRANDS; "" if NVML did not say
     architecture: str = ""  # ("Hopper"); "" if NVML did not say, or a new one
-    # why it is lost (hooks.node.nvml_probe); "" if it is not. Of a lost one NVML said what it had
-    # said before.
+    # why it is lost (hooks.node.nvml_probe); "" if it is not. For a lost GPU, the other fields have
+    # what NVML had reported before.
     lost: str = ""
 
 
@@ -85,11 +85,11 @@ _ARCHITECTURES: Final = {
 
 
 def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
-    """The command that queries NVML.
+    """Return the command that queries NVML.
 
     Returns:
-        The argument list, the program's absolute path first. It needs no environment and
-        reads no input; its answer is on stdout.
+        The argument list, with the program's absolute path first. It needs no environment and reads
+        no input; its answer is on stdout.
     """
     return (
         sys.executable,
@@ -103,7 +103,7 @@ def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
 
 
 def library_path(driver: Driver) -> str:
-    """The driver's NVML library; a bare name, whose loading then fails, if it has none."""
+    """Return the driver's NVML library; a bare name, whose loading then fails, if it has none."""
     return next(
         (
             library.source
@@ -115,10 +115,10 @@ def library_path(driver: Driver) -> str:
 
 
 def parse_report(answer: bytes) -> NvmlReport:
-    """The report of what the command printed, each of its fields checked.
+    """Parse what the command printed, and check each field.
 
     Raises:
-        NvmlFailed: NVML failed, or the answer is not one.
+        NvmlFailed: NVML failed, or the answer is not a report.
     """
     if len(answer) > _MOST_BYTES:
         raise _malformed(f"{len(answer)} bytes")
@@ -270,7 +270,7 @@ def _malformed(found: str) -> NvmlFailed:
 
 
 def modules_directory() -> str:
-    """Where pynvml is, without importing it (24 ms and 5 MB)."""
+    """Return the directory of pynvml, without importing it (which costs 24 ms and 5 MB)."""
     for directory in sys.path:
         if os.path.isfile(os.path.join(directory, "pynvml.py")):
             return os.path.abspath(directory)

@@ -1,31 +1,31 @@
-"""The child that queries NVML: a program of its own, run by path; and when a GPU counts as lost.
+"""The child that queries NVML (a program that is run by its path), and when a GPU counts as lost.
 
     python3 -I -S nvml_probe.py SECONDS LIBRARY MODULES
 
-NVML's initialisation can hang for seconds, or for ever if the GPU has fallen off the bus, and
-its memory stays in the process; so this process lives for one question. It prints one JSON
-object (:mod:`hooks.node.nvml` says which) and ends with 0, or prints why it could not and ends with
-1. After SECONDS the kernel ends it (SIGALRM), even if its caller is gone.
+NVML's initialisation can hang for seconds, or for ever if the GPU has fallen off the bus, and its
+memory stays in the process. So this process lives for one question only. It prints one JSON object
+(:mod:`hooks.node.nvml` describes it) and exits with 0, or prints why it could not and exits with 1.
+After SECONDS the kernel ends it (SIGALRM), even if its caller is gone.
 
-No GPU takes the others with it. A child asks NVML, and says which GPU it asks. On which it crashes,
-or hangs while there is time to ask the others, is lost; another child asks without it. What it does
-on all of them is NVML's failure.
+One bad GPU does not affect the others. A child queries NVML, and reports which GPU it is asking. If
+it crashes on a GPU, or hangs on it while there is still time to ask the others, that GPU is lost,
+and another child continues without it. If this happens on all GPUs, it is NVML's failure.
 
-LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. glibc then answers
-pynvml's request for "libnvidia-ml.so.1" with it, for it has that soname. MODULES is the
-directory where pynvml is: an isolated interpreter does not look there itself.
+LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. When pynvml then requests
+"libnvidia-ml.so.1", glibc uses the same library, because it has that soname. MODULES is the
+directory of pynvml, since an isolated interpreter does not look there itself.
 
-The agent's child asks through :class:`GpuAsker` as well, so that a container, the kubelet and the
-metrics see the same of a GPU:
+The agent's child also uses :class:`GpuAsker`, so that a container, the kubelet and the metrics have
+the same view of a GPU:
 
-- A GPU is lost if it cannot be opened, or if NVML says in answer to any question that it is lost or
+- A GPU is lost if it cannot be opened, if NVML answers any question by saying that it is lost or
   needs a reset, or if it answers none of the questions that only the GPU itself can answer
-  (:data:`_SIGNS`): names and addresses the driver remembers.
-- Any other failure costs one value.
-- That a GPU or a driver does not have a thing is no failure; drivers have several codes for it.
-- A function that the library lacks is not a failure of the GPU.
+  (:data:`_SIGNS`). Names and addresses do not count, because the driver remembers them.
+- Any other failure costs only one value.
+- If a GPU or a driver lacks a feature, that is not a failure; drivers have several codes for it.
+- If the library lacks a function, that is not a failure of the GPU.
 
-It is run by path, so it imports nothing of ours.
+This program is run by its path, so it imports none of our modules.
 
 Source: the NVML API, nvmlReturn_t.
 """
@@ -85,9 +85,9 @@ class GpuAsker:
         index: NVML's index of the GPU.
 
     Attributes:
-        why: why the last question has no answer; "" if it has.
-        notes: the questions that failed, a line each.
-        answered: how many questions NVML has returned from.
+        why: why the last question has no answer; "" if it has one.
+        notes: the questions that failed, one line each.
+        answered: the number of questions from which NVML has returned.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -98,13 +98,13 @@ class GpuAsker:
         self.answered = 0
 
     def open(self, gpu: dict[str, Any]) -> Any:
-        """The GPU's handle.
+        """Return the GPU's handle.
 
         Args:
-            gpu: takes its ``uuid``, for a lost GPU too if it still tells that.
+            gpu: receives its ``uuid``, even for a lost GPU if that still reports it.
 
         Raises:
-            GpuLost: it is lost.
+            GpuLost: the GPU is lost.
             NVMLError: the library cannot open GPUs at all.
         """
         nvml = self._nvml
@@ -130,7 +130,7 @@ class GpuAsker:
             raise GpuLost(f"it answers no question ({first})")
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """The result of one NVML call; None if it has none.
+        """Return the result of one NVML call; None if there is none.
 
         Raises:
             GpuLost: the GPU is lost.
@@ -147,7 +147,7 @@ class GpuAsker:
         return None if answer is None else text_of(answer)
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
-        """The answer, and in what the question failed; "" if there is no such thing."""
+        """Return the answer, and why the question failed; "" if the GPU just lacks the feature."""
         call = getattr(self._nvml, name, None)
         if call is None:
             self.why = "pynvml does not know it"
@@ -169,7 +169,7 @@ class GpuAsker:
 
 
 def text_of(value: Any) -> str:
-    """A string of NVML; pynvml gives bytes or str, depending on its release."""
+    """Return a string of NVML; pynvml gives bytes or str, depending on its release."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
@@ -192,7 +192,7 @@ def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
     """Ask NVML about all GPUs; those on which it hangs or crashes are left out.
 
     Args:
-        patience: seconds that it may take for one of them.
+        patience: the time limit in seconds for one of them.
     """
     given_up: dict[int, str] = {}
     while True:
@@ -215,7 +215,7 @@ def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
 
 
 def _heard(reading: int, patience: float) -> tuple[int | None, dict[str, Any] | str]:
-    """The GPU that a child asked last, and what it says; or why it says nothing."""
+    """Return the GPU that a child asked last and its answer, or why there is no answer."""
     asks, received = None, b""
     poll = select.poll()
     poll.register(reading, select.POLLIN)
@@ -236,7 +236,7 @@ def _heard(reading: int, patience: float) -> tuple[int | None, dict[str, Any] | 
 
 
 def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]) -> None:
-    """Ask NVML; report each question before it, and each answer. Do not return."""
+    """Ask NVML; report each question before it is asked, and each answer. Does not return."""
     # It ends with its parent, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The driver's library may print; the answer alone belongs on stdout.
@@ -259,10 +259,10 @@ def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]
 
 
 def import_pynvml() -> Any:
-    """pynvml, for half of what it costs to import.
+    """Import pynvml for half of the usual cost.
 
-    It takes a function of ``ctypes.util``, for Windows alone, and that module imports
-    ``subprocess``, ``tempfile``, ``shutil`` and what these need: it is not there meanwhile.
+    pynvml needs a function of ``ctypes.util`` only on Windows, and that module imports
+    ``subprocess``, ``tempfile``, ``shutil`` and what these need. So it is hidden during the import.
     """
     name = "ctypes.util"
     before = sys.modules.get(name)
@@ -278,11 +278,11 @@ def import_pynvml() -> Any:
 
 
 def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]:
-    """NVML's report of each GPU.
+    """Return NVML's report of each GPU.
 
     Args:
-        given_up: why some are lost, by their indices; they are not asked.
-        asks: called with the index of each of the others before it is asked.
+        given_up: why some are lost, by index; these are not asked.
+        asks: called with the index of each other GPU before it is asked.
     """
     nvml = import_pynvml()
     nvml.nvmlInit()
@@ -310,10 +310,10 @@ def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]
 
 
 def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
-    """Gathers NVML's values of one GPU, what identifies it first.
+    """Collect NVML's values of one GPU, its identity first.
 
     Raises:
-        GpuLost: it is lost.
+        GpuLost: the GPU is lost.
     """
     handle = asker.open(gpu)
     pci = asker.ask("nvmlDeviceGetPciInfo", handle)

@@ -1,28 +1,28 @@
-"""Which of the places where a driver may be is this node's.
+"""Find out which of the possible places has this node's driver.
 
 Rules
-- A configured ``driver-root`` is looked into and nothing else: first as the root file system of
-  a driver, laid out in any of the ways of :mod:`hooks.node.driver_layouts`, then as a directory
-  that holds the driver, whose links are the host's.
-- Without one, these are looked into, in this order:
+- If ``driver-root`` is configured, only that is searched: first as the root file system of a
+  driver, in any of the layouts of :mod:`hooks.node.driver_layouts`, then as a directory that
+  contains the driver, whose links are relative to the host's root.
+- Otherwise these are searched, in this order:
 
-  1. the host's own root, as distributions and NVIDIA's installer lay it out: what its admin
-     has installed there was meant, and does not go with a pod;
+  1. the host's own root, in the layout of distributions and NVIDIA's installer: what its
+     administrator has installed there is intended, and does not disappear with a pod;
   2. /run/nvidia/driver, the root of NVIDIA's driver container;
-  3. the other layouts of the host's root, in their table's order;
+  3. the other layouts of the host's root, in the order of their table;
   4. wherever the dynamic loader of the host, or of the driver container, finds libcuda.
 
-- The first that has files of the loaded kernel module's version is the one, whatever versions
-  others have: files of another version do not work. If several have it, order decides, so "/"
-  wins over a driver container; NVIDIA's operator does the same.
-- What is found by looking has to be root's alone, with every directory above it, but for the
-  host's own system directories: NVML is loaded from there, as root, and a home directory of that
-  name may be anybody's. What was configured is taken as it is.
-- If no module says its version, the first that has any driver is the one, and its newest.
-- The search stops at the chosen one. Everything it read is observed, so a driver that
-  appears in a better place, or a module of another version, makes the inventory stale.
+- The first one that has files of the loaded kernel module's version is used, whatever versions
+  others have, because files of another version do not work. If several have that version, the order
+  decides, so "/" wins over a driver container; NVIDIA's operator does the same.
+- A place that is found by searching must be writable by root only, and so must every directory
+  above it, except for the host's own system directories: NVML is loaded from there, as root, and a
+  home directory with that name may belong to anyone. A configured place is used as it is.
+- If no module reports its version, the first place with any driver is used, and its newest version.
+- The search stops at the chosen place. Everything it has read is observed, so a driver that appears
+  in a better place, or a module of another version, makes the inventory stale.
 
-The version of the driver, its form, and the CUDA that a branch supports are here, too.
+The version of the driver, its syntax, and the CUDA that a branch supports are here, too.
 
 Source: the CUDA toolkit's release notes, table of driver versions.
 """
@@ -47,9 +47,9 @@ _MOST_PARTS: Final = 3
 
 
 def is_version(text: str) -> bool:
-    """Whether a word is a driver's version: two or three numbers, the first of three digits.
+    """Whether a word is a driver's version: two or three numbers, the first with three digits.
 
-    The first has three digits since 2011; so "1.8.1" in a module's banner is not a version.
+    The first has had three digits since 2011, so "1.8.1" in a module's banner is not a version.
     """
     parts = text.split(".")
     return (
@@ -60,17 +60,17 @@ def is_version(text: str) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The parts of a version, by which versions compare."""
+    """Return the parts of a version, by which versions compare."""
     return tuple(int(part) for part in version.split("."))
 
 
 def module_files(config: Config) -> tuple[str, str]:
-    """The files with the version of the loaded module, the better one first."""
+    """Return the files with the loaded module's version, the better one first."""
     return f"{config.proc}/driver/nvidia/version", f"{config.sys}/module/nvidia/version"
 
 
 def module_version(fingerprint: Fingerprint, config: Config) -> str | None:
-    """The version that the loaded kernel module has; None if none is loaded."""
+    """Return the version that the loaded kernel module has; None if none is loaded."""
     banner, alone = module_files(config)
     for word in (fingerprint.text(banner) or "").partition("\n")[0].split():
         if is_version(word):
@@ -90,14 +90,15 @@ _CUDA_OF_BRANCH: Final = (
 
 
 def cuda_of_branch(driver: str) -> str:
-    """The newest CUDA of a driver, by its branch.
+    """Return the newest CUDA that a driver supports, by its branch.
 
     Args:
         driver: its version ("535.261.03").
 
     Returns:
-        The version ("12.2"); for a branch newer than the table (:func:`is_new_branch`) that of the
-        newest known one, which it has at least; "" if the driver is older than all of them.
+        The version ("12.2"). For a branch newer than the table (:func:`is_new_branch`) it is that
+        of the newest known branch, which it supports at least; "" if the driver is older than all
+        of them.
     """
     branch = _branch(driver)
     return next((cuda for first, cuda in _CUDA_OF_BRANCH if branch >= first), "")
@@ -159,11 +160,11 @@ def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root
     """Find the driver's root.
 
     Args:
-        module: the version that the loaded kernel module has; None if none is loaded.
+        module: the version of the loaded kernel module; None if none is loaded.
 
     Raises:
         DriverNotFound: there is no libcuda and no libnvidia-ml of any version.
-        DriverMismatch: they are there, but not of the loaded module's version.
+        DriverMismatch: they exist, but do not match the loaded module's version.
     """
     others: dict[str, None] = {}
     mismatched = False
@@ -198,7 +199,7 @@ def look(fingerprint: Fingerprint, config: Config) -> Iterator[Place]:
     """Search the places where a driver may be, one after the other.
 
     Yields:
-        Each place that there is, in the order of this module's head.
+        Each place that exists, in the order described above.
     """
     for root, layout in _candidates(config):
         reader = fingerprint.at(root)
@@ -247,7 +248,7 @@ def _why(config: Config, module: str | None, others: Iterable[str]) -> str:
 def _library_directories(
     reader: Fingerprint, layout: DriverLayout
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Each directory that exists, once."""
+    """Return each directory that exists, once."""
     found: dict[str, tuple[str, ...]] = {}
     for path in layout.libraries:
         for inside in (path, f"{path}/vdpau"):
@@ -288,7 +289,7 @@ def _versions(directories: Iterable[tuple[str, tuple[str, ...]]]) -> set[str]:
 
 
 def _loader_directories(reader: Fingerprint) -> tuple[str, ...]:
-    """Where the dynamic loader of a root finds the driver, and where else it looks."""
+    """Return where the dynamic loader of a root finds the driver, and where else it looks."""
     found: dict[str, None] = {}
     try:
         entries = parse(_read(reader, _CACHE, _LARGEST_CACHE)).entries

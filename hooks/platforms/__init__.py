@@ -11,11 +11,12 @@ platform    found by                                        what a container get
 ==========  ==============================================  ==================================
 
 Rules
-- ``platform`` in ``[node]`` of the configuration decides it; ``auto`` is the table, from above.
-- A Tegra machine in which discrete GPUs alone are at work is ``nvml``. An integrated one is at
-  work if its driver (nvgpu) is loaded, or if procfs lists one.
-- The last one needs an inventory, which is costly and kept. The others are looked at each time:
-  their files say it all.
+- ``platform`` in ``[node]`` of the configuration decides; with ``auto`` the table does, from the
+  top.
+- A Tegra machine in which only discrete GPUs are in use is ``nvml``. An integrated GPU is in use if
+  its driver (nvgpu) is loaded, or if procfs lists one.
+- The last platform needs an inventory, which is expensive and therefore cached. The others are read
+  each time, because their files contain everything.
 
 Source: go-nvlib, pkg/nvlib/info (how NVIDIA's toolkit tells platforms apart).
 """
@@ -37,17 +38,17 @@ __all__ = ["contribute", "platform_of", "root_of"]
 def contribute(
     spec: Mapping[str, Any], request: Request, config: Config, layout: Layout
 ) -> Contribution:
-    """What a container gets of NVIDIA's driver on a platform that has no inventory.
+    """Return what a container gets of NVIDIA's driver on a platform that has no inventory.
 
     Args:
-        spec: config.json, decoded; its process was checked.
+        spec: config.json, decoded; its process has been checked.
 
     Raises:
         RequestError: the node does not have what is requested.
-        InventoryError: the platform's files are not fit for use.
+        InventoryError: the platform's files cannot be used.
     """
-    # Here, as in hooks.contributions: nearly no node has use for them, and the first container of a
-    # node would wait for them.
+    # Imported here, as in hooks.contributions: hardly any node needs them, and the first container
+    # of a node would have to wait for them.
     from hooks.platforms import tegra, wsl  # noqa: PLC0415
 
     if platform_of(config) == Platform.WSL:

@@ -1,4 +1,4 @@
-"""Which platform a node is, by the table in the head of :mod:`hooks.platforms`.
+"""Detect which platform a node is, by the table of :mod:`hooks.platforms`.
 
 Source: go-nvlib, pkg/nvlib/info (how NVIDIA's toolkit tells platforms apart).
 """
@@ -21,7 +21,7 @@ def root_of(config: Config) -> str:
 
 
 def platform_of(config: Config) -> str:
-    """The platform of this node, of :class:`hooks.config.Platform`; never AUTO."""
+    """Return the platform of this node, of :class:`hooks.config.Platform`; never AUTO."""
     if config.platform != Platform.AUTO:
         return config.platform
     root = root_of(config).rstrip("/")

@@ -1,16 +1,16 @@
-"""Driver files that lie in the container where they lie on the host.
+"""Driver files that are at the same paths in the container as on the host.
 
-On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So
-they are mounted at these paths, with links of their sonames next to them, and entered into the
-loader's cache.
+On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So they
+are mounted at these paths, with links of their sonames next to them, and are added to the loader's
+cache.
 
 Rules
-- A file's path in the container is that on the host with all links followed, within the driver
+- A file's path in the container is its path on the host with all links followed, within the driver
   root.
-- In a directory in which several libraries say the same soname, the one has it that ldconfig
-  would choose: the last by the loader's order of names.
-- Where the image takes no writes, nothing can be made at the host's paths. The libraries then
-  lie together in the directory that the layout has for them, and are found by name alone.
+- If several libraries in a directory have the same soname, the soname goes to the one that ldconfig
+  would choose: the last one in the loader's order of names.
+- If the image is not writable, nothing can be created at the host's paths. The libraries are then
+  all in the directory that the layout has for them, and are found only by name.
 - Nothing is mounted below /proc or /sys, over the root or over all of /dev.
 
 Source: NVIDIA Container Toolkit, internal/discover (mounts; ``.so`` links of the driver).
@@ -45,10 +45,10 @@ from hooks.words import (
 
 
 def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
-    """The names of GPUs in a request, if it has names.
+    """Return the names of GPUs in a request, if it has names.
 
     Raises:
-        MigUnsupported: one of them is a MIG device's.
+        MigUnsupported: one of them is that of a MIG device.
     """
     if isinstance(devices, NamedDevices):
         for name in devices.devices:
@@ -70,7 +70,7 @@ def unchecked(request: Request) -> tuple[str, ...]:
 
 
 def unknown(name: DeviceName, found: str) -> UnknownDevice:
-    """The error for a GPU that is not there."""
+    """Return the error for a GPU that does not exist."""
     found = f"does not exist; {found}"
     return UnknownDevice(f"GPU {name}", found=found, do="name it by its index, or all")
 
@@ -89,7 +89,7 @@ LocatedFile = tuple[str, str]
 
 
 class HostTree:
-    """The driver root with the node's devices at /dev, with links followed inside.
+    """The driver root with the node's devices at /dev; links are followed inside.
 
     Args:
         root: the driver root.
@@ -101,7 +101,7 @@ class HostTree:
         self._dev = Fingerprint(dev)
 
     def really(self, path: str) -> LocatedFile | None:
-        """Where a path leads; None if nowhere."""
+        """Return where a path leads; None if it leads nowhere."""
         reader, at, inside = self._reader(path)
         host = reader.resolve(inside)
         if host is None:
@@ -109,7 +109,7 @@ class HostTree:
         return host, at + host.removeprefix(reader.root.rstrip("/"))
 
     def link_at(self, path: str) -> str | None:
-        """What the link at a path says; None if there is no link."""
+        """Return the target of the link at a path; None if there is no link."""
         directory = self.really(posixpath.dirname(path))
         if directory is None:
             return None
@@ -119,7 +119,7 @@ class HostTree:
             return None
 
     def matches(self, pattern: str) -> list[str]:
-        """The paths that a path with wildcards stands for, sorted; itself if it has none."""
+        """Return the paths that a path with wildcards stands for, sorted; itself if it has none."""
         if not _is_pattern(pattern):
             return [pattern]
         found = [""]
@@ -143,7 +143,7 @@ class HostTree:
             return []
 
     def _reader(self, path: str) -> tuple[Fingerprint, str, str]:
-        """The fingerprint for a path, the prefix that it does not know, and the rest."""
+        """Return the fingerprint for a path, the prefix that it does not know, and the rest."""
         if path == "/dev" or path.startswith("/dev/"):
             return self._dev, "/dev", path.removeprefix("/dev") or "/"
         return self._root, "", path
@@ -154,10 +154,10 @@ def _is_pattern(text: str) -> bool:
 
 
 class Files:
-    """The mounts, links and libraries of a plan in the making.
+    """Collects the mounts, links and libraries of a plan.
 
     Args:
-        layout: of the image.
+        layout: the layout of the image.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -172,7 +172,7 @@ class Files:
         """Add a file or a directory; return where the container sees it.
 
         Args:
-            beside_libraries: whether it has to lie where the libraries lie.
+            beside_libraries: whether it has to be in the directory of the libraries.
         """
         host, path = found
         if path in _TOO_MUCH or is_below(path, KERNELS):
@@ -202,7 +202,7 @@ class Files:
         self._missing.append(Missing(what, sought))
 
     def plan(self, devices: Iterable[Device], groups: tuple[int, ...]) -> Plan:
-        """The plan.
+        """Return the plan.
 
         Args:
             groups: supplementary groups.

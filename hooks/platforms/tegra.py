@@ -1,37 +1,38 @@
-"""NVIDIA's driver on Tegra: Jetson, IGX and what else has its GPU on the chip.
+"""NVIDIA's driver on Tegra: Jetson, IGX and other machines with the GPU on the chip.
 
-Its user-space driver is a part of the system's packages, and those list in files what a
-container needs of it (``*.csv``). They know no capabilities: a
-container with the GPU gets everything that is listed, as with NVIDIA's toolkit.
+The user-space driver is part of the system's packages, which list in files what a container needs
+of it (``*.csv``). These files do not distinguish capabilities: a container with the GPU gets
+everything that is listed, as with NVIDIA's toolkit.
 
 Rules
-- The chip's GPU is index 0. If the machine also has discrete GPUs (Thor, IGX), they have the next
-  indices, in PCI bus order, and the UUIDs that procfs has. Of several GPUs in procfs the chip's
-  is the one at 0000:01:00.0; one alone is the chip's, unless the chip's driver is nvgpu, which
-  procfs knows nothing of.
-- The chip's GPU comes with the listed nodes except those of discrete GPUs, and with the nodes
-  /dev/nvidiaN of no discrete GPU: the chip's display has one of its own.
+- The chip's GPU has index 0. If the machine also has discrete GPUs (Thor, IGX), they have the next
+  indices, in PCI bus order, and the UUIDs from procfs. If procfs lists several GPUs, the chip's is
+  the one at 0000:01:00.0. If it lists only one, that is the chip's, unless the chip's driver is
+  nvgpu, which does not appear in procfs.
+- The chip's GPU comes with the listed nodes, except those of discrete GPUs, and with the nodes
+  /dev/nvidiaN that belong to no discrete GPU: the chip's display has its own.
 - A discrete GPU comes with its node, its nodes below /dev/dri, the control nodes, and the listed
   nodes that belong to no GPU.
-- ``none`` gets the files and no node. A GPU that exclude-gpus names is in no ``all``.
-- The container gets a listed node under its name, with the numbers of the host's. A node of memory
+- ``none`` gets the files but no node. A GPU that is named in exclude-gpus is not part of ``all``.
+- The container gets a listed node under its own name, with the host's numbers. A node of memory
   itself (/dev/mem) is left out.
-- A listed file that does not exist is noted and is not an error; machines differ.
+- A listed file that does not exist is noted and is not an error, because machines differ.
 
-The files have lines of ``KIND, PATH``; what is behind the first comma is the path, commas and all:
+The files have lines of the form ``KIND, PATH``; the path is everything after the first comma,
+including other commas:
 
 ========  ==========================================================================
 ``dev``   a device node; a path without a slash in front is below /dev
 ``lib``   a file, with all links followed: nearly always a library
 ``dir``   a directory
-``sym``   a symbolic link, which is made, and what it leads to
+``sym``   a symbolic link, which is created, and its target
 ========  ==========================================================================
 
-- Blank lines, lines that start with ``#``, and spaces around kind and path do not count.
-- A path may have the wildcards ``*``, ``?`` and ``[…]``, none of which stands for a slash.
-- A line of no such form is left out and noted: NVIDIA's toolkit passes over it too.
-- ``devices.csv``, ``drivers.csv`` and ``l4t.csv`` are for every container; the others are for
-  those that say NVIDIA_REQUIRE_JETPACK=csv-mounts=all.
+- Blank lines, lines that start with ``#``, and spaces around kind and path are ignored.
+- A path may contain the wildcards ``*``, ``?`` and ``[…]``, none of which matches a slash.
+- A line of any other form is left out and noted; NVIDIA's toolkit ignores it too.
+- ``devices.csv``, ``drivers.csv`` and ``l4t.csv`` are for every container. The others are for
+  containers with NVIDIA_REQUIRE_JETPACK=csv-mounts=all.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi (csv mode) and internal/platform-support/tegra; NVIDIA's
 documentation of the container runtime on Jetson.
@@ -94,7 +95,7 @@ class Entry:
 
 
 def parse(text: str, name: str) -> tuple[list[Entry], list[str]]:
-    """The entries of a file, and notes on invalid lines."""
+    """Return the entries of a file, and notes on invalid lines."""
     entries, notes = [], []
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
@@ -111,10 +112,10 @@ def parse(text: str, name: str) -> tuple[list[Entry], list[str]]:
 
 
 def read_files(directory: str, *, every: bool) -> Iterator[tuple[str, str]]:
-    """The files of a directory that count.
+    """Yield the relevant files of a directory.
 
     Args:
-        every: whether all do, and not those for every container only.
+        every: whether to include all files, and not only those for every container.
 
     Yields:
         Names and contents, in order of the names.
@@ -136,10 +137,10 @@ _CONTROL: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
 
 def wants_every_file(environment: Iterable[object]) -> bool:
-    """Whether a container's environment asks for what every list has.
+    """Whether a container's environment asks for the content of every list.
 
     Args:
-        environment: entries of the process, ``NAME=value``.
+        environment: the process's entries, ``NAME=value``.
     """
     name = _EVERY_FILE.partition("=")[0] + "="
     entries = [entry for entry in environment if isinstance(entry, str) and entry.startswith(name)]
@@ -149,18 +150,18 @@ def wants_every_file(environment: Iterable[object]) -> bool:
 def contribute(
     request: Request, config: Config, layout: Layout, *, every_file: bool
 ) -> Contribution:
-    """What a container gets of the machine's driver.
+    """Return what a container gets of the machine's driver.
 
     Args:
-        every_file: whether all lists count, and not those for every container only.
+        every_file: whether to use all lists, and not only those for every container.
 
     Raises:
-        UnknownDevice: a GPU is named that the machine does not have.
+        UnknownDevice: the machine does not have a named GPU.
         MigUnsupported: a MIG device is named.
         GpuExcluded: a named GPU is excluded by the configuration.
-        NoGpus: all are requested, and all are excluded.
+        NoGpus: all GPUs are requested, and all are excluded.
         CsvFilesMissing: nothing is listed.
-        PlatformNodeMissing: a GPU is requested, and the machine has no usable node.
+        PlatformNodeMissing: a GPU is requested, but the machine has no usable node.
     """
     gpus = _gpus(config)
     chosen = _chosen(request.devices, gpus)
@@ -210,7 +211,7 @@ class _Gpus:
     discrete: tuple[Gpu, ...]  # the others, in PCI bus order; the first of them has index 1
 
     def index_of(self, name: DeviceName) -> int | None:
-        """The index of the GPU that a name means; None if none matches, or more than one."""
+        """Return the index of the GPU with a name; None if none matches, or several do."""
         every = enumerate((self.chip, *self.discrete))
         match name:
             case GpuIndex(index):
@@ -242,7 +243,7 @@ def _gpus(config: Config) -> _Gpus:
 
 
 def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
-    """The indices of the GPUs that a request means."""
+    """Return the indices of the GPUs that a request means."""
     if isinstance(devices, NoDevices | Void):
         return frozenset()
     if not isinstance(devices, NamedDevices):
@@ -265,7 +266,7 @@ def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
 def _nodes(
     entries: Iterable[Entry], tree: HostTree, gpus: _Gpus, chosen: frozenset[int]
 ) -> dict[str, str]:
-    """The paths of the nodes for the container, each with its reason."""
+    """Return the paths of the nodes for the container, each with its reason."""
     if not chosen:
         return {}
     with_chip = 0 in chosen

@@ -1,18 +1,19 @@
 """NVIDIA's driver in the Windows Subsystem for Linux, version 2.
 
-Windows has the driver. Its part for Linux lies in a directory of Windows' driver store, which is
-mounted below /usr/lib/wsl/drivers, and one device, /dev/dxg, leads to every GPU.
+Windows has the driver. The part for Linux is in a directory of Windows' driver store, which is
+mounted below /usr/lib/wsl/drivers. A single device, /dev/dxg, gives access to every GPU.
 
 Rules
-- One device stands for all GPUs, and is asked for as ``all`` or ``0``. Which of them a program
-  uses is decided by the variables of CUDA.
-- The driver's directory is the one with libcuda.so.1.1 in it. If Windows has kept several, it is
-  the one whose libcuda_loader.so is what /usr/lib/wsl/lib has under the name of libcuda; if none
-  is, the newest.
-- Its files are mounted at their own paths, for libraries find each other by what Windows says.
-  /usr/bin/nvidia-smi is a link to the program there.
-- A file that a row of the table names comes with the capabilities of the row. Any other library,
-  and other data (``*.bin``, ``*.dll``), comes always: what needs it is unknown.
+- One device stands for all GPUs, and is requested as ``all`` or ``0``. CUDA's variables decide
+  which of them a program uses.
+- The driver's directory is the one that contains libcuda.so.1.1. If Windows has kept several, it is
+  the one whose libcuda_loader.so is the file that /usr/lib/wsl/lib has under the name of libcuda;
+  if there is none, the newest.
+- Its files are mounted at their own paths, because libraries find each other through what Windows
+  says. /usr/bin/nvidia-smi is a link to the program there.
+- A file that a row of the table names is included with the capabilities of the row. Any other
+  library, and other data (``*.bin``, ``*.dll``), is always included, because it is unknown what
+  needs it.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi/driver-wsl.go; NVIDIA's "CUDA on WSL" guide.
 """
@@ -52,8 +53,8 @@ _UTILITY: Final = frozenset({Capability.UTILITY})
 _VIDEO: Final = frozenset({Capability.VIDEO})
 _GRAPHICS: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
 
-# The prefixes of file names, and the capabilities of which any brings them. The first eight
-# have to be there; what follows differs between drivers.
+# The prefixes of file names, with the capabilities any of which includes them. The first eight must
+# exist; the others differ between drivers.
 _REQUIRED: Final = (
     (_CUDA, _COMPUTE),
     (_LOADER, _COMPUTE),
@@ -80,12 +81,12 @@ _KNOWN: Final = (
 
 
 def contribute(request: Request, config: Config, layout: Layout) -> Contribution:
-    """What a container gets of the driver of Windows.
+    """Return what a container gets of the Windows driver.
 
     Raises:
-        UnknownDevice: another GPU than 0 is named.
+        UnknownDevice: a GPU other than 0 is named.
         MigUnsupported: a MIG device is named.
-        DriverStoreMissing: Windows has no driver of NVIDIA's for WSL.
+        DriverStoreMissing: Windows has no NVIDIA driver for WSL.
         PlatformNodeMissing: there is no usable /dev/dxg.
     """
     for device in named(request.devices, PLATFORM):
@@ -142,7 +143,7 @@ def _device(config: Config, source: str) -> Device:
 
 
 def _find_store(tree: HostTree, source: str) -> tuple[str, str]:
-    """The driver's directory, and a note if there was a choice to be made for want of a sign."""
+    """Return the driver's directory, and a note if it had to be chosen without certainty."""
     stores: dict[str, float] = {}
     for path in tree.matches(f"{_STORE}/*"):
         cuda = tree.really(f"{path}/{_CUDA}")
@@ -180,13 +181,13 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _names(tree: HostTree, store: str) -> list[str]:
-    """The names in the driver's directory of what containers may get."""
+    """Return the names of files in the driver's directory that containers may get."""
     where = tree.really(store)
     every = (read_names(where[0]) or ()) if where is not None else ()
     return [name for name in every if ".so" in name or name.endswith(_DATA) or name == _SMI]
 
 
 def _capabilities_of(name: str) -> frozenset[str]:
-    """The capabilities of which any brings a file of the driver."""
+    """Return the capabilities any of which includes a file of the driver."""
     known = (brings for start, brings in _KNOWN if posixpath.basename(name).startswith(start))
     return next(known, _ANY)

@@ -1,9 +1,9 @@
-"""What the kubelet's own records say that it gave one container. Pure.
+"""What the kubelet gave a container according to its own records. Pure.
 
-A device plugin answers the kubelet, and the kubelet keeps the answer by the pod's UID and the
-container's name, before it asks an engine for either. Only root reads and writes the files. So
-they are the only evidence of who may have a GPU that an image or the author of a pod cannot forge:
-a UUID can be read in every container, below /proc/driver/nvidia.
+A device plugin answers the kubelet, and the kubelet stores the answer by the pod's UID and the
+container's name before it asks an engine for either. Only root reads and writes these files. So
+they are the only evidence of who may have a GPU that an image or the author of a pod cannot forge.
+A UUID is no evidence, because every container can read it below /proc/driver/nvidia.
 
 =============================================  ==============================================
 file below the kubelet's root                  what of it counts
@@ -15,18 +15,19 @@ file below the kubelet's root                  what of it counts
 =============================================  ==============================================
 
 Rules
-- The answer is the grant, and not the ids of its entry: plugins that share GPUs (HAMi's) answer
+- The grant is the answer, and not the ids of its entry: plugins that share GPUs (HAMi's) answer
   with another GPU than the id that the kubelet chose.
-- Each part of an answer grants what it would request in a spec (:mod:`hooks.requests.request`); a
-  part that cannot be understood grants nothing.
+- Each part of an answer grants what it would request in a spec (:mod:`hooks.requests.request`). A
+  part that cannot be parsed grants nothing.
 - A CDI name of NVIDIA's device plugin (``k8s.device-plugin.nvidia.com/gpu=…``) also grants the
-  device by the name in it.
+  device that it names.
 - Several entries of one container, for several resources, are united.
 - A claim is recorded for a pod and not for a container, so it grants to each container of the pod.
-  So does every entry of a pod where the engine does not tell a container's name (cri-dockerd). Who
-  takes from one container for another then is the author of both.
-- The UID decides. An entry of an earlier pod of the same name grants nothing.
-- Parsing is total: files of any content give a record, whose ``found`` says what is wrong.
+  If the engine does not report a container's name (cri-dockerd), the same applies to every entry of
+  a pod. If one container takes devices of another in this way, both have the same author.
+- The UID decides. An entry of an earlier pod with the same name grants nothing.
+- Parsing is total: any content of the files results in a record, whose ``found`` says what is
+  wrong.
 
 Source: kubelet pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state; device plugin
 API v1beta1, ContainerAllocateResponse.
@@ -96,14 +97,14 @@ class KubeletRecord:
 def record_of(
     checkpoint: RecordFile, claims: RecordFile | None, pod: str, container: str, config: Config
 ) -> KubeletRecord:
-    """What the kubelet's files say that it gave one container.
+    """Return what the kubelet gave one container according to its files.
 
     Args:
         checkpoint: the device manager's file.
-        claims: the DRA manager's; None if the kubelet has none.
+        claims: the DRA manager's file; None if the kubelet has none.
         pod: the pod's UID.
-        container: its name in the pod; "" for any of the pod's.
-        config: how requests are written, and so answers.
+        container: the container's name in the pod; "" for any container of the pod.
+        config: defines how requests are written, and so also answers.
     """
     whose = f"container {container} of pod {pod}" if container else f"pod {pod}"
     record, found, doubts = KubeletRecord(), [], []
@@ -127,7 +128,7 @@ def record_of(
 
 
 def _told(given: Iterable[Request]) -> str:
-    """What was given, in the words of the answers."""
+    """Return what the kubelet gave, in the words of the answers."""
     words = [request.source or ", ".join(request.cdi_devices) for request in given]
     short = (word if len(word) <= _LONGEST else f"{word[:_LONGEST]}…" for word in words)
     named = enumerated(dict.fromkeys(filter(None, short)), most=_MOST_NAMED)
@@ -138,7 +139,7 @@ def _told(given: Iterable[Request]) -> str:
 
 
 def _by_plugins(content: bytes, pod: str, container: str, config: Config) -> Iterator[Request]:
-    """What the answers of device plugins would request, by the device manager's checkpoint."""
+    """Yield what the device plugins' answers in the checkpoint would request."""
     # The file has all devices of the node, and most pods have none of them.
     if pod.encode() not in content:
         return
@@ -150,7 +151,7 @@ def _by_plugins(content: bytes, pod: str, container: str, config: Config) -> Ite
 
 
 def _by_claims(content: bytes, pod: str, _: str, config: Config) -> Iterator[Request]:
-    """What the CDI names of a pod's claims would request, by the DRA manager's state."""
+    """Yield what the CDI names of a pod's claims would request, by the DRA manager's state."""
     if pod.encode() not in content:
         return
     data = json.loads(_part(json.loads(content), "Data", str))
@@ -164,7 +165,7 @@ def _by_claims(content: bytes, pod: str, _: str, config: Config) -> Iterator[Req
 
 
 def _requests(answer: bytes, config: Config) -> Iterator[Request]:
-    """What the answer of a plugin would request, each of its parts for itself."""
+    """Yield what each part of a plugin's answer would request."""
     tables: dict[int, dict[str, str]] = {_VARIABLES: {}, _ANNOTATIONS: {}}
     mounts, names = [], []
     for number, value in _fields(answer):
@@ -207,7 +208,7 @@ def _of_names(names: Iterable[str], config: Config) -> Iterator[Request]:
 
 
 def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
-    """The record with what a request names."""
+    """Return the record, extended with what a request names."""
     devices = request.devices.devices if isinstance(request.devices, NamedDevices) else ()
     return replace(
         record,
@@ -232,10 +233,10 @@ _T = TypeVar("_T", dict[str, Any], list[Any], str)
 
 
 def _part(table: object, name: str, kind: type[_T]) -> _T:
-    """A part of a JSON object; an empty one for null, which Go writes for an empty slice or map.
+    """Return a part of a JSON object; empty for null, which Go writes for an empty slice or map.
 
     Raises:
-        ValueError: it has another type.
+        ValueError: the part has another type.
     """
     value = table.get(name) if isinstance(table, dict) else None
     if value is None and isinstance(table, dict):
@@ -253,16 +254,16 @@ def _objects(table: object, name: str) -> list[dict[str, Any]]:
 
 
 def _texts(message: bytes) -> tuple[str, str]:
-    """The fields 1 and 2 of a message, which are strings; "" for one that it does not have."""
+    """Return the fields 1 and 2 of a message, which are strings; "" for a missing one."""
     found = {number: value.decode() for number, value in _fields(message) if number in {1, 2}}
     return found.get(1, ""), found.get(2, "")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a protobuf message that have a length, with their numbers.
+    """Yield the fields of a protobuf message that have a length, with their numbers.
 
     Raises:
-        ValueError: it is no message.
+        ValueError: it is not a message.
 
     Source: protobuf.dev/programming-guides/encoding.
     """

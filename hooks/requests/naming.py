@@ -1,6 +1,6 @@
-"""How names of devices are written, wherever they are: in variables, annotations, mounts.
+"""The syntax of device names, wherever they are: in variables, annotations, mounts.
 
-A list has items. Spaces around an item, and empty items, do not count.
+A list consists of items. Spaces around an item, and empty items, are ignored.
 
 =========================  ==============================================================
 item                       what it names
@@ -21,8 +21,8 @@ item                       what it names
 
 Hexadecimal digits, and the words GPU and MIG, may be in upper or lower case.
 
-A kind holds for the items after it as well: ``nvidia.com/gpu=0,1`` is two of one kind, and in
-``0,amd.com/gpu=0,1`` only the first is NVIDIA's. Before the first kind, the default kind holds.
+A kind also applies to the items after it: ``nvidia.com/gpu=0,1`` is two of one kind, and in
+``0,amd.com/gpu=0,1`` only the first is NVIDIA's. Before the first kind, the default kind applies.
 
 =======================================  ================================================
 kind                                     its names
@@ -37,11 +37,11 @@ any other, or another name of the above  what a CDI file says. (But all of
                                          ``runtime.nvidia.com`` is known here)
 =======================================  ================================================
 
-Parsing is total: every string is a list of names or one typed error.
+Parsing is total: every string is either a list of names or one typed error.
 
 Source: NVIDIA Container Toolkit, internal/config/image and pkg/nvcdi (names of devices);
-libnvidia-container, src/cli/common.c (what it takes for a GPU); the CDI specification, "Device
-names". Where the first two differ, or refuse, what is written here is the union of both.
+    libnvidia-container, src/cli/common.c (what it accepts as a GPU); the CDI specification, "Device
+    names". Where the first two differ, or refuse, this module accepts the union of both.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _MOST_DEVICES: Final = 1024
 
 
 def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia.com/gpu") -> Names:
-    """What the items of a list name, by the tables in this module's head.
+    """Return what the items of a list name, by the tables above.
 
     Raises:
         MalformedDevice: an item has none of the known forms.
@@ -117,7 +117,7 @@ class _List:
 
     def __init__(self, asked: str) -> None:
         self._asked = asked
-        # The first of "none" and "all" decides, and what else is there is not even looked at.
+        # The first of "none" and "all" decides, and the other items are not even parsed.
         self._word: Devices | None = None
         self._gpus: dict[tuple[str, str], bool] = {}
         self._features: set[str] = set()
@@ -180,10 +180,10 @@ class _List:
 
 
 def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | None:
-    """The numbers of IMEX channels, each once; None for every one that the node has.
+    """Return the numbers of IMEX channels, each once; None for every channel that the node has.
 
     Args:
-        items: of a list: ``0``, ``channel0`` or ``all``.
+        items: the items of a list: ``0``, ``channel0`` or ``all``.
 
     Raises:
         MalformedChannel: an item is not the number of a channel.
@@ -213,7 +213,7 @@ def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | Non
 def united_channels(
     some: tuple[int, ...] | None, others: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """The channels of two lists, as :func:`parse_channels` gives them."""
+    """Combine the channels of two lists in the form of :func:`parse_channels`."""
     if some is None or others is None:
         return None
     return tuple(dict.fromkeys(some + others))
@@ -230,7 +230,7 @@ _UUID: Final = f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 
 
 def _start_of_uuid() -> str:
-    """A pattern of a UUID or the start of one."""
+    """Return a pattern of a UUID or the start of one."""
     rest = f"{_HEX}{{0,12}}"
     for digits in ("{0,4}", "{0,4}", "{0,4}", "{1,8}"):
         most = f"{{{digits[3]}}}"
@@ -265,10 +265,10 @@ _COMPILED: Final = tuple((re.compile(form), make) for form, make in _FORMS)
 
 
 def _devices(name: str, *, aliases: bool) -> tuple[DeviceName, ...]:
-    """The GPUs and MIG devices of one item; none if it has none of the forms.
+    """Return the GPUs and MIG devices of one item; none if it has none of the forms.
 
     Args:
-        aliases: whether it may be of the forms that only CDI has.
+        aliases: whether to accept forms that only CDI has.
     """
     if aliases:
         for alias in ("gpu", "mig"):

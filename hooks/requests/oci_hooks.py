@@ -1,9 +1,9 @@
-"""Hooks of NVIDIA's in an OCI spec: which they are, and what each of them is to do.
+"""NVIDIA's hooks in an OCI spec: how to recognise them, and what each of them should do.
 
 Engines write them before the shim sees the spec: those that apply a CDI spec of ``nvidia-ctk cdi
 generate`` (containerd, CRI-O, Docker, NRI), Docker and NVIDIA's legacy runtime for ``--gpus``, and
-containerd's clients for theirs. They would run as root, with the image as their root. Here they are
-known, in whatever list they are; the engine does what they would, and takes them out:
+containerd's clients for theirs. They would run as root, with the image as their root. This module
+recognises them in any list; the engine does their work itself, and removes them:
 
 ===============================  ==========================================  =====================
 program (last name of its path)  arguments                                   what it stands for
@@ -17,14 +17,14 @@ with ``hook``                                                                :cl
 ===============================  ==========================================  =====================
 
 Rules
-- The program is never looked at. It need not be there.
-- A hook with a word, an option or a value that this module does not know stays in the spec: it
-  would do something else.
-- A list's value may have several items, with commas between them.
+- The program itself is never opened. It need not exist.
+- A hook with a word, an option or a value that this module does not know stays in the spec, because
+  it would do something else.
+- The value of a list may have several items, separated by commas.
 
 Source: NVIDIA Container Toolkit, cmd/nvidia-cdi-hook (1.10 to 1.20) and cmd/nvidia-container-
-runtime-hook, of which "prestart" is the one command that does anything; Docker's
-daemon/nvidia_linux.go; containerd's contrib/nvidia and cmd/containerd/command/oci-hook.go.
+    runtime-hook, whose only command with an effect is "prestart"; Docker's daemon/nvidia_linux.go;
+    containerd's contrib/nvidia and cmd/containerd/command/oci-hook.go.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _CDI: Final = "nvidia-cdi-hook"
 _TOOLKIT: Final = "nvidia-ctk"
 _CLI: Final = "nvidia-container-cli"
 
-# Options by name, and whether each takes a value. The first say where the container's state is, and
-# how much is logged.
+# Options by name, and whether each takes a value. The first ones tell where the container's state
+# is, and how much is logged.
 _EVERYWHERE: Final = {"container-spec": True, "debug": False, "quiet": False, "config": True}
 OPTIONS: Final[dict[str, dict[str, bool]]] = {
     "create-symlinks": {"link": True},
@@ -85,11 +85,11 @@ class Call:
     owner: str = "the spec"
 
     def all_of(self, option: str) -> tuple[str, ...]:
-        """The values of an option, in order."""
+        """Return the values of an option, in order."""
         return tuple(value for name, value in self.options if name == option)
 
     def items_of(self, option: str) -> tuple[str, ...]:
-        """The items of an option that is a list, in order."""
+        """Return the items of an option that is a list, in order."""
         return tuple(item for value in self.all_of(option) for item in value.split(","))
 
 
@@ -106,15 +106,15 @@ def parse_call(path: str, arguments: Sequence[str], owner: str = "the spec") -> 
     """Read a hook of a CDI spec.
 
     Args:
-        path: of its program.
-        arguments: all of them, the program's name first.
+        path: the path of its program.
+        arguments: all of its arguments, with the program's name first.
         owner: what the hook belongs to, for messages.
 
     Returns:
         The call; None if the program is not one of NVIDIA's for CDI.
 
     Raises:
-        HookUnknown: it is one of them, and has a word or an option that is not known here.
+        HookUnknown: it is one of them, but has an unknown word or option.
     """
     program, words = posixpath.basename(path), list(arguments[1:])
     if program not in {_CDI, _TOOLKIT}:
@@ -149,7 +149,7 @@ def _take_options(words: list[str], known: Mapping[str, bool]) -> Iterator[tuple
 
 
 def absolute(text: str) -> str | None:
-    """A path of an option, normal; None if it is not absolute."""
+    """Return an option's path in normal form; None if it is not absolute."""
     path = posixpath.normpath(text)
     return path if path.startswith("/") and not path.startswith("//") else None
 
@@ -162,7 +162,7 @@ def link_of(text: str) -> tuple[str, str] | None:
 
 
 def call_in(hook: object) -> Call | None:
-    """The call of a spec's hook; None if it is not one that is done in process."""
+    """Return the call of a spec's hook; None if the hook is not done in process."""
     path, arguments = _command(hook)
     try:
         call = parse_call(path, arguments)
@@ -183,7 +183,7 @@ def _is_doable(call: Call) -> bool:
 
 
 def client_request(hook: object) -> ClientRequest | None:
-    """The request of a hook of containerd's clients; None if it is not one, or not understood."""
+    """Parse the request of a hook of containerd's clients; None if it is not a known one."""
     _, arguments = _command(hook)
     words = list(arguments[1:])
     if tuple(words[:2]) != _CLIENT_WORDS or posixpath.basename("".join(words[2:3])) != _CLI:
@@ -225,13 +225,13 @@ def has_nvidia_hook(spec: Mapping[str, Any]) -> bool:
 
 
 def calls_of(spec: Mapping[str, Any]) -> tuple[Call, ...]:
-    """The calls of a spec's hooks that are done in process, in the order of their runs."""
+    """Return the calls of a spec's hooks that are done in process, in the order of their runs."""
     found = (call_in(hook) for _, hook in hooks_of(spec))
     return tuple(call for call in found if call is not None)
 
 
 def hooks_of(spec: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A spec's hooks with the list of each; what has the wrong shape has none."""
+    """Yield a spec's hooks, each with its list; malformed parts are skipped."""
     found = spec.get("hooks")
     hooks = found if isinstance(found, dict) else {}
     for name in LISTS:

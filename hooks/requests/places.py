@@ -1,7 +1,8 @@
-"""The places of an OCI spec in which a request can stand.
+"""The places in an OCI spec where a request can be written.
 
-:data:`PLACES` is the one table of them. :mod:`hooks.requests.prefilter` asks it whether anything is
-requested, :mod:`hooks.requests.request` parses what it finds. Both walk it in order, so they agree.
+:data:`PLACES` is the only table of them. With it, :mod:`hooks.requests.prefilter` finds out whether
+anything is requested, and :mod:`hooks.requests.request` parses what it finds. Both go through it in
+order, so they agree.
 
 ============================================  ===========  ==================================
 place                                         origin       form
@@ -22,16 +23,16 @@ legacy image: CUDA_VERSION is set, and        environment  all GPUs
 NVIDIA_REQUIRE_CUDA and the above are not
 ============================================  ===========  ==================================
 
-Outside the table, since they do not compete with it: AMD_VISIBLE_DEVICES and
+These are not in the table, because they do not compete with it: AMD_VISIBLE_DEVICES and
 INTEL_VISIBLE_DEVICES (:func:`vendor_text`), and NVIDIA's hooks, which are removed from the spec
 wherever they are (:class:`NvidiaHooks`).
 
-The annotations of NVIDIA's toolkit are those of a pod, which its author writes. In a namespace that
-is not trusted they do not count, and do not keep a later place from counting.
+The annotations of NVIDIA's toolkit are those of a pod, and are written by the pod's author. In a
+namespace that is not trusted they do not count, so a later place decides.
 
-Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES and adds NVIDIA's hook to the prestart hooks. That
-hook gives the environment the origin docker, in which NVIDIA_VISIBLE_DEVICES precedes the swarm
-variables.
+Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES and adds NVIDIA's hook to the prestart hooks.
+Because of that hook, the environment has the origin docker, for which NVIDIA_VISIBLE_DEVICES comes
+before the swarm variables.
 
 Source: NVIDIA Container Toolkit, internal/config/image, cmd/nvidia-container-runtime-hook and
 cmd/nvidia-ctk-installer/container/runtime/nri.
@@ -93,7 +94,7 @@ class NvidiaHooks:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> NvidiaHooks:
-        """Find them in a spec.
+        """Find NVIDIA's hooks in a spec.
 
         Raises:
             MalformedSpec: a list of hooks is not a list.
@@ -143,7 +144,7 @@ class DeviceText:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it requests nothing. It decides all the same: no later place counts."""
+        """Whether the place requests nothing. It decides all the same: no later place counts."""
         return not self.channels and (not self.items or VOID in self.items)
 
 
@@ -194,15 +195,16 @@ def _in_toolkit_annotations(view: SpecView, config: Config) -> DeviceText | None
 
 
 def agreed(annotations: Mapping[str, Any], names: Iterable[str], others: Iterable[str] = ()) -> str:
-    """What all annotations of these names, and others, say; "" if they differ."""
+    """Return the common value of these annotations and others; "" if they differ."""
     said = {str(annotations[name]) for name in names if name in annotations} | set(others)
     return said.pop() if len(said) == 1 else ""
 
 
 def _cdi_names(value: str) -> list[str]:
-    """Return the items of an annotation, from the first that has a kind or a part of one.
+    """Return the items of an annotation, from the first one that has a kind or a part of one.
 
-    An item without one ("1", "all") is not a CDI name. NVIDIA's runtime and the engines ignore it.
+    An item without a kind ("1", "all") is not a CDI name. NVIDIA's runtime and the engines ignore
+    it.
     """
     items = items_of(value)
     while items and "=" not in items[0] and "/" not in items[0]:
@@ -276,10 +278,10 @@ PLACES: Final[tuple[Callable[[SpecView, Config], DeviceText | None], ...]] = (
 
 
 def device_texts(view: SpecView, config: Config) -> Iterator[DeviceText]:
-    """Yield what each place has, in order.
+    """Yield the content of each place, in order.
 
-    A place is read only in its turn: a device plugin that mounts the names of devices sets the
-    variable to something that names none.
+    A place is read only when it is its turn: a device plugin that mounts the names of devices sets
+    the variable to something that is not a name.
 
     Raises:
         MalformedSpec: the place has the wrong shape.

@@ -1,10 +1,10 @@
 """Policy: which part of a request a container may have, by its author and the container.
 
-In a pod, the environment may be the image's and the annotations, mounts and variables may be those
+In a pod, the environment may be the image's, and the annotations, mounts and variables may be those
 of the pod's author: a spec does not show who wrote what. A UUID is not a secret either, since
-procfs shows it to every container. So what a pod requests is a wish, and the grant is what the
-kubelet has recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes
-the user who starts a container decides what it gets. The mode decides whom to trust:
+procfs shows it to every container. So what a pod requests is only a wish, and the grant is what the
+kubelet has recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of
+Kubernetes, the user who starts a container decides what it gets. The mode decides whom to trust:
 
 ============  =================  ==================  ==========================================
 mode          environment,       privileged in       unprivileged in Kubernetes
@@ -20,27 +20,27 @@ strict        not trusted        what the record     what the kubelet's record h
 
 Rules
 - In a trusted namespace everything is trusted in every mode.
-- A list is granted as a whole or not at all; it has one author. Only ``all`` is narrowed: to what
-  the kubelet gave, if it gave GPUs.
-- Where no record counts (there is no kubelet, or its root is elsewhere), nothing was granted.
-- ``none`` gives no GPU: in the default mode the environment of a pod may say it.
+- A list is granted as a whole or not at all, because it has one author. Only ``all`` is narrowed:
+  to what the kubelet gave, if it gave GPUs.
+- If no record can be used (there is no kubelet, or its root is elsewhere), nothing was granted.
+- ``none`` gives no GPU, so in the default mode a pod's environment may request it.
 - Annotations and mounts of /dev/null are trusted outside of Kubernetes and in privileged
-  containers. With ``accept-mounts = true`` such mounts are trusted in every pod, although a pod's
-  author makes them by a volume of type hostPath.
-- What an engine itself has put into the spec (CDI) is there already and stays; what goes with it
-  follows the devices.
-- Features that variables alone request (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) need a
+  containers. With ``accept-mounts = true`` such mounts are trusted in every pod, although the
+  author of a pod can create them with a volume of type hostPath.
+- What an engine itself has put into the spec (CDI) is already there and stays; what belongs to the
+  devices comes with them.
+- Features that only variables can request (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) need a
   trusted environment or the record, even if the GPUs come from elsewhere.
 - Management devices, which are all devices of the node, need a trusted request and, in Kubernetes,
   a privileged container or a trusted namespace (mode ``nvidia`` needs neither).
-- Configuring or monitoring MIG needs a privileged container, everywhere, or is an error, as with
-  NVIDIA's runtime.
-- A container is part of a pod by the annotations of a CRI, or by a cgroup of the kubelet's.
-- Which pod and container that is, and the namespace, count only if all sources agree: an engine
-  that hands annotations of pods on hands on those that look like its own. The kubelet makes the
-  cgroup.
+- Configuring or monitoring MIG always needs a privileged container, and is an error otherwise, as
+  with NVIDIA's runtime.
+- A container is part of a pod if it has the annotations of a CRI, or a cgroup of the kubelet.
+- The identity of the pod and the container, and the namespace, count only if all sources agree: an
+  engine that passes annotations of pods on also passes on those that look like its own. The kubelet
+  creates the cgroup.
 - Other vendors' devices that the environment names need a trusted environment or the record.
-- A container whose request is denied starts without anything of the driver, or fails, as
+- A container whose request is denied either starts without any part of the driver, or fails, as
   configured. Both are logged.
 - The sandbox container of a pod gets nothing. It runs nothing, and a pod's annotations are meant
   for its other containers.
@@ -49,7 +49,7 @@ Rules
 - Policy only ever removes.
 
 A container is privileged if it has CAP_SYS_ADMIN in the bounding set, as in NVIDIA's toolkit, and
-no user namespace: there, that capability opens no device of the node.
+no user namespace, because in a user namespace that capability opens no device of the node.
 
 Source: NVIDIA Container Toolkit, internal/config/image (privileged, visible devices),
 cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations; CRI-O,
@@ -138,7 +138,7 @@ _ADMIN: Final = "CAP_SYS_ADMIN"
 
 
 def read_container(spec: Mapping[str, Any]) -> Container:
-    """The container of a spec.
+    """Read the container that a spec describes.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -201,7 +201,7 @@ def judge(
     config: Config,
     record: KubeletRecord | None = None,
 ) -> Verdict:
-    """The verdict on a request; its ``allowed`` is at most ``request``.
+    """Return the verdict on a request; its ``allowed`` is at most ``request``.
 
     Args:
         record: what the kubelet gave the container; None if that does not decide
@@ -210,7 +210,7 @@ def judge(
     Raises:
         RequestDenied: something is denied, and the configuration makes that an error.
         PrivilegeNeeded: a container that is not privileged asks to control MIG.
-        UnsupportedCapability: a driver capability is named that the configuration excludes.
+        UnsupportedCapability: a named driver capability is excluded by the configuration.
     """
     if container.sandbox:
         denied = "the sandbox container of a pod gets nothing"
@@ -298,7 +298,7 @@ class _Case:
         return self._environment
 
     def _devices(self, *, trusted: bool) -> Devices | None:
-        """The allowed devices; None if the requested ones are denied."""
+        """Return the allowed devices; None if the requested ones are denied."""
         request, record = self._request, self._record
         match request.devices:
             case Void():
@@ -317,7 +317,7 @@ class _Case:
         return request.devices if trusted or granted else None
 
     def _beside_devices(self, *, trusted: bool) -> dict[str, Any]:
-        """The allowed features and channels, if the devices are allowed."""
+        """Return the allowed features and channels, if the devices are allowed."""
         request, record = self._request, self._record
         features, channels = request.features, request.imex_channels
         if channels != () and self._config.ignore_imex:

@@ -1,20 +1,20 @@
-"""Decide, once for each container, whether the engine has work for it.
+"""Decide, once for each container, whether the engine has any work for it.
 
-Every container of the node passes through here, and most request nothing: the engine does not run
-for them, and is not even loaded. The result travels with the container to its worker, which reads
-the request of :mod:`hooks.requests.request` and asks nothing of this again.
+Every container of the node passes through here, and most request nothing: for them the engine does
+not run, and is not even loaded. The result goes with the container to its worker, which reads the
+request with :mod:`hooks.requests.request` and repeats none of these checks.
 
 Rules
-- ``requests`` is true exactly if the parsed request would want an injection, or if parsing it
-  raises: both read the table of :mod:`hooks.requests.places`.
-- A hook of NVIDIA's in the spec is work for the engine (:mod:`hooks.requests.oci_hooks`), also if
-  the container requests nothing.
-- Nodes that a spec lists already matter only if the configuration limits how many containers may
+- ``requests`` is true exactly if the parsed request would need an injection, or if parsing it
+  raises: both use the table of :mod:`hooks.requests.places`.
+- If the spec has one of NVIDIA's hooks, the engine has work (:mod:`hooks.requests.oci_hooks`), even
+  if the container requests nothing.
+- Nodes that a spec already lists matter only if the configuration limits how many containers may
   have them, or if a device of the node is out of service.
 - The configuration can name further variables and annotations. If it cannot be read, the default
-  places count, and the failure is reported; a container that requests something then fails.
-- The annotation :data:`FAULT_EXIT_CODE` says which exit code a container wants if a GPU failure
-  ends it. It concerns that container alone, so anyone who may annotate it may set it.
+  places are used, and the failure is reported; a container that requests something then fails.
+- The annotation :data:`FAULT_EXIT_CODE` tells which exit code a container wants if a GPU failure
+  ends it. It concerns only that container, so anyone who may annotate it may set it.
 
 Source: OCI runtime specification, config.md.
 """
@@ -74,7 +74,7 @@ class Prefilter:
 
 
 def prefilter(spec: Mapping[str, Any]) -> Prefilter:
-    """Look at a container's spec.
+    """Examine a container's spec.
 
     Args:
         spec: config.json, decoded.
@@ -90,7 +90,7 @@ def prefilter(spec: Mapping[str, Any]) -> Prefilter:
 
 
 def find_work(spec: Mapping[str, Any], settings: Settings) -> Prefilter:
-    """Look at a container's spec, with settings that were read before.
+    """Examine a container's spec, with settings that were already read.
 
     Args:
         spec: config.json, decoded.
@@ -117,7 +117,7 @@ def find_work(spec: Mapping[str, Any], settings: Settings) -> Prefilter:
 def _requests(view: SpecView, config: Config) -> bool:
     """Whether anything is requested.
 
-    The first text decides unless it names other vendors' devices alone, and that is a request too.
+    The first text decides, unless it names only other vendors' devices, which is a request too.
     """
     text = next(device_texts(view, config), None)
     return (
@@ -128,11 +128,11 @@ def _requests(view: SpecView, config: Config) -> bool:
 
 
 def _names_more(view: SpecView) -> bool:
-    """Whether a container names driver capabilities beyond those that its listed nodes came with.
+    """Whether a container names driver capabilities beyond those that came with its listed nodes.
 
-    The CDI specs of our device plugin contain the files of the usual capabilities only, since an
-    engine gives all of a spec to every image. We add what an image names beyond them. The specs of
-    NVIDIA's program, which have hooks, contain all files but 32-bit ones.
+    The CDI specs of our device plugin contain only the files of the usual capabilities, since an
+    engine gives everything in a spec to every image. We add what an image names beyond that. The
+    specs of NVIDIA's program, which have hooks, contain all files except 32-bit ones.
     """
     named = {word.strip() for word in view.variables.get(CAPABILITIES, "").split(",")}
     beyond = named - _DEFAULT_CAPABILITIES
@@ -142,7 +142,7 @@ def _names_more(view: SpecView) -> bool:
 
 
 def lists_nodes(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec lists device nodes of NVIDIA's already, as an engine that applies CDI does.
+    """Whether a spec already lists NVIDIA's device nodes, as from an engine that applies CDI.
 
     Args:
         spec: config.json, decoded; one of the wrong shape lists none.
@@ -190,7 +190,7 @@ def read_fault_exit_code(spec: Mapping[str, Any]) -> int | None:
         spec: config.json, decoded.
 
     Returns:
-        1 to 255; 0 to keep its own; None if it has no such annotation.
+        1 to 255; 0 to keep its own; None if there is no such annotation.
 
     Raises:
         FaultExitCodeWrong: the annotation holds something else.

@@ -1,15 +1,15 @@
 """What a container requests, and where the request was written: read from its spec.
 
-The first place that names one of NVIDIA's devices decides which of NVIDIA's the container gets; the
-same holds for other vendors' devices by CDI name. A GPU of NVIDIA's from a CDI file
+The first place that names an NVIDIA device decides which NVIDIA devices the container gets. The
+same applies to other vendors' devices by CDI name. An NVIDIA GPU from a CDI file
 (``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. Places: :mod:`hooks.requests.places`.
 Names: :mod:`hooks.requests.naming`.
 
-Wherever a hook of NVIDIA's is (:mod:`hooks.requests.oci_hooks`), it is removed from the spec, even
-if nothing is requested (:func:`hooks.edits.mutation.apply`). The hook of containerd's clients names
-driver capabilities and requirements too, and then only these count.
+Wherever one of NVIDIA's hooks is (:mod:`hooks.requests.oci_hooks`), it is removed from the spec,
+even if nothing is requested (:func:`hooks.edits.mutation.apply`). The hook of containerd's clients
+also names driver capabilities and requirements, and then only these count.
 
-Variables that count if anything of NVIDIA's is requested:
+These variables count if any NVIDIA device is requested:
 
 ==================================  =====================================================
 NVIDIA_DRIVER_CAPABILITIES          a comma list: ``all`` anywhere is all of them; unset or
@@ -24,19 +24,19 @@ NVIDIA_MIG_MONITOR_DEVICES          not; anything else is an error
 NVIDIA_IMEX_CHANNELS                numbers, or ``all``, unless a mount or CDI name has any
 ==================================  =====================================================
 
-AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES are taken as they are, always of the environment.
+AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES are used as they are, and always come from the
+environment.
 
-A variable that is set twice has its last value, as the process will see it. Parsing is total:
-every spec gives a request or one typed error.
+If a variable is set twice, its last value counts, as for the process. Parsing is total: every spec
+results in a request or one typed error.
 
-containerd and Docker can apply CDI specs themselves, and then NVIDIA_VISIBLE_DEVICES is
-``void`` at its end. Without an annotation nothing else is requested, and nothing is left to do.
-With one, the same devices are granted, and :func:`hooks.edits.mutation.apply` adds only what is
-missing.
+containerd and Docker can apply CDI specs themselves; NVIDIA_VISIBLE_DEVICES is then ``void`` at its
+end. Without an annotation nothing else is requested, so nothing is left to do. With one, the same
+devices are granted, and :func:`hooks.edits.mutation.apply` adds only what is missing.
 
-Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook;
-its user guide, "Environment variables". Where they differ from one another, from this, and
-why: docs/architecture.md, "Requests".
+Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook; its
+    user guide, "Environment variables". Where they differ from each other and from this module, and
+    why: docs/architecture.md, "Requests".
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class Request:
     # numbers of IMEX channels; None for every one that the node has
     imex_channels: tuple[int, ...] | None = ()
     # expressions that the driver and each GPU have to meet ("cuda>=12.4 brand=tesla,driver>=535"),
-    # by the variable that has them
+    # by the variable that contains them
     requirements: tuple[tuple[str, str], ...] = ()
     # fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file
     cdi_devices: tuple[str, ...] = ()
     cdi_origin: str = Origin.NOBODY  # where these are named, of Origin
-    # the ``features`` that variables alone request, and no list of devices; and IMEX, if the
-    # channels are theirs. The list may have another author.
+    # the ``features`` that only variables request, and not a list of devices; also IMEX, if the
+    # channels come from a variable. The list may have another author.
     only_variables: frozenset[str] = frozenset()
     amd_devices: str = ""  # what AMD_VISIBLE_DEVICES requests; "" for nothing
     intel_devices: str = ""  # what INTEL_VISIBLE_DEVICES requests; "" for nothing
@@ -120,7 +120,7 @@ class Request:
         return self.wants_driver or others
 
     def without_nvidia(self) -> Request:
-        """The request without anything of NVIDIA's that an inventory has."""
+        """Return the request without anything of NVIDIA's that an inventory has."""
         return replace(
             self,
             devices=Void(),
@@ -151,14 +151,14 @@ _DRA_VENDORS: Final = frozenset({"k8s.gpu.nvidia.com", "k8s.gpu.containerd-shim-
 
 
 def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Request:
-    """What the container of an OCI spec requests.
+    """Return what the container of an OCI spec requests.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        config: where to look; the defaults if not given.
+        config: defines the places to look at; the defaults if not given.
 
     Returns:
-        The request; its ``devices`` are :class:`Void` if none of NVIDIA's is requested.
+        The request; its ``devices`` are :class:`Void` if no NVIDIA device is requested.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -201,7 +201,7 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
 
 
 def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[str, str]:
-    """The variables with what a client of containerd says in place of what the image does."""
+    """Return the variables, with those of a containerd client in place of the image's."""
     of_image = (_REQUIRE, _DISABLE_REQUIRE, CUDA_VERSION, CAPABILITIES_VARIABLE)
     rest = {name: value for name, value in variables.items() if not name.startswith(of_image)}
     required = {f"{_REQUIRE}{n}": value for n, value in enumerate(client.requirements)}
@@ -209,14 +209,14 @@ def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[
 
 
 def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
-    """What a container requests besides the devices that its spec has already.
+    """Return what a container requests beyond the devices that its spec already has.
 
     Args:
         spec: config.json, decoded. It is not changed.
         held: the ids of those devices (:mod:`hooks.sharing`).
 
     Returns:
-        A request of these devices, with the driver capabilities that the container names.
+        A request for these devices, with the driver capabilities that the container names.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -233,9 +233,9 @@ def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
 
 
 def _is_nvidia_gpu(cdi_device: str) -> bool:
-    """Whether a CDI file gives a GPU of NVIDIA's by this name, as its device plugins write them.
+    """Whether a CDI file gives an NVIDIA GPU with this name, as NVIDIA's device plugins write them.
 
-    A container with such a GPU does not get those that its image requests as well.
+    A container with such a GPU does not also get those that its image requests.
     """
     vendor, _, rest = cdi_device.partition("/")
     of_nvidia = vendor == "nvidia.com" or vendor.endswith(".nvidia.com")
@@ -243,7 +243,7 @@ def _is_nvidia_gpu(cdi_device: str) -> bool:
 
 
 def _names_in(text: DeviceText) -> Names:
-    """Parse what one place names.
+    """Parse the names in one place.
 
     Raises:
         RequestError: a name is malformed.
@@ -256,7 +256,7 @@ def _names_in(text: DeviceText) -> Names:
 
 
 def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[str]:
-    """The :data:`CAPABILITIES` of a value of NVIDIA_DRIVER_CAPABILITIES; at least one.
+    """Return the :data:`CAPABILITIES` in a value of NVIDIA_DRIVER_CAPABILITIES; at least one.
 
     Args:
         value: the variable's value; None if it is not set.
@@ -280,7 +280,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
 
 
 def _with_all_of_nvidia(request: Request, names: Names, variables: Mapping[str, str]) -> Request:
-    """A request with the variables that count if anything of NVIDIA's is requested."""
+    """Return a request with the variables that count if anything of NVIDIA's is requested."""
     legacy = is_legacy(variables)
     channels, by_variables = names.imex_channels, _features(variables)
     only_variables = by_variables - names.features

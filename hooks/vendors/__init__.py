@@ -1,22 +1,22 @@
 """GPUs that are not NVIDIA's: AMD's and Intel's, found by looking at the kernel's files.
 
-Their user-space drivers live in the image (ROCm, oneAPI, Mesa), so nothing is mounted: what a
-container gets is device nodes, the groups that may open them, and the by-path links of its own
-GPUs. What a node has is read from sysfs for each request, without a library or a daemon.
+Their user-space drivers are in the image (ROCm, oneAPI, Mesa), so nothing is mounted: a container
+gets device nodes, the groups that may open them, and the by-path links of its own GPUs. What a node
+has is read from sysfs for each request, without a library or a daemon.
 
 =============  ======================  ===================  ===================================
-vendor         variable                CDI kind             looked at
+vendor         variable                CDI kind             module
 =============  ======================  ===================  ===================================
 AMD            AMD_VISIBLE_DEVICES     ``amd.com/gpu``      :mod:`hooks.vendors.amd`
 Intel          INTEL_VISIBLE_DEVICES   ``intel.com/gpu``    :mod:`hooks.vendors.intel`
 =============  ======================  ===================  ===================================
 
-AMD_VISIBLE_DEVICES is AMD's own; INTEL_VISIBLE_DEVICES is ours, since Intel has none. A name of
-a CDI kind above means the same as it does in the variable; it is looked up here only where no
-CDI specification of that kind is on the node. How names are written: :mod:`hooks.vendors.names`.
+AMD_VISIBLE_DEVICES is AMD's own variable. INTEL_VISIBLE_DEVICES is ours, because Intel has none. A
+name of one of these CDI kinds means the same as in the variable; it is looked up here only if the
+node has no CDI spec of that kind. The syntax of names: :mod:`hooks.vendors.names`.
 
-Not here: Gaudi and other accelerators that are no DRM devices. They come with CDI
-specifications of their own.
+Not supported here: Gaudi and other accelerators that are not DRM devices. They come with their own
+CDI specs.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _VENDORS: Final = {
 
 
 def known_kind(name: str) -> bool:
-    """Whether a device's name can be looked up here if no CDI specification has it.
+    """Whether a device's name can be looked up here if no CDI spec has it.
 
     Args:
-        name: fully qualified ("amd.com/gpu=0").
+        name: a fully qualified name ("amd.com/gpu=0").
     """
     return name.partition("=")[0] in _VENDORS
 
@@ -52,17 +52,17 @@ def known_kind(name: str) -> bool:
 def contribute(
     request: Request, config: Config, cdi_names: Iterable[str] = ()
 ) -> tuple[Contribution, ...]:
-    """The plans for GPUs that are not NVIDIA's: one for each vendor with a request.
+    """Return the plans for GPUs that are not NVIDIA's: one for each requested vendor.
 
     Args:
-        cdi_names: what it asks for by name, each of a :func:`known_kind`.
+        cdi_names: the names in the request, each of a :func:`known_kind`.
 
     Raises:
         NoVendorDriver: the vendor's kernel driver is not loaded.
-        NoVendorGpus: all GPUs are requested, and none is usable.
-        UnknownVendorGpu: a GPU is named that this node does not have.
+        NoVendorGpus: all GPUs are requested, but none is usable.
+        UnknownVendorGpu: this node does not have a named GPU.
         MalformedVendorRange: a range of indices ends before it starts.
-        VendorNodeMissing: a GPU that is named has no usable node.
+        VendorNodeMissing: a named GPU has no usable node.
         GpuExcluded: a named GPU is excluded by the configuration.
     """
     named = [name.partition("=")[::2] for name in cdi_names]

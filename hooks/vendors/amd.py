@@ -1,14 +1,14 @@
 """AMD's GPUs: what the kernel's compute driver (KFD) lists.
 
 Rules
-- A GPU is a node of KFD's topology with a ``gpu_id``; nodes of CPUs have 0. What KFD does not
-  know cannot compute, and AMD's own toolkit does not count it either.
-- A GPU in a partitioning mode (CPX, DPX …) is one node for each partition: the first has the PCI
-  device's render node, the others those of platform devices ``amdgpu_xcp_N``. Each partition has
-  an index of its own, and can be given alone.
+- A GPU is a node of KFD's topology with a ``gpu_id``; nodes of CPUs have 0. A GPU that KFD does not
+  list cannot compute, and AMD's own toolkit does not count it either.
+- A GPU in a partitioning mode (CPX, DPX …) has one node for each partition: the first one has the
+  PCI device's render node, the others those of platform devices ``amdgpu_xcp_N``. Each partition
+  has its own index, and can be given to a container alone.
 - Indices follow the PCI address, then the number of the render node: the order of AMD's toolkit.
-- Every container with an AMD GPU gets /dev/kfd, the door to all of them. Which of them a process
-  may use is decided by the render nodes that it can open.
+- Every container with an AMD GPU gets /dev/kfd, which gives access to all of them. Which ones a
+  process may use is decided by the render nodes that it can open.
 
 Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, in which ``location_id`` has the bus, device
 and function in its lower 16 bits and the partition in the upper four; AMD Container Toolkit,
@@ -35,11 +35,11 @@ _NODES: Final = "class/kfd/kfd/topology/nodes"
 
 
 def give(wanted: VendorRequest, config: Config) -> Contribution:
-    """What a container gets of the node's AMD GPUs.
+    """Return what a container gets of the node's AMD GPUs.
 
     Raises:
         NoVendorDriver: there is no usable /dev/kfd.
-        RequestError, InventoryError: as :func:`hooks.vendors.gpus.granted`.
+        RequestError, InventoryError: as for :func:`hooks.vendors.gpus.granted`.
     """
     majors = {name: major for name, major in read_majors(config).items() if name in {KFD, DRM}}
     kfd = look_at_node(config, "/dev/kfd", [majors[KFD]] if KFD in majors else [], 0, KFD)
@@ -54,7 +54,7 @@ def give(wanted: VendorRequest, config: Config) -> Contribution:
 
 
 def find(config: Config) -> tuple[tuple[VendorGpu, ...], list[str]]:
-    """The node's AMD GPUs and partitions by index, and notes for display."""
+    """Return the node's AMD GPUs and partitions by index, and notes for display."""
     by_render = {device.render_node: device for device in drm_devices(config)}
     found: list[tuple[tuple[int, ...], int, str, DrmDevice, int]] = []
     notes = []
@@ -91,7 +91,7 @@ def find(config: Config) -> tuple[tuple[VendorGpu, ...], list[str]]:
 
 
 def _properties(path: str) -> dict[str, int]:
-    """The numbers that KFD lists, one ``name value`` in a line."""
+    """Return the numbers that KFD lists, one ``name value`` in a line."""
     lines = (line.split() for line in (read_text(path) or "").splitlines())
     return {
         words[0]: int(words[1]) for words in lines if len(words) == _PAIR and words[1].isdecimal()

@@ -1,15 +1,15 @@
-"""The grant of a vendor's GPUs: from a request and the node's GPUs to a plan.
+"""Grant a vendor's GPUs: turn a request and the node's GPUs into a plan.
 
 Rules
 - A GPU is usable if its render node is. Naming an unusable one is an error; ``all`` leaves it out
   with a note, and is an error if nothing is left.
-- A GPU comes with its card node, if it has one: Vulkan and VA-API open it.
-- A node that is not open to all adds its group as a supplementary group.
-- ``class/drm/NAME`` is a link to ``…/DEVICE/drm/NAME``, so the link itself names the device. Two
-  nodes of one device belong together: ``cardN`` for display, ``renderDN`` for work.
-- Connectors (``card0-DP-1``) are no nodes.
-- Links in ``/dev/dri/by-path`` are udev's. A container gets those of its own nodes, by the
-  names that they have on the host.
+- A GPU comes with its card node, if it has one, because Vulkan and VA-API open it.
+- For a node that not everyone may open, its group is added as a supplementary group.
+- ``class/drm/NAME`` is a link to ``…/DEVICE/drm/NAME``, so the link itself names the device. The
+  two nodes of one device belong together: ``cardN`` for display, ``renderDN`` for computing.
+- Connectors (``card0-DP-1``) are not nodes.
+- Links in ``/dev/dri/by-path`` are udev's. A container gets the links to its own nodes, with the
+  same names as on the host.
 
 Source: Documentation/gpu/drm-uapi.rst, "Render nodes"; systemd's rules.d/60-drm.rules.
 """
@@ -63,7 +63,7 @@ class DrmDevice:
 
 
 def drm_devices(config: Config) -> tuple[DrmDevice, ...]:
-    """The node's DRM devices, in no particular order."""
+    """Return the node's DRM devices, in no particular order."""
     directory = f"{config.sys}/class/drm"
     nodes: dict[str, list[str]] = {}
     for name in read_names(directory) or ():
@@ -102,7 +102,7 @@ def _minor(path: str) -> int | None:
 
 
 def by_path_links(config: Config, nodes: Collection[str], reason: str) -> tuple[LinkDirectory, ...]:
-    """The host's links in /dev/dri/by-path to some nodes: one directory of links, or none."""
+    """Return the host's links in /dev/dri/by-path to some nodes: one directory, or none."""
     directory = config.dev + _BY_PATH.removeprefix("/dev")
     links = []
     for name in read_names(directory) or ():
@@ -139,16 +139,16 @@ def granted(
     common: tuple[Node, ...] = (),
     notes: Iterable[str] = (),
 ) -> Contribution:
-    """What a container gets of a vendor's GPUs.
+    """Return what a container gets of a vendor's GPUs.
 
     Args:
-        majors: the major numbers that its devices may have, by driver; "drm" among them.
+        majors: the major numbers that its devices may have, by driver, including "drm".
 
     Raises:
-        UnknownVendorGpu: a GPU is named that this node does not have.
-        GpuExcluded: a GPU is named that the configuration excludes.
-        NoVendorGpus: all are requested, and none is usable.
-        VendorNodeMissing: a GPU that is named has no usable render node.
+        UnknownVendorGpu: this node does not have a named GPU.
+        GpuExcluded: a named GPU is excluded by the configuration.
+        NoVendorGpus: all GPUs are requested, but none is usable.
+        VendorNodeMissing: a named GPU has no usable render node.
     """
     chosen = gpus if wanted.everything else _named(wanted, gpus, vendor)
     devices = [device_of(node, f"{vendor} GPUs") for node in common]
@@ -196,7 +196,7 @@ _SEE_UDEV = "see that udev has made the nodes in /dev/dri"
 def _not_excluded(
     chosen: Iterable[VendorGpu], wanted: VendorRequest, config: Config, faults: list[str]
 ) -> list[VendorGpu]:
-    """Those that are not excluded; that others are, is added to ``faults``."""
+    """Return the GPUs that are not excluded; the exclusion of others is added to ``faults``."""
     left = []
     for gpu in chosen:
         if gpu.address not in config.excluded_gpus:
@@ -229,7 +229,7 @@ def _named(
 
 
 def _matching(item: Item, gpus: tuple[VendorGpu, ...]) -> set[int]:
-    """The indices that an item means; none if any index of a range is not there."""
+    """Return the indices in an item; none if an index in a range does not exist."""
     if isinstance(item, Range):
         return set(range(item.first, item.last + 1)) if item.last < len(gpus) else set()
     return {gpu.index for gpu in gpus if item in gpu.names}
@@ -245,7 +245,7 @@ def _describe(gpus: tuple[VendorGpu, ...], vendor: str) -> str:
 def _nodes(
     gpu: VendorGpu, config: Config, majors: Mapping[str, int]
 ) -> tuple[list[Device], dict[str, str]]:
-    """The usable nodes of a GPU, and what is wrong with the others by their names."""
+    """Return the usable nodes of a GPU, and what is wrong with the others by their names."""
     usable, wrong = [], {}
     for name, minor in gpu.device.minors.items():
         drm = [majors[DRM]] if DRM in majors else []

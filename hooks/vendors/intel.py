@@ -1,10 +1,10 @@
 """Intel's GPUs: PCI devices of a display class with a render node.
 
 Rules
-- Integrated and discrete ones, whole ones and virtual functions alike: whatever i915 or xe has
-  made a render node for. Indices follow the PCI address.
-- A display device without a render node (no driver, or one for display alone) is not a GPU.
-- There is no node that all share: the render node is all that a process opens.
+- Integrated and discrete GPUs, whole ones and virtual functions all count: everything for which
+  i915 or xe has created a render node. Indices follow the PCI address.
+- A display device without a render node (without a driver, or only for display) is not a GPU.
+- There is no common node: a process opens only the render node.
 
 Source: Intel's device plugin for Kubernetes, cmd/gpu_plugin; Documentation/gpu/i915.rst.
 """
@@ -28,11 +28,11 @@ _DISPLAY: Final = "0x03"
 
 
 def give(wanted: VendorRequest, config: Config) -> Contribution:
-    """What a container gets of the node's Intel GPUs.
+    """Return what a container gets of the node's Intel GPUs.
 
     Raises:
-        NoVendorDriver: there is an Intel GPU, and no driver has made a node for it.
-        RequestError, InventoryError: as :func:`hooks.vendors.gpus.granted`.
+        NoVendorDriver: there is an Intel GPU, but no driver has created a node for it.
+        RequestError, InventoryError: as for :func:`hooks.vendors.gpus.granted`.
     """
     gpus = find(config)
     if not gpus:
@@ -48,7 +48,7 @@ def give(wanted: VendorRequest, config: Config) -> Contribution:
 
 
 def find(config: Config) -> tuple[VendorGpu, ...]:
-    """The node's Intel GPUs, by index."""
+    """Return the node's Intel GPUs, by index."""
     devices = [
         device
         for device in drm_devices(config)
@@ -75,7 +75,7 @@ def find(config: Config) -> tuple[VendorGpu, ...]:
 
 
 def _without_driver(config: Config) -> list[str]:
-    """The addresses of Intel's display devices."""
+    """Return the addresses of Intel's display devices."""
     directory = f"{config.sys}/bus/pci/devices"
 
     return [

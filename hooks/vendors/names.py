@@ -1,7 +1,7 @@
-"""How GPUs are named in AMD_VISIBLE_DEVICES, INTEL_VISIBLE_DEVICES and their CDI names.
+"""The syntax of GPUs in AMD_VISIBLE_DEVICES, INTEL_VISIBLE_DEVICES and their CDI names.
 
-A comma list; spaces around an item, empty items and case do not count. The first rule that holds
-decides:
+A value is a comma-separated list; spaces around an item, empty items and case are ignored. The
+first rule that matches decides:
 
 =====================  ====================================================================
 no item, or ``void``   nothing is requested
@@ -9,21 +9,21 @@ no item, or ``void``   nothing is requested
 whichever first
 otherwise              each item is one of:
 ``0``                  a GPU, or a partition of one, by its index: its place in PCI bus order
-``0-3``                those with an index from 0 to 3
+``0-3``                the GPUs with indices from 0 to 3
 anything else          a GPU that has this name
 =====================  ====================================================================
 
-Names that a GPU has:
+The names of a GPU:
 
 =======================  ==========================================================
 ``0000:03:00.0``         its PCI address; of domain 0 also ``03:00.0``
 ``0000-03-00-0-0x56a0``  the same with its device id: Intel's resource driver
 ``card1, renderD129``    its nodes
-``0x1f2e…, 1f2e…``       AMD's unique id, as ``rocm-smi --showuniqueid`` tells it
+``0x1f2e…, 1f2e…``       AMD's unique id, as in ``rocm-smi --showuniqueid``
 ``GPU-1f2e…``            the same, as ROCR_VISIBLE_DEVICES and ``rocminfo`` write it
 =======================  ==========================================================
 
-A name of a GPU that is partitioned means all of its partitions.
+The name of a partitioned GPU means all of its partitions.
 
 Source: AMD Container Toolkit, "GPU Partitioning" and its list of GPUs; Intel's resource driver
 for Kubernetes.
@@ -71,7 +71,7 @@ class VendorRequest:
 
 
 def parse(value: str, variable: str) -> VendorRequest | None:
-    """The request of a value, by the rules in this module's head; None for nothing.
+    """Parse the request in a value, by the rules above; None for nothing.
 
     Raises:
         MalformedVendorRange: a range ends before it starts.
@@ -108,11 +108,11 @@ def _is_index(text: str) -> bool:
 
 
 def address_names(address: str, device_id: str) -> Iterator[str]:
-    """The names that a PCI address gives a GPU.
+    """Yield the names of a GPU that follow from its PCI address.
 
     Args:
         address: "0000:03:00.0".
-        device_id: as sysfs writes it ("0x56a0"); "" if it has none.
+        device_id: its device id in sysfs' form ("0x56a0"); "" if it has none.
 
     Yields:
         Names in lower case.
@@ -125,7 +125,7 @@ def address_names(address: str, device_id: str) -> Iterator[str]:
 
 
 def unique_names(unique_id: int) -> Iterator[str]:
-    """The names that AMD's unique id gives a GPU; none if it is 0, as on APUs."""
+    """Yield the names that AMD's unique id gives a GPU; none if it is 0, as on APUs."""
     if unique_id:
         for digits in (f"{unique_id:x}", f"{unique_id:016x}"):
             yield f"0x{digits}"

@@ -2,10 +2,10 @@
 
 Rules
 - The address and the credentials are read for each call (:mod:`.credentials`).
-- Calls block: make them in a thread. A call has one time limit for all of it, and a watch has
-  another. Closing a watch ends it at once.
-- If a kept connection was closed by the server or is dead, a GET is made again on a new one. A
-  write could take effect twice that way, so each write has a new connection.
+- Calls block, so make them in a thread. One time limit covers a whole call; a watch has its own.
+  Closing a watch ends it at once.
+- If the server has closed a kept connection, or the connection is dead, a GET is repeated on a new
+  one. Repeating a write could apply it twice, so each write uses a new connection.
 - Refusals are told apart by HTTP status and message (:mod:`.status`), which the error carries.
 
 Source: Kubernetes API concepts, "Efficient detection of changes" and "Resource versions";
@@ -66,7 +66,7 @@ class ApiServer:
 
         Args:
             method: the HTTP method; a PATCH is a strategic merge patch.
-            path: the resource's ("/api/v1/nodes/one"), with quoted parts.
+            path: the resource's path ("/api/v1/nodes/one"), with quoted parts.
             body: a JSON value; None for none.
 
         Returns:
@@ -100,7 +100,7 @@ class ApiServer:
         """Watch for changes.
 
         Args:
-            path: a resource type's.
+            path: the path of a resource type.
             version: the resourceVersion after which to start.
             query: the selectors.
 

@@ -43,7 +43,7 @@ _OPTIONS: Final = (
 def trusted(access: Access) -> ssl.SSLContext:
     """Return a context that accepts servers with a certificate of the cluster's authority.
 
-    Many of these certificates lack extensions that RFC 5280 requires, and Python since 3.13.
+    Many of these certificates lack extensions that RFC 5280, and Python since 3.13, require.
     """
     trust = ssl.create_default_context(cadata=access.authority or None)
     trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -95,7 +95,7 @@ class Connection(http.client.HTTPSConnection):
         """Send a request, and return the answer's head; close the connection on failure.
 
         Args:
-            ends: the deadline, by the monotonic clock.
+            ends: the deadline, on the monotonic clock.
         """
         try:
             if self.sock is None:
@@ -142,7 +142,7 @@ def _connected(host: str, port: int, ends: float) -> socket.socket:
 
 
 class Kept:
-    """What is kept between calls: connections, and the TLS context. For several threads."""
+    """What is kept between calls: connections, and the TLS context. Thread-safe."""
 
     def __init__(self) -> None:
         self._idle: list[tuple[float, Connection]] = []

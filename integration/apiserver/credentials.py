@@ -52,7 +52,7 @@ def of_pod(host: str, port: int, directory: str) -> Access:
     """Return the access of a pod.
 
     Args:
-        directory: of the token and the authority's certificate.
+        directory: the directory with the token and the authority's certificate.
 
     Raises:
         OSError: they cannot be read.
@@ -67,7 +67,7 @@ def of_kubeconfig(path: str) -> Access:
     """Return the access that a kubeconfig gives.
 
     Raises:
-        KubeconfigUnusable: it gives none, or one that is not supported.
+        KubeconfigUnusable: the kubeconfig contains no credentials, or unsupported ones.
     """
     asked = f"to use the kubeconfig {path}"
     try:

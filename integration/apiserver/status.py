@@ -93,10 +93,10 @@ def is_away(error: BaseException | None) -> bool:
 
 
 def remedy_of(code: int, path: str, refusal: Refusal) -> str:
-    """Return the remedy; "" for the error's own: the agent lacks the right.
+    """Return the remedy; "" if the error's own remedy (grant the agent the right) applies.
 
     Args:
-        path: of the call.
+        path: the path of the call.
     """
     if refusal.denied_by:
         return f"check the {refusal.denied_by}; the agent retries"

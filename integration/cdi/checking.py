@@ -1,4 +1,4 @@
-"""Find faults of spec files, and host files that they name and that are gone.
+"""Find faults in spec files, and the host files they name that no longer exist.
 
 =========  ========  ===================================================================
 finding    weight    meaning
@@ -108,7 +108,7 @@ def check_registry(registry: Registry, config: Config) -> list[Checked]:
 
 
 def check_spec(spec: SpecFile, config: Config) -> list[Finding]:
-    """Find host files that a spec names and that do not exist.
+    """Find the host files that a spec names and that do not exist.
 
     Returns:
         Findings in the order of the spec, each subject once.

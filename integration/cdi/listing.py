@@ -1,11 +1,11 @@
-"""The devices of all spec files, and which file wins for each.
+"""List the devices of all spec files, and show which file wins for each.
 
 ========  ====================================================================
-state     where a container that names the device gets it
+state     what a container that names the device gets
 ========  ====================================================================
-used      from this file
-hidden    from a file in a later directory, which wins over this one
-conflict  nowhere: another file in the same directory has it, too
+used      the device as defined in this file
+hidden    the device as defined in a file in a later directory, which wins
+conflict  nothing: another file in the same directory defines the device, too
 ========  ====================================================================
 
 Source: the rules of :mod:`hooks.cdi.registry`.

@@ -69,7 +69,7 @@ def transform_root(spec: SpecFile, *, old: str, new: str, relative_to: str) -> S
         relative_to: :data:`HOST` or :data:`CONTAINER`, for their paths.
 
     Returns:
-        The new spec, of the old version, or a later one if it needs that.
+        The new spec. It has the old version, or a later one if its content needs that.
     """
     move = _mover(old, new)
     edit = _of_host if relative_to == HOST else _of_container

@@ -47,7 +47,7 @@ def write(path: str, text: str, *, durable: bool = True) -> None:
     """Write a file.
 
     Args:
-        path: the file's; missing directories are made.
+        path: the path of the file; missing directories are created.
         text: its content.
         durable: as for :func:`~integration.files.replace_file`.
 

@@ -1,9 +1,9 @@
 """The one reader of this node's containers, processes, cgroups and users of device nodes.
 
-No other room of integration opens a file below a process's directory or a bundle. Here, a reader
-looks at namespaces and the owner of a process first, reads only what the kernel prints, follows no
-link of a process, and limits everything that a tenant can multiply. A child with a deadline does
-what may still block. What others use::
+No other room of integration opens a file below a process's directory or a bundle. A reader in this
+room checks the namespaces and the owner of a process first. It reads only what the kernel prints,
+follows no link of a process, and limits everything that a tenant can multiply. Reads that may still
+block are left to a child with a deadline. Other rooms use::
 
     bundles         Container, find_containers: the containers with a task in containerd
     bundle_watch    watched_directories: where a change means that containers come or go

@@ -1,14 +1,14 @@
 """Read files that can block the reader, in a child with a deadline.
 
-The kernel may ask the server of a file system for the number of an open file, and may wait for a
-process to read its memory (its command line, its maps). No signal ends a reader that waits for a
-server that is gone. A thread is no help: it keeps its process from ending. So a child reads, and
-the caller outlives it.
+To answer a read, the kernel may ask the server of a file system for the number of an open file, or
+wait for a process before it can read the process's memory (its command line, its maps). No signal
+ends a reader that waits for a dead server. A thread does not help, because it would keep its own
+process from exiting. So a child reads, and the caller does not have to wait for it.
 
 Rules
 - A child that misses the deadline is killed, and reaped if it ever ends.
-- After a few such children a reader reads nothing more: a tenant can start any number of processes
-  that block a reader.
+- After a few such children a reader refuses to read anything: a tenant can start any number of
+  processes that block a reader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK: Final = 1 << 16
 
 
 class Reader:
-    """A reader whose child starts with the first question and exits with this object.
+    """A reader whose child starts with the first question and exits together with this object.
 
     Attributes:
         lost: how many questions missed the deadline.
@@ -50,7 +50,7 @@ class Reader:
         """Return the first bytes of a file; None if it cannot be read in time.
 
         Args:
-            most: how many bytes.
+            most: the maximum number of bytes to read.
         """
         return self._ask(f"text {most} {path}\n")
 

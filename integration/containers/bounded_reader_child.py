@@ -1,4 +1,4 @@
-"""The child that reads what can block for ever: a program of its own, run by path.
+"""The child that does the reads that may block for ever. It is executed by its path.
 
     python3 -I -S bounded_reader_child.py < QUESTIONS > ANSWERS
 
@@ -7,7 +7,7 @@ then its bytes; the length -1 means that the file could not be read. The answer 
 ``MAJOR:MINOR`` for a character device, and empty for any other file. statx(2) with
 AT_STATX_DONT_SYNC finds it without the file system's server.
 
-The child ends when its input does. See :mod:`integration.containers.bounded_reader`.
+The child exits at the end of its input. See :mod:`integration.containers.bounded_reader`.
 
 Source: statx(2).
 """

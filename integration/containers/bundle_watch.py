@@ -1,7 +1,8 @@
 """The directories to watch for containers that come, go, start or exit.
 
-What matters are namespaces and bundles that appear or disappear, and two files of a bundle: the
-record of the injection, and the pid of init. Other files of a bundle change with each exec.
+Two kinds of change matter: namespaces and bundles that appear or disappear, and changes of two
+files of a bundle (the record of the injection, and the pid of init). A bundle's other files change
+with each exec.
 """
 
 from __future__ import annotations

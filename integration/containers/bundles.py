@@ -100,7 +100,7 @@ class Container:
             return None
 
     def spec(self) -> dict[str, Any]:
-        """Return its config.json, as the low-level runtime got it.
+        """Return the container's config.json, as the low-level runtime received it.
 
         Raises:
             BundleUnusable: it was removed, or cannot be read.
@@ -108,7 +108,7 @@ class Container:
         return bundle_files.read_spec(self.bundle)
 
     def spec_before(self) -> dict[str, Any] | None:
-        """Return its config.json as it was before the injection; None if nothing was injected.
+        """Return the container's config.json before the injection; None if nothing was injected.
 
         Raises:
             BundleUnusable: it cannot be read.
@@ -120,7 +120,7 @@ class Container:
         return files.parse_object(content, path)
 
     def rootfs(self, spec: Mapping[str, Any]) -> str | None:
-        """Return the directory of its root file system; None if its spec names none.
+        """Return the directory of the container's root file system; None if its spec names none.
 
         Args:
             spec: its config.json. The engine has chosen the path, not the image.
@@ -130,9 +130,10 @@ class Container:
         return os.path.join(self.bundle, named) if isinstance(named, str) and named else None
 
     def spec_if(self, *marks: bytes) -> dict[str, Any]:
-        """Return its config.json; empty if that contains none of some bytes, or cannot be read.
+        """Return the container's config.json, or {} if it contains none of the given byte strings.
 
-        Most containers have no GPU, and parsing every spec of a node takes long.
+        It is also empty if the file cannot be read. Most containers have no GPU, and parsing every
+        spec of a node takes long, so a search of the raw bytes comes first.
         """
         path = os.path.join(self.bundle, bundle_files.CONFIG)
         try:

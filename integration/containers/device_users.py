@@ -3,9 +3,9 @@
 Rules
 - The number of the node counts, not its path: a container can give a node any name.
 - A descriptor opened with O_PATH names a node and does not hold it open.
-- The child with a deadline reads a number, and only of files whose path can be that of a driver's
-  node, on a file system that no other machine or process serves.
-- Each file is asked for its number once, identified by mount and inode.
+- Device numbers are read by the child with a deadline, and only for files whose path can be that of
+  a driver's node, on a file system that no other machine or process serves.
+- The number of each file, identified by mount and inode, is read only once.
 
 Source: proc(5).
 """
@@ -40,10 +40,10 @@ def device_users(
 
 
 def _open(procfs: Procfs, pid: int, numbers: dict[tuple[int, int], int]) -> Iterator[int]:
-    """Yield the device numbers of open nodes.
+    """Yield the device numbers of the nodes that a process has open.
 
     Args:
-        numbers: known numbers by mount and inode; new ones are added.
+        numbers: the numbers that are already known, by mount and inode; new ones are added.
     """
     for descriptor, path in procfs.descriptors(pid).items():
         if path.startswith(_WITHOUT_NODES) or not _may_be_node(path):

@@ -1,7 +1,7 @@
-"""Containers that a GPU fault has ended, as the shim remembers them.
+"""Find containers that were ended by a GPU fault, from what the shim recorded about them.
 
-containerd has removed the bundles of most of them. A later attempt of the same container of a pod
-may run, under the same name. See :mod:`shim.causes.exit_store`.
+containerd has already removed the bundles of most of them, and the pod may have restarted the
+container under the same name. See :mod:`shim.causes.exit_store`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class End:
 
 
 def find_ends(state: str) -> list[End]:
-    """Return the remembered ends, the newest first.
+    """Return the recorded ends, newest first.
 
     Args:
         state: the directory ``state`` of the configuration.

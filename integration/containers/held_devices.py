@@ -6,9 +6,10 @@ Rules
 - Without a record, its spec decides: an engine that applies CDI itself, a device plugin or
   ``--device`` adds device nodes before the shim sees the spec. The spec of a privileged container
   proves nothing, because it has every node of the host.
-- A GPU's node that accompanies a MIG device of it does not mean the whole GPU.
-- If neither decides (a privileged container; NVML does not answer and no inventory is kept), the
-  claim of the container does (:mod:`shim.work.claims`), or else the ledger of a running agent.
+- If a container has a MIG device, the node of its GPU does not mean that it holds the whole GPU.
+- If neither decides (for a privileged container, or if NVML does not answer and no inventory is
+  cached), the claim of the container decides (:mod:`shim.work.claims`), or else the ledger of a
+  running agent.
 
 Source: :mod:`hooks.record`, :mod:`hooks.sharing`; CDI specification, "deviceNodes".
 """
@@ -42,10 +43,10 @@ _MARKS: Final = (b"nvidia", b"/dev/dri")
 
 
 class Holders:
-    """The devices of each container, from all sources.
+    """Looks up the devices of containers in all sources: records, specs, claims and the ledger.
 
     Args:
-        config: names the directory of claims and of the agent's ledger; None to ignore both.
+        config: where claims and the agent's ledger are stored; None to use neither.
         inventory: the node's devices; None if unknown.
     """
 
@@ -89,9 +90,9 @@ def by_nodes_of(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:
 
 
 def inventory_for(config: Config, containers: Iterable[Container]) -> Inventory | None:
-    """Return an inventory that is good enough for what containers hold; None if there is none.
+    """Return an inventory good enough to tell what containers hold; None if there is none.
 
-    It asks NVML only if no valid inventory is kept and a container has nodes of MIG devices.
+    NVML is asked only if no valid inventory is cached and a container has nodes of MIG devices.
     """
     try:
         inventory = survey(config)
@@ -109,7 +110,7 @@ def indexes_of(inventory: Inventory | None) -> dict[str, str]:
         inventory: the node's devices; None if unknown.
 
     Returns:
-        By UUID, or by PCI address for a GPU without one.
+        The indexes by UUID, or by PCI address for a GPU without one.
     """
     if inventory is None:
         return {}

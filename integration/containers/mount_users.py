@@ -1,6 +1,6 @@
 """The processes in other mount namespaces that have a directory of the node mounted.
 
-The kernel knows the mounts of containers of any engine, also before they use what is mounted.
+The kernel lists the mounts of containers of any engine, even before they use what is mounted.
 
 Source: proc_pid_mountinfo(5), mount_namespaces(7).
 """
@@ -17,7 +17,7 @@ def mount_users(path: str, besides: Iterable[int] = ()) -> Iterator[tuple[int, s
     """Yield one process, with its name, for each mount namespace that has a directory mounted.
 
     Args:
-        path: of the directory, which must be a mount point in the other namespace.
+        path: the directory, which must be a mount point in the other namespace.
         besides: processes whose namespaces are skipped.
     """
     procfs = Procfs()

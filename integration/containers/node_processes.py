@@ -1,7 +1,7 @@
 """The processes of a node by name, for programs that look for containerd, a kubelet and others.
 
-Any process can have any name and command line, and processes in containers are visible here too. A
-reader that runs the program of a process, or reads its files, uses :func:`host_processes` only.
+Any process can have any name and command line, and processes in containers are visible here too.
+Code that executes a process's program, or reads its files, must use :func:`host_processes` only.
 
 Source: proc_pid_status(5), proc_pid_environ(5), mount_namespaces(7).
 """
@@ -26,7 +26,7 @@ class Process:
 
     @cached_property
     def words(self) -> list[str]:
-        """Its command line. It may contain secrets: do not store it."""
+        """The command line. It may contain secrets, so do not store it."""
         return self.procfs.words(self.pid)
 
     def option(self, *names: str) -> str:

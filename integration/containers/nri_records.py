@@ -1,9 +1,10 @@
-"""Find the record of a container that got its GPUs by NRI, and not from the shim.
+"""Find the record of a container that got its GPUs through NRI, and not from the shim.
 
-The agent keeps it in ``STATE/nri/CONTAINER`` (:mod:`integration.node.services.nri.records`), from
-where it also mounts the driver's libraries. So the container's own spec says where its record is,
-whatever the state directory of that agent is. A pod cannot name it: containerd chooses the id when
-the pod's mounts are known already.
+The agent keeps the record in ``STATE/nri/CONTAINER``
+(:mod:`integration.node.services.nri.records`), and mounts the driver's libraries from the same
+directory. So the container's own spec shows where its record is, whatever state directory that
+agent uses. A pod cannot forge this path: containerd chooses the id only after the pod's mounts are
+fixed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RECORD: Final = "nvidia.json"
 
 
 def record_path(spec: Mapping[str, Any], container: str) -> str:
-    """Return the path of a container's record; "" if it got nothing by NRI.
+    """Return the path of a container's record; "" if it got nothing through NRI.
 
     Args:
         spec: its config.json, decoded.

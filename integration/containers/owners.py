@@ -19,10 +19,10 @@ from integration.containers.procfs import Procfs
 
 
 class Owners:
-    """The containers of a node by their cgroups.
+    """Knows the containers of a node by their cgroups.
 
     Args:
-        containers: those without a process are ignored.
+        containers: the containers; those without a process are ignored.
     """
 
     def __init__(self, containers: Iterable[Container], procfs: Procfs) -> None:

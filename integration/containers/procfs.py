@@ -1,4 +1,4 @@
-"""Processes, as procfs shows them. A field of a process that has ended is empty.
+"""Read processes from procfs. A field of a process that has ended is empty.
 
 Rules
 - A reader never waits for a file system that another machine or process serves. It reads a link of
@@ -13,8 +13,8 @@ Rules
 - Only a newline ends a line. The kernel prints other control characters of names as they are, and a
   process chooses its name and those of its files and mounts.
 
-Other rooms use the methods that name one fact. Those that read any file or link by its name
-(``text``, ``link``, ``node``, ``descriptors``, ``open_file``, ``mappings``) belong to this room.
+Other rooms use the methods that return one fact. The methods that read any file or link by its name
+(``text``, ``link``, ``node``, ``descriptors``, ``open_file``, ``mappings``) are for this room only.
 
 Source: proc(5); namespaces(7).
 """
@@ -45,8 +45,8 @@ DELETED: Final = " (deleted)"
 
 _MOST_DESCRIPTORS: Final = 1 << 14
 _MOST_BYTES: Final = 64 << 20
-# To print these, the kernel reads the memory of the process or takes a lock of it. The numbers are
-# the most bytes that are read.
+# To print these files, the kernel reads the memory of the process or takes one of its locks. The
+# numbers are the maximum sizes to read.
 _OF_MEMORY: Final = {
     "cmdline": 1 << 17, "environ": 1 << 20, "maps": _MOST_BYTES, ROLLUP: 1 << 16,
 }  # fmt: skip
@@ -60,7 +60,7 @@ class Status:
     parent: int  # the pid of its parent
     state: str  # one letter
     start_time: int  # in clock ticks since boot
-    # The random address where its stack starts. A forked process has the same address as its
+    # The random address at which its stack starts. A forked process has the same address as its
     # parent. 0 if the kernel hides it.
     stack: int
     threads: int = 1  # how many still run
@@ -87,10 +87,10 @@ class Status:
         return boot + self.started_since_boot
 
     def existed_at(self, when: float, slack: float) -> bool:
-        """Whether it was started before a moment in seconds since boot.
+        """Whether the process was started before a moment, given in seconds since boot.
 
         Args:
-            slack: seconds by which the clocks may differ.
+            slack: by how many seconds the clocks may differ.
         """
         return self.started_since_boot <= when + slack
 
@@ -138,10 +138,10 @@ class Mapping:
 
 
 class Procfs:
-    """A procfs, as one look at the node reads it.
+    """A procfs, with caches that last for one scan of the node.
 
     Args:
-        path: its mount point.
+        path: the mount point.
     """
 
     def __init__(self, path: str = "/proc") -> None:
@@ -330,7 +330,7 @@ class Procfs:
         """Whether a process has a file open, under whatever directory it sees the file.
 
         Args:
-            path: of a file that only this project creates, so that its base name is known.
+            path: a file that only this project creates, so that its base name identifies it.
         """
         name = os.path.basename(path)
         links = {
@@ -367,8 +367,8 @@ class Procfs:
         """Return the number of a character device; 0 for other files, or if unknown.
 
         Args:
-            path: of a link in a process's directory ("4711/fd/3"), which leads to no file system
-                that another machine or process serves.
+            path: a link in a process's directory ("4711/fd/3") that does not lead to a file system
+                which another machine or process serves.
         """
         return self._nodes.node(f"{self.path}/{path}")
 
@@ -454,7 +454,7 @@ class Procfs:
         return self._served_by[namespace]
 
     def is_at(self, pid: int, path: str) -> bool:
-        """Whether a path that the kernel prints for a process leads to the same file for us.
+        """Whether a path that the kernel prints for a process names the same file for us.
 
         It does if it leads to the same place in the same file system.
         """

@@ -1,7 +1,7 @@
 """Read lists from a record of an injection (:mod:`hooks.record`).
 
-A record is a file. Another version of this project may have written it, or it may be damaged. Parts
-of an unexpected type count as missing.
+A record is a file that another version of this project may have written, and it may be damaged.
+Parts of an unexpected type count as missing.
 """
 
 from __future__ import annotations

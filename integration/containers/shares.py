@@ -1,4 +1,4 @@
-"""The shares of GPUs that resource claims give a container, read from its environment.
+"""Read the GPU shares that resource claims give a container from its environment.
 
 ``NVSHIM_GPU_SHARE_ID=UUID,memory=20480Mi,shares=1``: ID is the id of the share in Kubernetes, with
 underscores instead of hyphens. The variable informs the container's own programs, and shows others

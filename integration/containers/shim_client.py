@@ -1,7 +1,7 @@
 """Use a shim without containerd: execute its verbs, call its API, receive its events.
 
-containerd hides what a shim answers. An installer may not use the node's containerd, and a test
-needs none: here the caller acts as containerd.
+containerd does not show what a shim answers. Besides, an installer may not use the node's
+containerd, and a test does not need one. So the caller takes the place of containerd here.
 
 Source: containerd docs/runtime-v2.md.
 """
@@ -43,7 +43,7 @@ class EventsServer:
     """The socket on which containerd receives events; it can close and open again.
 
     Args:
-        path: of the socket.
+        path: the path of the socket.
         namespace: the only one from which events are accepted.
 
     Attributes:
@@ -131,7 +131,7 @@ def verb_words(
         namespace: the container's.
         address: containerd's gRPC address.
         container_id: the container.
-        bundle: for ``delete``.
+        bundle: the bundle, for ``delete``.
     """
     words = [program, "-namespace", namespace, "-address", address]
     words += ["-publish-binary", "/bin/false", "-id", container_id]
@@ -171,11 +171,11 @@ async def call(
     """Call a method of the Task service by its name and its request's fields.
 
     Args:
-        client: of the shim.
-        method: its name.
-        service: the service's.
+        client: a client of the shim.
+        method: the method's name.
+        service: the service's name.
         timeout: seconds.
-        fields: of the request.
+        fields: the fields of the request.
     """
     described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
     request = getattr(task_pb2, described.input_type.name)(**fields)
@@ -188,7 +188,7 @@ async def kill(container: Container, number: signal.Signals, *, timeout: float) 
     """Ask a shim to signal its container, as containerd does; SIGKILL goes to all its processes.
 
     Args:
-        container: its shim may also be containerd's own.
+        container: the container; its shim may also be containerd's own.
         number: the signal.
         timeout: seconds for the shim to answer.
 

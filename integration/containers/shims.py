@@ -1,8 +1,8 @@
 """The shims of this node, and the processes that fork them.
 
 Any process can call itself ``containerd-shim-nvidia-v1``, also inside a container, and choose its
-command line and the addresses of its sockets. So a name only makes a process a candidate. What
-counts is what no other process can have:
+command line and the addresses of its sockets. So a name only makes a process a candidate. It is
+accepted only with a property that no other process can have:
 
 ============  ================================================================================
 shim          its working directory is a bundle that only its user can write to (compared by its
@@ -109,10 +109,10 @@ class _Candidate:
         return dict(pairwise(self.words)).get(name, "")
 
     def own(self, path: str) -> int:
-        """Return the inode at a path of the host if only its user or root can change it.
+        """Return the inode of a path on the host if only its user or root can change it.
 
         Returns:
-            0 otherwise, and on a file system that another machine or process serves.
+            Otherwise return 0, also for a file system that another machine or process serves.
         """
         if not self.procfs.is_local(path):
             return 0
@@ -148,7 +148,7 @@ def find_shims(proc: str = "/proc", *, quick: bool = False) -> list[ShimProcess]
 
     Args:
         proc: the mount point of procfs.
-        quick: skip what takes long: memory, trees, and shims whose bundles were removed.
+        quick: skip whatever takes long: memory, trees, and shims whose bundles were removed.
     """
     procfs = Procfs(proc)
     named = {each.status.pid: each for each in _candidates(procfs, is_quick=quick)}
@@ -304,9 +304,9 @@ def _spare(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
 
 
 def has_shim(pid: int, procfs: Procfs) -> bool:
-    """Whether the parent of an init process is a shim; the kernel replaces a parent that dies.
+    """Whether the parent of an init process is a shim. The kernel replaces a parent that dies.
 
-    True for a process that has ended.
+    Returns True for a process that has ended.
     """
     status = procfs.status(pid)
     if status is None:
@@ -348,7 +348,8 @@ def states_to_watch(named: Iterable[str], proc: str = "/proc") -> tuple[str, ...
     """Return the state directories to look at, whether they exist or not.
 
     Args:
-        named: those that the user named; without any, the known ones and those of running shims.
+        named: the directories that the user named; if there are none, the known ones and those of
+            running shims.
     """
     if paths := tuple(named):
         return state_directories(paths)

@@ -1,14 +1,14 @@
-"""Find and remove what a containerd and its containers leave on the machine.
+"""Find and remove what a containerd and its containers leave behind on the machine.
 
-containerd's own lists show what containerd believes. This module reads what exists: processes in
-/proc, mounts in mountinfo, cgroups, sockets, fifos, the state of the low-level runtime. Tests
-compare two readings to find leftovers. A private containerd removes its own traces.
+containerd's own lists show what containerd believes. This module reads what actually exists:
+processes in /proc, mounts in mountinfo, cgroups, sockets, fifos, the state of the low-level
+runtime. Tests compare two readings to find leftovers. A private containerd removes its own traces.
 
 Rules
 - Traces belong to a containerd by its marks: a directory and a namespace that only it uses. The
   name of a program proves nothing, because other containerds may run on the machine.
-- The CRI uses a namespace that all share. Its traces belong by their ids, which are random and
-  never reused.
+- All clients of the CRI share one namespace. Their traces are distinguished by their ids, which are
+  random and never reused.
 - A process belongs if its arguments, environment, working directory or cgroup contain a mark, or
   if its parent belongs. containerd itself does not belong.
 - A dead child belongs to the parent that must reap it. A dead child of init belongs to none.
@@ -76,8 +76,8 @@ class Marks:
     pid: int = 0  # containerd's process; 0 if it does not run
     # ids of pods and their containers from the CRI; more are harmless
     pods: frozenset[str] = field(default=frozenset())
-    # Whether other tenants' containers run, which can block a reader of their command lines. Then
-    # only the caller's own processes in the caller's mount namespace are read.
+    # Whether containers of other tenants run, which could block a reader of their command lines.
+    # Then only the caller's own processes in the caller's mount namespace are read.
     wary: bool = False
 
 
@@ -110,7 +110,7 @@ def find(marks: Marks) -> set[Trace]:
 
 
 def remove(marks: Marks) -> set[Trace]:
-    """Remove once what :func:`find` finds; some traces take a moment to disappear.
+    """Remove once everything that :func:`find` finds; some traces take a moment to disappear.
 
     Returns:
         The remaining traces.
@@ -125,7 +125,7 @@ def clean(marks: Marks, seconds: float) -> set[Trace]:
     """Remove traces repeatedly until none is left.
 
     Args:
-        marks: of the containerd.
+        marks: the marks of the containerd.
         seconds: the time limit.
 
     Returns:
@@ -177,7 +177,7 @@ def processes(marks: Marks) -> set[Trace]:
 def fork_servers(marks: Marks) -> set[int]:
     """Return the processes that fork this containerd's shims.
 
-    They are not traces of a container: a fork server exits when it has been idle for long.
+    They are not traces of a container: a fork server exits on its own after a long idle time.
     """
     table = ((pid, _words(pid, marks)) for pid in _PROCFS.pids())
     return {pid for pid, words in table if words[-1:] == [FORK_SERVER] and marks.address in words}
@@ -186,8 +186,8 @@ def fork_servers(marks: Marks) -> set[int]:
 def mounts(marks: Marks) -> set[Trace]:
     """Return the mounts at or below the directory, and those of files below it elsewhere."""
     table = _PROCFS.mounts()
-    # mountinfo names the source of a bind mount by its path in the file system, whose own mount
-    # may start below its root (a subvolume, or another bind mount).
+    # mountinfo gives the source of a bind mount as a path within its file system. The mount of that
+    # file system may itself start below its root (a subvolume, or another bind mount).
     device, inside = places_of(marks.directory, table)[0]
     return {
         Trace("mount", mount.point, f"{mount.kind} from {mount.source}")
@@ -214,7 +214,7 @@ def cgroups(marks: Marks) -> set[Trace]:
 
 
 def sockets(marks: Marks) -> set[Trace]:
-    """Return the sockets of shims, for the used names and from the bundles.
+    """Return the sockets of shims, both for the known names and from the bundles.
 
     Next to a socket there can be links that announce containers to its shim.
     """

@@ -46,9 +46,9 @@ class TreeUser:
     procfs: Procfs
 
     def cleanup_program(self) -> str:
-        """Return the program that containerd runs to clean up after a shim; "" if unknown.
+        """Return the program with which containerd cleans up after a shim; "" if unknown.
 
-        containerd notes it in the bundle, which is the shim's working directory.
+        containerd writes its path into the bundle, which is the shim's working directory.
         """
         bundle = self.procfs.link(self.pid, "cwd")
         if self.procfs.is_contained(self.pid) or not bundle or not self.procfs.is_local(bundle):
@@ -110,8 +110,8 @@ def _has_unseen_listener(path: str) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_TO_ANSWER)
             probe.connect(path)
-            # The kernel prints the pid of the listener, dead or alive, in our pid namespace; 0 if
-            # it has none there.
+            # The kernel prints the pid of the listener, dead or alive, as seen in our pid
+            # namespace, or 0 if it has no pid there.
             return peer_credentials(probe).pid == 0
     except (BlockingIOError, PermissionError, TimeoutError):
         return True  # there may be one; a full queue means that it is busy
@@ -132,7 +132,7 @@ class _TreeFiles:
         """Read a tree.
 
         Args:
-            ours: shows this process.
+            ours: a procfs in which this process is visible.
         """
         devices = frozenset(_devices(tree, ours))
         inodes = _inodes(tree)

@@ -1,6 +1,6 @@
-"""The version of this project that a process runs: that of the tree whose files it has mapped.
+"""Find the version of this project that a process runs, from the tree whose files it has mapped.
 
-The files stay mapped when the tree is removed.
+The files stay mapped even after the tree is removed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _tree_by_name(packages: str, *, is_there: bool) -> Tree:
 def is_current(tree: Tree) -> bool | None:
     """Whether a tree is the installed one.
 
-    None if it is not below a directory of trees, or another machine or process serves it.
+    None if it is not below a directory of trees, or if another machine or process serves it.
     """
     if not tree.is_there:
         return False

@@ -1,7 +1,7 @@
-"""The settings that a running engine uses, which may differ from its files.
+"""Read the settings that a running engine uses, which may differ from its files.
 
-An engine reads its configuration when it starts, and reports it in the CRI's verbose Status. It
-shows whether a pod gets its handler and its GPUs.
+An engine reads its configuration when it starts, and reports it in the CRI's verbose Status. These
+settings decide whether a pod gets its handler and its GPUs.
 
 Rules
 - A setting that an engine does not report is None: unknown.
@@ -115,7 +115,7 @@ class Engine:
                 (``enable_cdi``, and ``runtimes`` in ``containerd``).
 
         Returns:
-            The settings, for messages; None if that is unknown.
+            The settings, for messages; None if unknown.
         """
         if self._runtimes:
             return list(_differences(wanted, self.config))
@@ -126,11 +126,11 @@ class Engine:
 
 
 def engine_of(version: pb.VersionResponse, status: pb.StatusResponse) -> Engine:
-    """Make an engine of its answers.
+    """Build an engine from its answers.
 
     Args:
-        version: of Version.
-        status: of a verbose Status.
+        version: its answer to Version.
+        status: its answer to a verbose Status.
     """
     try:
         told = parse_json(status.info.get("config", "null"))

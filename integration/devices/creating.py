@@ -11,8 +11,8 @@ forbidden    the kernel module's parameter ModifyDeviceFiles keeps others from m
 failed       it is wrong and not ours to repair, or could not be made; see the reason
 ===========  =========================================================================
 
-A node is stale if it has another number than the kernel says. Other files are never changed, except
-links with a missing or wrong target.
+A node is stale if its number differs from what the kernel says. Other files are never changed,
+except links with a missing or wrong target.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CreateOptions:
 def create(
     config: Config, options: CreateOptions, run: Callable[[Sequence[str]], str] | None = None
 ) -> list[Step]:
-    """Make what is missing.
+    """Create what is missing.
 
     Args:
         config: where procfs, sysfs and the device nodes are.
@@ -94,7 +94,7 @@ def create(
         The steps, in order.
 
     Raises:
-        ModulesNotLoaded: the driver's own module could not be loaded. No node has been made.
+        ModulesNotLoaded: the driver's own module could not be loaded. No node was created.
     """
     steps = _load(config, options, run or run_command) if options.modules else []
     wanted = expected_nodes(config, control_only=options.control_only)
@@ -131,7 +131,7 @@ def run_command(command: Sequence[str]) -> str:
     """Run a command with a fixed environment.
 
     Returns:
-        Why it failed; "" if it did not.
+        Why the command failed; "" if it succeeded.
     """
     try:
         done = run_for(command, TIMEOUT, env={"PATH": _PATH, "LANG": "C.UTF-8"})

@@ -1,14 +1,14 @@
 """Write and remove the marks of devices that are out of service.
 
 Rules
-- A mark is replaced as a whole. Commands that write marks take turns by a lock, so that neither
+- A mark is replaced as a whole. Commands that write marks take a lock in turn, so that neither
   loses the other's changes. Reading needs no lock.
-- Draining a drained device again keeps its time, and its reason unless a new one is given. The mark
-  of a GPU that had no UUID then gets the UUID as its name.
-- A reset, or a change of MIG devices, holds a lock of its own until it ends, even by a crash. While
-  another process holds it, that process's mark stays.
-- A reset asks the node agent to close NVML only while it holds that lock. A command that was killed
-  leaves its request in the mark; the next command with the lock withdraws it.
+- Draining a device that is already drained keeps its time, and its reason unless a new one is
+  given. A GPU that had no UUID when it was marked gets its UUID as its name.
+- A reset or a change of MIG devices holds a separate lock until it ends, even by a crash. While
+  another process holds that lock, that process's mark stays.
+- The request that the node agent close NVML is valid only while the reset holds that lock. If a
+  command is killed, its request stays in the mark, and the next command with the lock withdraws it.
 - The locks are in the state directory. The directory of the marks is removed with the last mark.
 
 Source: flock(2).
@@ -44,7 +44,7 @@ def put(config: Config, drain: Drain) -> Drain:
 
     Args:
         drain: the mark. An existing mark keeps its time, and its reason if this one has none; the
-            agent closes NVML if either asks for it.
+            agent closes NVML if either mark requests it.
 
     Returns:
         The new mark.
@@ -94,7 +94,7 @@ def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> 
     """Record the progress of a GPU's reset, or of a change of its MIG devices.
 
     Args:
-        device: as :class:`~hooks.node.drained.Drain` has it.
+        device: the device, named as in :class:`~hooks.node.drained.Drain`.
         how_far: the step, for messages.
         closed: whether the node agent has to keep NVML closed at this step.
 
@@ -117,7 +117,7 @@ def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> 
 
 
 def finish(config: Config, device: str) -> bool:
-    """Return a GPU to service after its reset, unless a person had drained it.
+    """Return a GPU to service after its reset, unless a person drained it before.
 
     Returns:
         Whether it is in service now.
@@ -139,7 +139,7 @@ def find(config: Config, device: str) -> Drain | None:
     """Return the mark of a device; None if it is in service.
 
     Args:
-        device: as :class:`~hooks.node.drained.Drain` has it.
+        device: the device, named as in :class:`~hooks.node.drained.Drain`.
     """
     return next((each for each in read_drains(config) if each.device == device), None)
 
@@ -184,7 +184,7 @@ def _remove(config: Config, device: str) -> None:
 
 @contextmanager
 def resetting(config: Config) -> Iterator[None]:
-    """Hold the lock of resets: one reset, or change of MIG devices, at a time on a node.
+    """Hold the lock of resets: a node does one reset, or one change of MIG devices, at a time.
 
     Raises:
         ResetRunning: another process holds it.

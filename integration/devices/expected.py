@@ -1,13 +1,13 @@
 """The device nodes that NVIDIA's driver has according to procfs.
 
-It uses neither NVML nor the driver's files, which do not work without nodes.
+The list comes from procfs alone, since NVML and the driver's files do not work without nodes.
 
 - Control nodes: nvidiactl, nvidia-modeset, nvidia-uvm, nvidia-uvm-tools.
 - One for each GPU, except GPUs that the driver is configured to exclude.
 - One for each existing capability (MIG's configuration, monitor and instances; the fabric), with
   the mode that the kernel module wants.
-- Of the IMEX channels, which the IMEX service makes, those that have another number than the kernel
-  says.
+- IMEX channels whose number differs from what the kernel says. (The IMEX service creates the
+  others.)
 
 Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; kernel-open/nvidia/nv-procfs.c
 and nv-caps.c of NVIDIA's open kernel modules.

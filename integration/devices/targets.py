@@ -92,7 +92,7 @@ def drained_of(
 
     Args:
         names: as for :func:`targets_of`; "all" for every device that is out of service.
-        inventory: of the node; None if it is unknown.
+        inventory: the node's inventory; None if it is unknown.
 
     Raises:
         NotDrained: a named device is in service.

@@ -74,7 +74,7 @@ def lasting_skips(places: Places) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the checks that the node's configuration skips.
 
     Returns:
-        Their codes, and the entries that name no existing check and have no effect.
+        Their codes, and the configured entries that have no effect because no check has that name.
     """
     try:
         words = places.config().doctor_skip
@@ -101,7 +101,7 @@ def examine(
         places: the node's paths.
         checks: the checks to run.
         skipped: codes of skipped checks, for the report.
-        besides: further groups of facts to gather.
+        besides: other groups of facts to gather.
 
     Raises:
         RootNotFound: the node's root does not exist.

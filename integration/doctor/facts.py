@@ -116,8 +116,8 @@ class Driver:
     platform_faults: tuple[str, ...]  # what a Tegra machine or WSL lacks
     # devices out of service, each with since when and why, and the last step of its reset
     drained: tuple[tuple[str, str, str], ...]
-    # manifests that name libraries by paths, each with the paths and, if containers cannot use it,
-    # the reason; and those that no loader understands
+    # manifests that name libraries by path, each with the paths and, if containers cannot use it,
+    # the reason; also the manifests that no loader understands
     manifests: tuple[tuple[str, tuple[str, ...], str], ...]
     others: tuple[str, ...]  # names of its libraries that belong to no known capability
 
@@ -410,7 +410,7 @@ class Plugins:
 
     directory: str  # where they register
     # the kubelet's nvidia.com/ resources, each with its healthy devices; None if the kubelet has
-    # written no checkpoint
+    # not written a checkpoint
     registered: tuple[tuple[str, int], ...] | None
     sockets: tuple[str, ...] = ()  # of plugins for NVIDIA's devices
     nvidias: tuple[int, ...] = ()  # pids of NVIDIA's device plugin
@@ -424,7 +424,7 @@ _NOT_ASKED = Unseen("it was not requested")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """All facts. An unrequested group is Unseen; None means that the node has no such thing."""
+    """All facts. A group that was not requested is Unseen; None means that the node has none."""
 
     machine: Machine | Unseen = _NOT_ASKED  # the kernel and its settings
     driver: Driver | Unseen = _NOT_ASKED  # NVIDIA's driver

@@ -4,9 +4,10 @@ A node that is examined from a container (``--root /host``), or a test's node, h
 directory. Paths are always the node's; :meth:`Places.at` resolves them below the root and follows
 links within it.
 
-- If the shim's configuration is found below the root, its paths are below the root as well. An
-  explicitly named configuration is used as it is, because a simulated node's has full paths.
-- Programs of the root run in it (chroot) if possible, because they need its libraries.
+- If the shim's configuration is found below the root, its paths are also below the root. A
+  configuration that is named explicitly is used as it is, because that of a simulated node has full
+  paths.
+- Programs from below the root run inside it (chroot) if possible, because they need its libraries.
 """
 
 from __future__ import annotations

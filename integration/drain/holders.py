@@ -18,12 +18,12 @@ kernel        of the driver: the kernel counts more users of its module than are
 
 Rules
 - The mark is written first, the holders are listed second (:mod:`hooks.node.drained`).
-- A container whose shim has exited before it created the init process never gets one.
+- If the shim of a container exits before it creates the init process, the container never gets one.
 - A process holds a device if it has one of the device's nodes open or mapped
   (:mod:`integration.containers.device_users`). A privileged container has every node in its spec,
   so it holds what its processes have open, or what a claim or the kubelet assigns to it.
-- A process in the container of the node agent counts as one outside of containers: the container
-  stays, and is not stopped.
+- A process in the node agent's own container counts as one outside of containers, so that this
+  container is not stopped.
 - Every container with any part of the driver holds the driver, since it may open the control node.
   So does every process with any node of the driver open.
 

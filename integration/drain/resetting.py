@@ -9,13 +9,14 @@ Rules
 - The mark names the current step. An interrupted reset leaves the GPU out of service, with the
   step as the reason. The same command continues from there.
 - A failed reset leaves the GPU out of service, with the reason in the mark.
-- A GPU that a person had taken out of service before stays so, with that person's reason.
-- The node agent closes NVML, and with it all GPUs, from the time when the other holders are gone
-  until nvidia-smi exits, because nvidia-smi cannot reset an open GPU. The agent opens NVML again
-  when the command exits, with any result (:mod:`integration.devices.drain_marks`).
-- The reset waits for our processes that are about to open NVML, and no other starts to open it
-  before nvidia-smi exits (:mod:`integration.nvml.lock`). Then it checks for holders once more.
-- A fresh answer of NVML is the proof: it lists the GPU and can open it.
+- A GPU that a person had already taken out of service stays so, with that person's reason.
+- The node agent closes NVML, and with it all GPUs, as soon as the other holders are gone, because
+  nvidia-smi cannot reset an open GPU. It opens NVML again when the command exits, whatever the
+  result (:mod:`integration.devices.drain_marks`).
+- The reset waits for those of our processes that are about to open NVML, and no other may start to
+  open it before nvidia-smi exits (:mod:`integration.nvml.lock`). Then it checks for holders once
+  more.
+- The proof of success is a new answer from NVML: it lists the GPU and can open it.
 
 Source: nvidia-smi(1), "--gpu-reset".
 """
@@ -58,7 +59,7 @@ class Reset:
     Args:
         target: the GPU.
         config: names the directories of the driver and of the mark.
-        reason: why, for display.
+        reason: the reason, for display.
         say: gets a line for each step.
     """
 
@@ -83,13 +84,13 @@ class Reset:
         """Reset the GPU.
 
         Args:
-            wait: waits until there are no holders, and returns the remaining ones. It calls its
-                argument when only the node agent, and what that has started, still hold the GPU.
+            wait: waits until there are no holders, and returns those that remain. It calls its
+                argument when only the node agent and the processes it started still hold the GPU.
             look: returns the current holders.
             inventory: names the path of nvidia-smi.
 
         Returns:
-            Whether the GPU is in service again; False if a person had taken it out before.
+            Whether the GPU is back in service; False if a person had taken it out before.
 
         Raises:
             StillHeld: the GPU has holders.

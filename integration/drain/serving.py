@@ -52,7 +52,7 @@ def drain(config: Config, names: Sequence[str], options: DrainOptions, say: Say)
     """Take devices out of service, wait if the options say so, and list the holders.
 
     Args:
-        names: of devices; empty for the driver.
+        names: the devices; empty for the driver.
         say: gets a line for each step.
 
     Raises:
@@ -93,10 +93,10 @@ def wait_for_holders(
 
     Args:
         look: returns the current holders.
-        lets_go: whether to wait for the node agent.
-        seconds: the time limit; at least one look is made.
-        closing: called when only the node agent, and what it has started, still hold the device;
-            NVML is then closed for a short wait only. None if it is closed already.
+        lets_go: whether the node agent must release the device, too.
+        seconds: the time limit; the holders are listed at least once.
+        closing: called when only the node agent and the processes it started still hold the device,
+            so that NVML is closed only for a short wait. None if it is already closed.
     """
     deadline = time.monotonic() + seconds
 

@@ -2,8 +2,9 @@
 
 Rules
 - Force sends each container SIGTERM once, in the order of their names, and SIGKILL after the grace
-  period, and again at each check if its shim did not accept that. It calls Kill of their shims, as
-  containerd does. A container that appears during the wait is treated the same way.
+  period. SIGKILL is repeated at each check if the shim did not accept it. Signals go through the
+  Kill call of the shims, as containerd's do. A container that appears during the wait is treated
+  the same way.
 - Only containers are stopped. For other holders, the answer says how to stop them.
 - The wait includes the node agent only if the mark tells it to release the device.
 - A pidfd reports the exit of a process; everything else is checked every half second.
@@ -39,7 +40,7 @@ def blocking(holders: Iterable[Holder], *, lets_go: bool) -> tuple[Holder, ...]:
     """Return the holders that must release the device before it is free.
 
     Args:
-        lets_go: whether the node agent must.
+        lets_go: whether the node agent must release it, too.
     """
     return tuple(each for each in holders if lets_go or each.kind != AGENT)
 
@@ -110,7 +111,7 @@ def wait_until_free(
 
     Args:
         look: returns the current holders to wait for.
-        seconds: the time limit; may be infinite.
+        seconds: the time limit; it may be infinite.
         force: stops containers; None to leave them.
         changed: called with the holders whenever they change.
 
@@ -138,7 +139,7 @@ def _wait_for_end(pids: Iterable[int], seconds: float) -> set[int]:
     """Wait until a process exits, or the time is up.
 
     Returns:
-        The processes that have exited. They hold their devices until they are reaped.
+        The processes that have exited. They still hold their devices until they are reaped.
     """
     poll = select.poll()
     opened: dict[int, int] = {}

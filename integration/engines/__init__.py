@@ -59,7 +59,7 @@ def plan(options: Options) -> Change:
     """Return the change that adds our handler to an engine; empty if it is already there.
 
     Raises:
-        EnginesError: it is not possible, or only by changing something else.
+        EnginesError: it is not possible, or only by changing something else as well.
     """
     change: Change = _MODULES[type(options)].plan(options)
     return change

@@ -69,7 +69,7 @@ def _base(template: str) -> str:
 
 
 def generated(options: Options, file: File, version: int) -> EnginesError:
-    """Return the error for a file that is regenerated at each start, naming the right place.
+    """Return the error for a file that is regenerated at each start, with the right file to edit.
 
     Args:
         options: the desired configuration.
@@ -104,11 +104,11 @@ def check_previous(options: Options, view: View, before: Mapping[str, Any]) -> N
     Args:
         options: the desired configuration.
         view: the node without our changes.
-        before: containerd's dump of it.
+        before: the result of containerd's config dump for that node.
 
     Raises:
         CriDisabled: the CRI plugin is disabled, so no pod would use the handler.
-        HandlerTaken: a handler of that name exists already.
+        HandlerTaken: a handler with that name already exists.
     """
     disabled = before.get("disabled_plugins", [])
     if any(name in disabled for name in ("cri", *CRI)) or not cri(before):
@@ -223,7 +223,7 @@ def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
     """Check that the default handler exists; the CRI plugin does not start without it.
 
     Raises:
-        ConfigRefused: it does not exist.
+        ConfigRefused: the default handler does not exist.
     """
     name = cri(after)["containerd"].get("default_runtime_name")
     if options.force or not name or name in handlers(after):
@@ -239,10 +239,10 @@ def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
 
 
 def check_sandboxer(options: Options, containerd: Containerd, after: Mapping[str, Any]) -> None:
-    """Check that no handler of ours creates sandboxes on a containerd that crashes from it.
+    """Check that no handler of ours creates sandboxes on a containerd that crashes because of it.
 
     Raises:
-        SandboxerUnsafe: one does.
+        SandboxerUnsafe: one of them does.
     """
     release = parse_release(containerd.version)
     if options.force or release is None or release >= SURVIVES_SANDBOXER:

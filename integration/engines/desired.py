@@ -88,7 +88,7 @@ class Preserved:
 def with_earlier_choices(
     options: Options, before: Mapping[str, Any], now: Mapping[str, Any] | None
 ) -> Options:
-    """Return the options, with what is unset taken from our earlier configuration.
+    """Return the options, with unset ones taken from our earlier configuration.
 
     Args:
         options: the options of this call.
@@ -96,7 +96,7 @@ def with_earlier_choices(
         now: the dump of the node as it is; None if containerd would not start.
 
     Raises:
-        ShimNotFound: the handler gets runc's type, and no path to our shim is known.
+        ShimNotFound: the handler gets runc's type, but no path to our shim is known.
     """
     now = now or before
     default = cri(now).get("containerd", {}).get("default_runtime_name")
@@ -138,7 +138,7 @@ def _is_ours(handler: Mapping[str, Any]) -> bool:
 
 
 def _shim_for_runc_type(shim: str | None) -> str:
-    """Return the path that turns a handler of runc's type into ours; only its name says so.
+    """Return the path that makes a handler of runc's type ours; only the program's name does that.
 
     Raises:
         ShimNotFound: there is no such program, or it has another name.
@@ -180,7 +180,7 @@ def without_replaced(options: Options, view: View, files: Sequence[File]) -> Vie
         files: its configuration files.
 
     Raises:
-        EditImpossible: the handler is written in a form that cannot be cut out.
+        EditImpossible: the handler is written in a form that cannot be removed from the text.
     """
     note = f"nvshim: the handler {options.runtime_name} that stood here comes back with --remove"
     for file in files:

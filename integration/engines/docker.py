@@ -2,12 +2,12 @@
 
 Rules
 - **daemon.json** gets ``runtimes.NAME.runtimeType`` and, on request, ``default-runtime`` and
-  ``features.cdi``; everything else stays as it is. If the file was edited since, a removal takes
-  out only our members.
+  ``features.cdi``; everything else stays as it is. If the file has been edited since, a removal
+  takes out only our members.
 - **--gpus** works if dockerd finds a program ``nvidia-container-runtime-hook`` on its PATH when it
-  starts. If there is none, we write a placeholder that only prints what it is. Our shim removes the
-  hook from the container's spec, so only another runtime can ever run it. If NVIDIA's own hook
-  appears in /usr/bin later, the placeholder calls it.
+  starts. If there is none, we write a placeholder that only prints what it is for. Our shim removes
+  the hook from the container's spec, so only another runtime can ever run the placeholder. If
+  NVIDIA's own hook appears in /usr/bin later, the placeholder calls it.
 - **A reload** (SIGHUP) updates dockerd's runtimes and default runtime. Members that were removed
   from the file stay in effect until a restart, and a removed default runtime makes dockerd reject
   the whole reload. dockerd looks for the hook and for CDI only when it starts.

@@ -2,8 +2,8 @@
 
 Rules
 - containerd judges its own configuration. What it refuses or misreads is never written.
-- It reads copies: we write every configuration file into a temporary directory and point the
-  imports at the copies. Nothing on the node changes for that.
+- containerd reads copies: we write every configuration file into a temporary directory and point
+  the imports at the copies. This changes nothing on the node.
 - Two dumps are compared value by value, except for the list of imports.
 
 Source: containerd-config(8), cmd/containerd/command/config.go.
@@ -35,9 +35,9 @@ class Containerd:
     """The node's containerd program, which need not be running.
 
     Args:
-        program: its path or name; None for the running one, or else containerd on the path of
+        program: its path or name; by default the running one, or else containerd on the path of
             system services.
-        socket: where one may run; "" for none.
+        socket: where a running one may listen; "" for none.
 
     Attributes:
         program: its path.
@@ -45,8 +45,8 @@ class Containerd:
         release: (1, 7).
 
     Raises:
-        EngineNotInstalled: it is not installed, or does not report its version.
-        EngineElsewhere: another one runs, and its program was not found.
+        EngineNotInstalled: the program is not installed, or does not report its version.
+        EngineElsewhere: another containerd runs, and its program was not found.
     """
 
     def __init__(self, program: str | None = None, socket: str = "") -> None:
@@ -63,7 +63,7 @@ class Containerd:
 
     @property
     def merges(self) -> bool:
-        """Whether it merges an imported file's plugin table into the root file's.
+        """Whether this release merges an imported file's plugin table into the root file's.
 
         containerd 1.x replaces the table: the root file's settings of the plugin are lost.
         """
@@ -71,10 +71,10 @@ class Containerd:
 
     @cached_property
     def relative_patterns(self) -> bool:
-        """Whether a relative import pattern starts at the directory of its file.
+        """Whether a relative import pattern is relative to the directory of the importing file.
 
-        Otherwise it starts at containerd's working directory. The behaviour changed within 1.6 and
-        1.7, and distributions backport fixes, so we try it.
+        Otherwise it is relative to containerd's working directory. The behaviour changed within 1.6
+        and 1.7, and distributions backport fixes, so we try it out.
         """
         if self.merges:
             return True
@@ -161,7 +161,7 @@ def differences(before: Any, after: Any, *path: str) -> Iterator[tuple[str, ...]
     Args:
         before: a value of the first dump.
         after: the value at the same path of the second.
-        path: where both are.
+        path: the path of both values.
     """
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():

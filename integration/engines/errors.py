@@ -9,7 +9,7 @@ from integration.errors import IntegrationError
 class EnginesError(IntegrationError, status=Status.FAILED_PRECONDITION):
     """Base of the errors of configuring an engine.
 
-    Usually the node's state is the reason, so the default status says that.
+    Usually the cause is the state of the node, so that is the default status.
     """
 
 

@@ -1,14 +1,14 @@
 """Replace files so that a crash at any point leaves a valid configuration.
 
 Rules
-- A :class:`Change` is a value: the contents read, and the contents to write. Print it to show it;
-  :func:`apply` writes it.
-- Each file is replaced as a whole with a rename. The state between two files is valid too: a file
-  is written before any reference to it, and removed after.
-- A symbolic link stays; the file that it points to is replaced.
+- A :class:`Change` is a value: the contents that were read, and the contents to write. To preview
+  it, print it; to write it, call :func:`apply`.
+- Each file is replaced as a whole with a rename. The state between two renames is valid too: a file
+  is written before any reference to it, and removed after the last one.
+- A symbolic link is kept, and the file that it points to is replaced.
 - Owner, mode and extended attributes (SELinux) of a file stay as they were.
-- The writer holds a lock on the directory of the first file. The contents read for the plan must
-  still be there when it writes.
+- The writer holds a lock on the directory of the first file. The files must still have the contents
+  that the plan was based on.
 
 Source: rename(2), flock(2), fsync(2).
 """
@@ -55,8 +55,8 @@ class FileChange:
     mode: int = _MODE  # of a new file; and who may see the content
     # directories created for the file, or removed with it if they are empty then; parents first
     directories: tuple[str, ...] = ()
-    # the directory for the temporary file, if it is on the same file system; None for the file's
-    # own. Used where an engine may read every file of the directory.
+    # the directory for the temporary file, if it is on the same file system; None for the directory
+    # of the file itself. Used where an engine may read every file of the directory.
     staging: str | None = None
 
     @property
@@ -83,7 +83,7 @@ class FileChange:
             path: the file.
             old: its content; None for no file.
             new: the desired content; None for no file.
-            made: the directories that were created for it, for a removal.
+            made: the directories that were created for it; a removal deletes them.
             mode: see the class.
             staging: see the class.
         """
@@ -99,9 +99,10 @@ class FileChange:
         return cls(path, before, after, mode, directories, staging)
 
     def diff(self) -> str:
-        """Return the change as ``diff -u`` shows it; empty if not every user may read the file.
+        """Return the change in the format of ``diff -u``; "" if not every user may read the file.
 
-        It may hold passwords of registries and proxies, and output ends up in logs and tickets.
+        The file may hold passwords of registries and proxies, and output ends up in logs and
+        tickets.
         """
         if not self.mode & 0o004:
             return ""
@@ -162,11 +163,11 @@ def read_text(path: str, content: bytes) -> str:
     """Return content as text.
 
     Args:
-        path: the file it came from.
-        content: bytes.
+        path: the file that the content came from.
+        content: the bytes.
 
     Raises:
-        ConfigUnreadable: it is not UTF-8.
+        ConfigUnreadable: the content is not UTF-8.
     """
     try:
         return content.decode()
@@ -230,10 +231,11 @@ _REMEDIES: Final = {
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold the lock, on the file's directory, so that no lock file remains.
+    """Hold the lock. It is on the file's directory, so that no lock file is left behind.
 
-    A missing directory is made under the lock of the nearest existing one: a process that comes
-    before it is there meets that lock, and one that comes later meets its own.
+    If the directory is missing, it is created while its nearest existing parent is locked: a
+    process that arrives earlier waits for that lock, and one that arrives later waits for the
+    directory's own.
     """
     missing = missing_directories(path)
     with contextlib.ExitStack() as held:

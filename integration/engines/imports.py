@@ -3,7 +3,7 @@
 Rules
 - A node is a :class:`~integration.engines.undo.View`, so a plan can be examined before it is
   written.
-- Files are read as containerd reads them: the root file, then its imports, then their imports, each
+- Files are read in containerd's order: the root file, then its imports, then their imports, each
   path once. The matches of a pattern are sorted by name; a path without ``*`` has to exist.
 - A file without ``version`` has version 1.
 
@@ -61,9 +61,9 @@ class File:
 
     @property
     def generator(self) -> str:
-        """The program that regenerates the file at each start; "" if none is known.
+        """Return the program that regenerates the file at each start; "" if none is known.
 
-        k0s also creates a missing root file, which then has no mark yet.
+        k0s also creates a missing root file, which does not have its mark until then.
         """
         marked = GENERATED.search(self.text or "")
         if marked is not None:
@@ -85,7 +85,7 @@ def load(view: View, root: str, *, relative_patterns: bool = True) -> list[File]
             at containerd's working directory (see ``Containerd.relative_patterns``).
 
     Returns:
-        The root file first; a missing one has no text.
+        The root file first; if it is missing, its text is empty.
 
     Raises:
         ConfigUnreadable: a file cannot be read.
@@ -113,7 +113,7 @@ def parse(path: str, text: str) -> dict[str, Any]:
     """Return the parsed content of a file.
 
     Raises:
-        ConfigInvalid: it is not valid TOML, or has an unknown version.
+        ConfigInvalid: the file is not valid TOML, or has an unknown version.
     """
     try:
         table = tomltext.parse(text)

@@ -1,10 +1,10 @@
-"""Edit members of a JSON file as text, and leave everything else as it is.
+"""Edit members of a JSON file as text, leaving everything else unchanged.
 
 Rules
-- Only the member changes: order, indentation and blank lines stay, byte for byte.
+- Only the member changes. Order, indentation and blank lines are preserved byte for byte.
 - A new member is formatted like its neighbours: on its own line if theirs are, with their
   indentation.
-- The caller has parsed the text with :mod:`json` before; its outermost value is an object.
+- The caller has already parsed the text with :mod:`json`; its outermost value is an object.
 
 Source: RFC 8259.
 """

@@ -1,7 +1,7 @@
 """Detect a Podman on this node that refuses CDI specs with groups.
 
-Podman before 5.1 knows the CDI specification up to version 0.6.0. It refuses a file with
-``additionalGids``, which came with 0.7.0, and with it every device of the file.
+Podman before 5.1 supports the CDI specification only up to version 0.6.0. It refuses a file with
+``additionalGids``, which was added in 0.7.0, and with it every device of the file.
 
 Source: NVIDIA/nvidia-container-toolkit issue 1860; containers/common pull request 1944.
 """

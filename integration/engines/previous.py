@@ -1,4 +1,4 @@
-"""The configuration as it would be if nvshim had never changed it.
+"""Compute the configuration as it would be if nvshim had never changed it.
 
 See :mod:`integration.engines.undo` for the rules that all engines share. containerd adds one: it
 does not start if a file imported by name is missing. So that import is removed together with the
@@ -79,8 +79,8 @@ def _without_imports(text: str, root: str, paths: list[str], *, had_any: bool) -
     Args:
         text: the file's text.
         root: the file's path.
-        paths: the files that are going away.
-        had_any: whether the file had imports before us.
+        paths: the imported files that will be removed.
+        had_any: whether the file had imports before our change.
     """
     value = imports_value(text)
     if value is None:

@@ -1,7 +1,7 @@
 """Run the engines' programs, which check a configuration for us.
 
 Rules
-- They are searched on the path of system services, not on the user's.
+- They are looked up on the path of system services, not on the user's.
 - They run with a fixed environment and a time limit.
 """
 
@@ -29,7 +29,7 @@ def find_program(program: str, option: str) -> str:
     """Return the path of an engine's program.
 
     Raises:
-        EngineNotInstalled: it was not found.
+        EngineNotInstalled: the program was not found.
     """
     found = shutil.which(program, path=PATH)
     if found is None:
@@ -46,7 +46,7 @@ def temporary_directory() -> Iterator[str]:
     """Yield a directory for files that an engine's program checks.
 
     Raises:
-        WriteFailed: it, or a file in it, cannot be written.
+        WriteFailed: the directory, or a file in it, cannot be written.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
@@ -69,7 +69,7 @@ def version_of(program: str) -> str:
     """Return the version that a containerd reports ("1.7.24~ds1").
 
     Raises:
-        EngineNotInstalled: it reports none.
+        EngineNotInstalled: it reports no version.
     """
     output = run([program, "--version"]).stdout
     # containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b71…
@@ -84,10 +84,10 @@ def run(argv: list[str], *, timeout: float = _TIMEOUT) -> subprocess.CompletedPr
 
     Args:
         argv: its command line.
-        timeout: in seconds.
+        timeout: the time limit in seconds.
 
     Raises:
-        EngineNotInstalled: it cannot be run, or does not exit in time.
+        EngineNotInstalled: the program cannot be run, or does not exit in time.
     """
     try:
         return subprocess.run(

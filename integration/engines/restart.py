@@ -2,11 +2,11 @@
 
 Rules
 - Do only what was requested, and nothing if the engine does not need it.
-- **Docker** reloads on SIGHUP, where a reload is enough. systemd may own its socket, so we send a
-  request: the process that answers is dockerd. dockerd announces the end of the reload as an event;
-  containers started before that still use the old configuration.
-- **containerd** cannot reload: SIGHUP stops it. That is a restart only if something starts it
-  again. For systemd an exit by SIGHUP is a clean one, so only a unit with ``Restart=always`` comes
+- **Docker** reloads on SIGHUP, if a reload is enough. systemd may own its socket, so we send a
+  request to learn the pid of dockerd, which answers it. dockerd announces the end of the reload as
+  an event; containers started before the event still use the old configuration.
+- **containerd** cannot reload: SIGHUP stops it. This amounts to a restart only if something starts
+  it again. systemd considers an exit by SIGHUP clean, so only a unit with ``Restart=always`` comes
   back. We check that first.
 - **CRI-O** is restarted only through systemd.
 - After a restart we wait until the engine answers on its socket.
@@ -61,13 +61,13 @@ class Mode(StrEnum):
 def restart(
     change: Change, mode: Mode, *, address: str, unit: str, systemctl: str = "systemctl"
 ) -> Mode:
-    """Make an engine read a change that was applied.
+    """Make an engine read a change that has been applied.
 
     Returns:
         What was done: ``Mode.NONE`` if nothing was necessary.
 
     Raises:
-        RestartRefused: the engine would not come back, or the mode is not possible for it.
+        RestartRefused: the engine would not come back, or it does not support this mode.
         RestartFailed: the engine does not answer.
     """
     if mode is Mode.NONE or change.need is Need.NOTHING:
@@ -214,7 +214,8 @@ def _wait(address: str, engine: str, *, previous: int | None) -> None:
     Args:
         address: the path of its socket.
         engine: its name.
-        previous: the process that was signalled and must go; None if the caller has waited for it.
+        previous: the process that was signalled and must exit; None if the caller has waited for
+            it.
     """
     deadline = time.monotonic() + _TIMEOUT
     while True:

@@ -1,8 +1,8 @@
 """Find the program of the running engine; a node may have several.
 
-The containerd that will read a configuration should check it. If one is running, we identify its
-program by the process that listens on the socket or, if that process is not visible, by the version
-that it reports.
+The configuration should be checked by the containerd that will read it. If one is running, its
+program is found from the process that listens on the socket or, if that process is not visible,
+from the version that it reports.
 
 Source: unix(7) SO_PEERCRED; CRI v1 Version.
 """
@@ -25,7 +25,7 @@ def running_program(address: str, name: str) -> str | None:
     """Return the program of the engine that listens on a socket.
 
     Returns:
-        Its path; None if nothing listens there, or the program cannot be determined.
+        The program's path; None if nothing listens there, or if it cannot be determined.
 
     Raises:
         EngineElsewhere: no program on this node has the engine's version.

@@ -23,13 +23,13 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 class RuntimeOptions:
     """The desired configuration of an engine.
 
-    An option that is None, unless it says otherwise, keeps the earlier choice. So an installer that
-    runs again does not undo what a user has configured.
+    Unless documented otherwise, an option that is None keeps the earlier choice. So an installer
+    that runs again does not undo what a user has configured.
     """
 
     engine: ClassVar[str]  # the engine's name
-    # what tells two configurations apart: an option that names a file, the field of that file, and
-    # its default
+    # what distinguishes two configurations: an option that names a file, the field of that file,
+    # and its default
     named_by: ClassVar[tuple[str, str, str]]
 
     runtime_name: str = "nvidia"  # the name in a RuntimeClass or in ``docker run --runtime``

@@ -1,6 +1,6 @@
 """Record what each file contained before an engine was configured, and restore it.
 
-Every plan starts from the node without our changes, and a removal stops there. So removal is the
+Every plan starts from the node without our changes, and a removal ends there. So a removal is the
 inverse of configuring, in the same way for every engine::
 
     record = read_record(path)
@@ -12,9 +12,9 @@ Rules
 - The record is written before the files and removed after them. If a run is killed between two
   files, the next one continues from there. While one configuration replaces another, the record
   contains both.
-- A file that is as we left it becomes what it was, byte for byte.
-- In a file that was edited since, each of our edits is undone where its text is still present. If
-  our part was edited, that is an error unless forced.
+- A file that has not changed since we wrote it gets its earlier content back, byte for byte.
+- In a file that has been edited since, each of our edits is undone where its text is still present.
+  If our part was edited, that is an error unless forced.
 - Files may contain registry passwords, so only root can read the record.
 """
 
@@ -121,7 +121,7 @@ class Record:
 
         Args:
             name: the handler's name.
-            desired: the option; None keeps the earlier choice.
+            desired: the option; None to keep the earlier choice.
         """
         return self.replaced and self.name == name if desired is None else desired
 
@@ -140,7 +140,7 @@ def read_record(path: str) -> Record:
 
     Raises:
         ConfigUnreadable: it cannot be read.
-        RecordInvalid: it is not a record of ours.
+        RecordInvalid: the file is not a record of ours.
     """
     content = read(path)
     if content is None:
@@ -215,11 +215,11 @@ def _former(
 def undo_edits(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
     """Undo our edits in a text that was edited since.
 
-    A value of ours that was edited stays, and so does one that cannot go alone: without it the text
-    would not be valid TOML, as when someone has added to an array that was empty before.
+    A value of ours that was edited stays. So does one whose removal would leave invalid TOML, for
+    example if someone has added to an array that was empty before.
 
     Raises:
-        ChangedByHand: the whole file is ours, or the place of the replaced handler is not found.
+        ChangedByHand: the whole file is ours, or the place of the replaced handler was not found.
     """
     if not written.edits:
         if not force:
@@ -271,17 +271,17 @@ def changes(
 ) -> tuple[FileChange, ...]:
     """Return the file changes that lead to the desired node, in the order to write them.
 
-    A file is written before any reference to it, and removed after it. An existing handler is
-    removed after ours is there, and comes back before.
+    A file is written before any reference to it, and removed after the last one. An existing
+    handler is removed only when ours is in place, and is restored before ours is removed.
 
     Args:
         options: the desired configuration.
-        record: what we did before.
+        record: the record of what we did before.
         previous: the node without our changes.
         desired: the node with our changes; ``previous`` for a removal.
         config: the engine's own file, which refers to the others.
         replaced: whether ours replaces an existing handler.
-        mode: modes of new files, where not 0644.
+        mode: the modes of new files that should not have 0644.
         staging: see :class:`FileChange`.
     """
     files = {

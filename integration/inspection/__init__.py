@@ -19,8 +19,8 @@ configuration file::
 Containers themselves are read by :mod:`integration.containers`.
 
 Rules
-- What an image, a pod or a process says about itself is untrusted data. Names and annotations are
-  printed escaped, and a process is not a shim because it says so.
+- What an image, a pod or a process says about itself is untrusted. Names and annotations are
+  printed escaped, and a process does not count as a shim because it claims to be one.
 - Results are plain JSON values. Every key is always present; an unknown value is null.
 - containerd's state directory, procfs and the node's layout come from options and configuration, so
   everything works on a simulated node.

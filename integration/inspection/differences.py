@@ -2,9 +2,8 @@
 
 Objects are compared key by key, lists entry by entry. Values are plain JSON.
 
-An image controls how long a list is and how often an entry repeats. So we first strip what both
-lists have in common at the start and the end. If the rest is still long, we compare it without
-regard to order.
+An image controls how long a list is and how often an entry repeats. So we first strip the common
+start and end of both lists. If the rest is still long, we compare it without regard to order.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def render_differences(found: Iterable[Difference]) -> Iterator[str]:
     """Yield the differences as lines for a terminal.
 
     Args:
-        found: in order; differences of the same path are grouped.
+        found: the differences in order; those of the same path are grouped.
 
     Yields:
         Lines without line ends, with control characters escaped.

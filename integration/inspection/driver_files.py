@@ -1,7 +1,8 @@
-"""Which capability brings a file of NVIDIA's driver, and whether this node has it.
+"""Find which capability a file of NVIDIA's driver belongs to, and whether this node has it.
 
 The table is that of :mod:`hooks.node.capabilities`. Programs ask for a library by its soname or by
-a name without a version, and the table has its file, so names are compared up to ``.so``.
+a name without a version, but the table has full file names, so only the part up to ``.so`` is
+compared.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def capabilities_of(rows: Iterable[DriverRow]) -> tuple[str, ...]:
 
 
 def find_on_node(rows: Iterable[DriverRow], config: Config) -> OnNode:
-    """Look for the files of some rows on this node; NVML is not asked.
+    """Look for the files of some rows on this node, without asking NVML.
 
     Args:
         rows: the rows.
@@ -117,7 +118,7 @@ def find_on_node(rows: Iterable[DriverRow], config: Config) -> OnNode:
 
 
 def find_other(name: str, config: Config) -> OnNode | None:
-    """Look on this node for a library of the driver that belongs to no known capability.
+    """Look on this node for a library of the driver that is in no row of the table.
 
     Args:
         name: a file name or a soname.

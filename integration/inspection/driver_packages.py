@@ -1,7 +1,7 @@
-"""Which files of NVIDIA's driver known packages open, and which capabilities they need.
+"""The files of NVIDIA's driver that known packages open, and the capabilities these need.
 
-``driver_packages.toml`` has the data, and says how it was observed. Only commands that a person
-runs read it, and the generator of the documentation.
+``driver_packages.toml`` has the data, and says how it was collected. It is read only by commands
+that a person runs and by the generator of the documentation.
 
 Source: PEP 503 (names of packages); the recording database of installed projects, PyPA.
 """
@@ -100,8 +100,8 @@ def not_granted(package: Package, granted: Collection[str]) -> list[str]:
     """Return the capabilities that a package needs and a container lacks.
 
     Args:
-        package: the package. Without a capability it may still find what it opens: ``video`` has
-            the libraries of ``compute``.
+        package: the package. Even without the capability, it may find the file that it opens:
+            ``video`` includes the libraries of ``compute``.
         granted: the capabilities of the container.
     """
     there: set[DriverRow] = {*rows_of(granted), *nodes_of(granted)}

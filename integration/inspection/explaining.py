@@ -1,11 +1,11 @@
 """Explain why a container got its devices, or what a config.json would get.
 
-A running container is explained by its record. The difference is between the config.json that
-containerd wrote, which is kept next to the record, and the one that the low-level runtime got. A
-container that did not ask the shim has no record; its spec shows what it has
-(:mod:`integration.inspection.grant_summary`). For a config.json we run, mount and write nothing. We
-inspect the node like ``nvshim list``: NVML is queried if no fresh inventory is cached. The image is
-inspected if it is mounted where the spec says.
+A running container is explained from its record. The difference is between the config.json that
+containerd wrote, which is kept next to the record, and the one that the low-level runtime received.
+A container that requested nothing from the shim has no record, so its spec shows what it has
+(:mod:`integration.inspection.grant_summary`). To explain a config.json, nothing is run, mounted or
+written. The node is inspected as for ``nvshim list``: NVML is queried if no fresh inventory is
+cached. The image is inspected if it is mounted where the spec says.
 """
 
 from __future__ import annotations
@@ -189,10 +189,10 @@ def _matches_prefix(container: Container, name: str) -> bool:
 
 
 def explain_end(name: str, ends: Iterable[End]) -> Explanation | None:
-    """Return how a container that is gone ended; None if no end of that name is recorded.
+    """Return how a container that no longer exists ended; None if no such end is recorded.
 
     Args:
-        name: as for :func:`find_container`; for several attempts in a pod, the last one.
+        name: as for :func:`find_container`; if a pod has had several attempts, the last one counts.
         ends: the recorded ends, newest first.
     """
     known = list(ends)
@@ -219,7 +219,7 @@ def explain_container(
         The explanation.
 
     Raises:
-        BundleUnusable: its bundle is gone, or is not what we wrote.
+        BundleUnusable: its bundle was removed, or is not one that we wrote.
     """
     end = end_of(container, ends)
     after = container.spec()
@@ -318,7 +318,7 @@ def read_spec(path: str) -> dict[str, Any]:
         path: the file; "-" for stdin.
 
     Raises:
-        SpecUnreadable: it cannot be read, or is not a JSON object.
+        SpecUnreadable: the file cannot be read, or is not a JSON object.
     """
     asked, do = f"to read the spec {path}", "name a bundle's config.json"
     try:

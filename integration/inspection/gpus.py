@@ -7,10 +7,10 @@ Rules
 - A GPU that a container holds but the node no longer has is listed as well, with a fault.
 - A container is stale if driver files that it was started with no longer exist, for example after
   an update.
-- A Tegra machine and WSL2 count as one GPU each: their drivers do not enumerate GPUs.
-- Health is the node agent's opinion; null without an agent. A fault is visible on the node: a GPU
-  that fell off the bus, a missing device node. A device is out of service if someone drained it
-  (`nvshim drain`).
+- A Tegra machine and a WSL2 machine count as one GPU each, because their drivers do not list GPUs.
+- Health is the judgement of the node agent; it is null without an agent. A fault is visible on the
+  node: a GPU that fell off the bus, a missing device node. A device is out of service if someone
+  drained it (`nvshim drain`).
 
 Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 """

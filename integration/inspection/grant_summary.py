@@ -1,9 +1,9 @@
 """List the NVIDIA devices that a container got from someone other than the shim.
 
-An engine that applies CDI itself (containerd 2, for a device plugin or a DRA driver), a device
-plugin that lists device nodes, and ``--device`` write device nodes, mounts and hooks into the spec
-before the shim sees it. The shim does the work of NVIDIA's hooks in process and records that
-(:mod:`hooks.record`, ``spec_hooks``). The runtime runs all other hooks.
+Some components write device nodes, mounts and hooks into the spec before the shim sees it: an
+engine that applies CDI itself (containerd 2, for a device plugin or a DRA driver), a device plugin
+that lists device nodes, and ``--device``. The shim does the work of NVIDIA's hooks in process and
+records it (:mod:`hooks.record`, ``spec_hooks``). The runtime runs all other hooks.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def grants_of_container(container: Container, config: Config) -> GrantSummary | 
         config: locates the node's devices.
 
     Returns:
-        The devices; None for nothing.
+        The devices; None if there are none.
 
     Raises:
-        BundleUnusable: its bundle is gone, or is not what we wrote.
+        BundleUnusable: its bundle was removed, or is not one that we wrote.
         MalformedSpec: its spec has the wrong shape.
     """
     spec = container.spec_before() or container.spec()

@@ -1,8 +1,8 @@
 """Find the packages in a container's image that need a driver capability it was not granted.
 
-Only names are read: those of the directories that an installer of Python packages leaves in
+Only names are read: those of the directories that installers of Python packages leave in
 site-packages. The image is untrusted, so every list is bounded, and a file system that does not
-answer does not keep the caller waiting.
+answer cannot block the caller.
 
 Source: PEP 376, PEP 427 (NAME-VERSION.dist-info); site (directories of Python).
 """
@@ -56,8 +56,8 @@ def lacks_of(rootfs: str | None, spec: Mapping[str, Any], record: Mapping[str, A
 
     Args:
         rootfs: the container's root, a directory that the engine made; None if unknown.
-        spec: its config.json; its PATH says where Pythons are.
-        record: what it got. Without a grant of NVIDIA's driver there is nothing to compare.
+        spec: its config.json; its PATH tells where Python installations are.
+        record: what the container got. Without NVIDIA's driver there is nothing to compare.
     """
     if rootfs is None or not record.get("grant"):
         return []

@@ -26,7 +26,7 @@ async def ask(
     """Return which containers hold which devices now.
 
     Args:
-        states: containerd's state directories; none for the usual ones.
+        states: containerd's state directories; empty for the usual ones.
         pod_resources: the kubelet's socket; it may be missing.
 
     Returns:
@@ -51,10 +51,10 @@ async def foreign_rows(
     """Return the processes on a GPU that are in no container.
 
     Args:
-        states: containerd's state directories; none for the usual ones.
+        states: containerd's state directories; empty for the usual ones.
 
     Returns:
-        An object for each, with pid, name and devices; None if NVML does not answer.
+        An object with pid, name and devices for each; None if NVML does not answer.
     """
     from integration.inspection.usage_query import observing  # noqa: PLC0415 - starts a child
 

@@ -35,7 +35,7 @@ MODULES: Final = (
 
 
 def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
-    """Return what ``nvshim info`` shows of the node.
+    """Return what ``nvshim info`` shows about the node.
 
     Args:
         config: the configuration in use.
@@ -43,7 +43,7 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
 
     Returns:
         Plain values; the keys are a public interface. Without a driver, ``driver`` is null and
-        ``driver_error`` says why.
+        ``driver_error`` gives the reason.
     """
     platform = platforms.platform_of(config)
     inventory, error = None, None

@@ -4,8 +4,8 @@ Rules
 - A key is written ``TABLE.KEY`` (``policy.mode``), a value as in TOML.
 - A file is edited in place: comments and order stay, a link is followed, owner and mode stay. The
   new text is checked as the shim checks it; an invalid file is not written. The write is atomic.
-- A file of ours replaces NVIDIA's configuration. So if NVIDIA's is in use, the first ``set`` first
-  converts all of it.
+- If a file of ours exists, NVIDIA's configuration is no longer read. So the first ``set`` converts
+  all of NVIDIA's configuration if that was in use.
 - If the file has changed since it was read, it is not overwritten.
 
 Source: TOML 1.0; :mod:`hooks.config`, :mod:`hooks.config.nvidia`.

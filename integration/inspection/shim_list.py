@@ -26,7 +26,7 @@ def list_shims(
         config: where the node's devices are; None to use only records.
 
     Raises:
-        StateUnreadable: a named directory may not be read.
+        StateUnreadable: the caller may not read a named directory.
     """
     shims, named = find_shims(proc), tuple(asked)
     try:
@@ -75,10 +75,10 @@ def shim_row(
     """Return the row of one process: plain values; the keys are an interface.
 
     Args:
-        containers: of the node.
+        containers: the containers of the node.
         holders: the devices of each container; None to use only records.
-        indexes: of the node's devices by UUID; None if unknown.
-        causes: why containers have ended, by bundle; None if unknown.
+        indexes: the indexes of the node's devices by UUID; None if unknown.
+        causes: why containers ended, by bundle; None if unknown.
     """
     served = shim.of(containers)
     held = {c.bundle: _held(c, holders) for c in served}
@@ -124,7 +124,7 @@ def held_names(record: Mapping[str, Any] | None) -> list[str]:
     """Return the UUIDs, or else the names, of the devices that a record grants.
 
     Args:
-        record: of an injection; None for an empty one.
+        record: the record of an injection; None for an empty one.
     """
     held = [*entries(record, "grant", "gpus"), *entries(record, "grant", "mig_devices")]
     names = [entry.get("uuid") or entry.get("bus_id") or "" for entry in held]

@@ -1,7 +1,7 @@
 """Summarize an explanation for ``nvshim explain``: request, grant or denial, and what to do.
 
 A pure function from :class:`~integration.inspection.explaining.Explanation` to a few titled lines.
-Every step is in :mod:`integration.inspection.timeline`, every value in the JSON document.
+:mod:`integration.inspection.timeline` shows every step, and the JSON document every value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
     """Yield titled lines, the most important first.
 
     Yields:
-        A title and a text; the text may be longer than a line.
+        A title and a text, which may be longer than a line.
     """
     record = explanation.record
     policy = _object(record, "policy")

@@ -26,7 +26,7 @@ def render(record: Mapping[str, Any]) -> str:
     """Return the steps of an injection as text.
 
     Args:
-        record: what :func:`hooks.record.make_record` returned, also after a round trip as JSON.
+        record: the result of :func:`hooks.record.make_record`, possibly read back from JSON.
 
     Returns:
         Lines for a terminal, without colours.

@@ -1,7 +1,7 @@
 """Build the frames of ``nvshim top``, as plain values and as table rows.
 
-A frame joins a sample of NVML with the ledger of the same moment, so it needs no agent. If there is
-one, the frame includes the agent's health states.
+A frame combines a sample of NVML with a ledger of the same moment, so it needs no agent. If an
+agent runs, the frame includes its health states.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def lines_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return table rows: each device, followed by the containers that use it.
 
     Returns:
-        Texts by column, not escaped for a terminal yet.
+        Texts by column, not yet escaped for a terminal.
     """
     lines = []
     for device in frame["devices"]:

@@ -1,9 +1,9 @@
 """Observe who uses which GPU, without an agent: NVML in a child process, bundles and cgroups.
 
 Rules
-- What is not visible becomes a note, and the rest is shown: without root no containers, without a
-  driver no GPUs.
-- Bundles are read for every snapshot; containerd's directories and the inventory only sometimes.
+- What cannot be seen becomes a note, and the rest is shown: without root there are no containers,
+  without a driver no GPUs.
+- Bundles are read for every snapshot, containerd's directories and the inventory less often.
 - Files are read in a detached thread, so that a hanging read does not delay the exit.
 """
 
@@ -109,7 +109,7 @@ async def observing(
     """Run an observer while the context lasts.
 
     Args:
-        states: containerd's state directories; none for the usual ones.
+        states: containerd's state directories; empty for the usual ones.
     """
     observer = Observer(config, states, proc)
 

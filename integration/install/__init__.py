@@ -15,20 +15,20 @@ link selects the current version::
         nvshim -> PREFIX/current/bin/nvshim
 
 Rules
-- A tree never changes once it has its name, because running shims map its files. It gets the name
-  with one rename, after every file was verified and synced.
-- A new tree has to start a container before we switch to it. If that fails, the tree is removed and
+- A tree never changes once it has its final name, because running shims map its files. One rename
+  gives it that name, after every file was verified and synced.
+- A new tree has to start a container before we switch to it. If it cannot, the tree is removed and
   the current version stays.
-- A switch is one rename of one link. An installer that is killed at any point leaves the old or the
-  new version current; the next run removes what it left behind.
+- A switch is one rename of one link. If an installer is killed, the current version is either the
+  old or the new one; the next run removes what the installer left behind.
 - A tree is removed once no process uses it (:mod:`~integration.install.usage`) and neither link
   points to it. It is first renamed, then checked again, and only then deleted.
 - One installer at a time works on a prefix; it locks the directory itself.
-- A program that containerd started a shim with stays until that shim exits. A restarted containerd
-  looks for it and *deletes the bundle* of a shim whose program is missing, together with the root
-  file system of a running container. It also runs the program to clean up after the shim. The path
-  is in the bundle's ``shim-binary-path``. So an uninstallation with running containers keeps that
-  much, reports it, and a second run finishes the job.
+- A program with which containerd started a shim stays until that shim exits. A restarted containerd
+  looks for the program. If it is missing, containerd *deletes the bundle* of the shim, together
+  with the root file system of a running container. It also runs the program to clean up after the
+  shim. The path is in the bundle's ``shim-binary-path``. So if containers are running, an
+  uninstallation keeps these programs and reports them, and a second run finishes the job.
 
 ============== =================================================================
 ``trees``      read what is in a directory below the prefix

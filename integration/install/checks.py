@@ -30,7 +30,7 @@ def check_root() -> None:
     """Check that this process runs as root.
 
     Raises:
-        NotRoot: it does not.
+        NotRoot: it runs as another user.
     """
     if os.geteuid() != 0:
         raise NotRoot(
@@ -80,7 +80,7 @@ def check_place(layout: InstallLayout) -> None:
 
 
 def check_links(survey: Survey) -> None:
-    """Check that the links can be created and replace nothing of others.
+    """Check that the links can be created without replacing anything that is not ours.
 
     Raises:
         LinkTaken: the path holds another file, or a link to somewhere else.
@@ -115,7 +115,7 @@ def check_machine(tree: Tree) -> None:
     """Check that a tree was built for this machine's architecture.
 
     Raises:
-        SourceBroken: it was not.
+        SourceBroken: it was built for another one.
     """
     machine = os.uname().machine
     here = ARCHITECTURES.get(machine, machine)
@@ -132,10 +132,10 @@ def check_space(layout: InstallLayout, needed: int) -> None:
 
     Args:
         layout: the installation's directories.
-        needed: in bytes.
+        needed: the required space in bytes.
 
     Raises:
-        NoSpace: there is not.
+        NoSpace: there is not enough room.
     """
     status = os.statvfs(_existing(layout.prefix))
     free = status.f_bavail * status.f_frsize
@@ -151,7 +151,7 @@ def check_owners(path: str) -> None:
     """Check that only root controls where a path leads.
 
     Args:
-        path: absolute; it need not exist.
+        path: an absolute path; it need not exist.
 
     Raises:
         PlaceUnsafe: a directory or link on the way belongs to another user, or others may change

@@ -1,9 +1,9 @@
 """Copy a directory or an archive to a complete, verified tree.
 
-From a directory we copy only the files in the tree's own list. In an archive every member has to be
-a file, a directory or a link, inside one top directory, with a name that stays inside; anything
-else is refused. Owners, and modes beyond "executable", are ignored. Then the list decides: a file
-that is not listed, or that differs, stops the installation.
+From a directory we copy only the files in the tree's own list. In an archive, every member has to
+be a file, a directory or a link below one top directory, with a name that does not lead outside of
+it; anything else is refused. Owners, and modes other than "executable", are ignored. Then the copy
+is compared with the list: a file that is not listed, or that differs, stops the installation.
 
 Source: tar(5), and the advice in the documentation of Python's tarfile.
 """
@@ -61,7 +61,7 @@ def inspect_source(source: str) -> tuple[Tree, int]:
         source: a tree's directory, or an archive of one.
 
     Returns:
-        The tree, and bytes, including file system overhead.
+        The tree, and the space in bytes, including file system overhead.
 
     Raises:
         SourceMissing: the source does not exist or is not a tree.
@@ -85,7 +85,7 @@ def inspect_source(source: str) -> tuple[Tree, int]:
 
 
 def source_tree(source: str) -> Tree:
-    """Read the tree.json of a directory that is to be installed.
+    """Read the tree.json of a directory that will be installed.
 
     Raises:
         SourceMissing: the directory does not exist or is not a tree.
@@ -133,7 +133,7 @@ def unpack(archive: str, target: str) -> Tree:
     """Unpack an archive of a tree.
 
     Args:
-        archive: its path.
+        archive: the archive's path.
         target: an empty directory.
 
     Returns:
@@ -160,7 +160,7 @@ def verify_copy(tree: Tree, target: str, name: str) -> None:
         name: the name of the installed tree.
 
     Raises:
-        SourceBroken: it is not.
+        SourceBroken: the copy differs.
     """
     try:
         copied = verify(target)

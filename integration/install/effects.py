@@ -1,7 +1,7 @@
 """Run steps, each atomically, under a lock that one installer holds.
 
 Data is on disk before anything refers to it, so that a power failure does no harm: the file system
-is synced before a tree gets its name, and a directory after a name in it changed.
+is synced before a tree gets its final name, and a directory after one of its names has changed.
 
 Source: rename(2), syncfs(2), flock(2), pidfd_open(2).
 """
@@ -81,7 +81,7 @@ class Installer:
         """Run steps in order.
 
         Raises:
-            InstallError: a step failed; the steps before it were done, those after it were not.
+            InstallError: a step failed. The steps before it are done, those after it are not.
         """
         outcome = Outcome()
         for step in plan:
@@ -221,7 +221,7 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
 
     Args:
         prefix: the directory.
-        make: whether to create it if it is missing; otherwise nothing is locked then.
+        make: whether to create a missing directory; if it is missing otherwise, nothing is locked.
 
     Raises:
         InstallerBusy: another installer holds the lock.
@@ -297,8 +297,8 @@ def is_locked(prefix: str) -> bool:
 def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
     """Tell the fork servers of trees to exit, and wait a moment for them.
 
-    Their spare processes exit with them and get no signal: one may be a verb that containerd waits
-    for, and then a shim. A server that does not exit only keeps its tree.
+    Their spare processes exit with them and get no signal: a spare may already be a verb that
+    containerd waits for, and later a shim. If a server does not exit, its tree merely stays.
     """
     waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _terminate(user)) >= 0]
     deadline = time.monotonic() + _END

@@ -1,4 +1,4 @@
-"""The functions behind the commands: survey, plan, and run the steps under the lock.
+"""The functions behind the commands: they survey, plan, and run the steps under the lock.
 
 Each returns a dict; its keys are a public interface.
 """
@@ -51,7 +51,7 @@ def install(options: InstallOptions, *, dry_run: bool = False) -> dict[str, Any]
         The current version, and what was done.
 
     Raises:
-        InstallError: it failed; the version that was current stays current.
+        InstallError: it failed; the previous version stays current.
     """
     if not dry_run:
         checks.check_root()
@@ -107,7 +107,7 @@ def uninstall(
         layout: the installation's directories.
         installer: runs the steps.
         wait: seconds to wait for containers to exit.
-        purge: the configuration whose state to remove as well; None keeps the state.
+        purge: the configuration whose state is removed as well; None to keep the state.
         force: whether to continue although an engine names the shim.
         engines_root: where to look for the engines' configuration; empty for this machine's root.
         dry_run: whether to only report what would be done.

@@ -1,13 +1,13 @@
 """Decide on steps from a survey and a request. This module touches nothing.
 
 Rules for an installation
-- First remove what killed installers left: it may keep unneeded trees in use.
-- A tree with the same digest that is intact is used as it is. A damaged one stays, because shims
-  may use it; the new tree goes next to it.
+- First remove what killed installers left behind: it may keep unneeded trees in use.
+- An intact tree with the same digest is used as it is. A damaged one stays, because shims may use
+  it; the new tree is installed next to it.
 - The new tree is tested before any link points to it. ``previous`` is set before ``current``: if
   the installer is killed in between, both point to the current version, and nothing is lost.
-- Fork servers of other trees are stopped: they would start no shims of the new version, and they
-  keep the old one in use.
+- Fork servers of other trees are stopped, because they would start shims of their own version and
+  keep their trees in use.
 - Of the trees without a link, all but the newest ``keep`` are removed; ``previous`` counts as the
   newest. None is removed if there may be shims that we cannot see.
 
@@ -151,7 +151,7 @@ def previous_version(survey: Survey) -> Installed:
     """Return the tree that was current before.
 
     Raises:
-        NothingToGoBackTo: there is none.
+        NothingToGoBackTo: there was no tree before.
     """
     previous = survey.named(survey.previous)
     if previous is None:

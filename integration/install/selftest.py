@@ -5,8 +5,8 @@ and Shutdown, with the node's own runc or crun and the node's configuration. The
 tree's own probe (``integration/verify/probe.c``), which exits with a distinctive status. Its events
 have to arrive, and nothing may be left behind.
 
-Everything that a test creates has one common name, so that the next run can remove it if this one
-is killed.
+Everything that a test creates has one common name. If a test is killed, the next run can find and
+remove it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def find_runtime(path: str, requested: str = "") -> str:
 
     Args:
         path: the search path of the node's programs.
-        requested: a name or path; empty for runc, or else crun.
+        requested: a name or path; empty for runc, or crun if there is no runc.
 
     Raises:
-        NoRuntimeToTest: there is none.
+        NoRuntimeToTest: no runtime was found.
     """
     more = [found for pattern in _MORE_PATHS for found in sorted(glob.glob(pattern))]
     places = ":".join([path, *more])

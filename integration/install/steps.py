@@ -1,6 +1,6 @@
-"""The operations on an installation: each is done completely, or not at all.
+"""The operations on an installation. Each is done completely, or not at all.
 
-Every step can be repeated after a run that was killed before or during it.
+Every step can be repeated if an earlier run was killed before or during it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def known_tree(path: str) -> Tree | None:
 
 
 def problem_of(path: str, only: str = "") -> str:
-    """Return what is wrong with the files of a tree, in one line; empty if nothing is.
+    """Return what is wrong with the files of a tree, in one line; "" if nothing is wrong.
 
     Args:
         path: the tree's directory.
@@ -35,7 +35,7 @@ def own_tree() -> str:
     """Return the directory of the tree that this program is part of.
 
     Raises:
-        SourceMissing: it is not part of a tree, as in a checkout.
+        SourceMissing: the program is not part of a tree, for example in a checkout.
     """
     path = manifest.own_tree()
     if not path:

@@ -48,7 +48,7 @@ _OWN: Final = "containerd-shim-nvidia"
 
 
 def mentions(root: str = "") -> list[str]:
-    """Return the engine configuration files that name the shim; without it their pods fail.
+    """Return the engine configuration files that name the shim. Without it their pods would fail.
 
     Args:
         root: the machine's root; empty for ``/``.
@@ -75,7 +75,7 @@ def check_unnamed(survey: Survey, root: str = "") -> None:
         root: the machine's root; empty for ``/``.
 
     Raises:
-        StillNamed: one does; the error has the command that removes the dependency.
+        StillNamed: an engine does; the error has the command that removes the dependency.
     """
     links = [link.path for link in survey.links if link.ours and link.target]
     on_path = (f"{root}{directory}/{SHIM}" for directory in PATH.split(":"))
@@ -135,15 +135,15 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
     """Remove this project's state, except what running containers use.
 
     The directories may be anywhere and may hold other files. So only files with names that this
-    project uses are removed, and a directory only if it is then empty.
+    project uses are removed, and a directory only if that leaves it empty.
 
     Args:
-        config: has the directories.
+        config: has the paths of the directories.
         in_use: whether shims run or may run. Then only unused layers are removed.
         config_path: the configuration file.
 
     Returns:
-        The paths that are gone.
+        The paths that were removed.
 
     Raises:
         PurgeFailed: something could not be removed.

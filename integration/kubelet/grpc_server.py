@@ -1,7 +1,8 @@
 """A gRPC server at its own unix socket, in the agent's event loop.
 
-The socket is made under a temporary name and moved into place (:mod:`integration.kubelet.sockets`),
-so a kubelet that watches the directory sees it only when the server listens.
+The socket is created under a temporary name and moved into place
+(:mod:`integration.kubelet.sockets`), so that a kubelet which watches the directory sees it only
+once the server listens.
 
 Source: grpc.aio; unix(7).
 """
@@ -34,7 +35,7 @@ class SocketServer:
     """A server at one socket.
 
     Args:
-        path: of the socket.
+        path: the path of the socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,11 +48,11 @@ class SocketServer:
         """Start to serve.
 
         Args:
-            services: by the full name of each service, its handlers by method.
+            services: the handlers of each service by method, by the service's full name.
 
         Raises:
             OtherPlugin: another program serves the socket.
-            PluginSocketUnusable: the socket cannot be made.
+            PluginSocketUnusable: the socket cannot be created.
         """
         sockets.refuse_served(self.path)
         temporary = sockets.temporary_path(self.path)
@@ -91,10 +92,10 @@ class SocketServer:
             sockets.remove(self.path, self.identity)
 
     async def end(self, to_end: float = _TO_END) -> None:
-        """Remove the socket, and stop once running calls have ended.
+        """Remove the socket, and stop as soon as running calls have ended.
 
         Args:
-            to_end: seconds that they have.
+            to_end: seconds that running calls may take.
         """
         self.withdraw()
         server, self._server = self._server, None

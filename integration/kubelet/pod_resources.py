@@ -1,11 +1,11 @@
 """Ask the kubelet which devices its containers have (the pod-resources API, on a unix socket).
 
 Rules
-- A node need not have a kubelet. No answer in time means unknown, not "no devices".
-- The agent keeps one connection, since connecting takes longer than the answer. A kubelet that
-  starts makes a new socket, so a new socket means a new connection.
-- A connection that failed is replaced once for each question: gRPC would wait before it connects
-  again, and the kubelet may have started meanwhile. A slow connection is kept.
+- A node need not have a kubelet. If no answer arrives in time, the result is "unknown", not "none".
+- The agent keeps one connection, since connecting takes longer than the answer. A kubelet creates a
+  new socket when it starts, so a new socket requires a new connection.
+- If a connection fails, it is replaced once per question: gRPC would wait before it reconnects, and
+  the kubelet may have started in the meantime. A connection that is merely slow is kept.
 
 Source: Kubernetes, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1.
 """
@@ -28,7 +28,7 @@ _ATTEMPTS: Final = 2
 
 
 class PodResources:
-    """The client. For one event loop."""
+    """The client, for use in one event loop."""
 
     def __init__(self) -> None:
         self._lister: Lister | None = None
@@ -38,11 +38,11 @@ class PodResources:
         """Return the devices that device plugins gave to containers.
 
         Args:
-            path: the socket's; "" for none.
-            timeout: seconds that it may take.
+            path: the path of the socket; "" for none.
+            timeout: the time limit in seconds.
 
         Returns:
-            None if no kubelet answers in time.
+            The devices; None if no kubelet answers in time.
         """
         listed = await self._list(path, timeout)
         return None if listed is None else listed.allocated

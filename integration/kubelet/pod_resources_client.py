@@ -33,10 +33,10 @@ class Lister:
     """One connection; close it after use.
 
     Args:
-        path: the socket's.
+        path: the path of the socket.
 
     Attributes:
-        is_lost: whether it is broken or closed.
+        is_lost: whether the connection is broken or closed.
     """
 
     def __init__(self, path: str) -> None:
@@ -52,7 +52,7 @@ class Lister:
         """Return the kubelet's answer; None if there is none.
 
         Args:
-            timeout: seconds that it may take.
+            timeout: the time limit in seconds.
         """
         try:
             call = self._list(pb.ListPodResourcesRequest(), timeout=timeout)

@@ -1,14 +1,15 @@
 """Register device plugins with the kubelet.
 
 Rules
-- A kubelet that starts removes every socket in its directory, and then makes its own. So a new
-  kubelet socket means that every plugin has to register again.
-- The kubelet calls the plugin back before it answers, and may try that for ten seconds.
-- A kubelet that restarts asks for the devices of running pods before it admits new ones, and kills
-  pods whose plugin has not registered by then: half a second is late. So connecting is tried again
-  every few hundredths of a second, each time on a new channel, since gRPC would wait.
-- The socket's identity before and after connecting shows which kubelet was reached: a plugin that
-  waited for the old one must not register with the new one by chance, and then a second time.
+- A kubelet that starts removes every socket in its directory before it creates its own. So if the
+  kubelet's socket is new, every plugin has to register again.
+- The kubelet calls the plugin back before it answers, and may keep trying for ten seconds.
+- After a restart, a kubelet asks for the devices of running pods before it admits new ones. It
+  kills pods whose plugin has not registered by then, and half a second may be too late. So the
+  agent tries to connect every few hundredths of a second, each time on a new channel, since gRPC
+  would wait.
+- The socket's identity before and after connecting shows which kubelet was reached. A plugin that
+  was waiting for the old kubelet must not register with the new one by chance, and then once more.
 
 Source: kubelet pkg/kubelet/cm/devicemanager/plugin/v1beta1.
 """
@@ -47,8 +48,8 @@ async def register(kubelet: str, which: object, endpoint: str, resource: str) ->
     """Register a plugin with a kubelet.
 
     Args:
-        kubelet: the path of its socket.
-        which: that socket's identity; no other kubelet is called.
+        kubelet: the path of the kubelet's socket.
+        which: the identity of that socket; no other kubelet is called.
         endpoint: the name of the plugin's socket, in the same directory.
 
     Raises:

@@ -1,12 +1,12 @@
 """The sockets of plugins in the kubelet's directory: put them in place, identify and remove them.
 
 Rules
-- A socket is made under another name and moved into place, so that it appears with its mode and its
-  listener. gRPC itself would remove any file at the path that it listens at, and the file there
-  when it ends, even if another program had made them.
-- The file's device and inode identify a socket: no other file has them while it is listened at. So
-  only our own sockets are removed.
-- Connecting shows whether a program serves a socket: that of a dead program refuses.
+- A socket is created under another name and moved into place, so that it has its mode and its
+  listener from the start. gRPC itself would remove any file at the path where it starts to listen,
+  and again when it stops, even if another program had created that file.
+- A socket is identified by the device and inode of its file: no other file can have them while a
+  program listens on it. So only our own sockets are removed.
+- Connecting shows whether a program still serves a socket: the socket of a dead program refuses.
 
 Source: unix(7); grpc doc/naming.md.
 """
@@ -75,10 +75,10 @@ def others(directory: str, ours: Collection[Identity]) -> list[str]:
 
 
 def temporary_path(path: str) -> str:
-    """Return the temporary path at which to make a socket.
+    """Return the temporary path at which to create a socket.
 
     Raises:
-        PluginSocketUnusable: no socket can be made there.
+        PluginSocketUnusable: no socket can be created there.
     """
     directory = os.path.dirname(path)
     temporary = os.path.join(directory, f".{os.getpid()}.{next(_numbers)}{_SUFFIX}")
@@ -100,7 +100,7 @@ def refuse_served(path: str) -> None:
     """Raise an error if another program serves a socket.
 
     Raises:
-        OtherPlugin: it does.
+        OtherPlugin: another program serves it.
     """
     if is_served(path):
         raise OtherPlugin(
@@ -109,14 +109,14 @@ def refuse_served(path: str) -> None:
 
 
 def put_in_place(temporary: str, path: str) -> Identity:
-    """Move a socket to the path that the kubelet uses, over the socket of a dead program.
+    """Move a socket to the path that the kubelet uses, replacing the socket of a dead program.
 
     Args:
-        temporary: where it was made, and a server listens.
+        temporary: the path where the socket was created; a server already listens on it.
 
     Raises:
         OtherPlugin: another program serves a socket there.
-        PluginSocketUnusable: it cannot be moved.
+        PluginSocketUnusable: the socket cannot be moved.
     """
     try:
         refuse_served(path)
@@ -155,7 +155,7 @@ def remove(path: str, identity: Identity) -> None:
 
 
 def socket_identity(path: str) -> tuple[int, int, int] | None:
-    """Return the identity of the socket at a path, which changes when it is made again.
+    """Return the identity of the socket at a path, which changes when the socket is recreated.
 
     None if there is no socket.
     """

@@ -12,7 +12,7 @@ Rules
   whether it has work to do.
 - It restarts nothing unless configured to. It asks the engine whether a restart is outstanding, so
   it notices a restart by anyone.
-- It restores what another tool removed, with a growing delay, so the two never fight.
+- It restores what another tool removed, but waits longer each time, so that the two do not fight.
 - On SIGTERM it leaves the node as it is, because each DaemonSet update stops every installer once.
   It uninstalls only with NVSHIM_REMOVE_ON_EXIT.
 - Image contents, host files and variables are data; none of it is passed to a shell.

@@ -1,4 +1,4 @@
-"""Delay before restoring what another tool removed: none at first, then growing.
+"""Delay before restoring what another tool removed: none at first, then longer and longer.
 
 Two tools that both insist would rewrite a file and restart the engine forever. The first
 restoration is immediate. Each further one within :data:`CALM` seconds waits twice as long as the

@@ -1,7 +1,7 @@
-"""Ask the engine what it runs with, which may differ from its configuration files.
+"""Ask the engine which settings it runs with, which may differ from its configuration files.
 
-gRPC starts threads and uses memory, and the installer runs for long. So a child process imports
-gRPC and exits after the answer.
+gRPC starts threads and uses memory, and the installer runs for a long time. So a child process
+imports gRPC, and exits after the answer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def query_engine(socket: str) -> Engine | None:
-    """Ask an engine what it runs with.
+    """Ask an engine which settings it runs with.
 
     Returns:
         None if the socket does not serve the CRI.
 
     Raises:
-        ConnectionError: the engine does not answer, or not yet because it is starting.
+        ConnectionError: the engine does not answer, perhaps because it is still starting.
     """
     reader, writer = os.pipe()
     child = 0

@@ -22,7 +22,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
         environment: the installer's environment; an empty value counts as unset.
 
     Raises:
-        VariableUnusable: a value is invalid, or invalid here.
+        VariableUnusable: a value is invalid, or not allowed here.
     """
     fields: dict[str, Any] = {}
     for setting in SETTINGS:

@@ -1,14 +1,14 @@
 """The node's root: access its files and run commands in it.
 
 The root is mounted in the container, and its symbolic links refer to host paths. The kernel
-therefore resolves every path with that directory as "/", and never from the container's root. A
-host command runs with the node's root as its own, so it sees what an operator sees.
+therefore resolves every path with that directory as "/", never with the container's root. A host
+command runs with the node's root as its own, so it sees what an operator sees.
 
 Rules
 - A file is replaced atomically: written next to its target and renamed. Files written here are
   below /run, which does not survive a crash, so nothing is synced; ``nvshim install`` syncs the
   rest.
-- A file of ours is never a link; a link at its place is not followed.
+- A file of ours is never a link; if there is a link in its place, it is not followed.
 - A command gets a fixed environment, no input and a time limit. Its children are killed with it.
 
 Source: openat2(2) RESOLVE_IN_ROOT; chroot(2).

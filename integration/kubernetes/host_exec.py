@@ -4,9 +4,9 @@ The agent writes host paths into the CDI spec and loads the driver's libraries, 
 host's file system. The process waits until the installer has put ``nvshim`` on the node, and then
 executes it in the node's root. On a node without a GPU the installer never does.
 
-The agent gets the variables of NVIDIA's device plugin (:data:`PASSED_THROUGH`), so a chart's
+The agent gets the variables of NVIDIA's device plugin (:data:`PASSED_THROUGH`), so that a chart's
 settings keep their meaning, and the address of the API server. Other variables come from the image
-or the kubelet and do not apply to the host. Paths in them are host paths.
+or the kubelet and do not apply to the host. Paths in the variables are host paths.
 
 Source: chroot(2).
 """

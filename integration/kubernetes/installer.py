@@ -116,7 +116,7 @@ class Installer:
         if not self._await_gpu():
             return
         root = self._driver_root()
-        # Taken before our own changes, so that a change by another tool meanwhile is not missed.
+        # Taken before our own changes, so that another tool's change in the meantime is not missed.
         seen = self._identities(self._watched)
         self._install()
         self._configure(root)

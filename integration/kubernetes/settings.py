@@ -2,9 +2,10 @@
 
 Rules
 - A variable of NVIDIA's installer has the same meaning here, so that existing charts keep working,
-  or no effect; then its text says why. Of several variables, our own and the newer ones win.
-- Paths are host paths. NVIDIA's installer takes paths of its own container ("/runtime/…"), which
-  do not exist here; such a value is an error instead of a file in the wrong place.
+  or no effect; its text then explains why. If several variables are set, our own and newer names
+  win.
+- Paths are host paths. NVIDIA's installer accepts paths of its own container ("/runtime/…"), which
+  do not exist here. Such a value is an error, since it would put a file in the wrong place.
 
 Source: nvidia-container-toolkit cmd/nvidia-ctk-installer (main.go, container/runtime,
 container/toolkit).

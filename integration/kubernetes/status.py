@@ -126,7 +126,7 @@ class Reporter:
             self._write(replace(new, since=int(time.time())))
 
     def heartbeat(self, now: float, *, every: float = 30.0) -> None:
-        """Rewrite the file if the last write is ``every`` seconds ago.
+        """Rewrite the file if the last write was at least ``every`` seconds ago.
 
         Args:
             now: the time of :func:`time.monotonic`.

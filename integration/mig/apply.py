@@ -8,15 +8,17 @@
                                                      instances as before
 
 Rules
-- Only GPUs that change are out of service meanwhile: no new container gets them or their parts. The
-  others serve on. A GPU that a person had taken out of service stays so.
-- Waited for are the holders of what is destroyed; of a GPU whose MIG mode changes, all of its
-  holders. A GPU that the DRA driver partitions for claims is left to it until they end.
-- The state may change while holders are waited for, so the plan is made again then.
-- If a step fails, or Ctrl-C interrupts it, the previous state of all GPUs is restored. A GPU for
-  which that fails too, or which is lost meanwhile, stays out of service: the next apply, or the
-  first one after its return, undoes its changes.
-- The next apply does the same for one that was killed, unless all its changes were made. A GPU
+- Only GPUs that change are out of service during the transaction: no new container gets them or
+  their parts. The other GPUs remain in use. A GPU that a person has already taken out of service
+  stays so.
+- The transaction waits for the holders of everything that it destroys and, if the MIG mode of a GPU
+  changes, for all holders of that GPU. A GPU that the DRA driver partitions for claims is left to
+  it until these claims end.
+- The state may change during that wait, so the plan is computed again afterwards.
+- If a step fails, or Ctrl-C interrupts it, the previous state of all GPUs is restored. If that
+  fails for a GPU, or the GPU is lost in the meantime, it stays out of service. The next apply
+  undoes its changes, or the first one after its return.
+- If an apply was killed, the next one undoes its changes, too, unless all of them were made. A GPU
   without its mark stays as it is, as after `nvshim undrain`.
 - One reset or apply runs at a time (:func:`integration.devices.drain_marks.resetting`).
 - The node agent closes NVML while a MIG mode is switched, as for a reset (:mod:`.instances`).
@@ -64,20 +66,20 @@ Say = Callable[[str], None]
 
 
 def apply(config: Config, layout: Layout, options: DrainOptions, say: Say) -> tuple[Change, ...]:
-    """Make the node's GPUs be as a layout says.
+    """Change the node's GPUs so that they match a layout.
 
     Args:
-        options: whether and how holders are waited for.
-        say: gets a line before each step.
+        options: whether and how to wait for holders.
+        say: receives a line before each step.
 
     Returns:
-        What was changed; empty if the GPUs were so already.
+        What was changed; empty if the GPUs already matched.
 
     Raises:
-        LayoutImpossible: a GPU cannot be so. Nothing was changed.
-        LayoutHeld: what would be destroyed has holders. Nothing was changed.
-        LayoutFailed: a step failed; what was changed is as before.
-        LayoutNotUndone: that failed, too.
+        LayoutImpossible: a GPU does not support the layout. Nothing was changed.
+        LayoutHeld: something that would be destroyed has holders. Nothing was changed.
+        LayoutFailed: a step failed; all changes were undone.
+        LayoutNotUndone: a step failed, and undoing the changes failed, too.
         ResetRunning: a reset or another apply is running.
         DrainError: a mark cannot be written.
         StateUnreadable: the caller is not root.
@@ -228,17 +230,17 @@ def _uninterrupted() -> Iterator[None]:
 
 @_uninterrupted()
 def _recover(config: Config, say: Say, *, finishes: bool = True) -> frozenset[str]:
-    """Undo the changes of an apply that failed or was killed; if it made all, remove its marks.
+    """Undo the changes of an apply that failed or was killed; if all were made, remove its marks.
 
     Args:
-        finishes: whether all changes stay if all were made, as after a kill. If a step failed, they
-            are undone.
+        finishes: whether to keep the changes if all were made, as after a kill. If a step failed,
+            they are undone in any case.
 
     Returns:
-        The UUIDs of lost GPUs with changes, which stay out of service and in the journal.
+        The UUIDs of lost GPUs with changes. They stay out of service and in the journal.
 
     Raises:
-        LayoutNotUndone: undoing failed for a GPU, which stays out of service and in the journal.
+        LayoutNotUndone: undoing failed for a GPU. It stays out of service and in the journal.
     """
     entries = journal.read(config)
     if not entries:
@@ -314,7 +316,7 @@ def _renew(config: Config) -> None:
 
 @_uninterrupted()
 def _finish(config: Config, uuids: Iterable[str], lost: Sequence[JournalEntry]) -> None:
-    """Return GPUs to service, unless a person had taken them out of it, and end the journal.
+    """Return GPUs to service, unless a person drained them before, and end the journal.
 
     Args:
         lost: the entries that stay in the journal.

@@ -1,8 +1,8 @@
-"""Resource claims that have a GPU, or a part of it; as holders.
+"""Find the resource claims that hold a GPU or a part of it.
 
-A claim may be prepared although none of its containers exists yet. The DRA driver writes a claim
-into its checkpoint first, and looks for marks of what is out of service second. So if the mark of a
-GPU is written before the claims are read, each claim is refused by the driver or listed here.
+A claim may be prepared before any of its containers exists. The DRA driver first writes a claim
+into its checkpoint, and then looks for marks of devices that are out of service. So if the mark of
+a GPU is written before the claims are read, the driver refuses each claim, or it is listed here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["claim_holders"]
 def claim_holders(
     config: Config, gpus: Iterable[Gpu], targets: Collection[Target]
 ) -> Iterator[Holder]:
-    """Yield the claims that have what is destroyed, or that the DRA driver partitions a GPU for.
+    """Yield the claims on what is destroyed, and those that the DRA driver partitions a GPU for.
 
-    Claims end with their pods. The driver destroys what it created for them a moment later; until
-    then that is listed, too.
+    A claim ends with its pod. The driver destroys the devices that it created for the claim a
+    moment later; until then they are listed, too.
 
     Args:
         gpus: the GPUs that change.
-        targets: what is destroyed.
+        targets: the devices that are destroyed.
     """
     names = {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
     destroyed = {each.device: each.name for each in targets}

@@ -11,14 +11,15 @@
         mig-devices: {"1g.10gb": 2, "3g.40gb": 1}
 
 Rules
-- Unknown fields are errors, and so is a field that is there twice.
-- A truth value may be any word that mig-parted's YAML 1.1 has for it, such as ``True`` and ``on``.
-- ``device-filter``: a PCI device and its vendor, for some boards also ``:`` and the subsystem; one
-  or a list. Without it, or with an empty one, the entry is for all models.
+- Unknown fields are errors, and so are duplicate fields.
+- A boolean may be any word that YAML 1.1, and so mig-parted, accepts, such as ``True`` and ``on``.
+- ``device-filter``: a PCI device and its vendor, for some boards followed by ``:`` and the
+  subsystem; one value or a list. If it is missing or empty, the entry is for all models.
 - ``devices``: ``all``, or a list of indices in PCI order. An index that the node lacks is ignored.
-- ``mig-devices``: how many of each profile. It is required if MIG is enabled, and may be empty;
-  otherwise it is absent or empty. A count of 0 is as if it were absent, but not all may be 0.
-- An entry counts for a GPU if its filter and its devices match; of several, the last counts.
+- ``mig-devices``: the number of devices of each profile. It is required if MIG is enabled, and may
+  be empty; otherwise it must be absent or empty. A count of 0 means the same as no entry, but not
+  all counts may be 0.
+- An entry applies to a GPU if its filter and its devices match; if several do, the last one counts.
 
 Source: NVIDIA/mig-parted, api/spec/v1.
 """
@@ -66,12 +67,12 @@ class Entry:
     counts: Mapping[ProfileName, int]  # without zeros
 
     def matches(self, index: int, device: int, subsystem: int) -> bool:
-        """Return whether the entry is for a GPU.
+        """Return whether the entry applies to a GPU.
 
         Args:
-            index: its place in PCI order.
-            device: as in :class:`DeviceFilter`.
-            subsystem: the same.
+            index: the GPU's place in PCI order.
+            device: its PCI device and vendor, as in :class:`DeviceFilter`.
+            subsystem: its subsystem, in the same form.
         """
         return (self.indices is None or index in self.indices) and (
             not self.filters
@@ -90,13 +91,13 @@ class Layout:
     entries: tuple[Entry, ...]
 
     def entry_for(self, index: int, device: int, subsystem: int) -> Entry | None:
-        """Return the entry that counts for a GPU; None if there is none. Arguments as above."""
+        """Return the entry that applies to a GPU; None if there is none. Arguments as above."""
         matching = [each for each in self.entries if each.matches(index, device, subsystem)]
         return matching[-1] if matching else None
 
 
 def read_layouts(path: str) -> dict[str, Layout]:
-    """Read a file's layouts, by their names.
+    """Read a file's layouts, by name.
 
     Raises:
         MigConfigInvalid: the file is missing, or not a configuration of this kind.
@@ -115,10 +116,10 @@ def read_layouts(path: str) -> dict[str, Layout]:
 
 
 def choose(layouts: Mapping[str, Layout], name: str | None, path: str) -> Layout:
-    """Return a layout by its name. The name is optional for a file with one layout.
+    """Return a layout by its name, which may be omitted if the file has only one layout.
 
     Raises:
-        LayoutUnknown: the file has no such layout, or several.
+        LayoutUnknown: the file has no such layout, or several and no name was given.
     """
     if name is None and len(layouts) == 1:
         return next(iter(layouts.values()))

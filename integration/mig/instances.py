@@ -1,4 +1,4 @@
-"""Bring a GPU to a given partition with nvidia-smi. Blocks.
+"""Bring a GPU to a given partition with nvidia-smi. The calls block.
 
 ::
 
@@ -7,13 +7,13 @@
                                          differs            is pending
 
 Rules
-- NVML's answer counts, before and after: nvidia-smi prints for people, and also ends with 0 if it
-  has switched nothing.
-- Steps that are done are skipped. So the same call continues a killed one, and a call with the
-  previous partition undoes it.
-- A GPU instance that lacks only compute instances gets them. One that could not be destroyed after
-  its compute instances were, since it is in use, could not be destroyed to undo that, either.
-- MIG mode is switched, and a GPU reset, while all our processes have NVML closed
+- Only NVML's answer counts, before and after: the output of nvidia-smi is meant for people, and it
+  also exits with 0 if it has switched nothing.
+- Steps that are already done are skipped. So the same call continues one that was killed, and a
+  call with the previous partition undoes it.
+- A GPU instance that lacks only compute instances gets them. This is needed to undo a step: if an
+  instance is in use, its compute instances may be destroyed although the instance itself cannot be.
+- All our processes close NVML before MIG mode is switched or a GPU is reset
   (:mod:`integration.nvml.lock`).
 
 Source: NVIDIA's MIG user guide; nvidia-smi(1), nvidia-smi mig -h.
@@ -47,8 +47,8 @@ class Instances:
 
     Args:
         config: where the driver is.
-        driver: whose nvidia-smi is used.
-        say: gets a line before each step.
+        driver: the driver whose nvidia-smi is used.
+        say: receives a line before each step.
     """
 
     def __init__(self, config: Config, driver: Driver, say: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class Instances:
         self._say = say
 
     def reach(self, gpu: Gpu, wanted: Partition) -> None:
-        """Bring a GPU to a partition, and check that it is.
+        """Bring a GPU to a partition, and check the result.
 
         Raises:
             SmiFailed: a step failed.
@@ -132,7 +132,7 @@ def _slices(name: str) -> int | None:
 
 
 def _is_part(cut: Cut, wanted: Cut) -> bool:
-    """Return whether a GPU instance is as wanted but for compute instances that it lacks."""
+    """Return whether a GPU instance only lacks compute instances to be as wanted."""
     is_same = (cut.start, cut.profile) == (wanted.start, wanted.profile)
     return is_same and Counter(cut.computes) <= Counter(wanted.computes)
 

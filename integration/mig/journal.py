@@ -1,8 +1,8 @@
 """The journal of an apply: the previous and the wanted state of each GPU that it changes.
 
-It is next to the marks of devices that are out of service, and outlives a boot as they do. It is
-written before the first mark, and removed after the last one. If there is a journal and no apply
-runs, an apply was killed: the next one undoes or finishes its changes.
+The file is next to the marks of devices that are out of service, and survives a reboot as they do.
+It is written before the first mark, and removed after the last one. If a journal exists although no
+apply is running, an apply was killed: the next one undoes or finishes its changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write(config: Config, gpus: Iterable[JournalEntry]) -> None:
     """Write the journal.
 
     Raises:
-        MarkUnwritten: that failed; a journal from before is unchanged.
+        MarkUnwritten: the journal cannot be written; an earlier journal is unchanged.
     """
     rows = [[each.uuid, each.states and [*map(_written, each.states)]] for each in gpus]
     content = json.dumps({"format": _FORMAT, "gpus": rows}).encode() + b"\n"
@@ -67,7 +67,7 @@ def remove(config: Config) -> None:
     """Remove the journal, if there is one.
 
     Raises:
-        MarkUnwritten: that failed.
+        MarkUnwritten: the journal cannot be removed.
     """
     try:
         with suppress(FileNotFoundError):

@@ -1,10 +1,10 @@
-"""Find places for the MIG devices that a GPU should have. Pure.
+"""Find places for the MIG devices that a GPU should have. A pure function.
 
 Rules
 - Partial compute instances of one profile share GPU instances, the largest first.
-- GPU instances that exist and are wanted stay, as many as possible: what runs on them goes on.
-- The search is exact: it fails only if no arrangement fits into NVML's possible places. A GPU has
-  eight memory slices and at most seven instances, so it is short.
+- As many wanted GPU instances as possible stay, so that the programs on them keep running.
+- The search is exhaustive: it fails only if no arrangement fits into the places that NVML allows.
+  It is short, since a GPU has eight memory slices and at most seven instances.
 
 Source: NVIDIA's MIG user guide (placements).
 """
@@ -47,12 +47,12 @@ def place(
     """Return GPU instances with the wanted MIG devices.
 
     Args:
-        wanted: how many MIG devices of each profile.
-        profiles: those that the GPU has, with their possible places.
+        wanted: the number of MIG devices of each profile.
+        profiles: the GPU's profiles, with their possible places.
         existing: the present GPU instances.
 
     Raises:
-        Unplaceable: the GPU lacks a profile, or the room for all devices.
+        Unplaceable: the GPU does not have a profile, or not enough room for all devices.
     """
     slots = _slots(wanted, profiles)
     count = Counter((slot.profile.id, slot.computes) for slot in slots)
@@ -128,10 +128,10 @@ class _Search:
         self._deepest = 0
 
     def fill(self, taken: int) -> list[Cut] | ProfileName:
-        """Return the places of all slots; or the name of the first that never fits.
+        """Return the places of all slots, or the name of the first slot that never fits.
 
         Args:
-            taken: a bit for each memory slice that is not free.
+            taken: a bit for each memory slice that is occupied.
         """
         found = self._from(0, taken, -1)
         return self._slots[self._deepest].name if found is None else found
@@ -140,8 +140,8 @@ class _Search:
         """Place the slots from an index on.
 
         Args:
-            after: a slot like the one before is placed behind this slice: other orders of equal
-                slots need not be tried.
+            after: a slot equal to the one before it is placed behind this slice, because other
+                orders of equal slots need not be tried.
         """
         if index == len(self._slots):
             return []

@@ -1,11 +1,11 @@
-"""What has to change so that the GPUs of a node are as a layout says. Pure.
+"""Decide what has to change so that the GPUs of a node match a layout. Pure.
 
 Rules
-- The last entry that matches a GPU counts. A GPU without one stays as it is.
-- MIG devices are compared by the numbers of their profiles, not by their places. So a GPU that has
-  what is wanted does not change.
-- A GPU without MIG is as wanted if MIG is off. An entry for `all` devices passes it by; one that
-  names it by its index, and enables MIG, is an error.
+- The last entry that matches a GPU applies. A GPU without a matching entry stays as it is.
+- MIG devices are compared by the number of each profile, not by their places. So a GPU that has the
+  wanted devices does not change.
+- A GPU that does not support MIG matches if MIG should be off. An entry for `all` devices skips it;
+  an entry that names it by its index and enables MIG is an error.
 
 Source: NVIDIA/mig-parted (comparison; GPUs without MIG).
 """
@@ -55,7 +55,7 @@ def plan(layout: Layout, gpus: Iterable[MigGpu]) -> tuple[Change, ...]:
     """Return the changes that a layout needs.
 
     Raises:
-        LayoutImpossible: a GPU cannot have what the layout says.
+        LayoutImpossible: a GPU does not support what the layout says.
     """
     changes = []
     for gpu in gpus:

@@ -31,7 +31,7 @@ class ProfileName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the name that a text is; None if it is none."""
+        """Parse a text as the name of a profile; None if it is not one."""
         found = _NAME.fullmatch(text)
         if found is None:
             return None

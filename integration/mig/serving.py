@@ -22,19 +22,20 @@ __all__ = ["apply_layout", "assert_layout", "compare", "export", "list_layouts"]
 def apply_layout(
     config: Config, path: str, name: str | None, options: DrainOptions, say: Say, *, dry_run: bool
 ) -> dict[str, Any]:
-    """Apply a layout of a file.
+    """Apply a layout from a file.
 
     Args:
-        name: the layout's; None for the only one.
-        options: whether and how holders are waited for.
-        say: gets a line before each step.
+        name: the layout's name; None if the file has only one.
+        options: whether and how to wait for holders.
+        say: receives a line before each step.
         dry_run: change nothing, and list the holders of what would be destroyed.
 
     Returns:
-        What was, or would be, changed; the keys are an interface.
+        What was changed, or would be; the keys are an interface.
 
     Raises:
-        MigError: as :func:`integration.mig.apply.apply`, and for the file.
+        MigError: the file or the layout cannot be used, or :func:`integration.mig.apply.apply`
+            failed.
     """
     layout = choose(read_layouts(path), name, path)
     holders: tuple[Holder, ...] = ()
@@ -61,10 +62,10 @@ def compare(config: Config, path: str, name: str | None) -> dict[str, Any]:
 
 
 def assert_layout(config: Config, path: str, name: str | None) -> None:
-    """Check that the node's GPUs are as a layout says.
+    """Check that the node's GPUs match a layout.
 
     Raises:
-        LayoutDiffers: one is not, or is in no entry of the layout.
+        LayoutDiffers: a GPU does not match, or the layout has no entry for it.
     """
     layout = choose(read_layouts(path), name, path)
     if found := list(differences(layout, _gpus(config))):

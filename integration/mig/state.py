@@ -79,7 +79,7 @@ class MigGpu:
 
 
 def read_gpus(config: Config, inventory: Inventory) -> tuple[MigGpu, ...]:
-    """Return the GPUs of this node, by their indices.
+    """Return the GPUs of this node, by index.
 
     Raises:
         MigUnreadable: NVML does not answer.
@@ -124,9 +124,9 @@ def _ids(config: Config, gpu: Gpu) -> tuple[int, int]:
 
 
 def exported(gpus: Iterable[MigGpu], label: str) -> dict[str, Any]:
-    """Return the present state of the GPUs that answer as a configuration.
+    """Return the present state of the GPUs that answer, as a configuration.
 
-    GPUs that are alike share an entry.
+    GPUs with the same state share an entry.
 
     Args:
         label: the layout's name.

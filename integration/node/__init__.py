@@ -8,7 +8,7 @@
     refresh.py       one round: inventory, CDI spec, device nodes and links
     lock.py          one agent per node
     service.py       the table of services; restarts a service that stops
-    reporter.py      writes to the cluster what a service knows
+    reporter.py      writes what a service knows to the cluster
     usage.py         what each container uses of each GPU
     delivery.py      how containers learn of their devices
     spec_files.py    CDI spec files that are replaced in one step

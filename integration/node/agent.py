@@ -11,8 +11,8 @@ Rules
 - A lock in the state directory (:mod:`.lock`) admits one agent per node. A second agent exits. In a
   rolling update with DRA the second agent waits instead, and forwards the kubelet's calls to the
   first one (:mod:`integration.node.services.dra.server`) until the first one has exited.
-- The agent reads the node in a thread, and queries the driver in a child process. A hung driver or
-  file system cannot keep the agent from stopping: it waits only until that child is killed.
+- The agent reads the node in a thread, and queries the driver in a child process. If the driver or
+  a file system hangs, the agent can still stop: it waits only until that child is killed.
 - The agent logs a fault of the node when it appears and when it is resolved, and lists it in the
   status file meanwhile. A fault does not stop the agent.
 - On SIGHUP the agent reads the node and its settings again.
@@ -66,8 +66,8 @@ from integration.tree import own_tree
 from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import VERSION
 
-# Seconds after which a change of the state is in the status file. Claims change with each pod, and
-# writing all of them takes a while.
+# Seconds until a change of the state is written to the status file. Claims change with each pod,
+# and writing all of them takes a while.
 _WRITE_AFTER: Final = 0.1
 _WRITE_CLAIMS_AFTER: Final = 1.0
 
@@ -94,7 +94,7 @@ async def serve(
         once: read the node once, and return.
 
     Returns:
-        The node as last read.
+        The node as it was last read.
 
     Raises:
         AgentRunning: another agent has the node.
@@ -180,7 +180,7 @@ class _Rounds:
 
     Args:
         watcher: waits for changes of the node.
-        unannounced: why the watcher gets no uevents; "" if it does.
+        unannounced: why the watcher gets no uevents; "" if it gets them.
     """
 
     def __init__(self, context: Context, watcher: Watcher, unannounced: str) -> None:
@@ -199,7 +199,7 @@ class _Rounds:
         """Read the node, and publish it if it has changed: services need not wait for the CDI spec.
 
         Args:
-            first: publish it in any case.
+            first: publish it even if it has not changed.
         """
         config, state = self._context.config, self._context.state
         self._requests, started = state.look_requested.version, time.monotonic()
@@ -217,7 +217,7 @@ class _Rounds:
         """Bring the CDI spec and the status file up to date, log the differences, and publish.
 
         Args:
-            node: as it was read.
+            node: the node as it was read.
             first: log the inventory even if it is empty.
             strict: raise if the status file cannot be written.
 
@@ -225,7 +225,7 @@ class _Rounds:
             The node with its spec, and the faults of both.
 
         Raises:
-            AgentStateUnusable: it cannot be written, and ``strict``.
+            AgentStateUnusable: the status file cannot be written, and ``strict`` is set.
         """
         config, options, state = self._context.config, self._context.options, self._context.state
         started = time.monotonic()
@@ -271,7 +271,7 @@ class _Rounds:
         self._changed = bool(which) or changed or is_requested
 
     async def keep_written(self, pause: float, *topics: Watched) -> NoReturn:
-        """Write the status file whenever some topics change, until cancelled.
+        """Write the status file whenever one of some topics changes, until cancelled.
 
         Args:
             pause: seconds to wait for more changes before writing.
@@ -287,7 +287,7 @@ class _Rounds:
         """Write the status file if its content differs; report a fault if it cannot be written.
 
         Raises:
-            AgentStateUnusable: it cannot be written, and ``strict``.
+            AgentStateUnusable: the file cannot be written, and ``strict`` is set.
         """
         line = ""
         try:
@@ -300,12 +300,12 @@ class _Rounds:
 
 
 async def _start_services(tasks: anyio.abc.TaskGroup, context: Context, *, urgent: bool) -> None:
-    """Start the services that the options ask for, each as soon as its module is imported.
+    """Start the services that the options request, each as soon as its module is imported.
 
-    Imports take a while; no service waits for the imports of those after it.
+    Imports take a while, and no service should wait for the imports of later ones.
 
     Args:
-        urgent: those that a kubelet waits for, or the others.
+        urgent: whether to start those that a kubelet waits for, or the others.
     """
     for name, service in SERVICES.items():
         if service.is_urgent == urgent and service.is_wanted(context.options):
@@ -416,7 +416,7 @@ def _write_status(context: Context, looked: float) -> None:
     """Write the status file, and set its modification time to that of the last read.
 
     Args:
-        looked: seconds since the epoch.
+        looked: the time of the last read, in seconds since the epoch.
 
     Raises:
         AgentStateUnusable: it cannot be written.

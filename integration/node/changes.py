@@ -1,11 +1,12 @@
-"""Uevents: the kernel announces that GPUs or their driver may have changed.
+"""Receive uevents, by which the kernel announces that GPUs or their driver may have changed.
 
 Rules
 - A uevent is only a reason to read the node again. In each round the agent compares the inventory
   with the node itself (:func:`hooks.engine.load_inventory`).
-- The kernel announces devices and modules that appear and disappear. inotify reports files of the
-  driver, and device nodes made by hand. MIG devices cause no uevents, only their device nodes do.
-  For MIG devices, and for events that were lost, the agent also reads the node at intervals.
+- The kernel announces devices and modules that appear and disappear. inotify reports changes of the
+  driver's files, and device nodes that were created by hand. MIG devices cause no uevents, only
+  their device nodes do. For MIG devices, and because events may get lost, the agent also reads the
+  node at intervals.
 - If the socket or a watch is not available (a container without the host's network, inotify's
   limit), the agent only polls, and logs that.
 
@@ -46,7 +47,7 @@ def _uevent_socket() -> socket.socket:
 def announced(
     watcher: Watcher, listen: Callable[[], socket.socket] = _uevent_socket
 ) -> Iterator[str]:
-    """Make a watcher wake up by uevents until the context ends.
+    """Wake a watcher on uevents until the context ends.
 
     Args:
         listen: opens a non-blocking socket that receives uevents.

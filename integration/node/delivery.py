@@ -1,13 +1,13 @@
-"""How containers learn of their devices, in a way that the node's engine acts on. Pure.
+"""Choose how containers learn of their devices, in a way that the node's engine supports. Pure.
 
 ``cdi-cri`` names devices in a field of the CRI. An engine that does not read the field ignores it:
-the container starts without a GPU. If the running engine says that it does not read the field
-(:mod:`integration.cri.engine`), or no engine answers, the answer also has the variable that our
-shim reads.
+the container starts without a GPU. If the running engine reports that it does not read the field
+(:mod:`integration.cri.engine`), or if no engine answers, the answer also contains the variable that
+our shim reads.
 
 Rules
-- The answer keeps the configured strategies and adds the variable (``envvar``). An engine that is
-  upgraded later uses the former; both together do no harm.
+- The answer keeps the configured strategies and adds the variable (``envvar``). If the engine is
+  upgraded later, it uses the strategies; having both does no harm.
 - If the shim can read a configured strategy anyway, nothing is added.
 
 Source: the kubelet's change 126435: "containerd versions older than v1.7.2 don't support passing
@@ -36,7 +36,7 @@ def delivery_mode(settings: Settings, engine: Engine | None) -> DeliveryMode:
     """Return the strategies that reach containers on this node.
 
     Args:
-        engine: what the running engine can do; None if none answers.
+        engine: the capabilities of the running engine; None if no engine answers.
     """
     configured = settings.device_list_strategies
     if any(_is_read(each, settings, engine) for each in configured):

@@ -1,10 +1,10 @@
-"""Ask the node's container engine what it can do, again only after the engine restarted.
+"""Ask the node's container engine what it can do, and again whenever it has restarted.
 
 Rules
 - The query goes to the socket on which the engine serves the kubelet. The engine's configuration
   files do not count, since the engine may not have read them yet (:mod:`integration.cri.engine`).
-- An engine that starts creates a new socket, so its answer is valid while the sockets are the same.
-  An engine that does not answer is asked again at the next call.
+- An engine creates a new socket when it starts, so its answer is valid while the sockets stay the
+  same. An engine that does not answer is asked again at the next call.
 
 Source: CRI v1 Version, Status.
 """

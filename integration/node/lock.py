@@ -6,10 +6,10 @@
     STATE/pods/UID    locked by the agent of that pod once it has the node or stands by
 
 Rules
-- A readiness check holds a lock for a moment to test it, so the agent tries for a second to lock.
+- A readiness check holds a lock for a moment to test it, so the agent keeps trying for a second.
 - A separate thread holds each lock (:mod:`integration.node.private_file`). If another thread hangs
   in the kernel, a killed agent stays as a zombie, but the lock is released.
-- A detached thread waits for the lock in the kernel; the process can exit without it.
+- A detached thread waits for the lock in the kernel, so that the process can exit at any time.
 - The agent that gets the node removes the files of exited agents in ``pods``.
 
 Source: flock(2); proc_locks(5).
@@ -121,7 +121,7 @@ class NodeLock:
         """Lock the file that marks an agent's pod as running.
 
         Args:
-            uid: of the pod; "" if the agent runs in none.
+            uid: the UID of the pod; "" if the agent does not run in one.
 
         Raises:
             AgentStateUnusable: the file cannot be locked.

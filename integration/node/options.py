@@ -198,7 +198,7 @@ class Options:
         " comma-separated list, or all.",
         "DP_ENABLE_HEALTHCHECKS", options=["--enable-healthchecks"], default="")
     # fmt: on
-    # where the device plugin's settings come from; None for the defaults of NVIDIA's plugin
+    # the source of the device plugin's settings; None for the defaults of NVIDIA's plugin
     settings: Source | None = None
 
 

@@ -1,15 +1,15 @@
 """Keep a file open in one thread only, with a descriptor table of its own.
 
 The kernel closes the files of a process when its last thread exits. A thread that waits for a hung
-file system outlives SIGKILL. The process then stays as a zombie, and so does a lock by flock(2)
-that it holds.
+file system outlives SIGKILL. The process then stays as a zombie, and keeps its locks by flock(2).
 
-Therefore only one thread has such a file open. That thread only waits for an event, so SIGKILL and
-exit_group(2) end it at once, and the kernel closes its file. The lock is not released too early:
-the kernel has sent SIGKILL to all other threads first, and one that still waits in the kernel dies
-before it returns to user space.
+Therefore such a file is open in one thread only. That thread does nothing but wait for an event, so
+SIGKILL and exit_group(2) end it at once, and the kernel closes its file. The lock is not released
+too early: the kernel has sent SIGKILL to all other threads first, and one that is still waiting in
+the kernel dies before it returns to user space.
 
-The thread blocks all signals: it has no descriptor by which a handler could wake the event loop.
+The thread blocks all signals, since it has no descriptor with which a handler could wake the event
+loop.
 
 Source: unshare(2), CLONE_FILES; flock(2); signal(7); kernel/signal.c, zap_other_threads().
 """
@@ -30,8 +30,8 @@ def keep_private(fd: int) -> Callable[[], None]:
     """Move an open file to a thread that shares no descriptors with the others.
 
     Args:
-        fd: a descriptor of it. This closes it for all threads but that one. Where the kernel does
-            not allow that (seccomp), the file stays open in the whole process.
+        fd: a descriptor of the file. It is closed for all threads except that one. If the kernel
+            does not allow this (seccomp), the file stays open in the whole process.
 
     Returns:
         A function that closes the file; call it once.

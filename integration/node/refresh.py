@@ -6,9 +6,9 @@ Rules
   (Podman, CRI-O, Docker's ``--device``).
 - The spec is replaced in one step, and only if its content changes. Without a driver it is removed:
   a stale spec fails containers with a misleading error.
-- Only files that we have made are replaced or removed. Their first line marks them, also those of
-  the unit that makes the spec on nodes without an agent.
-- While the driver is out of service, NVML is not queried; the cached inventory counts if it still
+- Only files that this project has made are replaced or removed. Their first line marks them; files
+  of the unit that makes the spec on nodes without an agent have the same mark.
+- While the driver is out of service, NVML is not queried; the cached inventory is used if it still
   matches the node.
 - A fault of the node is part of the result and does not end the agent.
 """

@@ -1,9 +1,9 @@
 """The table of the agent's services, and their supervision.
 
-A service is a coroutine ``run(context)`` in a module of its own. The module is imported only if the
-options want the service, so that a node without metrics does not pay for them. A service runs until
-it is cancelled. If it returns or raises, the agent logs that and starts it again after a pause; the
-other services run on.
+A service is a coroutine ``run(context)`` in its own module. The module is imported only if the
+options enable the service, so that a node without metrics does not pay for them. A service runs
+until it is cancelled. If it returns or raises, the agent logs that and restarts it after a pause;
+the other services keep running.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from integration.node.values.resources import Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import Topologies
 
-# Seconds that a restarted service must run until its fault is cleared. The fault of a service that
+# Seconds that a restarted service must run before its fault is cleared. The fault of a service that
 # fails at each start is never cleared.
 _RUNS_WELL_AFTER: Final = 2.0
 
@@ -189,7 +189,7 @@ def settings_of(context: Context) -> Settings | None:
     """Return the device plugin's settings; None if not known yet.
 
     An agent without the device plugin does not publish them. It needs them only for claims (they
-    name MPS's directory) and for labels, and reads them here.
+    name MPS's directory) and for labels, so it reads them here.
 
     Raises:
         SettingsError: a setting is wrong.

@@ -1,10 +1,10 @@
-"""Write the CDI specs of the agent: the node's (:mod:`.refresh`), and the device plugin's.
+"""Write the CDI specs of the agent: those of the node (:mod:`.refresh`) and of the device plugin.
 
 Rules
 - A spec is replaced in one step if its content changes, and removed if the node has no devices.
 - A file of another program is neither replaced nor removed.
-- While NVML does not answer (during a reset, say), MIG devices are unknown. So the agent keeps the
-  existing spec until NVML answers, as long as all devices and files in it still exist.
+- While NVML does not answer (for example during a reset), MIG devices are unknown. So the agent
+  keeps the existing spec until NVML answers, as long as all devices and files in it still exist.
 """
 
 from __future__ import annotations

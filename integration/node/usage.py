@@ -7,8 +7,8 @@ Rules
 - NVML lists a process once for compute and once for graphics. It counts as one process.
 - A container without a process on its device is listed with no use. A privileged container with a
   process on a device that it does not hold is listed with that device.
-- A figure is the sum over the container's processes for which NVML reports it, and unknown if NVML
-  reports it for none. Percentages are of the device, and at most 100.
+- A figure is the sum over the container's processes for which NVML reports it. It is unknown if
+  NVML reports it for none of them. Percentages are of the device, and at most 100.
 - The caller samples NVML, and only on demand.
 """
 
@@ -38,11 +38,11 @@ _SLACK: Final = 0.1  # seconds: the kernel rounds a process's start to hundredth
 
 
 async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
-    """Return what each container uses of each device by a sample, and publish it as ``usage``.
+    """Return what each container uses of each device in a sample, and publish it as ``usage``.
 
     Returns:
         An entry for each container and device, and one without a container for each device with
-        processes outside of containers. If NVML did not answer, entries without figures.
+        processes outside of containers. If NVML did not answer, the entries have no figures.
     """
     state = context.state
     ledger, meter = state.ledger.value, state.energy_meter
@@ -76,7 +76,7 @@ def usage_of(
     """Return what each container uses, with its energy.
 
     Args:
-        meter: adds up the energy, also that of this sample.
+        meter: adds up the energy, including that of this sample.
     """
     uses = join(sample, ledger, owners)
     known = {gpu.uuid for gpu in sample.gpus}
@@ -102,7 +102,7 @@ def join(
     """Return what each container uses of each device.
 
     Args:
-        owners: the container of each process; one that is missing has none.
+        owners: the container of each process; a process that is missing here is in none.
 
     Returns:
         Sorted by container and device; processes without a container come last.

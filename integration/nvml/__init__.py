@@ -1,6 +1,6 @@
 """What NVML knows, asked in child processes: NVML may hang, so this process never loads it.
 
-Others import from here:
+Other rooms import from here:
 
 - :mod:`.inventory`: the node's GPUs (``inventory_of``, ``look_at_node``)
 - :mod:`.query`: one question (``ask_nvml``, ``probe``)
@@ -20,11 +20,12 @@ How it works::
     sampler ─▶ session ───┘   (lock)                      └─▶ child_events    a stream
 
 ``process`` starts, watches and kills every child, and takes the lock for it. ``child`` is the main
-program of all of them. In the agent the fork server has pynvml imported and forks; a command starts
-its child directly.
+program of all of them. In the agent, the fork server has already imported pynvml and forks; a
+command starts its child directly.
 
-A node without questions has one child, which waits for events. Events and samples do not share a
-process: NVML's wait for events blocks its thread, a question to a broken GPU may block for ever,
-and after a crash it must be known which GPU was asked. The child for samples stays only if callers
-want samples often. :mod:`.child_profiling` asks for the activity of GPUs there, for metrics.
+If nothing asks NVML, a node has one child, which waits for events. Events and samples do not share
+a process: NVML's wait for events blocks its thread, a question to a broken GPU may block for ever,
+and after a crash it must be known which GPU was asked. The child for samples keeps running only if
+callers want samples often. There, :mod:`.child_profiling` asks for the activity of GPUs, for
+metrics.
 """

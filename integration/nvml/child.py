@@ -1,18 +1,18 @@
-"""The child that talks to NVML: a program of its own, run by path.
+"""The child that talks to NVML. It is executed by its path.
 
     python3 -I -S child.py TASK SECONDS PARENT LIBRARY MODULES [ARGUMENT]...
 
-TASK is one of :data:`TASKS`, which say what a child is asked and answers: one JSON object a line.
-The last line may be ``{"error": …}``; then the exit status is 1.
+TASK is one of :data:`TASKS`, which describe what a child is asked and answers: one JSON object per
+line. The last line may be ``{"error": …}``; the exit status is then 1.
 
-The kernel ends the child after SECONDS (SIGALRM), and with its parent, the process PARENT; 0 means
-no such limit. A question has SECONDS, since the thread that asks may end before the child does; a
-long-lived child has PARENT.
+The kernel ends the child after SECONDS (SIGALRM), and when its parent, the process PARENT, exits; 0
+means no such limit. A child with one question has SECONDS, since the thread that asks may end
+before the child does; a long-lived child has PARENT.
 
-LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. glibc then answers pynvml's
-request for "libnvidia-ml.so.1" with it, because it has that soname. MODULES is the directory of
-pynvml: an isolated interpreter does not look there itself. The child imports nothing of the agent's
-but these modules.
+LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. When pynvml then requests
+"libnvidia-ml.so.1", glibc uses the same library, because it has that soname. MODULES is the
+directory of pynvml, since an isolated interpreter does not look there itself. Apart from these
+modules, the child imports nothing of the agent's.
 
 Source: prctl(2), PR_SET_PDEATHSIG; setrlimit(2); setitimer(2).
 """
@@ -41,7 +41,7 @@ _MOST_MEMORY = 4 << 30
 
 
 def main(task: str, seconds: str, parent: str, library: str, modules: str, *arguments: str) -> None:
-    """Run a task. Does not return."""
+    """Run a task. This function does not return."""
     _limit(float(seconds), int(parent))
     # The driver's library may print; only answers belong on stdout.
     answers = os.dup(1)
@@ -74,9 +74,9 @@ def _limit(seconds: float, parent: int) -> None:
     """Limit the child's life and memory, and reset its signals.
 
     Args:
-        seconds: after which it ends; 0 for no limit.
-        parent: the process with which it ends; 0 for none. If that is not the parent any longer,
-            it has ended already.
+        seconds: the time after which it ends; 0 for no limit.
+        parent: the process with which it ends; 0 for none. If the parent is already another
+            process, that process has exited.
     """
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

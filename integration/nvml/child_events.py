@@ -1,28 +1,28 @@
 """NVML's events, and whether each GPU still answers, in the child.
 
 The child reads one line, ``{"gpus": {INDEX: UUID, …}, "beat": SECONDS}``: the node's GPUs according
-to the inventory, and how long the child may be silent. Then it says, a line each:
+to the inventory, and how long the child may be silent. Then it reports, one line each:
 
-- ``{"lost": {UUID: WHY, …}}``: the GPUs that do not answer; at first, and after each change;
+- ``{"lost": {UUID: WHY, …}}``: the GPUs that do not answer; at the start, and after each change;
 - ``{"mig": {UUID: BOOLEAN, …}}``: whether MIG mode is on, for the GPUs that have it; once, since it
   cannot be switched while the child runs;
-- ``{"unwatched": {UUID: WHY, …}}``: the GPUs without events; at first, and after each change. A GPU
-  counts as watched after the first wait that worked;
+- ``{"unwatched": {UUID: WHY, …}}``: the GPUs without events; at the start, and after each change. A
+  GPU counts as watched after the first wait that worked;
 - ``{"event": {…}}``, with those fields of :class:`~integration.nvml.values.GpuEvent` that NVML
   knows;
 - ``{"beat": 1}`` after a silence, so that the agent can tell silence from a driver that hangs.
 
 Rules
-- A lost GPU makes the wait for events fail, at once. In case it does not, the child asks each GPU
-  for its temperature every few seconds; every half second if a GPU has no events, since then
-  nothing else tells. A GPU that was lost stays lost for this child, because NVML does not notice
-  when one comes back.
-- A lost GPU makes the wait for all of them fail. So the child registers the others again; if the
-  wait goes on failing, the child ends.
-- A driver without a wait for events has no events. The child reports that once, and goes on.
-- Drivers from 580 on have an event for a new recovery action, which does not say which: the child
-  asks for the action at once. It does the same after the event for a GPU that became unavailable,
-  but reports only an action that is needed.
+- A lost GPU makes the wait for events fail at once. In case it does not, the child asks each GPU
+  for its temperature every few seconds, or every half second if a GPU has no events, because
+  nothing else would show the loss. A GPU that was lost stays lost for this child, because NVML does
+  not notice when a GPU comes back.
+- A lost GPU makes the wait fail for all GPUs. So the child registers the others again. If the wait
+  keeps failing, the child exits.
+- If a driver cannot wait for events, there are none. The child reports that once, and continues.
+- Drivers from 580 on have an event for a new recovery action, which does not name the action: the
+  child asks for it at once. It does the same after the event for a GPU that became unavailable, but
+  then reports only an action that is needed.
 
 Source: the NVML API, "Event Handling Methods"; nvml.h of 580, nvmlEventTypeGpuRecoveryAction and
 nvmlEventTypeGpuUnavailableError.
@@ -92,11 +92,11 @@ class _Gpu:
     """A GPU.
 
     Attributes:
-        index: NVML's number of it.
-        uuid: as NVML gives it; until then, the inventory's.
-        handle: NVML's; None until the GPU was opened.
-        lost: why it does not answer; "" if it does.
-        failed: why it has no events; "" if it has.
+        index: NVML's index of the GPU.
+        uuid: the UUID from NVML; until that is known, the inventory's.
+        handle: NVML's handle; None until the GPU was opened.
+        lost: why the GPU does not answer; "" if it does.
+        failed: why the GPU has no events; "" if it has.
     """
 
     def __init__(self, index: int, uuid: str) -> None:
@@ -109,8 +109,8 @@ class _Watcher:
     """Waits for events.
 
     Args:
-        beat: seconds of silence at most.
-        known: the UUIDs of the node's GPUs by their indices.
+        beat: the longest silence in seconds.
+        known: the UUIDs of the node's GPUs by index.
     """
 
     def __init__(
@@ -273,10 +273,10 @@ class _Watcher:
             self._say({"event": {"kind": "recovery-action", "gpu": gpu.uuid, "action": action}})
 
     def _give_up_events(self, error: Any) -> None:
-        """Go on without events if the driver has none.
+        """Continue without events if the driver has none.
 
         Raises:
-            NVMLError: the driver has events, and they failed.
+            NVMLError: the driver supports events, but they failed.
         """
         if error.value not in _MISSING:
             raise error
@@ -333,7 +333,7 @@ class _Watcher:
 def _address(handle: Any) -> int:
     """Return a GPU's identity: a handle is a pointer, and NVML gives the same for the same GPU.
 
-    A GPU that has fallen off the bus does not tell its UUID.
+    A GPU that has fallen off the bus does not report its UUID.
     """
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 

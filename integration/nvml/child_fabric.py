@@ -1,10 +1,10 @@
 """A GPU's place in an NVLink fabric, for the children that ask NVML.
 
 Rules
-- The newest structure that library and pynvml know is used. The third has a summary of the health;
-  the first, of drivers before 550, has no health.
-- nvml.h declares the state as one byte, pynvml as four, three of which a library need not write:
-  only the lowest byte counts.
+- The newest structure that both the library and pynvml know is used. The third one has a summary of
+  the health; the first one, of drivers before 550, has no health.
+- nvml.h declares the state as one byte, pynvml as four. A library need not write the other three,
+  so only the lowest byte counts.
 - A GPU whose registration has not succeeded has no cluster and no clique, whatever the other fields
   say. A cluster of zeros is none: the fabric of a single machine has no name.
 

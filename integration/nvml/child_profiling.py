@@ -1,4 +1,4 @@
-"""How busy the parts of GPUs are, by NVML's GPM (Hopper and newer), in the child.
+"""Measure how busy the parts of GPUs are with NVML's GPM (Hopper and newer), in the child.
 
 Rules
 - A value is the mean since the question before: GPM compares two samples. So the first question
@@ -71,10 +71,10 @@ class Profiler:
         return window.read(asker, lambda to: asker.ask("nvmlGpmSampleGet", handle, to))
 
     def follow(self, uuid: str, instances: Mapping[int, object]) -> None:
-        """Forget the samples of GPU instances that are gone, or have other MIG devices.
+        """Forget the samples of GPU instances that no longer exist, or have other MIG devices.
 
         Args:
-            uuid: the GPU's.
+            uuid: the UUID of the GPU.
             instances: the MIG devices of each GPU instance, by its id.
         """
         before, self._instances[uuid] = self._instances.get(uuid, {}), instances
@@ -86,7 +86,7 @@ class Profiler:
         """Return the known fields of a GPU instance.
 
         Args:
-            uuid: the GPU's, and its ``handle``.
+            uuid: the UUID of the GPU; ``handle`` is that of the GPU, too.
         """
         window = self._windows.setdefault((uuid, instance), _Window(self._nvml, _RATIOS))
         return window.read(asker, lambda to: asker.ask("nvmlGpmMigSampleGet", handle, instance, to))
@@ -96,7 +96,7 @@ class _Window:
     """The time between two questions about a GPU or GPU instance.
 
     Args:
-        metrics: GPM's numbers, by field.
+        metrics: GPM's numbers of the metrics, by field.
     """
 
     def __init__(self, nvml: Any, metrics: Mapping[str, int]) -> None:
@@ -114,7 +114,7 @@ class _Window:
                     self._nvml.nvmlGpmSampleFree(sample)
 
     def read(self, asker: GpuAsker, fill: Callable[[Any], Any]) -> dict[str, float]:
-        """Return the means since the question before.
+        """Return the means since the previous question.
 
         Args:
             fill: fills a sample; returns None if that fails.

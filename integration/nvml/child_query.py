@@ -1,6 +1,6 @@
 """One question to NVML, or one setting, in the child.
 
-The arguments are a question and its own arguments; :func:`run` says one line.
+The arguments are a question and its own arguments; :func:`run` prints one line.
 
 ``fabric``: ``{"gpus": {UUID: {…}, …}}``, the fields of :class:`~integration.nvml.values.Fabric` of
 each GPU that answers, null if it has none.
@@ -10,21 +10,20 @@ each GPU that answers, null if it has none.
     {"gpus": [{"bus_id": "00000000:18:00.0", "links": [["00000000:2A:00.0", 0, 3], …]}, …],
      "between": [[0, 1, 50], …]}
 
-A link is its remote end, that end's type (nvmlIntNvLinkDeviceType_t), and the number that it has
-there; null for what NVML does not know. ``between`` has nvmlGpuTopologyLevel_t of two of these
-GPUs.
+A link is its remote end, the type of that end (nvmlIntNvLinkDeviceType_t), and its number there;
+null for what NVML does not know. ``between`` has nvmlGpuTopologyLevel_t of two of these GPUs.
 
 ``mode NUMBER UUID…``: set the compute mode of GPUs, 0 for any number of processes, 3 for one. The
-answer has by UUID why the mode is not set, "" if it is.
+answer has by UUID why the mode was not set, "" if it was.
 
 ``persistence``: ``{"modes": [1, …]}``, whether each GPU stays initialised while it is idle, null if
 it has no such mode.
 
-``parts``: of each GPU that answers all this, the MIG mode now and after its next reset, and its MIG
-profiles, instances and devices. A profile has the figures of nvmlGpuInstanceProfileInfo and its
-possible placements; only GPUs that know MIG have profiles. An instance is its id, its profile's id,
-and its placement; a device has the figures of nvmlDeviceAttributes, and its compute slices. Only
-GPUs in MIG mode have these::
+``parts``: for each GPU that answers all of this, the MIG mode now and after its next reset, and its
+MIG profiles, instances and devices. A profile has the figures of nvmlGpuInstanceProfileInfo and its
+possible placements; only GPUs that support MIG have profiles. An instance is its id, its profile's
+id, and its placement; a device has the figures of nvmlDeviceAttributes, and its compute slices.
+Only GPUs in MIG mode have these::
 
     {"gpus": [{"uuid": "GPU-…", "addressing": 1, "mode": true, "pending": true,
       "instances": [[7, 19, 0, 1], …],

@@ -1,40 +1,40 @@
-"""Samples of the GPUs, in the child.
+"""Sample the GPUs, in the child.
 
-The child says ``{"ready": DRIVER}`` once NVML is initialised. Then it answers each line that it
-reads, and ends after the last::
+The child prints ``{"ready": DRIVER}`` once NVML is initialised. Then it answers each line that it
+reads, and exits after the last one::
 
     {"gpus": {INDEX: UUID, …}, "given_up": {INDEX: WHY, …}, "alone": BOOLEAN, "patience": SECONDS,
      "profile": BOOLEAN}
 
-"gpus" are the node's according to the inventory. With "profile" the answer has their activity
-(:mod:`.child_profiling`). The answer has the names and units of a
-:class:`~integration.nvml.values.Sample`, and "hanging". Before it, the child says ``{"beat": 1}``
-now and then, as long as NVML answers one call after the other: so the agent can tell a slow driver
-from one that hangs.
+"gpus" are the node's GPUs according to the inventory. With "profile" the answer includes their
+activity (:mod:`.child_profiling`). The answer has the names and units of a
+:class:`~integration.nvml.values.Sample`, and "hanging". While it works, the child prints ``{"beat":
+1}`` now and then, as long as NVML answers one call after the other, so that the agent can tell a
+slow driver from one that hangs.
 
-No GPU takes the others with it. A GPU that does not answer within ``patience``, while others do, is
-reported as lost, and is "hanging": the child is useless then. If NVML crashes, the agent has the
-GPUs asked alone, one after the other; the child says ``{"asks": INDEX}`` before each, so that the
-agent knows which GPU it was. GPUs in "given_up" are reported as lost for that reason, and not
-asked.
+One bad GPU does not affect the others. A GPU that does not answer within ``patience``, while others
+do, is reported as lost and as "hanging"; after that the child is of no further use. If NVML
+crashes, the agent has the GPUs asked alone, one after the other. The child prints ``{"asks":
+INDEX}`` before each, so that the agent knows which GPU it was. GPUs in "given_up" are reported as
+lost for that reason, and are not asked.
 
-The GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of
-about a hundred calls. NVML does not notice a GPU that comes back, so while one is lost it is
+The GPUs are asked at the same time, which NVML allows: with a slow driver, each of about a hundred
+calls may take 0.1 s. NVML does not notice a GPU that comes back, so while one is lost NVML is
 initialised again: before the next question, then in growing pauses of up to :data:`_LONGEST_PAUSE`
 seconds, since the activity of the other GPUs is lost each time. :mod:`hooks.node.nvml_probe`
 decides whether a GPU is lost, as it does for the inventory.
 
 Not every answer of NVML is believed
-- A number that cannot be true (more than a hundred percent, more memory in use than there is)
-  counts as no answer, and becomes a note of the sample.
-- A GPU that the inventory does not have is left out, with a note; so is one of the inventory that
-  NVML does not list. Without an inventory any GPU is believed.
-- A process counts if it has a pid. NVML gives 0 for processes in another pid namespace; what they
-  use is in the GPU's own numbers only.
-- In MIG mode NVML gives a GPU's processes with their instances if the caller may see them all;
-  otherwise each MIG device is asked for its own.
-- A process without utilisation has used nothing, if NVML reports utilisation at all; in MIG mode it
-  does not.
+- An implausible number (more than a hundred percent, more memory in use than there is) counts as no
+  answer, and becomes a note of the sample.
+- A GPU that is not in the inventory is left out, with a note. So is a GPU of the inventory that
+  NVML does not list. Without an inventory any GPU is accepted.
+- A process counts if it has a pid. NVML reports 0 for processes in another pid namespace; what they
+  use is only in the GPU's own numbers.
+- In MIG mode NVML reports a GPU's processes with their instances if the caller may see them all.
+  Otherwise each MIG device is asked for its own.
+- A process without utilisation has used nothing, provided that NVML reports utilisation at all; in
+  MIG mode it does not.
 
 Source: the NVML API, "Device Queries"; nvmlProcessInfo_t, nvmlProcessUtilizationSample_t,
 NVML_VALUE_NOT_AVAILABLE; NVIDIA's MIG user guide, "Monitoring MIG Devices".
@@ -63,7 +63,7 @@ _MIG_ENABLED = 1
 
 RECOVERY_ACTION = 230
 # NVML's fields (NVML_FI_DEV_…): the field of GpuSample, the number, alone or with its scope, and
-# the unit. The recovery action is of R550 and newer; only GPUs before Ampere retire pages.
+# the unit. The recovery action exists since R550; only GPUs before Ampere retire pages.
 _ALL_LINKS = 0xFFFFFFFF
 _FIELDS: tuple[tuple[str, Any, int], ...] = (
     ("recovery_action", RECOVERY_ACTION, 1),
@@ -187,10 +187,10 @@ class Asker:
     Args:
         known: the UUIDs of the node's GPUs by index; empty if they are unknown.
         given_up: why some GPUs are not asked, by index.
-        profiler: asks for the activity; None if it is not wanted.
+        profiler: asks for the activity; None if it is not requested.
 
     Attributes:
-        has_lost: whether a GPU is lost that was not given up.
+        has_lost: whether a GPU was lost, apart from those in ``given_up``.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Asker:
         """Ask all GPUs at the same time; return the answer.
 
         Args:
-            patience: seconds after which GPUs that do not answer are given up, if others do.
+            patience: the seconds after which GPUs that do not answer are given up, if others do.
             beat: called now and then while NVML answers.
         """
         gpus, failed = self._gpus, list[Exception]()
@@ -278,7 +278,7 @@ def _start(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
     """Start threads that ask the GPUs.
 
     Args:
-        failed: takes exceptions that are not errors of NVML.
+        failed: receives exceptions that are not errors of NVML.
     """
     left = iter(gpus)
 
@@ -299,14 +299,14 @@ class _Gpu:
     """One GPU, and its answers.
 
     Attributes:
-        uuid: as NVML gives it; until then, the inventory's.
-        lost: why it does not answer; "" if it does.
-        processes: what each process uses of it or its MIG devices, in the order of
+        uuid: the UUID from NVML; until that is known, the inventory's.
+        lost: why the GPU does not answer; "" if it does.
+        processes: what each process uses of the GPU or its MIG devices, in the order of
             :class:`~integration.nvml.values.ProcessUse`.
-        doubts: answers that cannot be true, a line each.
+        doubts: implausible answers, one line each.
         asker: makes the calls.
-        done: whether it has been asked, or is not asked.
-        has_answered: whether it has answered everything.
+        done: whether the GPU has been asked, or need not be asked.
+        has_answered: whether the GPU has answered every question.
     """
 
     def __init__(
@@ -352,10 +352,10 @@ class _Gpu:
         self.uuid = uuid_of(opened.get("uuid") or self.uuid)
 
     def _ask_all(self, handle: Any) -> None:
-        """Ask everything of an open GPU.
+        """Ask an open GPU for everything.
 
         Raises:
-            GpuLost: it is lost.
+            GpuLost: the GPU is lost.
         """
         ask = self.asker.ask
         self._put(_MEMORY, self._memory(handle))
@@ -413,7 +413,8 @@ class _Gpu:
     def _memory(self, handle: Any) -> list[int | None] | None:
         """Return total, used and reserved bytes.
 
-        The older call adds what the driver reserves to the used bytes, and does not report it.
+        The older call includes the driver's reserved bytes in the used ones, and does not report
+        them.
         """
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         memory = None

@@ -18,8 +18,8 @@ _HOPPER: Final = 9
 def fabrics_of(config: Config, inventory: Inventory) -> Mapping[str, Fabric]:
     """Return the place of each GPU in an NVLink fabric, by UUID.
 
-    NVML is asked only if a GPU is of Hopper or newer; before that there is no fabric. If it does
-    not answer, the result is empty.
+    NVML is asked only if a GPU is a Hopper or newer; older ones have no fabric. If NVML does not
+    answer, the result is empty.
     """
     capabilities = (gpu.compute_capability.partition(".")[0] for gpu in inventory.gpus)
     if not any(major.isdecimal() and int(major) >= _HOPPER for major in capabilities):

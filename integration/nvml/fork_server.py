@@ -1,23 +1,23 @@
-"""The fork server: it forks the agent's children that open NVML. A program of its own, run by path.
+"""The fork server, which forks the agent's children that open NVML. It is executed by its path.
 
     python3 -I -S fork_server.py MODULES
 
-A child lives for one question, or until another process needs the GPUs; starting Python and
-importing pynvml for each costs ten times as much as a fork. This process imports all that a child
-needs, and forks for each request. It neither opens NVML nor loads the driver's library: the driver
-cannot block it, and it keeps no GPU open.
+A child lives for one question, or until another process needs the GPUs. Starting Python and
+importing pynvml for each child would cost ten times as much as a fork. This process imports
+everything that a child needs, and forks for each request. It neither opens NVML nor loads the
+driver's library, so the driver cannot block it, and it keeps no GPU open.
 
 MODULES is the directory of pynvml. A request is a message on stdin, a SOCK_SEQPACKET socket::
 
     {"program": PATH, "arguments": [TEXT, …]}   with descriptors: stdin, stdout, status, and a lock
     {"kill": PID}
 
-The answer to the first is the child's pid, or a negative errno: ENOENT if PATH is not one of
-:data:`_PROGRAMS`. The child has stdin, stdout and the lock, if there is one, and no other
-descriptor. When it has ended, the server reaps it and writes its exit status to ``status``, as a
-number that is negative for a signal. Only children that were not reaped yet are killed, so the
-signal never hits a process that got the same pid later. When the socket's other end is closed, the
-server ends, and its children with it.
+The answer to the first one is the child's pid, or a negative errno: ENOENT if PATH is not one of
+:data:`_PROGRAMS`. The child has stdin, stdout and, if one was passed, the lock, and no other
+descriptor. When it has exited, the server reaps it and writes its exit status to ``status``, as a
+number that is negative for a signal. The server kills only children that were not reaped yet, so
+the signal never hits a later process with the same pid. When the other end of the socket is closed,
+the server exits, and its children with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(modules: str) -> None:
-    """Fork children until the socket is closed. Does not return."""
+    """Fork children until the socket is closed. This function does not return."""
     programs = _load(modules)
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(2, 0)

@@ -11,20 +11,22 @@ __all__ = ["inventory_of", "look_at_node"]
 
 
 def inventory_of(config: Config, *, confirmed: bool = False, fresh: bool = False) -> Inventory:
-    """Return the kept inventory if it is still true, otherwise a new one that NVML confirms.
+    """Return the cached inventory if it is still valid, otherwise a new one confirmed by NVML.
 
     Args:
-        config: where to look.
-        confirmed: use the kept one only if NVML has confirmed it and no GPU was lost then, which
-            may be back; while NVML has to stay closed, as during a reset, use it all the same.
-        fresh: do not use the kept one: a GPU may be lost since, which only NVML knows.
+        config: locates the node's devices and the driver.
+        confirmed: use the cached one only if NVML has confirmed it and no GPU was lost at that
+            time, since a lost GPU may be back. While NVML has to stay closed, as during a reset,
+            use it anyway.
+        fresh: do not use the cached one, because a GPU may have been lost since, which only NVML
+            knows.
 
     Returns:
-        The inventory. It is kept, so that the next container does not have to ask.
+        The inventory. It is cached, so that the next container does not have to query NVML.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     kept = None if fresh else load_inventory(config)
     if kept is not None and not (
@@ -39,16 +41,16 @@ def _is_doubtful(kept: Inventory) -> bool:
 
 
 def look_at_node(config: Config, *, nvml: bool = True) -> Inventory:
-    """Return the inventory for a command that only looks, and keeps nothing.
+    """Return the inventory for a command that only reads, and cache nothing.
 
     Args:
-        config: where to look.
-        nvml: ask NVML if no kept inventory is still true; otherwise use procfs, which knows no MIG
-            devices.
+        config: locates the node's devices and the driver.
+        nvml: query NVML if no cached inventory is valid. Otherwise use procfs, which does not know
+            MIG devices.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     if not nvml:
         return survey(config)

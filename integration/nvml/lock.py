@@ -1,19 +1,19 @@
 """The lock of NVML: a file in the state directory.
 
-A process that has NVML open has every GPU open. nvidia-smi resets a GPU, or switches its MIG mode,
-only while no process has it open. So each child that opens NVML holds the lock shared for as long
-as it lives, and a reset of a GPU or a switch of its mode holds it exclusively. That waits for
-children that are about to open NVML, which no list of open files shows yet, and keeps others from
-opening it.
+A process that has NVML open has every GPU open. nvidia-smi can reset a GPU, or switch its MIG mode,
+only while no process has it open. So each child that opens NVML holds a shared lock for as long as
+it lives, and a reset of a GPU or a switch of its mode holds the lock exclusively. To get it, the
+holder waits even for children that are about to open NVML, which no list of open files shows yet,
+and then keeps others from opening it.
 
 Rules
 - Children inherit the open file. The lock is held as long as one of them lives, even if the process
-  that started them is killed.
-- A process that does not get the lock in time does not ask NVML, as if NVML did not answer.
+  that started them was killed.
+- If a process does not get the lock in time, it does not ask NVML, as if NVML had not answered.
 - A child that is stuck in the kernel survives SIGKILL and would keep NVML closed until the next
   boot. :func:`break_lock` removes the file; the next process creates a new one.
-- A process that may not open the file, because it is not root, does without: it cannot open NVML
-  in a way that would hold up a reset, either.
+- A process that may not open the file, because it is not root, continues without the lock. It
+  cannot open NVML in a way that would block a reset, either.
 
 Source: flock(2).
 """
@@ -47,7 +47,7 @@ def shared(state: str, seconds: float) -> Iterator[int | None]:
 
     Yields:
         The lock's descriptor, for a child to inherit; :data:`NONE` if there is no lock to take;
-        None if NVML has to stay closed now.
+        None if NVML has to stay closed for now.
     """
     try:
         fd = os.open(_path(state), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,8 @@
-"""MIG as NVML describes it: the profiles of each GPU with their places, its instances and devices.
+"""MIG as NVML describes it: the profiles of each GPU and their places, instances and devices.
 
 A GPU has memory slices, eight on all present models. A GPU instance uses adjacent slices; its
-profile says how many, and where it may start. A MIG device is a compute instance of it.
+profile determines how many, and where it may start. A MIG device is a compute instance in a GPU
+instance.
 
 Source: NVIDIA's MIG user guide.
 """
@@ -124,7 +125,7 @@ def ask_parts(config: Config) -> Parts:
     """Ask NVML for the MIG instances of all GPUs.
 
     Raises:
-        SmiFailed: NVML has no answer.
+        SmiFailed: NVML did not answer.
     """
     try:
         parts = parse_parts(ask_nvml(config, "parts"))
@@ -139,8 +140,8 @@ def parse_parts(answer: bytes | None) -> Parts:
     """Parse the output of the NVML child (:mod:`integration.nvml.child_query`).
 
     Args:
-        answer: its stdout, which may be wrong in any way since a foreign library produces it. None
-            if the child did not end in time.
+        answer: its stdout, which may be invalid in any way, since a foreign library produces it.
+            None if the child did not exit in time.
     """
     if not answer or not answer.strip():
         return Parts(failure="NVML crashed, or took longer than nvml-timeout")

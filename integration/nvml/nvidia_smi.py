@@ -1,8 +1,8 @@
-"""Run the driver's nvidia-smi, for what NVML has no function for.
+"""Run the driver's nvidia-smi for tasks for which NVML has no function.
 
-If the driver root is a whole system, as in a driver container, it is the program's root directory.
-nvidia-smi opens NVML, so it inherits the lock of NVML (:mod:`integration.nvml.lock`): a shared one,
-or an exclusive one for what needs NVML closed.
+If the driver root is a complete system, as in a driver container, it becomes the program's root
+directory. nvidia-smi opens NVML, so it inherits the lock of NVML (:mod:`integration.nvml.lock`): a
+shared one, or an exclusive one if NVML must be closed for the task.
 
 Source: nvidia-smi(1).
 """
@@ -33,11 +33,11 @@ _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class SmiFailed(Exception):
-    """nvidia-smi failed; the caller knows what it was for.
+    """nvidia-smi failed; the caller knows the purpose of the call.
 
     Attributes:
         found: what happened.
-        do: the remedy; "" if nvidia-smi's own output has it.
+        do: the remedy; "" if it is in nvidia-smi's own output.
     """
 
     def __init__(self, found: str, do: str = "") -> None:
@@ -62,10 +62,11 @@ def run_alone(
     """Run nvidia-smi as :func:`run_nvidia_smi` does, while no process of ours has NVML open.
 
     Args:
-        is_due: called when NVML is closed; if it returns False, nvidia-smi is not run.
+        is_due: called once NVML is closed; if it returns False, nvidia-smi is not run.
 
     Raises:
-        NvmlInUse: a process does not close NVML; or the lock's file cannot be created (its cause).
+        NvmlInUse: a process does not close NVML; or the lock file cannot be created (see the
+            cause).
     """
     with ExitStack() as stack:
         try:
@@ -98,19 +99,19 @@ def run_nvidia_smi(
     """Run nvidia-smi and wait for it.
 
     Args:
-        driver: the driver that it belongs to.
+        driver: the driver that nvidia-smi belongs to.
         config: where the lock of NVML and the device nodes are.
         arguments: its command line.
         timeout: seconds after which it is killed.
-        ends_with_us: kill it when this process ends, since its result is not needed then. A reset
-            goes on: a GPU that was reset is better than one that was half reset.
-        lock: a descriptor of the lock of NVML that the caller holds, for it to inherit.
+        ends_with_us: kill it when this process exits, since its result is then not needed. A reset
+            is allowed to finish: a GPU that was reset is better than one that was half reset.
+        lock: a descriptor of the lock of NVML that the caller holds; nvidia-smi inherits it.
 
     Returns:
         Its output, in one line.
 
     Raises:
-        SmiFailed: it does not exist, does not end, or ends with a status other than 0.
+        SmiFailed: nvidia-smi does not exist, does not exit, or exits with a status other than 0.
     """
     program = next((file.source for file in driver.files if file.row == _PROGRAM), "")
     if not program:

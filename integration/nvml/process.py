@@ -1,17 +1,19 @@
 """Start, watch and kill a child that opens NVML.
 
-A child is run by path, with no environment, in its own session, and inherits the lock of NVML
-(:mod:`integration.nvml.lock`) until it ends. :func:`fork_server` makes it a fork of a process that
-has pynvml imported (:mod:`integration.nvml.fork_server`), for programs that start many: starting
-Python with pynvml takes 30 ms of CPU time, a fork 3 ms.
+A child is executed by its path, with no environment, in its own session, and inherits the lock of
+NVML (:mod:`integration.nvml.lock`) until it exits. For programs that start many children,
+:func:`fork_server` makes them forks of a process that has already imported pynvml
+(:mod:`integration.nvml.fork_server`): starting Python with pynvml takes 30 ms of CPU time, a fork 3
+ms.
 
 Rules
-- Nothing polls. A child that was started directly is waited for by pidfd, a forked one by the pipe
-  on which the fork server writes its exit status.
-- The fork server starts with the first child, and again if it has ended. If it cannot be started,
-  no child can be.
-- A forked child is a child of the fork server, which alone reaps it, and ends with the server.
-- A child stuck in the kernel survives SIGKILL. After :data:`TO_DIE` seconds it is left alone.
+- Nothing polls. If a child was started directly, the agent waits for its pidfd; if it was forked,
+  for the pipe on which the fork server writes its exit status.
+- The fork server is started with the first child, and again if it has exited. If it cannot be
+  started, no child can be started.
+- A forked child is a child of the fork server, which alone reaps it, and it exits with the server.
+- A child that is stuck in the kernel survives SIGKILL. After :data:`TO_DIE` seconds it is
+  abandoned.
 
 Source: pidfd_open(2); unix(7), SCM_RIGHTS.
 """
@@ -79,11 +81,12 @@ def child_command(
     """Return the command line of a child (:mod:`integration.nvml.child`).
 
     Args:
-        task: what it does: :data:`.child.QUERY`, :data:`.child.EVENTS` or :data:`.child.SAMPLES`.
+        task: the child's task: :data:`.child.QUERY`, :data:`.child.EVENTS` or
+            :data:`.child.SAMPLES`.
         library: the path of NVML's library.
-        arguments: those of the task.
-        seconds: the kernel ends it after that time; 0 for never.
-        ends_with_us: whether it ends with the calling *thread* (prctl(2), PR_SET_PDEATHSIG).
+        arguments: the arguments of the task.
+        seconds: the time after which the kernel ends the child; 0 for no limit.
+        ends_with_us: whether it exits with the calling *thread* (prctl(2), PR_SET_PDEATHSIG).
 
     Raises:
         OSError: the fork server cannot be started.
@@ -106,10 +109,10 @@ def start(
         stdin: a descriptor, or ``subprocess.DEVNULL``.
         stdout: a descriptor.
         state: the directory ``state`` of the configuration.
-        patience: seconds to wait for a process that needs NVML closed.
+        patience: the seconds to wait for a process that needs NVML closed.
 
     Raises:
-        NvmlClosed: NVML has to stay closed for longer.
+        NvmlClosed: NVML has to stay closed for longer than that.
         OSError: the child cannot be started.
     """
     with shared(state, patience) as lock:
@@ -129,7 +132,7 @@ class Process:
 
     Args:
         pid: its process id.
-        end: a descriptor that is readable once the child has ended; the process owns it.
+        end: a descriptor that becomes readable once the child has exited; this object owns it.
         status: returns the exit status; None while the child runs.
         kill: sends SIGKILL.
     """
@@ -154,10 +157,10 @@ class Process:
         return self._status
 
     def wait(self, seconds: float, stop: Stop | None = None) -> bool:
-        """Wait until the child has ended; return whether it has.
+        """Wait until the child has exited; return whether it has.
 
         Args:
-            seconds: how long to wait.
+            seconds: the time limit.
             stop: ends the wait early.
         """
         if self.poll() is None:
@@ -209,10 +212,10 @@ class _Server:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def start(self) -> int:
-        """Start it unless it runs; return its process id.
+        """Start the server unless it runs; return its process id.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the server cannot be started.
         """
         with self._lock:
             if self._process is None or self._process.poll() is not None:

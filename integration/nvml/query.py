@@ -1,6 +1,6 @@
-"""Ask NVML one question, in a child that lives as long as the question.
+"""Ask NVML one question, in a child that lives only for this question.
 
-The answer is written to a file in memory, since a pipe would have to be read meanwhile.
+The answer is written to a file in memory, because a pipe would have to be read in the meantime.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
     """Ask NVML one of the questions of :mod:`integration.nvml.child_query`.
 
     Args:
-        config: where the driver is, and how long NVML may take.
+        config: locates the driver, and sets the time limit of NVML.
         question: "fabric", "links", "mode", "parts" or "persistence".
-        arguments: those of the question.
+        arguments: the arguments of the question.
 
     Returns:
-        What the child printed; None if it did not end in time, or NVML has to stay closed.
+        What the child printed; None if it did not exit in time, or if NVML has to stay closed.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     library = library_path(_driver_of(config))
     seconds = config.nvml_timeout
@@ -57,15 +57,15 @@ def probe(config: Config, *, more: float = 0.0) -> bytes | None:
     """Ask NVML for the inventory.
 
     Args:
-        config: where the driver is, and how long NVML may take.
-        more: seconds that the caller waits besides.
+        config: locates the driver, and sets the time limit of NVML.
+        more: seconds that the caller waits in addition.
 
     Returns:
         What :mod:`hooks.node.nvml_probe` printed; None as for :func:`ask_nvml`.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
-        DriverMismatch: its files are not of the loaded kernel module's version.
+        DriverMismatch: the driver's files do not match the loaded kernel module's version.
     """
     command = probe_command(config, _driver_of(config))
     return ask(command, config.nvml_timeout + more, state=config.state)
@@ -79,16 +79,16 @@ def ask(command: Sequence[str], seconds: float, *, state: str) -> bytes | None:
     """Run a program that opens NVML, and that may hang in the kernel.
 
     Args:
-        command: the argument list. It gets no environment and no stdin.
-        seconds: how long it may take. It is killed then, and left alone if it does not die.
+        command: the argument list. The program gets no environment and no stdin.
+        seconds: the time limit. The program is then killed, and abandoned if it does not die.
         state: the directory ``state`` of the configuration.
 
     Returns:
-        What it wrote to stdout; None if it could not be started or did not end in time, or if
-        NVML had to stay closed for as long.
+        The program's stdout; None if it could not be started or did not exit in time, or if NVML
+        had to stay closed for that long.
 
     Raises:
-        Stopped: the caller does not want the answer any longer (:data:`STOP`).
+        Stopped: the caller no longer wants the answer (:data:`STOP`).
     """
     stop = STOP.get()
     with open(os.memfd_create("answer"), "w+b") as answer:

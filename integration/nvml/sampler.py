@@ -1,21 +1,22 @@
-"""Samples of the GPUs for all callers.
+"""Sample the GPUs for all callers.
 
 Rules
-- The child starts with a question. It is ended after :data:`_IDLE` seconds without another one if
-  the last two were as close as that, or asked for the activity of GPUs, and otherwise after
-  :data:`_ALONE`. With a scrape every minute it stays, and a node where only the health of devices
-  is sampled, every few minutes, has none.
-- One question at a time. Callers that ask meanwhile share its answer.
+- The child starts with a question. It is stopped after :data:`_IDLE` seconds without another one if
+  the last two questions were as close together as that, or asked for the activity of GPUs, and
+  otherwise after :data:`_ALONE`. So it keeps running if there is a scrape every minute. On a node
+  where only the health of devices is sampled, every few minutes, there is no child most of the
+  time.
+- Only one question is asked at a time. Callers that ask in the meantime share its answer.
 - NVML has to answer each of its many calls in time, however many GPUs there are; otherwise the
-  sample is a failure, and the child is ended. After a failure NVML is not asked for a while, twice
-  as long each time, and the failure is the answer.
-- No GPU takes the others with it. A GPU that does not answer while others do, or on which NVML
-  crashes (found by asking one GPU after the other), is reported as lost. It is not asked for a
-  minute, or for as long as the driver holds a child that asked it. If NVML crashes or hangs on all
-  of them, the sample is a failure.
-- A question with the activity of GPUs that crashes or hangs NVML is asked again without it, and the
-  activity is not asked for during :data:`_NO_PROFILE` seconds, unless a GPU fails at both.
-- When the driver or the GPUs change, the child is ended at once, even in the middle of an answer,
+  sample is a failure, and the child is stopped. After a failure NVML is not asked for a while,
+  twice as long each time, and the failure is the answer.
+- One bad GPU does not affect the others. A GPU that does not answer while others do, or on which
+  NVML crashes (found by asking one GPU after the other), is reported as lost. It is not asked for a
+  minute, or for as long as the driver blocks a child that asked it. If NVML crashes or hangs on all
+  GPUs, the sample is a failure.
+- If a question for the activity of GPUs crashes or hangs NVML, it is repeated without the activity.
+  The activity is then not asked for during :data:`_NO_PROFILE` seconds, unless a GPU fails at both.
+- When the driver or the GPUs change, the child is stopped at once, even in the middle of an answer,
   and the next question goes to a new child.
 """
 
@@ -69,11 +70,12 @@ class NvmlSampler:
     """Keeps the child, and asks it. See :class:`~integration.nvml.values.Sampler`.
 
     Args:
-        look: returns what the agent knows of the node.
+        look: returns what the agent knows about the node.
         children: starts and ends the child.
-        to_answer: seconds that NVML may take to start, and then for each of its answers.
-        post: is called with each sample.
-        idle: seconds without a question after which the child is ended, if questions are frequent.
+        to_answer: the seconds that NVML may take to start, and then for each of its answers.
+        post: called with each sample.
+        idle: seconds without a question after which the child is stopped, if questions are
+            frequent.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class NvmlSampler:
         """Return the child's answer, with the reason for each GPU that was given up.
 
         Raises:
-            ChildFailed: NVML hangs or crashes, and that is not one GPU's doing.
+            ChildFailed: NVML hangs or crashes, and not because of one GPU.
         """
         try:
             return await self._answer(library, seen, alone=False)
@@ -255,7 +257,7 @@ class NvmlSampler:
             profile: whether to ask for their activity.
 
         Raises:
-            ChildFailed: NVML hangs or crashes. There is no child if that happened as it started.
+            ChildFailed: NVML hangs or crashes. If that happened at the start, there is no child.
         """
         if self._child is None:
             child = self._children.start(SAMPLES, library)
@@ -298,7 +300,7 @@ async def sampling(
     Args:
         look: returns the node.
         say: logs a line.
-        config: where the lock of NVML is, and how long NVML may take.
+        config: locates the lock of NVML, and sets the time limit of NVML.
     """
     sampler = NvmlSampler(look, Children(say, config.state), to_answer=config.nvml_timeout)
     async with anyio.create_task_group() as tasks:

@@ -1,17 +1,17 @@
-"""Children of the agent that stay and talk with NVML: start, ask, read and end them.
+"""Long-lived children of the agent that talk to NVML: start, ask, read and stop them.
 
 Rules
-- A driver that hangs leaves a child that no signal reaches. It is left alone after a second,
-  counted, and reaped if it ever ends. With :data:`_MOST_ABANDONED` of them no other child is
+- If the driver hangs, no signal reaches its child. The child is abandoned after a second, counted,
+  and reaped if it ever exits. If there are :data:`_MOST_ABANDONED` such children, no other is
   started: a driver that hangs for days must not fill the node with processes.
 - A child dies with the agent, or with the fork server, which dies with the agent
-  (:mod:`integration.nvml.process`). PR_SET_PDEATHSIG watches the *thread* that started the child:
-  start children on the event loop's thread, the process's first. A child has two pipes and the lock
-  of NVML, and nothing else of the agent's.
+  (:mod:`integration.nvml.process`). PR_SET_PDEATHSIG watches the *thread* that started the child,
+  so start children on the event loop's thread, which is the main one. A child has two pipes and the
+  lock of NVML, and nothing else of the agent's.
 - While a child runs, the kernel module is in use: it cannot be removed, no GPU can be reset, and
-  MIG mode cannot be switched. So children are killed at once when the agent ends, or the driver or
-  the GPUs change, without waiting for NVML.
-- A child's answer is one JSON object a line, and bounded. A longer line is a failure.
+  MIG mode cannot be switched. So children are killed at once, without waiting for NVML, when the
+  agent exits, or the driver or the GPUs change.
+- A child's answer is one JSON object per line, of limited length. A longer line is a failure.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Children:
             library: the path of NVML's library.
 
         Raises:
-            ChildFailed: it cannot be started, too many cannot be killed, or NVML has to stay closed
-                now.
+            ChildFailed: it cannot be started, too many others cannot be killed, or NVML has to stay
+                closed for now.
         """
         asked = f"{task} of NVML"
         if (held := self.abandoned) >= _MOST_ABANDONED:
@@ -127,7 +127,7 @@ def _start(task: str, library: str, state: str) -> Child:
     """Start a child with two pipes.
 
     Raises:
-        NvmlClosed: NVML has to stay closed now.
+        NvmlClosed: NVML has to stay closed for now.
         OSError: the child cannot be started.
     """
     (stdin, to), (from_, stdout) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
@@ -153,10 +153,10 @@ async def _ends(process: Process) -> bool:
 
 
 class Child:
-    """A child that stays, and its two pipes.
+    """A long-lived child, and its two pipes.
 
     Args:
-        to: the pipe's end to write to; the child owns it from now on, and ``from_``.
+        to: the end of the pipe to write to; the child owns it from now on, and ``from_``.
     """
 
     def __init__(self, task: str, process: Process, to: int, from_: int) -> None:
@@ -180,16 +180,16 @@ class Child:
         """Return the child's next line.
 
         Args:
-            seconds: how long it may take.
+            seconds: the time limit.
 
         Raises:
-            ChildFailed: no line came in time, none will come, or the line is an error of NVML's.
+            ChildFailed: no line came in time, none will come, or the line is an error from NVML.
         """
         with anyio.move_on_after(seconds) as limit:
             while b"\n" not in self._received:
                 await anyio.wait_readable(self._from)
                 await self._receive()
-        # After the machine slept, the time is up although the line is there.
+        # After the machine has slept, the time may be up although the line has arrived.
         if limit.cancelled_caught:
             await self._receive()
         line, end, rest = self._received.partition(b"\n")
@@ -210,7 +210,7 @@ class Child:
         """Read what the child has written.
 
         Raises:
-            ChildFailed: it will write no more, or has written too much.
+            ChildFailed: it will write nothing more, or has written too much.
         """
         try:
             chunk = os.read(self._from.fileno(), _CHUNK)

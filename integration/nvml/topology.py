@@ -1,14 +1,14 @@
-"""The topology of a node's GPUs: what connects each two, and by how many NVLinks.
+"""The topology of a node's GPUs: what connects each pair, and by how many NVLinks.
 
 Rules
-- sysfs has the path of each GPU below its PCI root: a common bridge is a switch, and a common root
-  without a common bridge is a host bridge. NVML's answer overrides it, since only NVML knows two
-  GPUs on one board, and what a hypervisor reports.
+- sysfs shows the path of each GPU below its PCI root: a common bridge is a switch, and a common
+  root without a common bridge is a host bridge. NVML's answer overrides it, since only NVML knows
+  when two GPUs are on one board, and what a hypervisor reports.
 - Only NVML knows NVLinks, and where each link of a GPU leads. Two GPUs have the links from one to
   the other, and as many as both have to the same switches (NVIDIA's plugin does not count those).
-- Without an answer of NVML the topology is that of sysfs, and NVML is asked again later.
+- If NVML does not answer, the topology is that of sysfs, and NVML is asked again later.
 - The services of the agent share one topology, which is read again when the GPUs change. Until NVML
-  has answered it is that of sysfs.
+  has answered, it is that of sysfs.
 
 Source: go-gpuallocator internal/links, gpuallocator/besteffort_policy.go; nvml.h,
 nvmlGpuTopologyLevel_t; the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
@@ -102,10 +102,10 @@ class Topology:
 
 
 class Topologies:
-    """Reads the topology, and keeps it until the GPUs change. For several threads.
+    """Reads the topology, and caches it until the GPUs change. Thread-safe.
 
     Args:
-        config: where sysfs and the driver are.
+        config: locates sysfs and the driver.
         ask_nvml: returns the child's answer, or None; by default it runs the child.
     """
 
@@ -118,7 +118,7 @@ class Topologies:
         self._found = 0.0
 
     def find(self, inventory: Inventory) -> Topology:
-        """Return the topology. It may take as long as NVML: call it in a thread."""
+        """Return the topology. This may take as long as NVML does, so call it in a thread."""
         with self._asking:
             key, (known_key, known) = _key_of(inventory), self._known
             is_doubtful = known.failure and time.monotonic() - self._found > _RETRY_AFTER
@@ -210,10 +210,10 @@ def between(
     """Return what connects two devices.
 
     Args:
-        one: its path: the PCI root, the bridges, and the device; empty if unknown.
-        other: the other's.
-        one_numa: its NUMA node; None if unknown.
-        other_numa: the other's.
+        one: the path of one: the PCI root, the bridges, and the device; empty if unknown.
+        other: the path of the other.
+        one_numa: the NUMA node of one; None if unknown.
+        other_numa: the NUMA node of the other.
     """
     common = 0
     while common < min(len(one), len(other)) and one[common] == other[common]:
@@ -266,7 +266,8 @@ _SWITCH: Final = 2  # nvmlIntNvLinkDeviceType_t
 def _address(text: str) -> str:
     """Return an address as sysfs writes it: the domain with four digits or more, NVML has eight.
 
-    What is no address is returned as it is: a link may lead to something that has none.
+    A text that is not an address is returned as it is, since a link may lead to a device without
+    one.
     """
     domain, _, rest = text.lower().partition(":")
     try:

@@ -38,9 +38,9 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """How busy the parts of a GPU or GPU instance were since the sample before; None if unknown.
+    """How busy the parts of a GPU or GPU instance were since the last sample; None if unknown.
 
-    Ratios are means from 0 to 1; what was sent and received is in bytes per second.
+    Ratios are means from 0 to 1. Data that was sent and received is in bytes per second.
     """
 
     graphics: float | None = None  # time in which the compute or graphics engine was active
@@ -138,7 +138,7 @@ class Sample:
     # why the rest is empty: NVML failed, crashed or did not answer in time; "" if it answered
     failure: str = ""
     notes: tuple[str, ...] = ()  # answers that were not believed, a line each
-    # UUIDs of the node's GPUs that NVML does not list; empty if it lists GPUs that are not in the
+    # UUIDs of the node's GPUs that NVML does not list; empty if NVML lists GPUs that are not in the
     # inventory, since they may be the same
     uncounted: tuple[str, ...] = ()
 
@@ -150,12 +150,12 @@ class Sampler(Protocol):
         """Return a sample.
 
         Callers that ask at the same time share it. It may take long, as long as NVML answers each
-        call in time. If NVML does not, the sample has a ``failure``, and so have the next ones for
-        a while.
+        call in time. If NVML does not, the sample has a ``failure``, and so have all samples for a
+        while.
 
         Args:
-            max_age: how many seconds old the sample may be.
-            profile: whether it shall have the activity of GPUs and MIG devices.
+            max_age: how old the sample may be, in seconds.
+            profile: whether to include the activity of GPUs and MIG devices.
         """
 
 

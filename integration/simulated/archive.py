@@ -43,7 +43,7 @@ def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
         deb822 text for a ``.sources`` file.
 
     Raises:
-        ArchiveNotFound: there is none, or apt is not installed.
+        ArchiveNotFound: no archive is configured, or apt is not installed.
     """
     asked = "to find this machine's package archive"
     done = run(["apt-config", "shell", "LIST", "Dir::Etc::sourcelist/f", "PARTS",

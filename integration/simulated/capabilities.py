@@ -24,12 +24,12 @@ def access_minor(gpu: int, instance: int, compute: int | None = None) -> int:
     """Return the minor that gives access to an instance.
 
     Args:
-        gpu: minor of the GPU's node.
-        instance: number of the GPU instance.
-        compute: number of the compute instance within it; None for the GPU instance itself.
+        gpu: the minor of the GPU's node.
+        instance: the number of the GPU instance.
+        compute: the number of the compute instance within it; None for the GPU instance itself.
 
     Returns:
-        N of ``nvidia-capN``.
+        The N of ``nvidia-capN``.
     """
     of_instance = _FIRST + (gpu * _INSTANCES + instance) * (1 + _COMPUTE)
     return of_instance if compute is None else of_instance + 1 + compute

@@ -12,13 +12,13 @@ directory::
         containerd.remove()
 
 Rules
-- Nothing is shared with another containerd, except what every containerd keeps at fixed places: the
+- It shares nothing with another containerd, except what every containerd keeps at fixed places: the
   shims' sockets (named by a hash of our address) and the low-level runtime's state (in a directory
   named after our namespace).
 - The namespace has a unique name, so that traces of our containers can be identified
   (:mod:`integration.containers.traces`).
-- ``remove`` removes everything, in any state: processes, mounts, cgroups, sockets, files. What
-  remains is reported as an error.
+- ``remove`` removes everything, whatever state it is in: processes, mounts, cgroups, sockets,
+  files. If something is left, that is reported as an error.
 
 Source: containerd-config.toml(5), containerd docs/ops.md.
 """
@@ -200,7 +200,7 @@ class PrivateContainerd:
         """Start containerd, and wait until it answers.
 
         Args:
-            timeout: in seconds.
+            timeout: the time limit in seconds.
 
         Raises:
             ContainerdExited: it exited at once; the message has its last log line.
@@ -266,7 +266,7 @@ class PrivateContainerd:
 
         Args:
             arguments: what follows ``ctr --address … --namespace …``.
-            timeout: in seconds, on a machine of normal speed.
+            timeout: the time limit in seconds, on a machine of normal speed.
             check: whether a non-zero exit code is an error.
             namespace: the namespace; this containerd's own by default.
 
@@ -326,7 +326,7 @@ class PrivateContainerd:
         """Stop containerd and remove everything that it and its containers created.
 
         Raises:
-            CleanupIncomplete: something remains, and so does the directory.
+            CleanupIncomplete: something is left, and so is the directory.
         """
         self.kill()
         self.end_fork_servers()

@@ -11,8 +11,9 @@ The files come from Debian's packages of the driver, in one of two layouts:
 The other layouts (:mod:`integration.simulated.layouts`) are the first one, moved.
 
 Files are hard links to the unpacked packages if both are on one file system, otherwise copies. They
-are never written to. Small files with the right name and soname replace what would be large and is
-never run (OptiX, NVVM, the ray-tracing core, firmware) or would need a display server.
+are never written to. Files that would be large but are never run (OptiX, NVVM, the ray-tracing
+core, firmware), or would need a display server, are replaced by small ones with the right name and
+soname.
 
 A scenario may name another version than that of the packages. Names, firmware, procfs and NVML then
 all report that version, so a node's driver can be "updated". (The graphics libraries, which load
@@ -147,7 +148,7 @@ class DriverFiles:
             triplet: the multiarch name of its libraries; this machine's if empty.
 
         Raises:
-            DriverIncomplete: it has no driver for this machine.
+            DriverIncomplete: it contains no driver for this machine.
         """
         triplet = triplet or _TRIPLETS.get(platform.machine(), f"{platform.machine()}-linux-gnu")
         libraries = os.path.join(directory, "usr/lib", triplet, "nvidia/current")
@@ -169,7 +170,7 @@ class DriverFiles:
 
 
 def fetch_packages(cache: str, say: Callable[[str], None] | None = None) -> list[str]:
-    """Fetch the driver's packages, and those that only later drivers have.
+    """Fetch the driver's packages, and those that only newer drivers have.
 
     Args:
         cache: the cache of packages.
@@ -197,7 +198,7 @@ def add_companion(
 
     Raises:
         PackagesError: something is missing and cannot be fetched.
-        DriverIncomplete: the packages have no driver.
+        DriverIncomplete: the packages contain no driver.
     """
     cache = default_cache() if cache is None else cache
     # None of them is executed, so any release will do. A mirror may lack updates for i386.
@@ -317,8 +318,8 @@ def _stand_ins(root: str, files: DriverFiles, version: str, own: str) -> None:
         if not os.path.exists(kept):
             unfinished = f"{kept}.{os.getpid()}"
             build_stand_in(unfinished, soname)
-            # Never replace another process's file: that process may be linking it just now, and
-            # link(2) fails with ENOENT if the file's last name is removed meanwhile.
+            # Never replace another process's file: that process may just be creating a link to it,
+            # and link(2) fails with ENOENT if the file's last name is removed in the meantime.
             with contextlib.suppress(FileExistsError):
                 os.link(unfinished, kept)
             os.unlink(unfinished)

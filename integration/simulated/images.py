@@ -9,8 +9,8 @@ that ``ctr images import`` reads::
     containerd.ctr("run", "--rm", GLIBC, "first", "true")
 
 Rules
-- A tree maps a path without leading slash to a file, a link or a directory; parent directories are
-  added. Only the files' contents come from the machine: no owners, no times.
+- A tree maps a path without a leading slash to a file, a link or a directory; parent directories
+  are added. Only the contents of files come from the machine, not owners or times.
 - The same files give the same archive, byte for byte.
 - Programs are where Debian has them since the /usr merge: /bin and /lib are links.
 
@@ -48,7 +48,7 @@ _PROGRAMS: Final = (
     "mknod", "mv", "readlink", "rm", "sha256sum", "sleep", "sort", "stat", "stty", "touch", "true",
 )  # fmt: skip
 
-# Libraries of glibc that a driver's libraries need and the programs above do not. Since glibc 2.34
+# Libraries of glibc that a driver's libraries need but the programs above do not. Since glibc 2.34
 # most are empty, but they are still loaded by name.
 _GLIBC_LIBRARIES: Final = (
     "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1",

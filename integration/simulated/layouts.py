@@ -11,8 +11,8 @@
 ``LOADER``      in an unusual directory that ld.so.conf names
 ==============  ==========================================================================
 
-The node's root is then the whole host's, in which the driver has to be found. Fedora's, SUSE's and
-NixOS' packages write libraries' paths into manifests.
+The node's root is then that of the whole host, and the driver has to be found in it. The packages
+of Fedora, SUSE and NixOS write the paths of libraries into manifests.
 
 Source: Google's cos-gpu-installer; nixpkgs (hardware.graphics, nvidia-x11/builder.sh); the
 extensions of Talos; Bottlerocket's packages; NVIDIA's driver container; negativo17's

@@ -118,7 +118,7 @@ def exported_names(library: str) -> list[str]:
     """Return the names of NVML functions that a library exports.
 
     Returns:
-        Names that start with "nvml", including versions ("nvmlInit_v2").
+        The names that start with "nvml", including versioned ones ("nvmlInit_v2").
 
     Raises:
         LibraryNotBuilt: binutils are not installed.

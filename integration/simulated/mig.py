@@ -47,7 +47,7 @@ def layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstan
         entries: profiles, each with the sizes of its compute instances ("3g.40gb/1c+2c").
 
     Raises:
-        ScenarioInvalid: there is no such profile, or no room for it.
+        ScenarioInvalid: a profile does not exist, or there is no room for it.
     """
     profiles = {profile.name: profile for profile in model.profiles}
     asked = f"mig = {list(entries)} on {model.name}"

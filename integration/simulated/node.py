@@ -93,7 +93,7 @@ class SimulatedNode:
         """Create a node.
 
         Args:
-            directory: must not exist, or be empty. Its file system must allow device nodes (not
+            directory: must not exist, or must be empty. Its file system must allow device nodes (no
                 ``nodev``). Files are not copied if it is on the cache's file system.
             packages_cache: the cache of the driver's packages; by default
                 :func:`integration.simulated.packages.default_cache`.
@@ -102,7 +102,8 @@ class SimulatedNode:
         Raises:
             NodeExists: ``directory`` is not empty.
             PackagesError: the driver's packages are not available.
-            SimulatedError: no compiler, or no device nodes. The partial node was removed.
+            SimulatedError: there is no compiler, or device nodes cannot be created. The partial
+                node was removed.
         """
         directory = os.path.abspath(directory)
         files, version = driver_of(scenario, packages_cache, say)
@@ -128,8 +129,8 @@ class SimulatedNode:
         """Open an existing node.
 
         Raises:
-            NodeNotFound: there is none.
-            ScenarioInvalid: its scenario was edited and is not valid.
+            NodeNotFound: there is no node.
+            ScenarioInvalid: the node's scenario was edited and is not valid.
         """
         directory = os.path.abspath(directory)
         module = os.path.join(directory, "sys/module/nvidia/version")
@@ -151,7 +152,7 @@ class SimulatedNode:
         return cls(directory, Scenario.load(os.path.join(directory, "scenario.toml")), version)
 
     def remove(self) -> None:
-        """Remove the node; a node that is already gone is no error."""
+        """Remove the node. It is not an error if the node no longer exists."""
         if os.path.lexists(self.directory):
             shutil.rmtree(self.directory)
 

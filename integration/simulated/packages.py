@@ -119,10 +119,10 @@ def fetch(
 def unpack(
     debs: Sequence[str], directory: str, *, finish: Callable[[str], None] | None = None
 ) -> None:
-    """Replace ``directory`` by the files of ``debs``.
+    """Replace ``directory`` with the files of ``debs``.
 
-    If an earlier call did that with the same files, nothing happens. The file ``directory`` with
-    ``.from`` appended records it.
+    If an earlier call did that with the same files, nothing happens. This is recorded in a file
+    next to it, whose name is that of ``directory`` with ``.from`` appended.
 
     Args:
         debs: paths of .deb files.
@@ -276,7 +276,7 @@ def _some(names: Sequence[str]) -> str:
 def _workplace(prefix: str, directory: str) -> Iterator[str]:
     """Yield a directory for unfinished work; the caller has locked ``directory``.
 
-    So other directories with the prefix are left from killed processes and are removed.
+    So any other directory with the prefix was left behind by a killed process, and is removed.
     """
     for left in glob.glob(os.path.join(glob.escape(directory), f"{prefix}*")):
         shutil.rmtree(left, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Find the programs of a private containerd.
 
-They are searched on the path of system services, not on the developer's.
+They are looked up on the path of system services, not on the developer's.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def shim_directory() -> str:
     """Return the directory of the shim that containerd should execute.
 
     Returns:
-        That of this installed tree, or of ``make setup`` in this checkout, or else of the one on
-        the search path.
+        The directory of this installed tree, or of ``make setup`` in this checkout, or else of the
+        shim on the search path.
 
     Raises:
         ShimNotFound: there is no shim.

@@ -15,10 +15,10 @@ the kubelet cannot allocate.
 Rules
 - The pods need no registry and no image of their own. They use an image that the node already has
   and run a static program that is mounted into it.
-- They use the host network and no cgroup of the kubelet. A kubelet removes pods that it does not
-  know within seconds; the check is then repeated with another pod.
-- They request a GPU through the environment, trusted because of CAP_SYS_ADMIN, and are not
-  privileged, so the engine adds no devices of its own.
+- They use the host network, and cgroups outside of the kubelet's. A kubelet removes pods that it
+  does not know within seconds; the check is then repeated with another pod.
+- They request a GPU through the environment, which is trusted because of CAP_SYS_ADMIN. They are
+  not privileged, so that the engine adds no devices of its own.
 - A report contains no environment variables.
 
 Source: CRI v1; kubelet pkg/kubelet (HandlePodCleanups), apis/podresources/v1.

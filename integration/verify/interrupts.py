@@ -1,8 +1,8 @@
 """Delay Ctrl-C and SIGTERM until no pod or container is half created.
 
 The engine may have created it before its answer arrives. A signal during such a call therefore
-takes effect after the answer. During the removal of the pods, which takes some seconds, signals
-are ignored.
+takes effect only after the answer. While the pods are being removed, which takes some seconds,
+signals are ignored.
 """
 
 from __future__ import annotations

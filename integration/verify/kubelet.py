@@ -63,7 +63,7 @@ class Kubelet:
         """Return the ids of the devices that pods hold.
 
         Raises:
-            CheckSkipped, CheckFailed: as :meth:`allocatable`.
+            CheckSkipped, CheckFailed: as for :meth:`allocatable`.
         """
         request = podresources_pb2.ListPodResourcesRequest()
         answer = self._ask("List", request, podresources_pb2.ListPodResourcesResponse)

@@ -7,11 +7,13 @@ Rules
 - Every pod has a label. Pods left by an earlier run that was killed are removed first.
 - A pod uses an image that the node already has, but runs no program of the image.
 - Pods use the host network, so no CNI plugin takes part.
-- A signal takes effect after a call that creates or starts something. containerd does not clean up
-  after a call that is given up at certain moments: the container keeps its pod from being removed.
-- Someone else may remove the pod meanwhile. A kubelet does so within seconds, because it does not
-  know the pod: it kills the containers and then stops the pod. A failure therefore counts only if
-  the pod still exists a while later. Otherwise the work is repeated with another pod, a few times.
+- If a signal arrives during a call that creates or starts something, it takes effect after the
+  call. If such a call is abandoned at certain moments, containerd does not clean up: the container
+  then keeps its pod from being removed.
+- Someone else may remove the pod in the meantime. A kubelet does so within seconds, because it does
+  not know the pod: it kills the containers and then stops the pod. A failure therefore counts only
+  if the pod still exists a while later. Otherwise the work is repeated with another pod, a few
+  times.
 
 Source: CRI v1; containerd internal/cri/server (getCgroupsPath); kubelet HandlePodCleanups.
 """
@@ -114,7 +116,7 @@ class Container:
         """Wait until the probe has written a whole report, and return its lines.
 
         Args:
-            count: which report, from 1.
+            count: the number of the report, from 1.
 
         Raises:
             CheckFailed: the report does not appear in time.
@@ -282,7 +284,7 @@ class Pods:
         """Run ``work`` with a new pod, and remove the pod afterwards.
 
         Args:
-            work: called with the pod; repeated if someone removed the pod meanwhile.
+            work: called with the pod; repeated if someone has removed the pod.
 
         Raises:
             CheckSkipped: the pod was removed on every attempt.

@@ -25,8 +25,8 @@ class Report:
 
     # by path, each character device below /dev: its number, and the errno of opening it (0: ok)
     nodes: dict[str, tuple[Number, int]] = field(default_factory=dict)
-    # by number, the errno of opening a device through a node that the probe created; numbers
-    # whose node could not be created are missing
+    # by number, the errno of opening a device through a node that the probe created; numbers whose
+    # node could not be created are missing
     numbers: dict[Number, int] = field(default_factory=dict)
     mounts: frozenset[str] = frozenset()  # the last components of the mount points
     files: frozenset[str] = frozenset()  # libraries of the driver where the shim puts them

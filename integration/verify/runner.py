@@ -58,7 +58,7 @@ class Verification:
 def verify(
     config: Config, options: VerifyOptions, report_progress: Callable[[str], None]
 ) -> Verification:
-    """Verify this node and leave nothing behind, also after a failure.
+    """Verify this node and leave nothing behind, even after a failure.
 
     Args:
         config: the shim's configuration.

@@ -6,10 +6,10 @@ Rules
   its GPU's node and the device's capability nodes. Control nodes come with either.
 - A node must open as it does on the host. A GPU that fails on the host is not the container's
   fault.
-- A container cannot open other GPUs through nodes that it creates itself: the device cgroup makes
-  the kernel refuse with EPERM.
-- A container with a GPU has the driver's libcuda, mounted or in a layer. One without has no file or
-  node of the driver; a libcuda of another version may be its image's.
+- A container cannot open other GPUs through nodes that it creates itself: because of the device
+  cgroup, the kernel refuses this with EPERM.
+- A container with a GPU has the driver's libcuda, mounted or in a layer. A container without one
+  has no file or node of the driver; a libcuda of another version may be from its image.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _LONGEST_PID: Final = 32
 
 
 def is_locked(path: str) -> bool:
-    """Whether a process holds a file by flock(2).
+    """Whether a process holds a lock on a file (flock(2)).
 
     Args:
         path: no link is followed. A file that cannot be opened counts as not held.
@@ -34,7 +34,7 @@ def is_locked(path: str) -> bool:
 
 
 def agent_runs(state: str) -> bool:
-    """Whether an agent has this node, whatever it does.
+    """Whether an agent has this node, whatever state it is in.
 
     Args:
         state: the directory ``state`` of the configuration.
@@ -43,7 +43,7 @@ def agent_runs(state: str) -> bool:
 
 
 def agent_of(state: str) -> int:
-    """The pid of the agent that runs, as it has it itself; 0 if none does, or does not say.
+    """Return the pid of the running agent, as it sees it itself; 0 if there is none, or unknown.
 
     Args:
         state: the directory ``state`` of the configuration.

@@ -1,14 +1,14 @@
-"""The cause of a container's end in one line, readable without our documentation.
+"""Describe the cause of a container's end in one line, readable without our documentation.
 
 Rules
-- A fault of the device, the host or a neighbour is described by the GPU, the time and the distance
-  from the exit; a fault of the application, by its meaning.
-- Of several faults the most telling is described (:func:`shim.causes.record.by_weight`), and the
-  others are counted.
-- A fault counts for :data:`RELEVANT` seconds. Libraries give up minutes after a GPU has failed
-  (NCCL's watchdog after ten, by default); an older fault does not explain an exit. A neighbour's
-  fault that need not have reached the container counts for :data:`NEARBY` seconds only: where
-  processes take turns on a GPU, a crash of one seldom harms another.
+- A fault of the device, the host or a neighbour is described by the GPU, the time and how long
+  before the exit it happened; a fault of the application, by its meaning.
+- If there are several faults, the most relevant one is described
+  (:func:`shim.causes.record.by_weight`), and the others are counted.
+- A fault counts for :data:`RELEVANT` seconds. Libraries may give up only minutes after a GPU has
+  failed (NCCL's watchdog after ten, by default), but an older fault does not explain an exit. A
+  neighbour's fault that may not have reached the container counts only for :data:`NEARBY` seconds:
+  where processes take turns on a GPU, the crash of one seldom harms another.
 - A neighbour is not identified: no pod, container, process or pid.
 - At most :data:`LONGEST` bytes of UTF-8, without control characters. Times are UTC.
 """
@@ -78,12 +78,12 @@ _NEEDS: Final = {
 
 
 def relevant(faults: Iterable[Fault], end: float, start: float = 0.0) -> list[Fault]:
-    """The faults that may have to do with a container's end, the one that says most first.
+    """Return the faults that may be related to a container's end, most relevant first.
 
     Args:
-        faults: all that are known of it.
-        end: of the container, in seconds since the epoch.
-        start: of the container, in seconds since the epoch.
+        faults: all known faults of the container.
+        end: when the container ended, in seconds since the epoch.
+        start: when the container started, in seconds since the epoch.
     """
 
     def may_matter(fault: Fault) -> bool:
@@ -97,13 +97,13 @@ def relevant(faults: Iterable[Fault], end: float, start: float = 0.0) -> list[Fa
 def exit_message(
     faults: Iterable[Fault], end: float | None = None, node: str = "", original: int | None = None
 ) -> str:
-    """Faults in one line; "" if there are none.
+    """Describe faults in one line; "" if there are none.
 
     Args:
-        faults: those to describe or count.
-        end: of the container, in seconds since the epoch; None while it runs.
+        faults: the faults to describe or count.
+        end: when the container ended, in seconds since the epoch; None while it runs.
         node: the node's name.
-        original: the exit code, if containerd gets another.
+        original: the container's own exit code, if containerd gets another one.
     """
     ordered = by_weight(faults, math.inf if end is None else end)
     if not ordered:
@@ -129,7 +129,7 @@ def _named(fault: Fault) -> str:
 
 
 def _place(fault: Fault, end: float | None) -> str:
-    """Where and when it was; of what the application did, what that is."""
+    """Return where and when a fault happened; for an application's fault, its meaning."""
     if fault.whose == Whose.APPLICATION:
         by = "this process" if fault.pid else "this container"
         detail = about(fault.code).detail if fault.kind == _XID else ""
@@ -164,7 +164,7 @@ def _text(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """A text of at most :data:`LONGEST` bytes, no character of it in part."""
+    """Cut a text to at most :data:`LONGEST` bytes, without splitting a character."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= LONGEST:
         return encoded.decode()

@@ -1,6 +1,6 @@
 """A store of how containers with GPUs failed, which outlives their bundles.
 
-containerd removes a bundle as soon as it has processed the exit, in a pod at once. So ``nvshim
+containerd removes a bundle as soon as it has processed the exit, and in a pod at once. So ``nvshim
 explain`` and ``nvshim ps`` read ``STATE/ended/NAMESPACE/CONTAINER.json``, which only root can
 read::
 
@@ -11,13 +11,14 @@ read::
 
 Rules
 - ``faults`` are those of :mod:`shim.causes.record`; ``cause`` describes them in a line.
-- ``exit_status`` is the container's own, ``told_status`` the one that containerd got.
-- The node agent adds a fault that becomes known only after the exit (:func:`add_faults`). Until
+- ``exit_status`` is the container's own, ``told_status`` is the one that containerd got.
+- If a fault becomes known only after the exit, the node agent adds it (:func:`add_faults`). Until
   then ``faults`` and ``cause`` are empty.
-- A tenant whose containers end often does not push out another's records. Each namespace of pods
-  keeps :data:`MOST_ENDED`, and so do containers without a pod; a namespace of containerd keeps
-  :data:`MOST_OF_ALL`. The next record to go belongs to the namespace of pods with the most records,
-  there to the pod with the most; of that pod, one without faults goes first, then the oldest.
+- A tenant whose containers end often must not push out another's records. Each namespace of pods
+  keeps :data:`MOST_ENDED` records, and so do containers without a pod; a namespace of containerd
+  keeps :data:`MOST_OF_ALL`. The next record to be removed belongs to the namespace of pods with the
+  most records, and there to the pod with the most. Of that pod, a record without faults is removed
+  first, then the oldest.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def identity_of(namespace: str, container_id: str, spec: Mapping[str, Any]) -> d
     """Return what identifies a container: the first four keys in this module's docstring.
 
     Args:
-        namespace: containerd's.
+        namespace: containerd's namespace.
         spec: its config.json, decoded.
     """
     annotations = spec.get("annotations")
@@ -88,12 +89,12 @@ def write_ended(
     Args:
         state: the directory ``state`` of the configuration.
         container: the other keys in this module's docstring.
-        faults: that ended it.
-        cause: these in a line.
+        faults: the faults that ended it.
+        cause: a line that describes these faults.
 
     Raises:
-        InvalidIdentifier: its namespace or id could not safely become part of a path.
-        BundleUnusable: it cannot be written.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
+        BundleUnusable: the record cannot be written.
     """
     path = _path_of(state, container["namespace"], container["id"])
     rows = as_rows(most_telling(faults))
@@ -108,10 +109,10 @@ def write_ended(
 
 
 def read_ended(state: str, namespace: str, container_id: str) -> dict[str, Any] | None:
-    """Read the record of a container; None if it has none, or if it is malformed.
+    """Read the record of a container; None if there is none, or if it is malformed.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
     """
     return _read(_path_of(state, namespace, container_id))
 
@@ -120,7 +121,7 @@ def list_ended(state: str) -> Iterator[dict[str, Any]]:
     """Yield the records of all containers, by namespace and id.
 
     Args:
-        state: the directory ``state`` of the configuration; it need not be there.
+        state: the directory ``state`` of the configuration; it need not exist.
     """
     top = os.path.join(state, _DIRECTORY)
     for namespace in _listed(top):
@@ -133,20 +134,20 @@ def list_ended(state: str) -> Iterator[dict[str, Any]]:
 def add_faults(
     state: str, namespace: str, container_id: str, faults: Iterable[Fault], node: str = ""
 ) -> bool:
-    """Add faults that became known after the end of a container, and update its cause.
+    """Add faults that became known after a container's end, and update its cause.
 
     Args:
         state: the directory ``state`` of the configuration.
-        namespace: containerd's.
-        faults: to add; one that is known already is replaced.
+        namespace: containerd's namespace.
+        faults: the faults to add; a fault that is already known is replaced.
         node: the node's name.
 
     Returns:
         Whether the store has a record of the container.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
-        BundleUnusable: it cannot be written.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
+        BundleUnusable: the record cannot be written.
     """
     document = read_ended(state, namespace, container_id)
     if document is None:

@@ -1,6 +1,6 @@
-r"""Xids in the kernel's log, which names the process that NVML does not.
+r"""Read Xids from the kernel's log, which names the process that NVML does not name.
 
-The driver writes, over the years and by what it knows::
+The format of the driver's lines has changed over the years, and depends on what it knows::
 
     NVRM: Xid (0000:03:00): 14, Channel 00000001
     NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.
@@ -10,17 +10,17 @@ The driver writes, over the years and by what it knows::
     NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics Exception
 
 Rules
-- A record counts if its facility is the kernel's (0). What a program writes into the log has
-  another one, which the kernel sees to.
-- A line counts if it names a GPU by its address. Very old drivers write some without, which cannot
-  be attributed. And a program named ``NVRM: Xid: 79,`` that crashes makes the kernel write a line
-  with that prefix; a prefix with an address is longer than a name can be.
-- A container chooses the name of its process, up to fifteen characters, and so the text after it.
-  The GPU, the number and the process id precede the name and come from the kernel. The text after
-  them is for display; no decision depends on it.
+- A record counts if its facility is the kernel's (0). The kernel makes sure that records written by
+  programs have another one.
+- A line counts only if it names a GPU by its address. Very old drivers write some lines without
+  one, which cannot be attributed. Besides, if a program named ``NVRM: Xid: 79,`` crashes, the
+  kernel writes a line with that prefix; a prefix with an address is longer than a name can be.
+- A container chooses the name of its process, up to fifteen characters, and so part of the text
+  after it. The GPU, the number and the process id precede the name and come from the kernel. The
+  text after them is only displayed; no decision depends on it.
 
 Source: Documentation/ABI/testing/dev-kmsg; kernel_rc.c and error_cont.c of NVIDIA's open kernel
-modules (krcReportXid), dmesg output in bug reports for what the older ones wrote.
+    modules (krcReportXid); dmesg output in bug reports for older drivers.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class LoggedXid:
 
 
 def text_of(record: str) -> str:
-    """The text of a record; "" if the kernel did not write it, or it is none.
+    """Return the text of a record; "" if the kernel did not write it, or it is not a record.
 
     Args:
-        record: its first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
+        record: the record's first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
     """
     parts = _kernels(record)
     return "" if parts is None else parts[3]
@@ -118,15 +118,15 @@ def parse_record(record: str) -> LoggedXid | None:
 
 
 class Log:
-    """The kernel's log, open, and what of it was not read yet. As a context it is closed.
+    """The kernel's log, opened, with the part that was not read yet. The context closes it.
 
     Args:
         path: /dev/kmsg, or a pipe that has the same lines.
-        flags: more of open(2)'s.
+        flags: further flags of open(2).
 
     Attributes:
         fd: becomes readable when there is more.
-        has_ended: whether there will be no more, which only a pipe reports.
+        has_ended: whether no further records will come, which only a pipe reports.
 
     Raises:
         OSError: it cannot be opened.
@@ -152,9 +152,9 @@ class Log:
             os.lseek(self.fd, 0, os.SEEK_END)
 
     def read(self) -> list[str] | None:
-        """Read the driver's records that have arrived; None if there are none now. Never waits.
+        """Read the driver's records that have arrived; None if there are none yet. Never waits.
 
-        They are those of Xids, and of the errors of NVSwitches.
+        These are records of Xids, and of the errors of NVSwitches.
 
         Raises:
             OSError: it cannot be read.
@@ -178,15 +178,15 @@ class Log:
 
 
 def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
-    """The Xids that the log has now, the oldest first. Never waits.
+    """Return the Xids that the log contains now, oldest first. Never waits.
 
     Args:
-        path: as of :class:`Log`; no link is followed.
-        seconds: after which the rest is left unread.
+        path: as for :class:`Log`; no link is followed.
+        seconds: the time limit, after which the rest is left unread.
 
     Raises:
         OSError: it cannot be read.
-        TimeoutError: the rest is left unread.
+        TimeoutError: the time limit passed.
     """
     deadline = time.monotonic() + seconds
     with Log(path, os.O_NOFOLLOW) as log:

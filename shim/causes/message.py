@@ -1,22 +1,23 @@
-"""The termination message of a container of Kubernetes: a file of the host, mounted into it.
+"""The termination message of a Kubernetes container: a file of the host, mounted into it.
 
-The kubelet makes a file for each attempt, ``ROOT/pods/UID/containers/NAME/`` and eight hexadecimal
-digits, and has it mounted at the container's ``terminationMessagePath``. When the container has
-ended, it tells the last 4096 bytes of that file as the container's message.
+For each attempt the kubelet creates a file, ``ROOT/pods/UID/containers/NAME/`` and eight
+hexadecimal digits, and has it mounted at the container's ``terminationMessagePath``. When the
+container has ended, it reports the last 4096 bytes of that file as the container's message.
 
 Rules
-- Only a file that the kubelet made counts: its source has the kubelet's name. A volume that a pod
-  mounts at ``/dev/termination-log`` is another's file.
-- Of several the last counts whose destination is ``/dev/termination-log``, or what the annotation
-  ``terminationMessagePath`` says, if the engine hands it on; else the last.
-- A mount that is read-only is not written to: the container could not, either.
-- The text comes behind what the container wrote, on a line of its own, if both have room within
-  4096 bytes. What the container wrote is never cut or replaced.
+- Only a file that the kubelet created counts: its source must have the kubelet's naming. If a pod
+  mounts a volume at ``/dev/termination-log``, that file is not the kubelet's.
+- If there are several, the last one counts whose destination is ``/dev/termination-log``, or the
+  path in the annotation ``terminationMessagePath`` if the engine passes that on; or else the last
+  one.
+- A read-only mount is not written to: the container could not write to it, either.
+- The text is appended to what the container wrote, on a separate line, if both fit into 4096 bytes.
+  What the container wrote is never cut or replaced.
 - If the file is empty and the policy is known to be FallbackToLogsOnError, it stays empty: the
-  kubelet tells the end of the log, which has the same line.
+  kubelet then reports the end of the log, which has the same line.
 - The container has ended, but it may have had the source's directory as a volume. So no link is
-  followed below the kubelet's own directory, and only a regular file with one name is opened and
-  written to. To open a device or a FIFO can have effects of its own.
+  followed below the kubelet's own directory, and only a regular file with a single name is opened
+  and written to, because opening a device or a FIFO can have side effects.
 
 Source: the kubelet's pkg/kubelet/kuberuntime (makeMounts, getTerminationMessage); openat2(2).
 """
@@ -45,13 +46,13 @@ _OF_KUBELET: Final = re.compile(r"(/.*)?/(pods/[^/]+/containers/[^/]+/[0-9a-f]{8
 
 
 def find_message_file(spec: Mapping[str, Any]) -> tuple[str, bool]:
-    """The file of the host that has a container's termination message.
+    """Return the host's file for a container's termination message.
 
     Args:
         spec: config.json, decoded.
 
     Returns:
-        Its path, "" if there is none; and whether it is to stay empty if it is.
+        The file's path, "" if there is none; and whether it must stay empty if it is empty.
     """
     annotations = spec.get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
@@ -64,18 +65,18 @@ def find_message_file(spec: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def append(path: str, text: str, *, unless_empty: bool = False) -> bool:
-    """Write a line behind what a container has left as its termination message.
+    """Append a line to a container's termination message.
 
     Args:
-        path: of the host's file, as :func:`find_message_file` returns it.
-        text: the line, without an end.
-        unless_empty: leave an empty file empty.
+        path: the host's file, as returned by :func:`find_message_file`.
+        text: the line, without a line end.
+        unless_empty: whether to leave an empty file empty.
 
     Returns:
-        Whether it was written; if not, there is no room or the file is to stay empty.
+        Whether the line was written; if not, there is no room or the file has to stay empty.
 
     Raises:
-        OSError: it cannot be; then the file is as it was.
+        OSError: the file cannot be written; it is unchanged.
     """
     fd = _open(path)
     try:

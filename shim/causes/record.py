@@ -1,17 +1,18 @@
-"""Faults of one container's GPUs, in a file that the node agent writes and the shim reads.
+"""The faults of one container's GPUs, in a file that the node agent writes and the shim reads.
 
-The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, readable to root only::
+The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, readable only by root::
 
     {"version": 1,
      "pod": {"namespace": "research", "name": "train-0"},
      "faults": [{"at": 1790000000.25, "kind": "xid", "code": 79, ...}]}
 
 Rules
-- ``pod`` may be missing. Keys that are not known are ignored, so that either side may be newer.
-- It has :data:`MOST` faults, the oldest first. Of more, the most telling are kept
-  (:func:`by_weight`), so a storm of an application's faults does not hide the device's.
-- It is written under another name and renamed. The reader never waits, and follows no link.
-- A text is one line without control characters, and bounded.
+- ``pod`` may be missing. Unknown keys are ignored, so that either side may be newer.
+- The file has at most :data:`MOST` faults, oldest first. If there are more, the most relevant ones
+  are kept (:func:`by_weight`), so a storm of an application's faults does not hide those of the
+  device.
+- The file is written under another name and renamed. The reader never waits, and follows no link.
+- A text is one line without control characters, and of limited length.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ KERNEL_LOG: Final = "kernel log"
 
 _DIRECTORY: Final = "causes"
 _LARGEST: Final = 16 << 10
-# Characters of a text. Sixteen faults with five of them, of four bytes each, would be too much:
-# the writer tries again with fewer.
+# Characters of a text. Sixteen faults with five texts each, of four bytes per character, would be
+# too much: the writer then tries again with fewer.
 _LONGEST_TEXTS: Final = (120, 30)
 _MOST_NUMBER: Final = 1 << 31
 
@@ -87,13 +88,14 @@ class Fault:
 
 
 def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
-    """Faults, the one that says most first.
+    """Return faults, most relevant first.
 
     Args:
         faults: in any order.
-        end: of the container, in seconds since the epoch. What came before it says more than what
-            came later, then what is sure, and then the one that is nearest to it. That a neighbour
-            crashed says less than a fault of its own, unless it surely reached this container.
+        end: when the container ended, in seconds since the epoch. A fault before the end is more
+            relevant than one after it, then a certain one, and then the one nearest to the end. A
+            neighbour's crash is less relevant than the container's own fault, unless it certainly
+            reached this container.
     """
     order = [*Whose]
 
@@ -105,16 +107,16 @@ def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
 
 
 def most_telling(faults: Iterable[Fault]) -> list[Fault]:
-    """Of many faults the :data:`MOST` that say most; the oldest first."""
+    """Return the :data:`MOST` most relevant of many faults, oldest first."""
     return sorted(by_weight(faults)[:MOST], key=lambda fault: fault.at)
 
 
 def as_rows(faults: Iterable[Fault], longest: int = _LONGEST_TEXTS[0]) -> list[dict[str, Any]]:
-    """Faults as JSON has them.
+    """Return faults as JSON values.
 
     Args:
-        faults: in their order.
-        longest: characters that a text may have.
+        faults: the faults, in their order.
+        longest: the maximum number of characters of a text.
     """
     rows = [{name: getattr(fault, name) for name in Fault.__match_args__} for fault in faults]
     return [
@@ -124,21 +126,21 @@ def as_rows(faults: Iterable[Fault], longest: int = _LONGEST_TEXTS[0]) -> list[d
 
 
 def faults_of(document: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """The faults that a document has under ``faults``, without what is none."""
+    """Return the valid faults that a document has under ``faults``."""
     rows = document.get("faults")
     faults = [_fault(row) for row in rows[:MOST]] if isinstance(rows, list) else []
     return tuple(fault for fault in faults if fault is not None)
 
 
 def path_of(state: str, namespace: str, container_id: str) -> str:
-    """The file of a container.
+    """Return the path of a container's file.
 
     Args:
         state: the directory ``state`` of the configuration.
-        namespace: containerd's.
+        namespace: containerd's namespace.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
     """
     files.check_id(namespace, "namespace")
     files.check_id(container_id)
@@ -153,16 +155,16 @@ def write_causes(
     *,
     pod: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the faults of a container, and replace those in its file.
+    """Write the faults of a container, replacing those in its file.
 
     Args:
-        state: the directory ``state`` of the configuration; it need not be there.
-        namespace: containerd's.
-        faults: all that are known; of more than :data:`MOST`, the most telling are kept.
-        pod: the pod of the container, for reports after the container is gone.
+        state: the directory ``state`` of the configuration; it need not exist.
+        namespace: containerd's namespace.
+        faults: all known faults; if there are more than :data:`MOST`, the most relevant are kept.
+        pod: the pod of the container, for reports after the container was removed.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
         BundleUnusable: the file cannot be written.
     """
     path = path_of(state, namespace, container_id)
@@ -183,34 +185,34 @@ def write_causes(
 def read_causes(
     state: str, namespace: str, container_id: str, *, warn: Callable[[str], None] | None = None
 ) -> tuple[Fault, ...]:
-    """The faults of a container, the oldest first; none if there is no file.
+    """Return the faults of a container, oldest first; empty if there is no file.
 
     Args:
         state: the directory ``state`` of the configuration.
-        namespace: containerd's.
-        warn: called with the reason if an existing file cannot be used; it counts as empty then.
+        namespace: containerd's namespace.
+        warn: called with the reason if an existing file cannot be used; it then counts as empty.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
     """
     return faults_of(_content(path_of(state, namespace, container_id), warn))
 
 
 def read_pod(state: str, namespace: str, container_id: str) -> dict[str, str]:
-    """Whose container a file says that it is; empty if it does not say so.
+    """Return the pod that a file names as the container's; empty if it names none.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
     """
     pod = _content(path_of(state, namespace, container_id), None).get("pod")
     return {k: v for k, v in pod.items() if isinstance(v, str)} if isinstance(pod, dict) else {}
 
 
 def forget_causes(state: str, namespace: str, container_id: str) -> None:
-    """Remove the file of a container, if it is there.
+    """Remove the file of a container, if there is one.
 
     Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        InvalidIdentifier: the namespace or the id cannot safely become part of a path.
         OSError: it cannot be removed.
     """
     files.remove(path_of(state, namespace, container_id))
@@ -241,7 +243,7 @@ def _content(path: str, warn: Callable[[str], None] | None) -> dict[str, Any]:
 
 
 def _fault(row: object) -> Fault | None:
-    """A fault as a file has it; None if it does not say when it was and of what kind."""
+    """Parse a fault from a file; None if it lacks its time or its kind."""
     if not isinstance(row, dict):
         return None
     values = {

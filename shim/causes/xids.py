@@ -1,16 +1,17 @@
-"""The errors that NVIDIA's driver numbers (Xids): what each means, whose it is, what to do.
+"""The numbered errors of NVIDIA's driver (Xids): what each means, whose it is, and what to do.
 
 Rules
-- ``whose`` is what the number alone says. A number whose catalogue entry names the application and
-  the hardware alike is unclear.
+- ``whose`` is what the number alone tells. A number is unclear if its catalogue entry names both
+  the application and the hardware.
 - The driver's own statement overrides this table (:func:`with_recovery`): NVML's recovery action,
-  and the text of Xid 154. Both have the same numbers (:func:`recovery_action`). The words beside
-  the number in the text change from driver to driver, so they decide nothing.
-- An NVLink of the fifth generation says in the line itself how serious an error is
+  and the text of Xid 154. Both use the same numbers (:func:`recovery_action`). The words next to
+  the number in the text change from driver to driver, so they are ignored.
+- For NVLinks of the fifth generation, the line itself tells how serious an error is
   (:func:`is_nonfatal`): each GPU of a domain writes such lines when a neighbour fails.
-- ``ends`` is false for a number that is no reason for a container to end: a notice, a test, or (45)
-  what the driver does for any process that ends.
-- How serious a number is for the device is the node agent's (:mod:`integration.node.faults.xids`).
+- ``ends`` is false for a number that does not end a container: a notice, a test, or (45) what the
+  driver does for any process that exits.
+- The node agent decides how serious a number is for the device
+  (:mod:`integration.node.faults.xids`).
 
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the
 Xid Catalog" and, for Volta and older, the list of the r535 document); nverror.h of the open kernel
@@ -277,8 +278,8 @@ _RECOVERY_ACTIONS: Final = {
     7: Action.REBOOT,
 }
 
-# All of it, and at the end: before it stands the name that a process has chosen for itself, which
-# is too short to hold this.
+# The whole text, and at its end. It is preceded by a name that a process has chosen for itself,
+# which is too short to contain this.
 _CHANGED: Final = re.compile(
     r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x([0-9a-f]{1,8}) \([^()]*\)\.?\s*$",
     re.IGNORECASE | re.ASCII,
@@ -286,10 +287,10 @@ _CHANGED: Final = re.compile(
 
 
 def recovery_action(number: int) -> Action:
-    """What a recovery action of the driver asks for, by its number in NVML.
+    """Return what a recovery action of the driver asks for, by its number in NVML.
 
     Args:
-        number: the value of NVML's field 230, or of the text of an Xid 154.
+        number: the value of NVML's field 230, or the number in the text of an Xid 154.
 
     Returns:
         The action; for a number that this version does not know, :attr:`Action.CATALOGUE`.
@@ -298,7 +299,7 @@ def recovery_action(number: int) -> Action:
 
 
 def recovery_asked(text: str) -> Action | None:
-    """What the text of an Xid 154 asks for; None if it names no action."""
+    """Return what the text of an Xid 154 asks for; None if it names no action."""
     found = _CHANGED.search(text)
     return recovery_action(int(found[1], 16)) if found else None
 
@@ -315,10 +316,10 @@ _NONFATAL: Final = re.compile(
 
 
 def is_nonfatal(number: int, text: str) -> bool:
-    """Whether the line of an Xid of NVLink (144 to 150) says that it is not fatal.
+    """Whether the line of an NVLink Xid (144 to 150) says that it is not fatal.
 
     Args:
-        text: what comes after the number; "" if only NVML reported it.
+        text: the text after the number; "" if only NVML reported it.
     """
     return number in _NVLINKS and _NONFATAL.fullmatch(text.strip()) is not None
 
@@ -326,11 +327,11 @@ def is_nonfatal(number: int, text: str) -> bool:
 def with_recovery(xid: Xid, action: Action | None) -> tuple[Whose, Action]:
     """Return whose an error is and what to do, given the driver's recovery action.
 
-    If recovery takes more than ending the applications, the fault is the device's.
+    If recovery takes more than restarting the applications, the fault is the device's.
 
     Args:
         xid: the error.
-        action: what the driver asks for; None if it does not say, and the table decides.
+        action: what the driver asks for; None if it does not say, so that the table decides.
     """
     if action is None:
         return xid.whose, xid.action

@@ -1,14 +1,14 @@
-"""Where a container's cgroup is, and which processes are in it.
+"""Find a container's cgroup, and the processes in it.
 
 Rules
-- A host has cgroups of version 1 (a hierarchy for each controller), of version 2 (one for
-  all), or is a hybrid: version 1 has the controllers, version 2 is mounted next to it. As for runc
-  and containerd, version 2 has the controllers if it is mounted at /sys/fs/cgroup.
-- A container has one path per hierarchy, which /proc/PID/cgroup of its init lists. A mount may
-  show only a part of a hierarchy (in a container that runs containers): then the root of that part
-  is removed from the path.
+- A host has cgroups of version 1 (a hierarchy for each controller), of version 2 (one for all
+  controllers), or is a hybrid: version 1 has the controllers, and version 2 is mounted next to it.
+  As in runc and containerd, version 2 has the controllers if it is mounted at /sys/fs/cgroup.
+- A container has one path per hierarchy, which /proc/PID/cgroup of its init lists. A mount may show
+  only a part of a hierarchy (in a container that runs containers). In that case the root of that
+  part is removed from the path.
 - A cgroup that the container shares with the shim or with the whole machine is not its own: a
-  runtime may make no cgroup, and joins no hierarchy that it does not know.
+  runtime may not have created one, and it does not join hierarchies that it does not know.
 
 Source: cgroups(7); proc(5), /proc/PID/mountinfo; kernel Documentation/admin-guide/cgroup-v2.rst.
 """
@@ -49,11 +49,11 @@ class Hierarchies:
     is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str, path: str) -> str | None:
-        """Where a cgroup can be seen.
+        """Return where a cgroup can be seen.
 
         Args:
-            controller: which hierarchy.
-            path: the cgroup's path in it, as /proc/PID/cgroup has it.
+            controller: the controller of the hierarchy.
+            path: the cgroup's path in the hierarchy, as in /proc/PID/cgroup.
 
         Returns:
             The directory, whether or not it exists; None if no mount shows that path.
@@ -71,29 +71,29 @@ class Hierarchies:
 class Cgroup:
     """The cgroup of one container."""
 
-    # its directory by controller; UNIFIED is that of version 2. A hierarchy in which it has no
-    # cgroup of its own is missing.
+    # its directory by controller; UNIFIED is that of version 2. If it has no cgroup of its own in a
+    # hierarchy, that hierarchy is missing.
     directories: Mapping[str, str]
     is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str) -> str | None:
-        """The directory with a controller's files; None if it has none of its own."""
+        """Return the directory with a controller's files; None if it has none of its own."""
         return self.directories.get(UNIFIED if self.is_v2 else controller)
 
     def pids(self) -> list[int]:
-        """The processes in it and in the cgroups below it, in ascending order.
+        """Return the processes in it and in the cgroups below it, in ascending order.
 
         Returns:
-            Their pids; empty if it is gone.
+            Their pids; empty if the cgroup is gone.
         """
         names = [name for name in _COMMON if name in self.directories] or [*self.directories]
         return pids_in(self.directories[names[0]])
 
     def signal(self, number: int) -> None:
-        """Signal each process in it and below it, and those that they start meanwhile.
+        """Signal each process in it and below it, and those that they start in the meantime.
 
         Args:
-            number: which signal.
+            number: the signal.
 
         Raises:
             OSError: no descriptor is free.
@@ -134,14 +134,13 @@ class Cgroup:
 
 
 def of(pid: int) -> Cgroup | None:
-    """The cgroup of a container.
+    """Return the cgroup of a container.
 
     Args:
         pid: a live process of the container.
 
     Returns:
-        Its cgroup; None when the process is gone, or has no cgroup of its own that is visible
-        here.
+        Its cgroup; None if the process is gone, or has no cgroup of its own that is visible here.
     """
     hierarchies = _mounted()
     shared = _paths_of("self")
@@ -158,10 +157,10 @@ def of(pid: int) -> Cgroup | None:
 
 
 def at(path: str) -> Cgroup | None:
-    """The cgroup at a path.
+    """Return the cgroup at a path.
 
     Args:
-        path: the same in every hierarchy, from the root.
+        path: the same path in every hierarchy, from the root.
 
     Returns:
         The cgroup; None if no hierarchy has it.
@@ -177,14 +176,14 @@ def at(path: str) -> Cgroup | None:
 
 
 def named(path: str) -> list[str]:
-    """The directories of the cgroup that an OCI spec names.
+    """Return the directories of the cgroup that an OCI spec names.
 
     Args:
-        path: relative to where the hierarchies are mounted.
+        path: the path relative to where the hierarchies are mounted.
 
     Returns:
         Those that exist, one for each hierarchy. A cgroup with that path inside another cgroup is
-        not among them.
+        not included.
     """
     below = os.path.normpath(f"/{path}").strip("/")
     points = dict.fromkeys(point for _, point in _mounted().mounts.values())
@@ -193,10 +192,10 @@ def named(path: str) -> list[str]:
 
 
 def pids_in(directory: str) -> list[int]:
-    """The processes in a cgroup and in those below it, in ascending order.
+    """Return the processes in a cgroup and in those below it, in ascending order.
 
     Args:
-        directory: the cgroup's, in any hierarchy.
+        directory: the directory of the cgroup, in any hierarchy.
 
     Returns:
         Their pids; empty if the cgroup is gone.
@@ -213,13 +212,13 @@ def pids_in(directory: str) -> list[int]:
 
 
 def join_those_of(pid: int) -> None:
-    """Put this process in the cgroups of another, in each hierarchy that is mounted.
+    """Move this process into the cgroups of another one, in each mounted hierarchy.
 
     Args:
         pid: the other process.
 
     Raises:
-        OSError: one of them takes no process.
+        OSError: one of the cgroups accepts no process.
     """
     ours, hierarchies = _paths_of("self"), _mounted()
     for controller, path in _paths_of(pid).items():
@@ -230,13 +229,14 @@ def join_those_of(pid: int) -> None:
 
 
 def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
-    """The hierarchies that a mountinfo file lists.
+    """Return the hierarchies that a mountinfo file lists.
 
     Args:
-        mountinfo: its lines. Mounts of other file systems are skipped.
+        mountinfo: the lines of the file. Mounts of other file systems are skipped.
 
     Returns:
-        The hierarchies. Of several mounts of one, the first that shows all of it counts.
+        The hierarchies. If one is mounted several times, the first mount that shows all of it
+        counts.
     """
     mounts: dict[str, tuple[str, str]] = {}
     is_v2 = False
@@ -267,7 +267,7 @@ def _mounted() -> Hierarchies:
 
 
 def _paths_of(pid: int | str) -> dict[str, str]:
-    """The path of a process's cgroup by controller."""
+    """Return the path of a process's cgroup by controller."""
     path = f"/proc/{pid}/cgroup"
     try:
         # A container can give its cgroups names with a carriage return, or that are not UTF-8.
@@ -278,10 +278,10 @@ def _paths_of(pid: int | str) -> dict[str, str]:
 
 
 def parse_paths(lines: Iterable[str]) -> dict[str, str]:
-    """The paths that a /proc/PID/cgroup file lists, by controller.
+    """Return the paths that a /proc/PID/cgroup file lists, by controller.
 
     Args:
-        lines: the file's; malformed ones are skipped.
+        lines: the lines of the file; malformed ones are skipped.
     """
     fields = [line.rstrip("\n").split(":", 2) for line in lines]
     return {name: f[2] for f in fields if len(f) == 3 for name in f[1].split(",")}  # noqa: PLR2004

@@ -1,19 +1,19 @@
-"""Detecting that a container has run out of memory, when it happens.
+"""Detect that a container runs out of memory, as soon as it happens.
 
 Rules
-- A container has run out of memory when the kernel's counters say that a process of it was killed
-  for that (or, with the OOM killer off, that its processes are stopped). The kernel's signal is
-  only the reason to read the counters.
+- A container has run out of memory when, according to the kernel's counters, one of its processes
+  was killed for that reason (or, with the OOM killer off, when its processes are stopped). The
+  kernel's signal is only a reason to read the counters.
 - Version 1 signals an eventfd *before* it kills, also for an ancestor's limit, and once more when
-  the cgroup is removed. After a signal without a new kill the counters are read again a few times.
-  Then the kill was another container's, or the next signal finds it.
-- Version 2 marks memory.events as changed. An epoll of its own watches the open file for that, and
-  the loop watches the epoll. (An inotify would do as well, but a user has 128 of them by default:
-  as many as a node has pods.)
-- The counters are read a last time when init has ended. systemd may have removed the empty cgroup
-  by then. Of version 1 the signals were counted, and one of them was the removal; version 2 has
-  counted the kill for the parent too, which still exists.
-- A removed cgroup signals for ever, or never: it is no longer watched.
+  the cgroup is removed. After a signal without a new kill, the counters are read again a few times.
+  If there is still none, the kill was in another container, or the next signal will reveal it.
+- Version 2 marks memory.events as changed. A separate epoll watches the open file for that, and the
+  loop watches the epoll. (inotify would work as well, but by default a user may have only 128
+  instances: as many as a node has pods.)
+- The counters are read a last time when init has ended. By then, systemd may have removed the empty
+  cgroup. On version 1 the signals were counted, and one of them was for the removal. Version 2 also
+  counts the kill for the parent, which still exists.
+- A removed cgroup signals either for ever or never, so it is no longer watched.
 
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst (9, 10), cgroup-v2.rst
 (memory.events); epoll(7); kernel mm/memcontrol-v1.c, fs/kernfs/file.c.
@@ -40,7 +40,7 @@ _LIMIT: Final = 4096
 # A bound for containers that may make cgroups of their own.
 _MOST_BELOW: Final = 500
 
-# Seconds to wait, each time, after a signal without a kill. By then the kernel has killed, or
+# Seconds of each wait after a signal without a kill. By then the kernel has killed a process, or
 # others have freed memory.
 _AGAIN: Final = (0.02, 0.1, 0.5)
 
@@ -49,10 +49,10 @@ def watch(cgroup: Cgroup | None) -> OomWatch | None:
     """Start to watch a container.
 
     Args:
-        cgroup: the container's.
+        cgroup: the container's cgroup.
 
     Returns:
-        The watch; None if the container's memory is not counted.
+        The watch; None if the memory of the container is not accounted for.
 
     Raises:
         OSError: the kernel refuses (no descriptor is free).
@@ -67,11 +67,11 @@ def watch(cgroup: Cgroup | None) -> OomWatch | None:
 
 
 async def follow(watch: OomWatch, tell: Callable[[], None]) -> None:
-    """Report each time that a container runs out of memory, until its cgroup is gone; then close.
+    """Report each time a container runs out of memory; close the watch when its cgroup is gone.
 
     Args:
-        watch: the container's.
-        tell: called once for each time; once for several kills together.
+        watch: the watch on the container.
+        tell: called once for each event; several kills together are one event.
     """
     try:
         while not watch.over:
@@ -94,11 +94,11 @@ class WatchV1:
     """A watch on one container, on cgroup version 1.
 
     Args:
-        directory: the container's in the memory hierarchy.
+        directory: the container's directory in the memory hierarchy.
 
     Attributes:
-        over: the cgroup is gone.
-        unsure: there was a signal, and no kill yet that explains it.
+        over: whether the cgroup is gone.
+        unsure: whether there was a signal that no kill explains yet.
     """
 
     def __init__(self, directory: str) -> None:
@@ -121,14 +121,14 @@ class WatchV1:
             raise
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when there is a reason to look."""
+        """Return a descriptor that becomes readable when there is a reason to look."""
         return self._fd
 
     def news(self, *, init_killed: bool = False) -> bool:
         """Whether the container has run out of memory since the last call.
 
         Args:
-            init_killed: its init was killed by SIGKILL, by the kernel or a process. Only then
+            init_killed: whether init was killed by SIGKILL, by the kernel or a process. Only then
                 the traces of a removed cgroup count.
         """
         self._signals += self._drain()
@@ -151,7 +151,7 @@ class WatchV1:
         return found
 
     def forget(self) -> None:
-        """The signals so far were for another container."""
+        """Record that the signals so far were for another container."""
         self._signals = 0
         self.unsure = False
 
@@ -168,7 +168,7 @@ class WatchV1:
             return 0
 
     def _kills(self) -> int | None:
-        """How many were killed in it and below: a kill counts for the victim's cgroup alone.
+        """Return how many were killed in it and below: a kill counts for the victim's cgroup only.
 
         Returns:
             The sum; None if the cgroup is gone.
@@ -206,7 +206,7 @@ class WatchV2:
             raise
 
     def fileno(self) -> int:
-        """The epoll that watches the file."""
+        """Return the epoll that watches the file."""
         return self._poll.fileno() if self._poll is not None else -1
 
     def news(self, *, init_killed: bool = False) -> bool:
@@ -220,7 +220,7 @@ class WatchV2:
         return found
 
     def forget(self) -> None:
-        """Nothing to do: version 2 signals after the kill."""
+        """Do nothing: version 2 signals after the kill."""
 
     def close(self) -> None:
         """Close both descriptors."""
@@ -232,7 +232,7 @@ class WatchV2:
             self._file = -1
 
     def _kills(self) -> int | None:
-        """How many were killed in it and below; None if the cgroup is gone.
+        """Return how many were killed in it and below; None if the cgroup is gone.
 
         Reading from the start also marks the file as unchanged.
         """
@@ -256,7 +256,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
 def _read_table(path: str) -> dict[str, int] | None:
-    """The counters in a file; None if its cgroup is gone."""
+    """Return the counters in a file; None if its cgroup is gone."""
     try:
         with open(path, "rb", buffering=0) as file:
             return _to_table(file.read(_LIMIT) or b"")

@@ -1,11 +1,11 @@
-"""New limits for a container, in the form that the low-level runtime takes.
+"""Check new limits for a container, and encode them for the low-level runtime.
 
 Rules
-- Limits are the OCI spec's ``linux.resources``. What the table below does not list is handed on:
-  a later runtime may know it.
-- A null is nothing, as in every Go program that could have sent it. (runc 1.1 crashes on one.)
-- Device rules are not limits: they are left out. The runtime would replace those that the
-  container has, and the GPUs that were injected with them.
+- Limits are the OCI spec's ``linux.resources``. Keys that the table below does not list are passed
+  on, since a later runtime may know them.
+- A null means nothing, as in every Go program that could have sent it. (runc 1.1 crashes on one.)
+- Device rules are not limits, so they are left out. The runtime would replace the container's rules
+  with them, and thereby remove the GPUs that were injected.
 
 Source: opencontainers/runtime-spec config-linux.md, "Control groups"; runc-update(8).
 """
@@ -37,13 +37,13 @@ def encode(limits: dict[str, Any]) -> bytes:
     """Check limits, and encode them for the runtime.
 
     Args:
-        limits: ``linux.resources`` as it was sent.
+        limits: ``linux.resources`` as it was received.
 
     Returns:
-        The JSON to hand to the runtime.
+        The JSON to pass to the runtime.
 
     Raises:
-        InvalidResources: a value has another type than the OCI spec demands.
+        InvalidResources: a value does not have the type that the OCI spec demands.
     """
     kept = {k: v for k, v in limits.items() if v is not None and k != "devices"}
     for key, value in kept.items():

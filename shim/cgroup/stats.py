@@ -1,18 +1,19 @@
 """A container's resource usage, as the message that containerd expects.
 
 Rules
-- The tables below say which file, and which key in it, a field of the message is read from.
-- A file that is missing or cannot be read is empty, and leaves its fields at zero: its controller
-  is not enabled, the kernel is older, or the cgroup was removed a moment ago. What is not a number
-  is left out. None of this is an error.
-- Version 1 has a directory for each controller. A controller that the container has no cgroup in
-  is left out of the message, except cpu, which clients read without a check. ``max`` is zero.
-  cpuacct.stat counts ticks, every other time is in nanoseconds.
+- The tables below tell from which file, and which key in it, a field of the message is read.
+- A file that is missing or cannot be read counts as empty, so its fields stay zero: its controller
+  is not enabled, the kernel is older, or the cgroup was removed a moment ago. Anything that is not
+  a number is left out. None of this is an error.
+- Version 1 has a directory for each controller. A controller in which the container has no cgroup
+  is left out of the message, except for cpu, which clients read without a check. ``max`` is zero.
+  cpuacct.stat counts ticks; all other times are in nanoseconds.
 - Version 2 has one directory. pids, cpu, memory, io and rdma are always in the message, for the
-  same reason. ``max`` is the largest number of 64 bits (of 32 in rdma). Times are microseconds.
-- Block I/O of version 1: a file without a scheduler in its name is CFQ's, gone since Linux 5.0.
-  Next come the files of the throttling layer, which all schedulers share, and BFQ's. Files that
-  include the cgroups below come before those that do not.
+  same reason. ``max`` is the largest number of 64 bits (in rdma, of 32 bits). Times are in
+  microseconds.
+- Block I/O of version 1: a file without a scheduler in its name is that of CFQ, which was removed
+  in Linux 5.0. Next come the files of the throttling layer, which all schedulers share, and those
+  of BFQ. Files that include the cgroups below are preferred.
 - Network counters are those of the container's own network namespace, and never the host's.
 
 Source: containerd docs/runtime-v2.md; containerd/cgroups cgroup1 and cgroup2 stats/metrics.proto;
@@ -145,7 +146,7 @@ def read(cgroup: Cgroup | None, *, container_id: str, pid: int) -> v1.Metrics | 
 
     Args:
         cgroup: the container's cgroup; None if it has none of its own.
-        container_id: named in the error.
+        container_id: the container's id, for the error.
         pid: its init process, whose network interfaces are read; 0 if it has exited.
 
     Returns:
@@ -185,7 +186,7 @@ def metrics_v1(
     Args:
         directories: the container's directory in each controller's hierarchy.
         devices: the paths of block devices, by major and minor number.
-        ticks: of the clock per second (``sysconf(_SC_CLK_TCK)``).
+        ticks: the clock ticks per second (``sysconf(_SC_CLK_TCK)``).
     """
     result = v1.Metrics(cpu=v1.CPUStat(usage=v1.CPUUsage(), throttling=v1.Throttle()))
     memory = result.memory
@@ -254,10 +255,10 @@ def metrics_v2(directory: str) -> v2.Metrics:
 
 
 def block_devices(partitions: str) -> dict[tuple[int, int], str]:
-    """The paths of block devices by major and minor number: ``{(8, 0): "/dev/sda"}``.
+    """Return the paths of block devices by major and minor number: ``{(8, 0): "/dev/sda"}``.
 
     Args:
-        partitions: the text of /proc/partitions; lines that name no device are skipped.
+        partitions: the text of /proc/partitions; lines without a device are skipped.
     """
     devices: dict[tuple[int, int], str] = {}
     for line in partitions.splitlines():
@@ -269,14 +270,14 @@ def block_devices(partitions: str) -> dict[tuple[int, int], str]:
 
 
 def interfaces_of(pid: int) -> dict[str, dict[str, int]]:
-    """The network interfaces of a container, each with its counters by field name.
+    """Return the network interfaces of a container, each with its counters by field name.
 
     Args:
         pid: a process of the container.
 
     Returns:
-        Nothing if the process has exited or shares the shim's network namespace: the host's
-        traffic says nothing about a container.
+        Empty if the process has exited or shares the shim's network namespace: the host's traffic
+        tells nothing about a container.
     """
     try:
         shared = os.stat("/proc/self/ns/net").st_ino == os.stat(f"/proc/{pid}/ns/net").st_ino
@@ -286,7 +287,7 @@ def interfaces_of(pid: int) -> dict[str, dict[str, int]]:
 
 
 def parse_interfaces(text: str) -> dict[str, dict[str, int]]:
-    """The interfaces in a /proc/net/dev. Other lines, as its two headings, are skipped."""
+    """Return the interfaces in a /proc/net/dev. Other lines, such as its headings, are skipped."""
     interfaces = {}
     for line in text.splitlines():
         name, _, rest = line.rpartition(":")
@@ -297,7 +298,7 @@ def parse_interfaces(text: str) -> dict[str, dict[str, int]]:
 
 
 def _of_controller(directories: Mapping[str, str], name: str) -> str:
-    """The directory with a file of version 1, whose name starts with its controller's."""
+    """Return the directory with a file of version 1, whose name starts with its controller's."""
     return directories.get(name.partition(".")[0], _NO_DIRECTORY)
 
 
@@ -354,7 +355,7 @@ def _read_rdma(result: v1.Metrics | v2.Metrics, directory: str) -> None:
 def _read_pressure(
     directory: str, name: str, message: v2.CPUStat | v2.MemoryStat | v2.IOStat
 ) -> None:
-    """Pressure stall information. A kernel may have the file and refuse to read it."""
+    """Read pressure stall information. A kernel may have the file and refuse to read it."""
     for share, pairs in nested(text_of(directory, name)):
         if share not in ("some", "full"):
             continue
@@ -374,7 +375,7 @@ def _to_float(text: str) -> float:
 
 
 def text_of(directory: str, name: str) -> str:
-    """The text of a file; empty if it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         with open(os.path.join(directory, name), "rb") as file:
             return file.read(_LIMIT).decode(errors="replace")
@@ -383,11 +384,11 @@ def text_of(directory: str, name: str) -> str:
 
 
 def number(text: str, *, unlimited: int = MOST) -> int | None:
-    """The number that a text is.
+    """Return the number that a text stands for.
 
     Args:
         text: decimal digits, a negative number, or ``max``; surrounding blanks do not matter.
-        unlimited: what ``max`` counts as.
+        unlimited: the number to return for ``max``.
 
     Returns:
         The number within the bounds of an unsigned 64-bit integer; None if it is not a number.
@@ -402,14 +403,14 @@ def number(text: str, *, unlimited: int = MOST) -> int | None:
 
 
 def table(text: str) -> dict[str, int]:
-    """The numbers of a flat keyed file, whose lines are each a key and a number."""
+    """Return the numbers in a flat keyed file, whose lines are a key and a number."""
     pairs = (line.split() for line in text.splitlines())
     entries = ((p[0], number(p[1])) for p in pairs if len(p) == 2)  # noqa: PLR2004 - a pair
     return {key: value for key, value in entries if value is not None}
 
 
 def nested(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The entries of a nested keyed file, whose lines are each a key and pairs ``name=value``.
+    """Return the entries of a nested keyed file, whose lines are a key and pairs ``name=value``.
 
     Returns:
         Each key with its pairs, in the order of the lines; keys without a pair are left out.
@@ -424,10 +425,10 @@ def nested(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def page_sizes(directory: str, suffix: str) -> list[str]:
-    """The sizes of huge pages that a hugetlb directory has files for, the largest first.
+    """Return the sizes of huge pages for which a hugetlb directory has files, largest first.
 
     Args:
-        directory: the cgroup's, in the hierarchy with the hugetlb controller.
+        directory: the directory of the cgroup, in the hierarchy with the hugetlb controller.
         suffix: the end of the files' names: ``.current``, ``.usage_in_bytes``.
 
     Returns:
@@ -449,7 +450,7 @@ def _bytes(size: str) -> tuple[int, int]:
 
 
 def rdma(text: str) -> list[tuple[str, int, int]]:
-    """The entries of an rdma file: device, handles and objects of each.
+    """Return the entries of an rdma file: device, handles and objects of each.
 
     ``max`` is the largest number of 32 bits, which the field in the message has.
     """

@@ -1,8 +1,8 @@
-"""Saving a container and restoring it: the calls, and what is undone when they fail.
+"""Save a container and restore it: the calls, and what is undone when they fail.
 
-While a call runs it has a directory (``criu-work``) with CRIU's log and configuration. If
-the call fails, the log stays in the bundle until the container is deleted; what a failed checkpoint
-has written is removed.
+While a call runs it has a directory (``criu-work``) with CRIU's log and configuration. If the call
+fails, the log stays in the bundle until the container is deleted, and what a failed checkpoint has
+written is removed.
 
 Source: runc(8) checkpoint, restore; criu(8).
 """
@@ -31,7 +31,7 @@ class Saved:
 
     Args:
         directory: where containerd has unpacked the checkpoint.
-        parent: where it has unpacked an earlier one that this one builds on; may be empty.
+        parent: where it has unpacked an earlier checkpoint that this one builds on; may be empty.
 
     Raises:
         CheckpointUnusable: it is missing, incomplete, or not a checkpoint.
@@ -45,13 +45,13 @@ class Saved:
 
 
 class Calls:
-    """Calls of a runtime that calls CRIU, for one container.
+    """Calls a runtime that calls CRIU, for one container.
 
     Args:
         runtime: the low-level runtime.
-        options: where CRIU is, and where its log goes.
+        options: the path of CRIU, and where its log goes.
         container_id: the container.
-        bundle: its bundle.
+        bundle: the container's bundle.
     """
 
     def __init__(
@@ -70,13 +70,14 @@ class Calls:
         *,
         driver_layer: bool = False,
     ) -> None:
-        """Save the container, which continues, or has ended if the options say so.
+        """Save the container, which then continues, or has ended if the options say so.
 
         Args:
-            path: the directory to save it in; made if missing.
+            path: the directory to save it in; created if missing.
             options: how to save it.
-            external: its external files, from :func:`shim.checkpoint.criu.external_files`.
-            driver_layer: whether the driver's files are in a layer of it.
+            external: the container's external files, from
+                :func:`shim.checkpoint.criu.external_files`.
+            driver_layer: whether the driver's files are in a layer of the container.
 
         Raises:
             ShimError: it could not be saved, and continues. What was written is removed.
@@ -106,7 +107,7 @@ class Calls:
 
         Args:
             saved: the checkpoint.
-            stdio: its new stdin, stdout and stderr.
+            stdio: the new stdin, stdout and stderr.
             pid_file: where the runtime writes the pid of its init process.
 
         Raises:
@@ -128,7 +129,7 @@ class Calls:
                 raise await self._explained("restore", error, work) from error
 
     async def _explained(self, verb: str, error: RuntimeFailed, work: str) -> ShimError:
-        """The error with CRIU's reason; the whole log is kept in the bundle."""
+        """Return the error with CRIU's reason; the whole log is kept in the bundle."""
         log = criu.read_log(os.path.join(work, _LOGS[verb]))
         kept = os.path.join(self._bundle, f"criu-{_LOGS[verb]}")
         try:
@@ -141,13 +142,13 @@ class Calls:
 
 
 class _Target:
-    """The directory that a checkpoint is written to, and what was in it before.
+    """The directory that a checkpoint is written to, with what it contained before.
 
     Args:
-        path: where it is; made if missing.
+        path: the directory; created if missing.
 
     Raises:
-        CheckpointPathUnusable: it cannot be a directory.
+        CheckpointPathUnusable: there cannot be a directory at this path.
     """
 
     def __init__(self, path: str) -> None:
@@ -188,15 +189,15 @@ class _Target:
 
 
 class _Workplace:
-    """The directory of a call, which exists as long as the call runs.
+    """The directory of a call, which exists while the call runs.
 
     Args:
-        bundle: the container's bundle. containerd links a directory on disk into it, which is
-            used: CRIU's log grows with the container, and the bundle is in memory.
-        criu_path: a CRIU other than the one on containerd's PATH; empty for that one.
+        bundle: the container's bundle. containerd links a directory on disk into it. That one is
+            used, because CRIU's log grows with the container, and the bundle is in memory.
+        criu_path: another CRIU than the one on containerd's PATH; "" for that one.
 
     Raises:
-        CriuNotFound: there is no such program.
+        CriuNotFound: the program does not exist.
     """
 
     def __init__(self, bundle: str, criu_path: str) -> None:
@@ -222,7 +223,7 @@ class _Workplace:
         files.remove_tree(self.path)
 
     def environment(self, config: str) -> dict[str, str]:
-        """The environment of the runtime, and of CRIU.
+        """Return the environment of the runtime, and of CRIU.
 
         Args:
             config: CRIU's configuration; may be empty.

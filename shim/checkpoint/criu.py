@@ -1,14 +1,14 @@
-"""CRIU, which runc and crun call to save and restore a container: its options, files and log.
+"""CRIU, with which runc and crun save and restore a container: its options, files and log.
 
 Rules
-- The low-level runtime calls CRIU, with the runtime's own options where it has them. The rest is
-  written to a file that CRIU reads first (``CRIU_CONFIG_FILE``), so an operator's settings for
-  CRIU or for the runtime stay in effect.
-- A container's stdout is the fifo that containerd named, outside of its mounts. CRIU saves
+- The low-level runtime calls CRIU. It gets its own options where it has them. The rest is written
+  to a file that CRIU reads first (``CRIU_CONFIG_FILE``), so an operator's settings for CRIU or for
+  the runtime stay in effect.
+- A container's stdout is the fifo that containerd named, which is outside of its mounts. CRIU saves
   such a file only if it is declared as *external*, and restores it only from a descriptor that is
   *inherited* under the same name. The runtimes themselves declare pipes.
-- In CRIU's log, the first error is the cause and the last one is its last consequence. Errors
-  after which CRIU continues are ignored.
+- In CRIU's log, the first error is the cause, and the last one its final consequence. Errors after
+  which CRIU continues are ignored.
 
 Source: criu(8), sections CONFIGURATION FILES and "inheriting FDs on restore" of criu.org;
 runc(8) checkpoint, restore; crun(1).
@@ -57,7 +57,7 @@ class CheckpointOptions:
     parent_path: str = ""
 
     def words(self, image_path: str, work_path: str) -> list[str]:
-        """The arguments of ``checkpoint``, without the container's id.
+        """Return the arguments of ``checkpoint``, without the container's id.
 
         Args:
             image_path: where the checkpoint goes.
@@ -76,11 +76,12 @@ class CheckpointOptions:
 
 
 def read_options(message: AnyMessage | None) -> CheckpointOptions:
-    """The options of a Checkpoint request.
+    """Read the options of a Checkpoint request.
 
     Args:
-        message: the ``options`` of the request; None or empty means defaults. To a runtime that
-            they do not know, clients of containerd 1.x send those of the first generation of shims.
+        message: the ``options`` of the request; None or empty for the defaults. If clients of
+            containerd 1.x do not know the runtime, they send the options of the first generation of
+            shims.
 
     Raises:
         CheckpointOptionsInvalid: the type or the encoding cannot be understood.
@@ -129,12 +130,12 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
 
 
 def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) -> dict[str, int]:
-    """Which open files of a container are its stdio and are outside of its mounts.
+    """Find the open files of a container that are its stdio and are outside of its mounts.
 
     Args:
-        init: the pid of its init process.
-        pids: all its processes: a child may have open what init has closed.
-        paths: where its stdin, stdout and stderr are; None if that is not a file.
+        init: the pid of the container's init process.
+        pids: all of the container's processes: a child may have open what init has closed.
+        paths: the paths of its stdin, stdout and stderr; None if one is not a file.
 
     Returns:
         By CRIU's name for each file, which of 0, 1 and 2 it is. All are on mounts of ours.
@@ -186,7 +187,7 @@ def _descriptors(pid: int) -> list[str]:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """The device and inode of a fifo in a directory, or of a regular file."""
+    """Return the device and inode of a fifo in a directory, or of a regular file."""
     try:
         status = os.stat(path)
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
@@ -199,7 +200,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _mount_of(pid: int, fd: str) -> int | None:
-    """The mount of a descriptor's file; None if it was closed meanwhile."""
+    """Return the mount of a descriptor's file; None if it was closed in the meantime."""
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
             for line in file:
@@ -213,7 +214,7 @@ def _mount_of(pid: int, fd: str) -> int | None:
 # -- what went wrong ------------------------------------------------------------------------
 
 # (00.143559) Error (criu/net.c:3282): net: Locking network failed
-# Without CAP_SYS_RESOURCE CRIU always logs that it keeps its limit of files, which harms nothing.
+# Without CAP_SYS_RESOURCE CRIU always logs that it keeps its limit of files, which does no harm.
 _ERROR: Final = re.compile(
     r"^(?:\(\d+\.\d+\)\s*)?(?:\d+: )?Error \([^)]*\): (?!rlimit: Can't setup)(.*)$"
 )
@@ -236,13 +237,13 @@ _NO_SUCH_VERB: Final = re.compile(
 
 
 def last_words(log: str) -> str:
-    """The cause of a failure, from CRIU's log.
+    """Extract the cause of a failure from CRIU's log.
 
     Args:
-        log: the text of dump.log or restore.log; it may be cut off.
+        log: the text of dump.log or restore.log, which may be truncated.
 
     Returns:
-        The first real error, and the last if that is another; empty if there is none.
+        The first real error, and the last one if that is different; "" if there is none.
     """
     errors = [match[1].strip() for line in log.splitlines() if (match := _ERROR.match(line))]
     causes = [error for error in errors if error and not _NOT_THE_CAUSE.search(error)]
@@ -250,14 +251,14 @@ def last_words(log: str) -> str:
 
 
 def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> ShimError:
-    """The error for a runtime that could not save or restore a container.
+    """Return the error for a runtime that could not save or restore a container.
 
     Args:
         verb: "checkpoint" or "restore".
-        container_id: which container.
-        said: the runtime's own message; empty if it does not know the verb.
-        log: what CRIU logged; empty if it did not run.
-        kept: the path where that log can be read; empty if there is none.
+        container_id: the container's id.
+        said: the runtime's own message; "" if it does not know the verb.
+        log: CRIU's log; "" if it did not run.
+        kept: the path where that log can be read; "" if it was not kept.
     """
     asked = f"{verb} of {container_id}"
     cause = last_words(log)
@@ -291,10 +292,10 @@ def is_complete(log: str) -> bool:
 
 
 def read_log(path: str) -> str:
-    """The end of a CRIU log; empty if there is none.
+    """Return the end of a CRIU log; "" if there is none.
 
     Args:
-        path: the file; others may write to its directory.
+        path: the log file; others may write to its directory.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

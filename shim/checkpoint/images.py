@@ -1,11 +1,11 @@
-"""A checkpoint's directory: CRIU's images, the runtime's descriptors.json, and our record.
+"""The directory of a checkpoint: CRIU's images, the runtime's descriptors.json, and our record.
 
 Rules
-- A checkpoint can come from anywhere, as an image can. So our record is parsed strictly, and
-  every file must be regular: CRIU opens files by name as root and follows links. A
-  ``pages-1.img`` that links to a file of the host would become a container's memory.
-- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint next to this one; one
-  elsewhere has to be named in the restore request.
+- Like an image, a checkpoint can come from anywhere. So our record is parsed strictly, and every
+  file must be regular: CRIU opens files by name as root and follows links. If ``pages-1.img`` were
+  a link to a file of the host, that file would become the memory of a container.
+- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint next to this one; a
+  checkpoint elsewhere has to be named in the restore request.
 
 Source: criu(8); runc(8) checkpoint, restore.
 """
@@ -58,7 +58,7 @@ class Switches:
     cgroups_mode: str = ""  # how cgroups are restored: soft, full, strict; empty for the default
 
     def words(self) -> list[str]:
-        """The same as arguments of ``checkpoint`` and ``restore``."""
+        """Return the options as arguments of ``checkpoint`` and ``restore``."""
         flags = (
             ("--tcp-established", self.open_tcp),
             ("--ext-unix-sk", self.external_unix_sockets),
@@ -86,7 +86,7 @@ class Record:
     driver_layer: bool = False
 
     def encode(self) -> bytes:
-        """The record as it is written."""
+        """Return the record in the form in which it is written."""
         switches = {name: getattr(self.switches, name) for name in Switches.__match_args__}
         record = {"files": self.files, "switches": switches, "driver_layer": self.driver_layer}
         return json.dumps(record).encode()
@@ -132,15 +132,15 @@ def _decode_switches(table: Any) -> Switches:
 
 
 def open_checkpoint(directory: str, parent: str = "") -> Record:
-    """Check that a directory holds a checkpoint, and read our record in it.
+    """Check that a directory contains a checkpoint, and read our record in it.
 
     Args:
-        directory: where containerd has unpacked it.
-        parent: where it has unpacked the one that this one builds on; may be empty. The
+        directory: where containerd has unpacked the checkpoint.
+        parent: where it has unpacked the earlier one that this one builds on; may be empty. The
             checkpoint's link is set to it.
 
     Returns:
-        The record; an empty one if another shim has made the checkpoint.
+        The record; an empty one if another shim made the checkpoint.
 
     Raises:
         CheckpointUnusable: it is missing, incomplete, or not a checkpoint.
@@ -180,14 +180,14 @@ def is_part_of_checkpoint(name: str) -> bool:
 
 
 def link_parent(directory: str, parent: str) -> None:
-    """Link a checkpoint to the one that it builds on, wherever both have been unpacked.
+    """Link a checkpoint to the one that it builds on, wherever the two have been unpacked.
 
     Args:
         directory: the checkpoint.
         parent: the earlier one.
 
     Raises:
-        CheckpointUnusable: there is no such directory, or the link's name is taken.
+        CheckpointUnusable: the directory does not exist, or the link's name is taken.
     """
     asked = f"to restore from {directory} and its parent {parent}"
     if not os.path.isabs(parent) or not os.path.isdir(parent):
@@ -204,9 +204,9 @@ def link_parent(directory: str, parent: str) -> None:
 
 
 def _require_plain_files(asked: str, directory: str, do: str, *, parent_is_named: bool) -> None:
-    """Check that nothing in a checkpoint, and in those that it builds on, leads elsewhere.
+    """Check that nothing in a checkpoint, or in those that it builds on, leads elsewhere.
 
-    Its link to its parent may lead anywhere if it is ours (``parent_is_named``).
+    The link to its parent may lead anywhere if it is ours (``parent_is_named``).
     """
     for _ in range(_MOST_PARENTS):
         _require_plain(asked, directory, do)
@@ -252,12 +252,12 @@ def _is_plain(entry: os.DirEntry[str]) -> bool:
 
 
 def _link_target(path: str) -> str:
-    """The target of a link; empty if it is not a link."""
+    """Return the target of a link; empty if it is not a link."""
     return os.readlink(path) if os.path.islink(path) else ""
 
 
 def _read(asked: str, directory: str, name: str, do: str) -> bytes | None:
-    """A small file of a checkpoint; None if it is not there."""
+    """Return a small file of a checkpoint; None if it does not exist."""
     path = os.path.join(directory, name)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,7 +1,7 @@
 """The fork server: a process that has imported everything, and forks shims and verbs.
 
-One runs for each containerd and each process context (:mod:`shim.verbs.warmstart` names it by
-them). The first cold ``start`` leaves it behind, or systemd starts it
+There is one for each containerd and each process context, which are part of its name
+(:mod:`shim.verbs.warmstart`). The first cold ``start`` leaves it behind, or systemd starts it
 (:mod:`shim.forkserver.systemd_start`). It is single-threaded, and between requests it waits in
 poll(2).
 
@@ -9,18 +9,18 @@ Rules
 - It exits after a long time without requests, and when a file that it has imported has changed: a
   shim must have the installed version. SIGTERM ends it at any time. Shims are not its children, so
   none of this affects them.
-- It listens before it imports: the verbs of a node that boots wait for it, up to half a second.
-  Cold ones would take about as long, and each of their shims would have 16 MB more for as long as
-  it lives.
+- It listens before it imports: while a node boots, verbs wait for it, up to half a second. Cold
+  verbs would take about as long, and each of their shims would need 16 MB more for as long as it
+  lives.
 - It reads no request. It hands each connection to a forked process
-  (:mod:`shim.forkserver.prefork_pool`), so a slow or stopped client delays no other.
-- A request that cannot be served is closed without an answer; the launcher then becomes an
-  interpreter and does the verb itself.
+  (:mod:`shim.forkserver.prefork_pool`), so a slow or stopped client does not delay others.
+- If a request cannot be served, its connection is closed without an answer; the launcher then
+  becomes an interpreter and does the verb itself.
 - Imported objects are hidden from the garbage collector (gc.freeze) before the first fork, so that
   shims share their pages for as long as they live.
 
-This module imports little: the rest is in :mod:`shim.forkserver.serving`, imported once the files
-of the installation have been looked at.
+This module imports little. The rest is in :mod:`shim.forkserver.serving`, which is imported once
+the state of the installed files was recorded.
 
 Source: fork(2), poll(2), unix(7).
 """
@@ -50,11 +50,11 @@ IDLE: Final = 600.0
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Be the fork server that the command line asks for.
+    """Become the fork server that the command line asks for.
 
     Args:
-        words: ``-address`` names containerd. Without ``-socket`` the process takes on containerd's
-            context first, and stays even without requests.
+        words: the arguments. ``-address`` names containerd. Without ``-socket`` the process first
+            adopts containerd's context, and stays even without requests.
     """
     try:
         asked = parse(words, (FORK_SERVER,))
@@ -97,9 +97,9 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
 
 
 def _links(path: str, address: str) -> tuple[str, str]:
-    """The links to the socket, while it starts and later.
+    """Return the links to the socket, while it starts and later.
 
-    The launcher looks for them, as it cannot compute the digest in the socket's name.
+    The launcher looks for them, because it cannot compute the digest in the socket's name.
     """
     program = os.path.abspath(sys.argv[0])
     directory = os.path.dirname(path)
@@ -161,8 +161,9 @@ def _end(_: int, __: object) -> NoReturn:
 def _import_threading_without_hook() -> None:
     """Import threading, which protobuf needs, without the function that it calls in each child.
 
-    That function resets locks and lists of other threads. There are none: the fork server is
-    single-threaded, and shims start threads with ``_thread``. It dirties 0.4 MB in every shim.
+    That function resets locks and lists of other threads, which do not exist here: the fork server
+    is single-threaded, and shims start threads with ``_thread``. It would dirty 0.4 MB in every
+    shim.
     """
     register, os.register_at_fork = os.register_at_fork, lambda **_: None
     try:

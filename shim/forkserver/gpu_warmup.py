@@ -1,12 +1,14 @@
-"""Run what a worker does for every container with GPUs once in the fork server.
+"""Run once in the fork server what a worker does for every container with GPUs.
 
-The reason is that of :mod:`shim.forkserver.warmup`: a worker that has to fit its bytecode copies
-a page for each function. Processor time of a life with two GPUs: see docs/performance.md.
+The reason is the same as for :mod:`shim.forkserver.warmup`: a worker that has to specialize its
+bytecode copies a page for each function. docs/performance.md has the processor time of a
+container's life with two GPUs.
 
-The node is made up, so that it is the same whatever this one has: a driver of one library and one
-program, one GPU. Its inventory is kept and loaded, a container gets what was decided for its image
-before, and spec and record are written, in a directory next to the fork server's socket. Nothing
-else is touched: no module is loaded, no node or link made, nothing mounted.
+The node is made up, so that the warmup is the same whatever the real node has: a driver with one
+library and one program, and one GPU. Its inventory is saved and loaded, a container gets what was
+decided earlier for its image, and the spec and the record are written, all in a directory next to
+the fork server's socket. Nothing else is touched: no module is loaded, no node or link created,
+nothing mounted.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def warm_up(directory: str, times: int) -> None:
 
     Args:
         directory: where all of it is done; removed at the end.
-        times: how often.
+        times: the number of repetitions.
 
     Raises:
         NvshimError: the directory cannot be used.
@@ -135,7 +137,7 @@ def _work(bundle: str, config: Config) -> None:
 
 
 def _inventory(config: Config) -> engine.Inventory:
-    """The inventory that is kept, with nodes."""
+    """Return the cached inventory, with its nodes."""
     inventory = engine.load_inventory(config)
     if inventory is None:
         message = "what was kept a moment ago is fresh"

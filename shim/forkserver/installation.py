@@ -1,10 +1,10 @@
-"""The files that the fork server has imported, and whether they still are what they were.
+"""The files that the fork server has imported, and whether they have changed since.
 
-A shim must be of the version that is installed. So before it forks one, the fork server asks here,
-and that has to be cheap: the kernel reports changes in the directories of our packages, and usually
-there are none. What it does not report is checked each time: whether the packages and the program
-are still at their paths (a link in a path can change, or something can be mounted over it).
-Where the kernel cannot be asked to tell, all the files are looked at each time.
+A shim must be of the installed version. So the fork server checks this before each fork, and the
+check has to be cheap: the kernel reports changes in the directories of our packages, and usually
+there are none. What the kernel does not report is checked each time: whether the packages and the
+program are still at their paths (a link in a path can change, or something can be mounted over it).
+If the kernel cannot report changes, all files are checked each time.
 
 Source: inotify(7).
 """
@@ -30,10 +30,11 @@ class Installation:
     """What is installed, as it was when this was made: before it is imported."""
 
     def __init__(self, program: str) -> None:
-        """Look at the packages.
+        """Start to watch the packages.
 
         Args:
-            program: the program's path; it says where the packages are, so it counts as one.
+            program: the program's path. It determines where the packages are, so it is checked,
+                too.
         """
         self._program = program
         places = [os.path.dirname(package.__file__ or "") for package in (api, hooks, shim)]
@@ -50,10 +51,10 @@ class Installation:
         return self._watch
 
     def is_imported(self) -> bool:
-        """Take down what has been imported.
+        """Record what has been imported.
 
         Returns:
-            Whether no file of it was changed since :meth:`__init__`.
+            Whether no file of it has changed since :meth:`__init__`.
         """
         files = [
             file

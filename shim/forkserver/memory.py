@@ -1,16 +1,16 @@
-"""Let shims share memory with the fork server: the less of it they write to, the less they copy.
+"""Let shims share memory with the fork server: the less they write, the less they copy.
 
-A process that was forked shares a page until it writes to it, and then has 4096 bytes of its own.
+A forked process shares a page until it writes to it; from then on it has 4096 bytes of its own.
 
-- What a shim allocates would lie in the free places between what was imported: of 1400 pages that a
-  shim copied, two thirds had less than 64 bytes changed. So the fork server fills these places
-  before its first fork, and the objects of a shim lie together in new pages. Shims share what fills
-  them.
-- Python writes to whatever it looks at: it counts the references to each object in the object
-  itself. From 3.12 on it leaves the count of an immortal object alone. What the fork server has
-  made before its first fork lives as long as every shim, so it may as well be immortal: 4.1 MB of
-  its own that an idle shim had became 2.2 MB. Python has no function for it; the count of ``None``
-  is what such an object's looks like.
+- New objects of a shim would be placed in the gaps between what was imported: of 1400 pages that a
+  shim copied, two thirds had less than 64 bytes changed. So the fork server fills these gaps before
+  its first fork, and the objects of a shim are placed together in new pages. The filling itself is
+  shared by all shims.
+- Python writes to every object that it uses, because the reference count is in the object itself.
+  From 3.12 on it does not change the count of an immortal object. What the fork server has made
+  before its first fork lives as long as every shim, so it may as well be immortal: this reduced the
+  private memory of an idle shim from 4.1 MB to 2.2 MB. Python has no function for it; the count of
+  ``None`` shows what that of an immortal object looks like.
 
 Source: CPython 3.11 Objects/obmalloc.c (pools of 16 KiB, blocks of up to 512 bytes); mallinfo(3);
 PEP 683; CPython 3.12 and 3.13, Include/object.h (``_Py_IMMORTAL_REFCNT``).
@@ -100,9 +100,9 @@ def is_possible() -> bool:
 
 
 def make_immortal() -> None:
-    """Make every object that exists now immortal; nothing is done where it is not possible.
+    """Make every object that exists now immortal; do nothing where that is not possible.
 
-    To be called in a process with one thread, whose objects need not be freed.
+    Call this in a process with one thread, whose objects need not be freed.
     """
     if not is_possible():
         return
@@ -114,7 +114,7 @@ def make_immortal() -> None:
 
 
 def _addresses() -> set[int]:
-    """Where the objects are that the garbage collector knows, and those that they refer to."""
+    """Return the addresses of objects that the collector knows, and of those they refer to."""
     waiting = gc.get_objects()
     found: set[int] = set()  # made after, so that neither of the two is found
     while waiting:

@@ -1,16 +1,16 @@
-"""The processes that the fork server forks: one does a verb, one becomes the shim it starts.
+"""The processes that the fork server forks: one does a verb, one becomes the shim that it starts.
 
 A fork takes milliseconds, most of them for the pages that a process copies when it first writes to
-them. So a pair is forked before a verb comes (:class:`PreforkPool`). The first process waits for a
-connection that the fork server hands to it, the second for the listener that the first may hand to
-it (:mod:`shim.verbs.handover`). The second is the child of the first, like a shim that a verb
-forks, and an orphan when the verb has ended. Both end when the fork server does. If one of them is
+them. So a pair is forked before a verb arrives (:class:`PreforkPool`). The first process waits for
+a connection from the fork server, the second for a listener from the first
+(:mod:`shim.verbs.handover`). The second is a child of the first, like a shim that a verb forks, and
+becomes an orphan when the verb has ended. Both exit when the fork server does. If one of them is
 killed, nothing is lost: a connection that is not served is closed, and the client does the verb
 itself; a verb without a waiting process forks the shim itself.
 
 The process for a verb takes over the arguments, environment, directory and standard descriptors of
-its caller. Then it does the verb as an interpreter started for it would. If containerd kills the
-caller because the verb takes too long, this process ends too.
+its caller. Then it does the verb like an interpreter that was started for it. If containerd kills
+the caller because the verb takes too long, this process exits, too.
 
 Source: fork(2), unix(7) SCM_RIGHTS; fcntl(2) O_ASYNC; :mod:`shim.verbs.warmstart` for the protocol.
 """
@@ -47,13 +47,13 @@ class PreforkPool:
     __slots__ = ("_shim", "_verb")
 
     def __init__(self, address: str) -> None:
-        """Fork them.
+        """Fork the two processes.
 
         Args:
             address: containerd's gRPC address, shown in the command line.
 
         Raises:
-            OSError: there is no room for a process.
+            OSError: no process can be forked.
         """
         self._shim, for_shim = handover.channel()
         self._verb, for_verb = socket.socketpair()
@@ -68,11 +68,11 @@ class PreforkPool:
         """Let them serve a connection.
 
         Args:
-            connection: to the client.
+            connection: the connection to the client.
             address: containerd's gRPC address.
 
         Raises:
-            OSError: there is no room for a process.
+            OSError: no process can be forked.
         """
         with self._verb, self._shim:
             try:
@@ -87,12 +87,12 @@ def serve_in_fork(
     """Serve a connection in a process that is forked now.
 
     Args:
-        connection: to the client.
+        connection: the connection to the client.
         address: containerd's gRPC address.
-        waiting: to the process that waits to become the shim, if there is one.
+        waiting: the connection to the process that waits to become the shim, if there is one.
 
     Raises:
-        OSError: there is no room for a process.
+        OSError: no process can be forked.
     """
     kept = [connection] if waiting is None else [connection, waiting]
     _fork(kept, address, lambda: _serve(connection, waiting))
@@ -105,12 +105,12 @@ def _fork(
     *,
     first: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fork a process that shares nothing with this one but its memory.
+    """Fork a process that shares nothing with this one except its memory.
 
     Args:
-        kept: the descriptors that it keeps besides 0, 1 and 2.
+        kept: the descriptors that it keeps in addition to 0, 1 and 2.
         address: containerd's gRPC address, shown in the command line.
-        child: what it does.
+        child: what the process does.
         first: what it does before it writes to any memory.
     """
 
@@ -155,10 +155,10 @@ class VerbRequest(NamedTuple):
 
     @classmethod
     def decode(cls, content: bytes) -> VerbRequest:
-        """The request from its bytes.
+        """Parse a request.
 
         Raises:
-            ValueError: they are not what a client sends.
+            ValueError: the bytes are not what a client sends.
         """
         program, number, *rest = [os.fsdecode(text) for text in content.split(b"\0")[:-1]]
         count = int(number)
@@ -172,8 +172,8 @@ def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn
     """Do the verb that a client asks for, in a process that was forked for it.
 
     Args:
-        connection: its peer is a process of our own user.
-        waiting: to the process that waits to become the shim, if there is one.
+        connection: the connection to the client, a process of our own user.
+        waiting: the connection to the process that waits to become the shim, if there is one.
     """
     try:
         connection.settimeout(_PATIENCE)
@@ -192,7 +192,7 @@ def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """The content of a request.
+    """Return the content of a request.
 
     Raises:
         ValueError: it is not a request.
@@ -243,9 +243,9 @@ def _tell(connection: socket.socket, status: int) -> None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process when the other end is closed, which SIGIO reports.
+    """Exit when the other end is closed, which SIGIO reports.
 
-    The signal alone proves nothing: it also comes after each byte that is sent, even one that was
+    The signal alone proves nothing: it also arrives after each byte that is sent, even one that was
     read before this was called.
     """
 

@@ -1,6 +1,6 @@
-"""What the fork server does once it has imported everything: it forks for requests, and warms up.
+"""What the fork server does once it has imported everything: fork for requests, and warm up.
 
-To import this module is to import all that a shim and a verb need.
+Importing this module imports everything that a shim and a verb need.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
-# First, so that what every shim uses lies together in memory: a name that several modules have is
-# made once, by the first.
+# This comes first, so that what every shim uses is placed together in memory: a name that several
+# modules have is created once, by the first of them.
 from shim.pod import main as _main  # noqa: F401
 from shim.pod import server as _server  # noqa: F401
 
@@ -41,13 +41,13 @@ _GPU_STEP: Final = 5  # of these, at a time
 
 
 def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[], None]) -> None:
-    """Fork for each connection, until requests have stopped for long.
+    """Fork for each connection, until there has been no request for a long time.
 
     Args:
-        server: forks.
-        path: of its socket; files of the warmup are next to it.
+        server: does the forks.
+        path: the path of its socket; files of the warmup are next to it.
         idle: milliseconds without a request; None to serve for ever.
-        announce: says that connections are served from now on.
+        announce: called to announce that connections are served from now on.
     """
     # The forked processes are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -58,7 +58,7 @@ def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[
         return
     with contextlib.suppress(OSError):
         announce()
-    # Connections that came meanwhile are served before the first warmup.
+    # Connections that have arrived by now are served before the first warmup.
     if all(server.serve_waiting() for _ in _warm_up(path)) and server.note_imports():
         server.serve_until_idle(idle)
 
@@ -91,7 +91,7 @@ def _warm_up(path: str) -> Iterator[None]:
 def look_at_node() -> None:
     """Read what a container with GPUs needs, so that shims find it parsed while it is valid.
 
-    That is the inventory, and what was prepared for the image that was used last.
+    This is the inventory, and what was prepared for the image that was used last.
     """
     try:
         config = load_config()
@@ -105,9 +105,9 @@ class Server:
     """Forks for connections.
 
     Args:
-        listener: where they come.
+        listener: accepts the connections.
         address: containerd's gRPC address.
-        installation: no connection is served if it has changed. The verb then starts cold, and
+        installation: if it has changed, no connection is served. The verb then starts cold, and
             leaves our successor behind.
     """
 

@@ -1,10 +1,11 @@
-"""A fork server that is started with the node, before the first shim is.
+"""A fork server that is started with the node, before the first shim.
 
-systemd starts it (:file:`integration/systemd`), in a cgroup and with limits of its own. Its shims
-need containerd's, like those that a cold ``start`` forks. So this process asks the kernel who
-listens at containerd's address, and adopts that process's context as far as a process can. If a
-difference remains, it reports it and exits. Otherwise it becomes a fork server like any other, but
-stays even without requests. If a cold start has left one behind, it waits until that one exits.
+systemd starts it (:file:`integration/systemd`), in its own cgroup and with its own limits. Its
+shims need those of containerd, like the shims that a cold ``start`` forks. So this process asks the
+kernel which process listens at containerd's address, and adopts that process's context as far as a
+process can. If a difference remains, it reports it and exits. Otherwise it becomes a fork server
+like any other, but stays even without requests. If a cold start has left one behind, it waits until
+that one exits.
 
 Source: unix(7) SO_PEERCRED; cgroups(7); getrlimit(2), prlimit.
 """
@@ -29,13 +30,13 @@ def serve(containerd: str) -> NoReturn:
     """Become the fork server of a containerd.
 
     Args:
-        containerd: its gRPC address.
+        containerd: the gRPC address of containerd.
 
     Raises:
         ContainerdNotFound: no process listens there.
-        ProcessContextDiffers: shims would not have its process context.
+        ProcessContextDiffers: shims would not have the process context of containerd.
         SocketDirectoryUnusable: there is no directory for the socket.
-        SocketPathTooLong: its path would be too long.
+        SocketPathTooLong: the path of the socket would be too long.
     """
     pid = _listener_of(containerd)
     _take_on_context_of(pid)
@@ -80,7 +81,7 @@ def _locked(path: str) -> int:
     """Wait for the lock that makes a fork server the only one, and return it."""
     while True:
         lock = warmstart.open_lock(path)
-        # SIGTERM ends this process meanwhile, and leaves nothing.
+        # During this time SIGTERM ends the process, which leaves nothing behind.
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         fcntl.flock(lock, fcntl.LOCK_EX)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

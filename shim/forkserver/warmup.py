@@ -1,8 +1,9 @@
-"""Run what every shim does at its start once in the fork server.
+"""Run once in the fork server what every shim does at its start.
 
 A forked process shares its memory until it writes to it, and Python writes wherever it executes: it
 counts references, and specializes its bytecode. After a warmup in the fork server, its children
-find that done. It has no other effect: no program is started, and its files are removed.
+find that already done. The warmup has no other effect: no program is started, and its files are
+removed.
 
 Source: fork(2), Notes, on copy-on-write.
 """
@@ -42,7 +43,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGUSR1
 
 
 def warm_up(path: str) -> None:
-    """Start a shim, call it once, and end it, all in this process.
+    """Start a shim, call it once, and stop it, all in this process.
 
     Args:
         path: where the fork server will listen; files of the warmup are next to it.

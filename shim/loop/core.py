@@ -1,18 +1,19 @@
-"""The loop: tasks that take turns, and wait for descriptors, times and threads.
+"""The loop: tasks that take turns, and wait for descriptors, points in time and threads.
 
-A task is a coroutine that runs until it *parks*: it yields a function that removes it from the
-thing it waits for. It stays parked until :meth:`Loop.schedule` resumes it. Cancelling a parked
-task calls that function and raises :class:`Cancelled` where the task waits; as long as a scope
-around it is cancelled, every further wait ends in the same way at once.
+A task is a coroutine that runs until it *parks*: it yields a function that removes it from whatever
+it waits for. It stays parked until :meth:`Loop.schedule` resumes it. Cancelling a parked task calls
+that function and raises :class:`Cancelled` where the task waits; as long as a scope around it is
+cancelled, every further wait ends at once in the same way.
 
-Invariants, by which each wait ends exactly once:
+Invariants, which make each wait end exactly once:
 
 - A task is queued (once), running, parked (``park`` is set), or ended.
-- Only a parked task can be scheduled; otherwise scheduling has no effect. So a task that was
-  scheduled and is cancelled before its turn keeps its result, and is cancelled at its next wait.
-- Whatever wakes a task forgets it, and so does the function that removes it: nothing can end its
-  next wait in place of the one that ended.
-- An ended task leaves no reference cycle: the shim runs the collector seldom.
+- Only a parked task can be scheduled; otherwise scheduling has no effect. So if a task was
+  scheduled and is cancelled before its turn, it keeps its result, and is cancelled at its next
+  wait.
+- Whatever wakes a task also forgets it, and so does the function that removes it. So nothing that
+  belongs to a wait that has ended can end the next one.
+- A task that has ended leaves no reference cycle, because the shim seldom runs the collector.
 
 Source: eventfd(2); epoll_ctl(2); epoll(7), "Will closing a file descriptor cause
 it to be removed from all epoll interest lists?".
@@ -44,15 +45,15 @@ now = time.monotonic
 
 
 class Cancelled(BaseException):
-    """Raised in a task that is cancelled. Let it through."""
+    """Raised in a cancelled task. Do not catch it."""
 
 
 class Timer:
-    """A function that is called at a time, unless the timer is stopped before.
+    """A function that is called at a given time, unless the timer is stopped before.
 
     Args:
-        when: on the loop's clock.
-        function: it.
+        when: the time, on the loop's clock.
+        function: the function.
     """
 
     __slots__ = ("function", "when")
@@ -66,7 +67,7 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers. A stopped one stays in it until it is on top, or many are stopped."""
+    """A heap of timers. A stopped one stays until it reaches the top, or many are stopped."""
 
     def __init__(self) -> None:
         self._timers: list[Timer] = []
@@ -91,7 +92,7 @@ class Timers:
             self._stopped = 0
 
     def patience(self) -> float | None:
-        """How long the loop may wait for descriptors, in seconds; None for no limit."""
+        """Return how long the loop may wait for descriptors, in seconds; None for no limit."""
         timers = self._timers
         while timers and timers[0].function is None:
             heappop(timers)
@@ -118,11 +119,11 @@ class Task:
 
     Attributes:
         coro: the coroutine.
-        name: what it does, for messages.
+        name: what the task does, for messages.
         scope: the innermost scope that it is in.
-        park: removes it from the thing it waits for; None unless it is parked.
-        ended: called with what it raised, or None, when it has ended.
-        result: what it returned.
+        park: removes the task from what it waits for; None unless it is parked.
+        ended: called when the task has ended, with the exception that it raised, or None.
+        result: what the task returned.
     """
 
     __slots__ = ("coro", "ended", "name", "park", "result", "scope")
@@ -156,18 +157,19 @@ class _Park:
 
 
 class Descriptors:
-    """Which task waits for which descriptor, and which function is called for which.
+    """Which task waits for which descriptor, and which function is called for which descriptor.
 
     A task waits once: its descriptor is registered with EPOLLONESHOT, which leaves it in epoll but
-    silent afterwards. A watched descriptor stays armed, level-triggered, until it is unwatched;
-    its owner unwatches it before closing it.
+    silent afterwards. A watched descriptor stays armed, level-triggered, until it is unwatched,
+    which its owner must do before closing it.
 
-    Descriptors that tasks wait for may be closed and reused by other code without notice, so
-    epoll's registrations are never trusted:
+    Other code may close and reuse descriptors that tasks wait for without notice, so epoll's
+    registrations are never trusted:
 
-    - A number that was closed and is another file now is unknown to epoll; it is registered again.
-    - A description that another process or a duplicate keeps open stays in epoll when its number
-      is closed here. It may fire once more under a number that means another file by then: a task
+    - If a number was closed and is now another file, epoll does not know it; it is registered
+      again.
+    - If another process or a duplicate keeps a file description open, it stays in epoll after its
+      number was closed here. It may fire once more under a number that is now another file: a task
       that waits for that file may be woken once without cause.
     """
 
@@ -187,12 +189,12 @@ class Descriptors:
         """Call a function with the events whenever a descriptor is ready.
 
         Args:
-            fd: if it is watched already, the function and the events change.
+            fd: the descriptor; if it is already watched, its function and events are replaced.
             function: called once per turn while the descriptor is ready.
-            events: of epoll. Errors and hangups are always among them.
+            events: the epoll events. Errors and hangups are always included.
 
         Raises:
-            OSError: it cannot be polled.
+            OSError: the descriptor cannot be polled.
         """
         if fd in self.watched:
             self._epoll.modify(fd, events)
@@ -206,7 +208,7 @@ class Descriptors:
             self._epoll.unregister(fd)
 
     def poll(self, patience: float | None) -> list[tuple[int, int]]:
-        """Wait until some descriptors are ready; returns them, each with its events.
+        """Wait until some descriptors are ready; return them, each with its events.
 
         Args:
             patience: the timeout in seconds; None for no timeout. Very long ones are cut short.
@@ -214,12 +216,12 @@ class Descriptors:
         return self._epoll.poll(None if patience is None else min(patience, _LONGEST))
 
     def wait(self, fd: int, task: Task, *, writing: bool) -> None:
-        """Have :meth:`ready` return a task once when a descriptor is ready.
+        """Make :meth:`ready` return a task once when a descriptor is ready.
 
         Raises:
-            OSError: it is closed, or (EPERM) a regular file, which is always ready.
+            OSError: the descriptor is closed, or (EPERM) a regular file, which is always ready.
             RuntimeError: another task waits for the same side.
-            ValueError: it is negative, as that of a closed socket is.
+            ValueError: the descriptor is negative, as that of a closed socket is.
         """
         if fd < 0:
             message = "wait for a descriptor that is closed"
@@ -308,7 +310,7 @@ class Loop:
         """Run tasks until one of them has ended.
 
         Returns:
-            What it returned.
+            What that task returned.
 
         Raises:
             BaseException: what it raised, or what a signal handler raised.
@@ -335,7 +337,7 @@ class Loop:
 
         Args:
             task: the task.
-            error: raised where it waits.
+            error: the exception to raise where the task waits.
         """
         if task.park is not None:
             task.park = None
@@ -441,10 +443,10 @@ def set_current(loop: Loop | None) -> None:
 
 
 def current() -> Loop:
-    """The loop that runs.
+    """Return the running loop.
 
     Raises:
-        RuntimeError: none runs.
+        RuntimeError: no loop is running.
     """
     if _current is None:
         message = "no loop is running"
@@ -453,10 +455,10 @@ def current() -> Loop:
 
 
 def current_task() -> Task:
-    """The task that runs.
+    """Return the running task.
 
     Raises:
-        RuntimeError: none runs.
+        RuntimeError: no task is running.
     """
     task = current().current
     if task is None:
@@ -466,11 +468,11 @@ def current_task() -> Task:
 
 
 def park(remove: Callable[[], object]) -> _Park:
-    """What the current task awaits until it is scheduled again.
+    """Return what the current task awaits until it is scheduled again.
 
     Args:
-        remove: removes it from the thing it waits for, if it is cancelled. :func:`unyielding`
-            keeps it from being cancelled.
+        remove: removes the task from what it waits for, if it is cancelled. With :func:`unyielding`
+            it cannot be cancelled.
     """
     return _Park(remove)
 
@@ -479,17 +481,17 @@ def raise_if_cancelled() -> None:
     """A cancellation point that does not yield to other tasks.
 
     Raises:
-        Cancelled: a scope that the task is in is cancelled.
+        Cancelled: a scope around the task is cancelled.
     """
     if current_task().scope.effectively_cancelled:
         raise Cancelled
 
 
 def current_time() -> float:
-    """The loop's clock, in seconds."""
+    """Return the loop's clock, in seconds."""
     return now()
 
 
 def running_tasks() -> list[Task]:
-    """The tasks that have not ended."""
+    """Return the tasks that have not ended."""
     return list(current().tasks)

@@ -1,10 +1,10 @@
-"""Cancel scopes; the groups that tasks start in; :func:`run`.
+"""Cancel scopes, the groups in which tasks start, and :func:`run`.
 
-Scopes form a tree; each contains tasks and further scopes. Cancelling a scope ends all waits
-below it, except those below a shield, until the scope is left. The outermost cancelled scope that
-a :class:`Cancelled` can reach catches it; it cannot pass a shield.
+Scopes form a tree; each contains tasks and further scopes. Cancelling a scope ends all waits below
+it, except those below a shield, until the scope is left. A :class:`Cancelled` cannot pass a shield.
+It is caught by the outermost cancelled scope that it can reach.
 
-A group has a scope, is left when all of its tasks have ended, and raises what they raised.
+A group has a scope. It is left when all of its tasks have ended, and raises what they raised.
 
 Source: trio's documentation, "Nurseries and spawning"; anyio's, "Creating and managing tasks".
 """
@@ -26,14 +26,14 @@ class CancelScope:
     """A part of a task, and of the tasks in its groups, that can be cancelled separately.
 
     Args:
-        deadline: when it is cancelled, on the loop's clock.
-        shield: whether its content goes on when a scope outside is cancelled.
+        deadline: when the scope is cancelled, on the loop's clock.
+        shield: whether its content continues when an outer scope is cancelled.
 
     Attributes:
-        cancel_called: whether it is cancelled.
-        cancelled_caught: whether it ended something inside.
-        parent: the scope around it; None before it is entered.
-        inside: the tasks of which it is the innermost scope, and the scopes directly in it.
+        cancel_called: whether the scope is cancelled.
+        cancelled_caught: whether the cancellation ended something inside.
+        parent: the surrounding scope; None before it is entered.
+        inside: the tasks whose innermost scope it is, and the scopes directly in it.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class CancelScope:
 
     @classmethod
     def below(cls, parent: CancelScope, *, deadline: float = math.inf) -> CancelScope:
-        """A scope in another one, for tasks that start in it. No task enters or leaves it."""
+        """A scope within another one, for tasks that start in it. No task enters or leaves it."""
         scope = cls(deadline=deadline)
         scope.parent = parent
         parent.inside[scope] = None
@@ -151,7 +151,7 @@ class CancelScope:
         self.inside[task] = None
 
     def remove(self, task: Task) -> None:
-        """It no longer is."""
+        """Record that the task is no longer inside."""
         del self.inside[task]
 
     def _end_waits(self) -> None:
@@ -201,17 +201,17 @@ class _FailAfter:
 
 
 def move_on_after(delay: float | None, *, shield: bool = False) -> CancelScope:
-    """A scope that is cancelled after some time.
+    """Return a scope that is cancelled after some time.
 
     Args:
         delay: in seconds; None for never.
-        shield: whether its content goes on when a scope outside is cancelled.
+        shield: whether its content continues when an outer scope is cancelled.
     """
     return CancelScope(deadline=_deadline(delay), shield=shield)
 
 
 def fail_after(delay: float | None) -> _FailAfter:
-    """A scope that is cancelled after some time, and raises TimeoutError then.
+    """Return a scope that is cancelled after some time, and then raises TimeoutError.
 
     Args:
         delay: in seconds; None for never.
@@ -233,13 +233,13 @@ class Tasks(Protocol):
 
 
 class TaskGroup:
-    """Tasks that have ended when the group is left.
+    """A group of tasks, all of which have ended when the group is left.
 
     The first exception of a task cancels the others; leaving the group raises it in an exception
     group.
 
     Attributes:
-        cancel_scope: everything in it, including the task that has entered it.
+        cancel_scope: contains everything in the group, including the task that has entered it.
     """
 
     def __init__(self) -> None:
@@ -296,11 +296,11 @@ class TaskGroup:
 
         Args:
             function: a coroutine function.
-            arguments: what it is called with.
+            arguments: the arguments of the function.
             name: what it does, for messages.
 
         Raises:
-            RuntimeError: the group is not entered.
+            RuntimeError: the group has not been entered.
         """
         self._require_active()
         coro = function(*arguments)
@@ -314,16 +314,16 @@ class TaskGroup:
         *,
         name: str,
     ) -> None:
-        """Start a task in a scope of its own.
+        """Start a task in a separate scope.
 
         Args:
-            scope: made by :meth:`CancelScope.below`, in the group's scope or below it.
+            scope: a scope made by :meth:`CancelScope.below`, in the group's scope or below it.
             coro: the coroutine.
-            ended: called with what the task raised, or None; returns what the group raises.
+            ended: called with what the task raised, or None; returns what the group should raise.
             name: what it does, for messages.
 
         Raises:
-            RuntimeError: the group is not entered.
+            RuntimeError: the group has not been entered.
         """
         self._require_active()
         self._start(core.Task(coro, name, scope, lambda raised: self._end(ended(raised))))
@@ -356,12 +356,12 @@ class TaskGroup:
 class GuardedTasks:
     """Tasks in a group, none of which ends the others when it fails.
 
-    A group ends with the first exception in it. One shim serves a whole pod: a bug that one
-    container's output triggers must not end its neighbours.
+    Normally a group ends with the first exception in it. But one shim serves a whole pod, so a bug
+    that is triggered by one container's output must not end its neighbours.
 
     Args:
         group: the group.
-        report: called with what a task has raised.
+        report: called with the exception that a task has raised.
     """
 
     __slots__ = ("_group", "_report")
@@ -390,15 +390,15 @@ def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -
 
     Args:
         function: the function; called here.
-        arguments: what it is called with.
+        arguments: the arguments of the function.
 
     Returns:
         What it returns.
 
     Raises:
         RuntimeError: a loop is running already.
-        BaseException: what it raises. What a signal handler raises while all tasks wait
-            (KeyboardInterrupt) is raised after everything was cancelled and has ended.
+        BaseException: what the function raises. If a signal handler raises while all tasks wait
+            (KeyboardInterrupt), that is raised after everything was cancelled and has ended.
     """
     if core.running():
         message = "a loop is running already"

@@ -1,4 +1,4 @@
-"""What tasks wait for: events, locks, times, descriptors, threads.
+"""What tasks wait for: events, locks, points in time, descriptors, threads.
 
 Signals and sockets need no task: the loop calls a function.
 """
@@ -76,10 +76,10 @@ class Lock:
         self._waiting: deque[Task] | None = None
 
     async def acquire(self) -> None:
-        """Wait until it is free, and hold it.
+        """Wait until the lock is free, and acquire it.
 
         Raises:
-            RuntimeError: the task holds it already.
+            RuntimeError: the task already holds the lock.
         """
         task = core.current_task()
         core.raise_if_cancelled()
@@ -96,10 +96,10 @@ class Lock:
         await core.park(lambda: waiting.remove(task))
 
     def release(self) -> None:
-        """Pass it on.
+        """Release the lock to the next task that waits.
 
         Raises:
-            RuntimeError: the task does not hold it.
+            RuntimeError: the task does not hold the lock.
         """
         if self._holder is not core.current_task():
             message = "a task releases a lock that it does not hold"
@@ -174,13 +174,13 @@ def _wait(what: socket.socket | int, *, writing: bool) -> Awaitable[None]:
 def watch(fd: int, function: Callable[[int], object], events: int = READ) -> None:
     """Call a function whenever a descriptor is ready; see :meth:`Descriptors.watch`.
 
-    The function runs outside of any task: it must not wait, and what it raises ends the loop.
+    The function runs outside of any task: it must not wait, and an exception in it ends the loop.
     """
     core.current().descriptors.watch(fd, function, events)
 
 
 def unwatch(fd: int) -> None:
-    """Stop that. Call this before closing the descriptor."""
+    """Stop watching. Call this before closing the descriptor."""
     core.current().descriptors.unwatch(fd)
 
 
@@ -188,11 +188,11 @@ def unwatch(fd: int) -> None:
 def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[None]:
     """Have the loop call a function whenever a signal arrives, once for several at a time.
 
-    The interpreter's own handler writes the numbers into a pipe. What is called runs outside of any
+    The interpreter's own handler writes the numbers into a pipe. The functions run outside of any
     task, as with :func:`watch`.
 
     Args:
-        handlers: the functions, by the number of their signal.
+        handlers: the functions, by signal number.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Before the handlers, which would lose what arrives in between.
@@ -232,7 +232,7 @@ class _Work:
         self.error: BaseException | None = None
 
     def work(self) -> None:
-        """In the thread."""
+        """Run in the thread."""
         try:
             self.result = self.function()
         except BaseException as error:  # noqa: BLE001 - raised where the thread is waited for
@@ -243,7 +243,7 @@ class _Work:
             self.error = None  # the loop has ended, and with it the task that waited
 
     def finish(self) -> None:
-        """In the loop: the thread has ended."""
+        """Run in the loop when the thread has ended."""
         task, self.waiting = self.waiting, None
         if task is None:
             self.error = None  # the wait was cancelled. Its traceback has this object
@@ -251,12 +251,12 @@ class _Work:
             self.loop.schedule(task)
 
     def forget(self) -> None:
-        """In the loop: the wait was cancelled."""
+        """Run in the loop when the wait was cancelled."""
         self.waiting = None
 
 
 async def run_in_thread(function: Callable[[], Result]) -> Result:
-    """Call a function in a thread of its own; if the task is cancelled, the thread goes on.
+    """Call a function in a new thread; if the task is cancelled, the thread continues.
 
     Raises:
         RuntimeError: no thread can be started, or no descriptor is left to wake the loop.
@@ -282,12 +282,13 @@ async def run_in_thread(function: Callable[[], Result]) -> Result:
 class Channel:
     """A connected stream socket that the loop reads without a task.
 
-    A subclass gets what arrives in :meth:`received`. :meth:`write` never waits: it passes the bytes
-    to the kernel, and keeps what the kernel does not take. While more than a megabyte is kept, the
-    channel is not read: a peer that does not read its answers gets no further requests in.
+    A subclass receives what arrives in :meth:`received`. :meth:`write` never waits: it passes the
+    bytes to the kernel, and keeps those that the kernel does not take. While it keeps more than a
+    megabyte, the channel is not read: if a peer does not read its answers, its further requests are
+    not accepted.
 
     Args:
-        sock: connected; made non-blocking here, and closed by :meth:`close`.
+        sock: a connected socket. It becomes non-blocking here, and is closed by :meth:`close`.
 
     Raises:
         OSError: it cannot be watched.
@@ -315,7 +316,7 @@ class Channel:
         raise NotImplementedError
 
     def flushed(self) -> None:
-        """The kernel has taken everything that was kept."""
+        """Handle that the kernel has accepted everything that was kept."""
 
     @property
     def crowded(self) -> bool:
@@ -328,7 +329,7 @@ class Channel:
         return self._kept
 
     async def room(self) -> None:
-        """Wait while it is crowded. Also returns when the connection is lost."""
+        """Wait while too much is kept. Also returns when the connection is lost."""
         while self.crowded:
             if self._drained is None:
                 self._drained = Event()
@@ -337,7 +338,7 @@ class Channel:
     def write(self, data: bytes) -> None:
         """Send bytes, now or when the kernel takes them.
 
-        If the peer is gone they are dropped; :meth:`received` reports the end.
+        If the peer is gone, they are dropped; :meth:`received` reports the end.
         """
         if self._fd < 0:
             return

@@ -1,12 +1,12 @@
-"""Before a container's exit is published: why it ended, if that is a fault of its GPUs.
+"""Before a container's exit is published: find out whether a fault of its GPUs ended it.
 
-A container without GPUs has none of this, and one that ends with 0 nothing but a file to remove.
-Where a node agent runs and knows of no fault, looking for its file is all. Otherwise a worker looks
-and tells (:mod:`shim.work.exit_cause`); its time is bounded, and what it could not do is lost, not
-the exit.
+A container without GPUs has none of this, and for one that exits with 0 only a file has to be
+removed. If a node agent runs and knows of no fault, a look for its file is all. Otherwise a worker
+searches and reports (:mod:`shim.work.exit_cause`). Its time is limited; if it does not finish, its
+result is lost, but not the exit.
 
-The agent may learn of a fault after the exit. So that it has where to add that, an end without a
-known cause is remembered, too, once the exit is published.
+The agent may learn of a fault after the exit. So that it can add the fault somewhere, an end
+without a known cause is recorded, too, once the exit is published.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Ending:
     """The exit of a container with GPUs.
 
     Attributes:
-        exit: to be published: with another status if a GPU has failed, and that is asked for.
-        unexplained: the container's config.json and its record, if it did not end with 0 and its
+        exit: the exit to publish. It has another status if a GPU has failed and this is configured.
+        unexplained: the container's config.json and its record, if it did not exit with 0 and the
             cause is not known; otherwise None.
     """
 
@@ -50,14 +50,14 @@ class Ending:
 async def exit_with_cause(
     shim: ShimContext, init: Process, path: str, exit_: Exit, *, out_of_memory: bool
 ) -> Ending:
-    """Tell why a container with GPUs ended.
+    """Find out why a container with GPUs ended.
 
     Args:
-        shim: where it runs.
-        init: its init process, which has ended.
-        path: its bundle.
+        shim: the shim of the container.
+        init: the container's init process, which has ended.
+        path: the container's bundle.
         exit_: how it ended.
-        out_of_memory: whether it had run out of its memory.
+        out_of_memory: whether the container had run out of memory.
     """
     if not exit_.status:
         return Ending(exit_)
@@ -86,9 +86,9 @@ def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
     """Record how a container ended if no cause is known.
 
     Args:
-        shim: where it ran.
+        shim: the shim of the container.
         container_id: its id.
-        ending: its exit, which is published.
+        ending: the container's exit, which has been published.
     """
     if ending.unexplained is None:
         return

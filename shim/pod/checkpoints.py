@@ -1,4 +1,4 @@
-"""Saving a running container: what has to be done around the runtime's call."""
+"""Save a running container: the steps before and after the runtime's call."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ async def save(
 ) -> None:
     """Save a container in a directory.
 
-    If init ends meanwhile, and not by the checkpoint, the runtime and CRIU are killed.
+    If init ends in the meantime, and not because of the checkpoint, the runtime and CRIU are
+    killed.
 
     Args:
         path: the directory.
-        tasks: where init is watched meanwhile.
+        tasks: the group in which init is watched in the meantime.
         resources: what the container occupies.
-        exits: waits for a checkpoint that is to end init.
-        init: its init process.
-        pids: all of its processes.
-        request: what containerd asks for.
+        exits: waits for a checkpoint that should end init.
+        init: the container's init process.
+        pids: all of the container's processes.
+        request: the request of containerd.
         report: publishes an event of the container.
 
     Raises:
-        NvshimError: it could not be saved; it goes on, and what was written is gone.
+        NvshimError: it could not be saved. It continues, and what was written was removed.
     """
     uris = init.uris
     paths = [
@@ -70,13 +71,14 @@ async def save(
 async def _end_with_init(
     init: int, resources: Resources, exits: Exits, saved: loop.CancelScope
 ) -> None:
-    """End the checkpoint that is under way when init ends.
+    """Abort the running checkpoint when init ends.
 
-    While CRIU traces init, the kernel reports its end to CRIU alone; a pidfd shows it to all.
+    While CRIU traces init, the kernel reports its end only to CRIU; but everyone sees it on a
+    pidfd.
 
     Args:
-        init: a pidfd of it; closed here.
-        resources: whose runtime is called.
+        init: a pidfd of init; closed here.
+        resources: the resources whose runtime was called.
         exits: knows whether the checkpoint itself ends init.
         saved: cancelled when the checkpoint has ended.
     """

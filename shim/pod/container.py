@@ -1,8 +1,8 @@
 """One container: its state, and the operations that containerd asks for.
 
-Which operation waits for which, and when an exit is published, is :mod:`shim.pod.operations`. What
-a container occupies on the node, and how that is made and removed, is :mod:`shim.pod.creation`.
-Create is published before anything else of the container, Delete last.
+:mod:`shim.pod.operations` defines which operation waits for which, and when an exit is published.
+:mod:`shim.pod.creation` creates and removes what a container occupies on the node. Create is
+published before anything else of the container, Delete last.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Container:
     """A container and its processes.
 
     Args:
-        shim: what it shares with the shim's other containers.
-        container_id: its id.
+        shim: the state that the shim's containers share.
+        container_id: the container's id.
         bundle: its bundle directory.
-        options: how its runtime is called.
+        options: how to call its runtime.
         uris: the stdio of its init process.
 
     Attributes:
-        created: its Create has succeeded.
+        created: whether its Create has succeeded.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Container:
     # -- create and start ------------------------------------------------------------------
 
     async def create(self, request: task_pb2.CreateTaskRequest, checkpoint: str = "") -> int:
-        """Make the container as :meth:`shim.pod.creation.Resources.make` does.
+        """Create the container as :meth:`shim.pod.creation.Resources.make` does.
 
         Args:
-            request: containerd's.
+            request: the request of containerd.
             checkpoint: the directory of a checkpoint to restore.
 
         Returns:
-            The pid of the init process; 0 if Start is to restore it from a checkpoint.
+            The pid of the init process; 0 if Start will restore it from a checkpoint.
         """
         mounts = [(m.type, m.source, m.target, tuple(m.options)) for m in request.rootfs]
         async with self._operations.turn(Kind.CREATE):
@@ -115,10 +115,10 @@ class Container:
         return self.init.pid
 
     async def cancel_create(self) -> bool:
-        """Let a :meth:`create` that is under way fail.
+        """Make a running :meth:`create` fail.
 
         Returns:
-            Whether it has ended, and is undone, within a few seconds.
+            Whether it has ended, and was undone, within a few seconds.
         """
         self._resources.cancel()
         return await self._operations.ended(Kind.CREATE)
@@ -165,9 +165,9 @@ class Container:
         """Add an exec, to be started later.
 
         Args:
-            exec_id: its id, unique in this container.
+            exec_id: the exec's id, unique in this container.
             spec: the OCI process to run.
-            uris: its stdio. Whether it has a terminal is read from here, not from the spec.
+            uris: its stdio. This, and not the spec, tells whether it has a terminal.
 
         Raises:
             ProcessExists: the id is taken.
@@ -230,10 +230,10 @@ class Container:
         return process
 
     def process(self, exec_id: str) -> Process:
-        """Init, or an exec.
+        """Return init or an exec.
 
         Raises:
-            ProcessNotFound: there is no exec of that id.
+            ProcessNotFound: there is no exec with that id.
         """
         process = self._execs.get(exec_id) if exec_id else self.init
         if process is None:
@@ -246,8 +246,8 @@ class Container:
         """Signal a process, or all processes of the container.
 
         Raises:
-            InvalidSignal, ProcessFinished, ProcessNotFound, WrongProcessState: it has no such
-                signal, or has ended, or does not exist yet.
+            InvalidSignal, ProcessFinished, ProcessNotFound, WrongProcessState: there is no such
+                signal, or the process has ended, or does not exist yet.
         """
         process = self.process(exec_id)
         asked = f"signal {signum} to {process.id}"
@@ -287,8 +287,8 @@ class Container:
         try:
             await runtime.kill(signum, everyone=everyone)
         except (ProgramNotFound, ProgramTimeout, OSError) as error:
-            # A container whose runtime was removed, hangs, or cannot be started for want of
-            # descriptors or processes, must still be possible to stop.
+            # It must be possible to stop a container even if its runtime was removed, hangs, or
+            # cannot be started for lack of descriptors or processes.
             self._shim.log.warning("signalled without the runtime", id=self.id, why=str(error))
             if everyone:
                 self._resources.signal_cgroup(signum)
@@ -320,7 +320,7 @@ class Container:
                 self._report(events_pb2.TaskPaused)
 
     async def resume(self) -> None:
-        """Let a frozen container go on.
+        """Resume a frozen container.
 
         Raises:
             WrongProcessState: it is not paused.
@@ -336,10 +336,11 @@ class Container:
         """Change the container's limits.
 
         Args:
-            limits: the OCI spec's ``linux.resources``; what is not in it stays as it is.
+            limits: the OCI spec's ``linux.resources``; limits that are missing there do not change.
 
         Raises:
-            InvalidResources, WrongProcessState: they are malformed, or it has ended.
+            InvalidResources, WrongProcessState: the limits are malformed, or the container has
+                ended.
         """
         document = resources.encode(limits)
         async with self._operations.turn(Kind.UPDATE):
@@ -360,7 +361,7 @@ class Container:
 
         Raises:
             WrongProcessState: it does not run.
-            NvshimError: it could not be saved; it goes on, and what was written is gone.
+            NvshimError: it could not be saved. It continues, and what was written was removed.
         """
         request = criu.read_options(options)
         asked = f"a checkpoint of {self.id}"
@@ -383,12 +384,12 @@ class Container:
     # -- delete ------------------------------------------------------------------------------
 
     async def delete(self) -> None:
-        """Remove the container; init has ended or was never started.
+        """Remove the container, whose init has ended or was never started.
 
         Raises:
             WrongProcessState: it runs, or is being started.
             TaskNotFound: another Delete was faster.
-            NvshimError: the runtime or an unmount failed; Delete may be asked again.
+            NvshimError: the runtime or an unmount failed; Delete may be tried again.
         """
         asked = f"to delete {self.id}"
         self._refuse_while_running(asked)
@@ -409,19 +410,19 @@ class Container:
         for process in (self.init, *self._execs.values()):
             if process.exit is None:
                 process.fail_waiters(self._no_exec(process.exec_id))
-            # A fifo whose names are gone ends with its last descriptor, on its disk. No client
-            # has to wait for that.
+            # A fifo without a name is freed with its last descriptor, on its disk. No client has to
+            # wait for that.
             if process.stdio is not None:
                 self._shim.tasks.start_soon(_close_stdio, process)
 
     # -- questions ---------------------------------------------------------------------------
 
     def pids(self) -> dict[int, str]:
-        """The pids in the container, each with its exec's id; empty if it is not an exec.
+        """Return the pids in the container, each with the id of its exec; "" if it is not an exec.
 
-        Init's is among them until the container is deleted, also when it has ended. It is 0, as in
-        State, until the container is restored. A containerd that restarts takes an error or
-        an empty answer for a shim without a task, and deletes it with its unread exit.
+        Init's pid is included until the container is deleted, even if init has ended. Until a
+        container is restored, the pid is 0, as in State. A containerd that restarts would take an
+        error or an empty answer for a shim without a task, and delete it with its unread exit.
         """
         if self.init.child is None:
             return {0: ""}
@@ -450,10 +451,10 @@ class Container:
         return lines + [{"container": self.id, "call": verb, "pid": pid} for pid, verb in calls]
 
     def stats(self) -> Message:
-        """What the container has used, as the message of the host's version of cgroups.
+        """Return the container's usage, as the message for the host's version of cgroups.
 
         Raises:
-            CgroupNotFound: it has no cgroup of its own, or its cgroup is gone.
+            CgroupNotFound: it has no cgroup of its own, or its cgroup was removed.
         """
         pid = 0 if self._exits.init_reaped else self.init.pid
         return stats.read(self._resources.cgroup, container_id=self.id, pid=pid)

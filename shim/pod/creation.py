@@ -1,20 +1,20 @@
-"""What a container occupies on the node: Create makes it, Delete and a failed Create remove it.
+"""What a container occupies on the node: Create creates it, Delete and a failed Create remove it.
 
-In the order in which they are made: records in the bundle, the mounted rootfs, the injection, the
-stdio of init, and the container that the low-level runtime makes. :class:`Resources` owns and
-removes all of it. A container of the same name that the runtime had before belongs to another
-client, and stays.
+In the order of creation, it consists of: records in the bundle, the mounted rootfs, the injection,
+the stdio of init, and the container of the low-level runtime. :class:`Resources` owns and removes
+all of it. If the runtime already had a container with that name, it belongs to another client, and
+stays.
 
 A Create can be cancelled whatever it waits for: a mount, a worker, a logger, the runtime. It is
-undone then, like one that failed.
+then undone, like one that failed.
 
-mount(2) and umount(2) wait for the server of a FUSE or network file system: the layers of an
+mount(2) and umount(2) wait for the server of a FUSE or network file system: for the layers of an
 overlay, the source of a bind mount, the file of a loop device. They cannot be interrupted without
-ending the process, so they run in a thread where that may happen. Elsewhere they run at once: a
-thread costs time and memory.
-- A mount is waited for :data:`MOUNTING` seconds. If the kernel completes it later, it is unmounted.
-- An unmount is waited for :data:`UNMOUNTING` seconds. A second Delete waits for the same one.
-- The overlays that :func:`shim.rootfs.detaching.detach` detaches are gone at once.
+ending the process, so they run in a thread where this may happen. Elsewhere they run directly,
+because a thread costs time and memory.
+- A mount may take :data:`MOUNTING` seconds. If the kernel completes it later, it is unmounted.
+- An unmount may take :data:`UNMOUNTING` seconds. A second Delete waits for the same one.
+- Overlays that :func:`shim.rootfs.detaching.detach` detaches disappear at once.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class Resources:
     """What one container occupies on the node.
 
     Args:
-        shim: what the containers share.
+        shim: the state that the shim's containers share.
         container_id: the container.
         bundle: its bundle directory.
-        options: how its runtime is called.
+        options: how to call its runtime.
 
     Attributes:
         runtime: calls its low-level runtime.
-        injection: what is injected into it; None if it asks for nothing.
+        injection: what is injected into it; None if it requests nothing.
         has_gpus: whether it may have GPUs, from any source.
         cgroup: its cgroup, once it has an init process.
         own_pid_namespace: whether all its processes die with its init.
-        saved: the checkpoint that Start restores; None for all others.
+        saved: the checkpoint that Start restores; None for all other containers.
     """
 
     def __init__(
@@ -107,18 +107,18 @@ class Resources:
     async def make(
         self, init: Process, wanted: Sequence[Mount], checkpoint: str, parent: str
     ) -> None:
-        """Make all of it, with the init process waiting to be started.
+        """Create all of it, up to the init process, which waits to be started.
 
         Args:
             init: the init process.
             wanted: the mounts that containerd wants as the rootfs, in order.
-            checkpoint: the directory of a checkpoint: then there is no init process before
+            checkpoint: the directory of a checkpoint; then there is no init process before
                 :meth:`restore`.
             parent: the directory of an earlier checkpoint that it builds on.
 
         Raises:
-            KilledWhileStarting: :meth:`cancel` was called; nothing is left of the attempt.
-            NvshimError, OSError: what failed; nothing is left of the attempt.
+            KilledWhileStarting: :meth:`cancel` was called; the attempt was undone completely.
+            NvshimError, OSError: the cause of the failure; the attempt was undone completely.
         """
         ours = not self._runtime_has_it()
         try:
@@ -169,10 +169,10 @@ class Resources:
         return stdio
 
     def adopt(self, pid_file: str) -> Child:
-        """Take over a process that the runtime has made.
+        """Take over a process that the runtime has created.
 
         Raises:
-            RuntimeMisbehaved: the file does not have the pid of a child of ours.
+            RuntimeMisbehaved: the file does not contain the pid of a child of ours.
         """
         try:
             # One that is not our child's would be signalled in its place.
@@ -233,14 +233,14 @@ class Resources:
     # -- restoring ---------------------------------------------------------------------------
 
     def criu(self) -> Calls:
-        """The runtime's calls that need CRIU."""
+        """Return the runtime's calls that need CRIU."""
         return Calls(self.runtime, self._options, self._id, self._bundle)
 
     async def restore(self, init: Process) -> None:
-        """Make init as it was saved.
+        """Restore init from the checkpoint.
 
         Raises:
-            NvshimError, OSError: what failed; it may be tried again.
+            NvshimError, OSError: the cause of the failure; it may be tried again.
         """
         ours = not self._runtime_has_it()
         try:
@@ -265,10 +265,10 @@ class Resources:
     # -- removing ----------------------------------------------------------------------------
 
     async def remove_from_runtime(self, init: Process) -> None:
-        """Kill what is left of the container, and have the runtime forget it.
+        """Kill what is left of the container, and make the runtime forget it.
 
         Raises:
-            NvshimError: the runtime failed; may be tried again.
+            NvshimError: the runtime failed; it may be tried again.
         """
         if init.child is None:
             return  # never restored; a container of that name in the runtime is another client's
@@ -295,7 +295,7 @@ class Resources:
         """Unmount the rootfs, and remove what was injected.
 
         Raises:
-            UnmountFailed: it is still mounted; may be tried again.
+            UnmountFailed: it is still mounted; it may be tried again.
         """
         await self._rootfs.unmount()
         if self.injection is not None:
@@ -336,8 +336,8 @@ class Resources:
     async def _end_init(self, init: Process) -> None:
         """Kill init if it lives, and wait until the last of its threads is gone.
 
-        A runtime that deletes by force does not wait so long, and leaves the cgroup behind
-        without a word if the kernel is slow to empty it.
+        A runtime that deletes by force does not wait that long. If the kernel is slow to empty the
+        cgroup, the runtime silently leaves it behind.
         """
         if init.child is not None:
             init.child.kill()
@@ -345,7 +345,7 @@ class Resources:
                 await init.child.wait()
 
     async def _delete_by_force(self, doing: str) -> None:
-        """Have the runtime delete the container; what it leaves if it is killed is removed too."""
+        """Make the runtime delete the container; if it is killed, remove what it leaves behind."""
         with self._logged(f"{doing}: delete"):
             if self._runtime_has_it():
                 await self.runtime.delete(force=True)
@@ -371,11 +371,11 @@ class Resources:
 
 
 class _ThreadedCall:
-    """A call that may take long, in a thread; it continues when its caller stops waiting.
+    """A call that may take long, in a thread. It continues when its caller stops waiting.
 
     Attributes:
-        done: set when it has ended.
-        undo: called if it succeeds after all, when its caller has given it up.
+        done: set when the call has ended.
+        undo: called if the call succeeds after its caller has given it up.
     """
 
     def __init__(self, tasks: Tasks, work: Callable[[], None]) -> None:
@@ -408,7 +408,7 @@ class Rootfs:
     """The rootfs of one container.
 
     Args:
-        shim: what the containers share.
+        shim: the state that the shim's containers share.
         path: where it is mounted.
     """
 
@@ -429,7 +429,7 @@ class Rootfs:
             by_worker: mounts it instead, and returns what it has mounted.
 
         Raises:
-            NvshimError: it is not mounted, and will not be.
+            NvshimError: it is not mounted, and will not be mounted later.
         """
         self._may_hang = may_hang(wanted)  # also if the worker fails half way
         if by_worker is not None:
@@ -444,7 +444,7 @@ class Rootfs:
         """Unmount everything at and below its path; nothing happens if nothing is mounted there.
 
         Raises:
-            UnmountFailed: it is still mounted; may be asked again.
+            UnmountFailed: it is still mounted; it may be tried again.
         """
         if not self._may_hang:
             overlay = detaching.detach(self.path, self._mounted)

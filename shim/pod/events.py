@@ -1,19 +1,18 @@
-"""Delivers events to containerd, in order, and waits for a containerd that is away.
+"""Deliver events to containerd in order, and wait for containerd while it is unavailable.
 
 Rules
 - Events of one container are delivered in the order in which they happened; containers do not
   wait for each other.
-- An event that cannot be delivered stays at the head of its container's queue and is tried
-  again, with growing pauses, whatever the error, for as long as this process lives: containerd may
+- If an event cannot be delivered, it stays at the head of its container's queue. It is tried again,
+  with growing pauses, whatever the error, for as long as this process lives, because containerd may
   be restarting. A shim without tasks gives up after a while (:mod:`shim.pod.service`).
-  (The stock shim gives up after five tries, and the task is shown as running for ever.)
-- An answer is waited for as long as the connection stands. A containerd that is stopped or has too
-  much to do reads what it was sent when it goes on: what was sent again would be told twice.
-- An event that containerd refuses as malformed is logged and dropped, so that those behind it
-  arrive.
-- Running out of memory can repeat without end while containerd is away: one such event at the
-  end of a queue stands for all that would follow it there.
-- The time in the envelope is that of the event, not of its delivery.
+  (containerd's own shim gives up after five tries, and the task is shown as running for ever.)
+- The shim waits for an answer for as long as the connection exists. If containerd is stopped or
+  overloaded, it reads later what it was sent; if the event were sent again, it would arrive twice.
+- An event that containerd refuses as malformed is logged and dropped, so that later events arrive.
+- While containerd is unavailable, a container may run out of memory again and again. One such event
+  at the end of a queue stands for all further ones.
+- The time in the envelope is the time of the event, not of its delivery.
 
 Source: containerd docs/runtime-v2.md (events), api/services/ttrpc/events/v1/events.proto.
 """
@@ -61,10 +60,11 @@ class Publisher:
     """Delivers events to containerd's ttrpc socket.
 
     Args:
-        address: path of that socket; if containerd named none, it is empty and events are dropped.
+        address: the path of that socket; if containerd named none, it is empty and events are
+            dropped.
         namespace: containerd's namespace of this shim.
-        tasks: where deliveries run.
-        log: where failures are logged, once per outage.
+        tasks: the group in which deliveries run.
+        log: the log for failures, one entry per outage.
     """
 
     def __init__(self, address: str, namespace: str, tasks: Tasks, log: Log) -> None:
@@ -79,7 +79,7 @@ class Publisher:
         self._idle.set()
 
     def publish(self, container_id: str, event: Message) -> None:
-        """Queue one event; returns at once.
+        """Queue one event, and return at once.
 
         Args:
             container_id: the container whose queue it joins.
@@ -108,13 +108,13 @@ class Publisher:
         return sum(map(len, self._queues.values()))
 
     async def drain(self, seconds: float) -> bool:
-        """Wait until everything is delivered, for a bounded time.
+        """Wait until everything is delivered, for a limited time.
 
         Args:
-            seconds: how long at most.
+            seconds: the time limit.
 
         Returns:
-            Whether it was.
+            Whether everything was delivered.
         """
         with loop.move_on_after(seconds):
             await self._idle.wait()

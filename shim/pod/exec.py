@@ -35,11 +35,11 @@ class Exec(Process):
         self._starting: loop.CancelScope | None = None
 
     async def start(self, resources: Resources, reaper: Reaper) -> None:
-        """Have the runtime start it; it may be tried again if that fails.
+        """Make the runtime start it; if that fails, it may be tried again.
 
         Raises:
             KilledWhileStarting: :meth:`cancel_start` was called.
-            NvshimError, OSError: what failed.
+            NvshimError, OSError: the cause of the failure.
         """
         try:
             await self._start(resources, reaper)

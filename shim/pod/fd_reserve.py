@@ -1,6 +1,6 @@
-"""Descriptors in reserve, so that a container can be killed when none is free.
+"""Reserved descriptors, so that a container can be killed even if no descriptor is free.
 
-To signal the processes of a cgroup takes two at once: a pidfd, and one to read /proc.
+Signalling the processes of a cgroup takes two at once: a pidfd, and one to read /proc.
 """
 
 from __future__ import annotations

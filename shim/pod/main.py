@@ -1,8 +1,8 @@
-"""The shim's main function: what it does before it can serve.
+"""The shim's main function: what has to be done before it can serve.
 
-In a shim that no fork server has forked, the server is imported here, which takes longer than all
-the rest. A container with GPUs needs the injection engine as well. Its worker imports that at the
-same time, on another processor.
+If no fork server has forked this shim, the server is imported here, which takes longer than
+everything else. A container with GPUs also needs the injection engine. Its worker imports that at
+the same time, on another processor.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def main(
     socket_path: str,
     debug: bool,
 ) -> NoReturn:
-    """Serve until containerd asks for the end and no task is left.
+    """Serve until containerd asks the shim to exit and no task is left.
 
     Args:
         listener_fd: the listening socket.
-        container_id: the first container, for which this shim was started. The current directory
-            is its bundle.
+        container_id: the first container, for which this shim was started. The current directory is
+            the container's bundle.
         namespace: containerd's namespace.
         ttrpc_address: containerd's socket for events.
-        socket_path: the file of the listening socket, removed at the end.
+        socket_path: the file of the listening socket, which is removed at the end.
         debug: whether to log each step.
     """
     # What is imported stays; looking for garbage among it costs a tenth of the time.

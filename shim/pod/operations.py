@@ -1,36 +1,37 @@
-"""The order of what happens to one container: requests, and the exits of its processes.
+"""The order in which things happen to one container: requests, and the exits of its processes.
 
 containerd sends requests for a container concurrently. Each request that changes the container is
-an operation, and this module says which earlier operations it waits for. An operation waits only
+an operation, and this module decides which earlier operations it waits for. An operation waits only
 for operations that arrived before it, so no two wait for each other.
 
 Rules for operations
 - ``AFTER`` lists, for each operation, the earlier operations that it waits for. It overtakes all
   others. Operations on execs wait for each other only if they concern the same exec.
-- Kill waits for nothing. SIGKILL cancels a Create, or the Start of an exec, that is under way or
-  queued; so does Delete with a Create. Both then wait until a Create is undone, for ``LATE``
+- Kill waits for nothing. SIGKILL cancels a Create, or the Start of an exec, that is running or
+  queued; Delete also cancels a Create. Both then wait until the Create is undone, for ``LATE``
   seconds.
-- ``EVER``: until the other one has ended. Each of these ends by itself: Pause, Resume, Update and
-  Delete call the runtime with a timeout, and a Start that hangs ends when the container is killed.
-- ``BRIEFLY``: at most ``LATE`` seconds, for all of them together. What has not ended by then is
-  in ``overdue``, and the operation goes on without it or is refused.
+- ``EVER``: wait until the other operation has ended. Each of these ends by itself: Pause, Resume,
+  Update and Delete call the runtime with a timeout, and a Start that hangs ends when the container
+  is killed.
+- ``BRIEFLY``: wait at most ``LATE`` seconds, for all of them together. Operations that have not
+  ended by then are in ``overdue``, and this one continues without them or is refused.
 
 Rules for exits
-- A process's start is published before its exit, also if it died before Start returned.
-- The exits of execs are published before init's: containerd tears the task down on that one.
-  Once init has been reaped no new exec starts, and if the container has no pid namespace of
-  its own, what is left of it is killed first.
+- The start of a process is published before its exit, even if it died before Start returned.
+- The exits of execs are published before init's, because containerd tears the task down when it
+  gets that one. Once init has been reaped, no new exec starts; if the container has no pid
+  namespace of its own, its remaining processes are killed first.
 - The exit of init is not in the queue. It waits for those operations whose event has to come first:
   at most ``LATE`` seconds, then their runtime calls are killed, and ``LATE`` seconds more. It does
   not wait for Kill, Delete, Pause, Resume or Update.
-- A checkpoint that was to end init is published before the exit, if it completes in time.
+- A checkpoint that should end init is published before the exit, if it completes in time.
 - Errors of stdio must not delay an exit.
 - The exit of a container with GPUs waits until its cause is recorded, at most a second
   (:mod:`shim.pod.causes`).
-- Running out of memory is published when it happens, but not before the start of init, and before
+- An out-of-memory event is published when it happens, but not before the start of init, and before
   the exit that it caused.
 
-What an operation can hang in, and what ends it::
+Where an operation can hang, and what ends it::
 
     Create      mount(2)          a thread, 30 s; a Kill or Delete (shim.pod.creation)
                 a worker          60 s; a Kill or Delete
@@ -120,8 +121,8 @@ class Operation:
     """One operation, as an asynchronous context: entering it waits for its turn.
 
     Attributes:
-        kind: which operation.
-        exec_id: the exec that it concerns; empty for the container.
+        kind: the kind of operation.
+        exec_id: the exec that it concerns; "" for the container.
         overdue: the operations that it waited for briefly and that have not ended.
     """
 
@@ -181,11 +182,11 @@ class Operations:
         self._queue: list[Operation] = []
 
     def turn(self, kind: Kind, exec_id: str = "") -> Operation:
-        """An operation, to be entered."""
+        """Return an operation; enter it to wait for its turn."""
         return Operation(kind, exec_id, self._queue)
 
     def has(self, *kinds: Kind, exec_id: str = "") -> bool:
-        """Whether an operation of these kinds has not ended.
+        """Whether an operation of one of these kinds has not ended.
 
         Args:
             kinds: the kinds.
@@ -208,8 +209,8 @@ async def wait_for(
     """Wait until operations have ended.
 
     Args:
-        operations: which.
-        within: seconds; None to wait however long it takes.
+        operations: the operations.
+        within: the time limit in seconds; None for no limit.
 
     Returns:
         Those that have not ended in time.
@@ -226,17 +227,17 @@ class Exits:
     """Publishes the exits of one container's processes.
 
     Args:
-        shim: what the containers share.
+        shim: the state that the shim's containers share.
         resources: what the container occupies on the node.
-        operations: what is under way.
-        report: publishes an event of the container, which has no fields but those named.
+        operations: the container's running operations.
+        report: publishes an event of the container, which has only the named fields.
         init: its init process.
         execs: its execs by id.
         bundle: its bundle.
 
     Attributes:
-        init_reaped: init has ended; its exit may not be published yet.
-        by_checkpoint: a checkpoint is under way that is to end init.
+        init_reaped: whether init has ended; its exit may not be published yet.
+        by_checkpoint: whether a checkpoint is running that should end init.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class Exits:
             self._shim.tasks.start_soon(self._follow_memory, self._oom)
 
     def watch_exec(self, process: Process) -> None:
-        """Publish the exit of an exec when it comes. To be called once its start is published."""
+        """Publish the exit of an exec when it comes. Call this once its start is published."""
         self._shim.tasks.start_soon(self._publish_exit_of_exec, process)
 
     async def _publish_exit_of_exec(self, process: Process) -> None:

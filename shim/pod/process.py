@@ -1,6 +1,6 @@
 """The processes of a container: its init, and its execs.
 
-A process goes through the states of this table; what it does not list cannot happen::
+A process goes through the states of this table; other transitions cannot happen::
 
     state    event    next
     CREATED  STARTED  RUNNING
@@ -12,9 +12,9 @@ A process goes through the states of this table; what it does not list cannot ha
     CREATED  DELETED  DELETED   an exec that was never started
     STOPPED  DELETED  DELETED
 
-``EXITED`` is when the exit is *published*, not when the process died: an exec's exit comes
-before init's, and a start before its exit. Until then State says RUNNING and Wait waits, so
-a client that learns of an exit can rely on all that comes before it.
+``EXITED`` is when the exit is *published*, not when the process died: an exec's exit is published
+before init's, and a start before the exit. Until then State returns RUNNING and Wait waits, so a
+client that learns of an exit can rely on everything that comes before it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Process:
         uris: where its stdio is.
 
     Attributes:
-        state: where it is in its life.
+        state: its present state.
         child: the process itself, once it exists.
         exit: how it ended, once that is published.
         stdio: its open stdio; None before it is opened.
@@ -102,7 +102,7 @@ class Process:
         return self.exec_id or self.container_id
 
     def advance(self, event: Event) -> None:
-        """Move to the state that follows.
+        """Change to the state that follows.
 
         Raises:
             WrongProcessState: the table has no such transition.
@@ -117,7 +117,7 @@ class Process:
         self.state = following
 
     def finish(self, exit_: Exit) -> None:
-        """Its exit is published: answer those who wait for it."""
+        """Answer the clients that wait for the exit, which has been published."""
         self.advance(Event.EXITED)
         self.exit = exit_
         self._settled.set()
@@ -134,7 +134,7 @@ class Process:
             self._settled = loop.Event()
 
     async def wait(self) -> Exit:
-        """How it ended, once that is published.
+        """Return how the process ended, once that is published.
 
         Raises:
             WrongProcessState: it could not be started.

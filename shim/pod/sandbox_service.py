@@ -1,18 +1,18 @@
 """The Sandbox service, which containerd 2.x calls for ``sandboxer = "shim"``.
 
-Handlers decode, call and encode; what a sandbox is made of is :mod:`shim.sandbox.sandbox`'s.
+Handlers decode, call and encode; :mod:`shim.sandbox.sandbox` does the work.
 
 Rules
 - A shim has one sandbox, and serves the tasks of that pod.
-- Stop ends the pod: also the containers that still run or are being created, as StopPodSandbox
-  promises. No container is created after that. Shutdown stops, deletes what is left of them, and
-  ends the shim.
-- containerd has to have the answer to Shutdown, and a Go client that gets an answer and
-  the connection's end at once may act on the second. So the shim ends when its clients have
-  hung up, which containerd does when it has the answer.
-- Stop and Shutdown may be asked again. Shutdown of a sandbox that was never made, or is gone,
-  succeeds: containerd asks for it after a Create that failed, and the shim has to end then.
-- The events ``/sandboxes/…`` are containerd's to publish, and not ours.
+- Stop ends the pod, including containers that still run or are being created, as StopPodSandbox
+  promises. No container is created after that. Shutdown stops the pod, deletes what is left of its
+  containers, and ends the shim.
+- containerd needs the answer to Shutdown. If a Go client gets an answer and the end of the
+  connection at the same time, it may act on the latter. So the shim exits only when its clients
+  have hung up, which containerd does when it has the answer.
+- Stop and Shutdown may be repeated. Shutdown of a sandbox that was never created, or is gone,
+  succeeds: containerd sends it after a Create that failed, and the shim has to exit then.
+- The events ``/sandboxes/…`` are published by containerd, not by us.
 
 Source: containerd api/runtime/sandbox/v1/sandbox.proto, plugins/sandbox/controller.go,
 plugins/services/sandbox/controller_service.go, internal/cri/server/sandbox_status.go.
@@ -67,8 +67,8 @@ class SandboxService:
     """The sandbox of this shim.
 
     Args:
-        shim: where it is kept, for the tasks to find.
-        tasks: the pod's containers.
+        shim: where the sandbox is kept, for the tasks to find.
+        tasks: the tasks of the pod's containers.
     """
 
     def __init__(self, shim: ShimContext, tasks: TaskService) -> None:
@@ -77,7 +77,7 @@ class SandboxService:
         self._held: Sandbox | None = None
 
     def service(self) -> Service:
-        """The service, to be served."""
+        """Return the service, to be served."""
         return _SERVICE.bind(self)
 
     def create(
@@ -139,7 +139,7 @@ class SandboxService:
     def platform(
         self, _: Context, request: sandbox_pb2.PlatformRequest
     ) -> sandbox_pb2.PlatformResponse:
-        """What the pod's containers run on: this machine."""
+        """Return what the pod's containers run on: this machine."""
         self._sandbox(request.sandbox_id)
         response = sandbox_pb2.PlatformResponse()
         machine = os.uname().machine
@@ -168,7 +168,7 @@ class SandboxService:
     def status(
         self, _: Context, request: sandbox_pb2.SandboxStatusRequest
     ) -> sandbox_pb2.SandboxStatusResponse:
-        """How the sandbox is."""
+        """Return the sandbox's status."""
         sandbox = self._sandbox(request.sandbox_id)
         response = sandbox_pb2.SandboxStatusResponse(
             sandbox_id=sandbox.id, pid=sandbox.live_pid, state=_STATES[sandbox.state]
@@ -211,7 +211,7 @@ class SandboxService:
     def metrics(
         self, _: Context, request: sandbox_pb2.SandboxMetricsRequest
     ) -> sandbox_pb2.SandboxMetricsResponse:
-        """What the whole pod uses: its containers, as their common cgroup has counted it."""
+        """Return the usage of the whole pod, as counted by the containers' common cgroup."""
         sandbox = self._sandbox(request.sandbox_id)
         parent = sandbox.pod.cgroup_parent
         read = stats.read(
@@ -226,7 +226,7 @@ class SandboxService:
         return response
 
     def _somebody_in(self, sandbox: Sandbox) -> int:
-        """A process in the pod's network; 0 if there is none."""
+        """Return a process in the pod's network; 0 if there is none."""
         if sandbox.state is not State.READY:
             return 0
         running = (c.init.pid for c in self._tasks.containers if c.init.state in _IN_NETWORK)
@@ -258,11 +258,11 @@ class SandboxService:
                 with loop.move_on_after(_DYING):
                     await init.wait()
         except (NvshimError, OSError) as error:
-            # It has ended meanwhile; or it has not, and then its Delete will say why.
+            # Either it has ended in the meantime, or its Delete will report why not.
             self._shim.log.debug("ending a container", id=container.id, why=str(error))
 
     async def _thaw(self, container: Container) -> None:
-        """Resume a container; one that cannot be, or runs meanwhile, is ended all the same."""
+        """Resume a container; if that fails, or it already runs, it is ended all the same."""
         try:
             await container.resume()
         except (NvshimError, OSError) as error:

@@ -1,8 +1,8 @@
 """The shim's server: it serves until no task is left.
 
-One thread, one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process down
-(containerd then runs `delete`, which ends its containers); SIGUSR1 writes what the process is doing
-to the log; SIGPIPE is an error code here and the default in children.
+There is one thread and one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process
+down (containerd then runs `delete`, which ends its containers); SIGUSR1 writes what the process is
+doing to the log; SIGPIPE is an error code here and has its default action in children.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def run(
     log: Log,
     reaper: Reaper,
 ) -> NoReturn:
-    """Serve until containerd asks for the end and no task is left.
+    """Serve until containerd asks the shim to exit and no task is left.
 
     Args:
         listener_fd: the listening socket.
         addressed: containerd's namespace, and its socket for events.
-        socket_path: the file of the listening socket, removed at the end.
+        socket_path: the file of the listening socket, which is removed at the end.
         log: the shim's log.
-        reaper: who may have a child already.
+        reaper: the reaper, which may already have a child.
     """
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
@@ -74,10 +74,10 @@ async def serve(
 
     Args:
         listener: the listening socket.
-        own_socket: its file.
+        own_socket: the file of the listening socket.
         addressed: containerd's namespace, and its socket for events.
         log: the shim's log.
-        reaper: of all children.
+        reaper: the reaper of all children.
         leave: ends the process.
     """
     namespace, ttrpc_address = addressed
@@ -129,7 +129,7 @@ async def serve(
             if not await publisher.drain(_EVENTS):
                 log.warning("events were not delivered before the end", count=publisher.waiting)
             publisher.close()
-            # Not by leaving the group, which would wait for such a request. The delete verb
+            # Do not leave the group instead: that would wait for such a request. The delete verb
             # removes what is half made.
             leave()
 

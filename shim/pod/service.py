@@ -1,20 +1,20 @@
 """The Task service: decodes containerd's requests, calls containers, encodes the answers.
 
-What an operation does is in :mod:`shim.pod.container`, and in which order operations happen in
-:mod:`shim.pod.operations`. A request that changes something is shielded: a client that hangs up
-must not leave half a container behind.
+:mod:`shim.pod.container` carries out operations, and :mod:`shim.pod.operations` decides their
+order. A request that changes something is shielded: a client that hangs up must not leave half a
+container behind.
 
-The shim ends when it has no task and no sandbox, and none is announced:
+The shim exits when it has no task and no sandbox, and none is announced:
 
-- containerd asks for the end after every Delete (Shutdown). If tasks are left, nothing happens.
+- After every Delete, containerd asks it to exit (Shutdown). If tasks are left, nothing happens.
 - ``start`` announces a container at the socket before it answers, so a shim with an announced
   container stays (:mod:`shim.sockets`).
-- If Shutdown is asked for while all tasks are still being created, and that Create fails, the shim
-  ends then: containerd does not ask again.
-- A containerd that was killed between ``start`` and Create, or between Delete and Shutdown, does
-  not ask after its restart: a shim without a task for ``UNUSED`` seconds ends once its events are
-  delivered, and after ``UNHEARD`` seconds although some are not. Its tasks were deleted, so
-  containerd does not need them.
+- If Shutdown arrives while all tasks are still being created, and their Create fails, the shim
+  exits then, because containerd does not ask again.
+- If containerd was killed between ``start`` and Create, or between Delete and Shutdown, it does not
+  ask after its restart. So a shim that has had no task for ``UNUSED`` seconds exits once its events
+  are delivered, and after ``UNHEARD`` seconds even if some are not. Its tasks were deleted, so
+  containerd does not need these events.
 
 Source: containerd api/runtime/task/v2/shim.proto, docs/runtime-v2.md.
 """
@@ -94,18 +94,18 @@ class OwnSocket:
 
 
 class Lifetime:
-    """Decides when the shim ends.
+    """Decides when the shim exits.
 
     Args:
-        shim: what the containers share.
+        shim: the state that the shim's containers share.
         own_socket: the socket of this shim.
-        containers: its containers, also those that are being created.
+        containers: the shim's containers, including those that are being created.
         shut_down: ends the shim.
 
     Attributes:
-        ending: the shim is about to end.
-        ends_after_hangup: at its end, the shim waits until its clients have hung up: the one that
-            asked for the end needs the answer first.
+        ending: whether the shim is about to exit.
+        ends_after_hangup: whether the shim waits, before it exits, until its clients have hung up,
+            because the client that asked it to exit needs the answer first.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Lifetime:
         self._own_socket.forget(name)
 
     def changed(self) -> None:
-        """A task or the sandbox was added or removed."""
+        """Handle that a task or the sandbox was added or removed."""
         changed, self._changed = self._changed, loop.Event()
         changed.set()
 
     def create_failed(self) -> None:
-        """A task was removed, as its Create has failed."""
+        """Handle that a task was removed because its Create failed."""
         self.changed()
         if self._deferred:
             self._end_if_empty()
@@ -194,9 +194,9 @@ class TaskService:
     """The tasks of this shim.
 
     Args:
-        shim: what the containers share.
-        containers: by id; a container is in it from the moment that its Create is accepted.
-        lifetime: decides when the shim ends.
+        shim: the state that the shim's containers share.
+        containers: the containers by id; a container is included as soon as its Create is accepted.
+        lifetime: decides when the shim exits.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class TaskService:
         self.lifetime = lifetime
 
     def services(self) -> list[Service]:
-        """The service under both of its names."""
+        """Return the service under both of its names."""
         return [service.bind(self) for service in _SERVICES]
 
     async def create(
@@ -282,7 +282,7 @@ class TaskService:
         return Empty()
 
     def state(self, _: Context, request: task_pb2.StateRequest) -> task_pb2.StateResponse:
-        """The state of a process."""
+        """Return the state of a process."""
         container = self._container(request.id)
         process = container.process(request.exec_id)
         uris = process.uris
@@ -334,7 +334,7 @@ class TaskService:
         return Empty()
 
     def pids(self, _: Context, request: task_pb2.PidsRequest) -> task_pb2.PidsResponse:
-        """The processes of a container; those of execs have the exec's id."""
+        """Return the processes of a container; those of execs have the exec's id."""
         response = task_pb2.PidsResponse()
         for pid, exec_id in self._container(request.id).pids().items():
             info = response.processes.add(pid=pid)
@@ -344,11 +344,11 @@ class TaskService:
         return response
 
     def stats(self, _: Context, request: task_pb2.StatsRequest) -> task_pb2.StatsResponse:
-        """What a container has used, as the message of the host's version of cgroups."""
+        """Return a container's usage, as the message for the host's version of cgroups."""
         return task_pb2.StatsResponse(stats=typeurl.pack(self._container(request.id).stats()))
 
     async def update(self, _: Context, request: task_pb2.UpdateTaskRequest) -> Empty:
-        """Change a container's limits. The request's annotations are for other runtimes."""
+        """Change a container's limits. The annotations in the request are for other runtimes."""
         container = self._container(request.id)
         await container.update(typeurl.unpack_json(request.resources, typeurl.LINUX_RESOURCES))
         return Empty()
@@ -367,7 +367,7 @@ class TaskService:
         return Empty()
 
     def connect(self, _: Context, request: task_pb2.ConnectRequest) -> task_pb2.ConnectResponse:
-        """The pids of this shim and of the task's init. containerd checks with it that we live."""
+        """Return the pids of the shim and of the task's init. containerd checks that we live."""
         container = self._containers.get(request.id)
         pid = container.init.pid if container and container.created else 0
         return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
@@ -375,8 +375,8 @@ class TaskService:
     def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
         """End this process if no task or sandbox is left or announced; otherwise do nothing.
 
-        containerd asks after every Delete. ``now`` is ignored: the end of a shim without tasks
-        waits for the delivery of events alone.
+        containerd asks for this after every Delete. ``now`` is ignored: a shim without tasks only
+        waits for the delivery of its events.
         """
         self.lifetime.end_when_empty(request.id)
         return Empty()
@@ -391,10 +391,10 @@ class TaskService:
         return [line for each in self._containers.values() for line in each.describe()]
 
     async def _end_creation(self, container_id: str) -> None:
-        """End a Create that is under way: its client has given it up.
+        """Cancel a running Create, because its client has given it up.
 
         Raises:
-            TaskNotFound: it was cancelled.
+            TaskNotFound: the Create was cancelled.
         """
         container = self._containers.get(container_id)
         if container is None or container.created:
@@ -431,7 +431,7 @@ def _refuse_zero_bytes(name: str, value: Any) -> None:
 
 
 def refused_by_system(error: BaseException, context: Context, request: Any) -> NvshimError | None:
-    """The typed error of an OSError of a handler, which TimeoutError and the like are too."""
+    """Convert a handler's OSError (including TimeoutError and the like) to a typed error."""
     if not isinstance(error, OSError):
         return None
     where = f" ({error.filename})" if error.filename else ""

@@ -1,6 +1,6 @@
-"""ttrpc on the shim's loop: its server, and its client of containerd. Unary calls alone.
+"""ttrpc on the shim's loop: its server, and its client of containerd. Only unary calls.
 
-Both drive the core of :mod:`api.ttrpc`, whose rules :mod:`api.ttrpc.calls` states, with as little
+Both use the core of :mod:`api.ttrpc`, whose rules are in :mod:`api.ttrpc.calls`, with as little
 memory and time per connection as possible: a connection is one object and no task. The loop calls
 it when bytes have arrived; only a handler that has to wait gets a task.
 """
@@ -40,8 +40,8 @@ from shim import loop
 
 R = TypeVar("R", bound=Message)
 
-# Seconds: between attempts to accept when descriptors are scarce, and for requests under way
-# when the server stops.
+# In seconds: the pause between attempts to accept when descriptors are scarce, and the time for
+# running requests when the server stops.
 _PAUSE: Final = 0.1
 _GRACE: Final = 5.0
 
@@ -54,20 +54,20 @@ class Server:
     """Serves services.
 
     Args:
-        services: their names must differ.
-        log: called with an event and its fields for what no client learns: a rejected peer, a
-            handler's unforeseen exception.
-        max_calls: how many requests one connection may have under way.
+        services: the services; their names must differ.
+        log: called with an event and its fields for what no client learns: a rejected peer, an
+            unexpected exception in a handler.
+        max_calls: how many requests one connection may have in progress.
 
     Attributes:
-        services: by name.
+        services: the services by name.
         log: see above.
         max_calls: see above.
-        sessions: the connections.
-        tasks: where handlers run; None unless it serves.
+        sessions: the present connections.
+        tasks: the group in which handlers run; None unless the server runs.
 
     Raises:
-        LocalProtocolError: two services have one name.
+        LocalProtocolError: two services have the same name.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Server:
         """Accept and serve connections until :meth:`close` or :meth:`shutdown` is called.
 
         Args:
-            listener: a unix socket, bound and listening. It is closed when this returns; its
-                file is the caller's to remove.
+            listener: a unix socket, bound and listening. It is closed when this returns; the caller
+                has to remove its file.
 
         Raises:
-            LocalProtocolError: it is serving already.
+            LocalProtocolError: the server is already running.
             OSError: the listener failed.
         """
         if self.tasks is not None:
@@ -129,12 +129,13 @@ class Server:
     def close(self, grace: float = _GRACE) -> None:
         """Start to stop, and return at once: for handlers, such as ``Shutdown``, to call.
 
-        No further connection is accepted and no request started; idle connections are closed,
+        No further connection is accepted and no request started. Idle connections are closed, and
         the others when their last request is answered. Then :meth:`serve` returns. Immediate
         handlers (a second ``Shutdown``) still answer until then.
 
         Args:
-            grace: seconds after which requests still under way are cancelled, unanswered.
+            grace: seconds after which requests that are still in progress are cancelled without an
+                answer.
         """
         if self._closing:
             return
@@ -148,7 +149,7 @@ class Server:
         """:meth:`close`, and wait until :meth:`serve` is about to return. Not for handlers.
 
         Args:
-            grace: seconds, as for :meth:`close`. A second call can only shorten it.
+            grace: seconds, as for :meth:`close`. A second call can only shorten this time.
         """
         self.close(grace)
         if self.tasks is not None:
@@ -161,7 +162,7 @@ class Server:
             await self._wait_for_leaver()
 
     def left(self, session: Session) -> None:
-        """A session has ended."""
+        """Handle the end of a session."""
         self.sessions.discard(session)
         self._left.set()
 
@@ -202,7 +203,7 @@ class Session(loop.Channel):
     Args:
         sock: the connection; closed when it has ended.
         peer: the client's process.
-        server: whose services it calls.
+        server: the server whose services it calls.
     """
 
     __slots__ = ("_busy", "_calls", "_gone", "_scope", "_server")
@@ -260,12 +261,12 @@ class Session(loop.Channel):
         self._end_if_idle()
 
     def failed(self, error: Exception) -> None:
-        """A bug that this connection has met must not end the others."""
+        """Log a bug that this connection has hit; it must not end the others."""
         self._server.log("a connection failed", {"traceback": describe_bug(error)})
         self.hang_up()
 
     def flushed(self) -> None:
-        """Everything is sent: it may have been the last thing to do."""
+        """Handle that everything was sent, which may have been the last thing to do."""
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
@@ -298,8 +299,8 @@ class Session(loop.Channel):
         """Handle a request and answer it."""
         calls = self._calls
         try:
-            # Requests of a client that does not read its answers wait here: one read of the
-            # socket can hold a thousand of them, and their answers would have to be kept.
+            # Requests of a client that does not read its answers wait here: a single read of the
+            # socket can return a thousand of them, and their answers would have to be kept.
             await self.room()
             if call.method.name in call.service.shielded:
                 with loop.CancelScope(shield=True):
@@ -320,7 +321,7 @@ class Session(loop.Channel):
             self._answer(stream_id, outcome)
 
     def _ended(self, call: Call, raised: BaseException | None) -> BaseException | None:
-        """A task has ended; returns what the server is to raise."""
+        """Handle that a task has ended; return what the server should raise."""
         self._calls.ended(call)
         timed_out = call.scope.cancel_called and call.scope.deadline < math.inf
         call.scope.dissolve()
@@ -352,10 +353,10 @@ class _Pending:
 
 
 class Client(loop.Channel):
-    """A connection to a server, closed at the end of a ``with``.
+    """A connection to a server, which is closed at the end of a ``with``.
 
     Args:
-        sock: connected; the client closes it.
+        sock: a connected socket; the client closes it.
     """
 
     __slots__ = ("_calls", "_lost", "_protocol")
@@ -371,7 +372,7 @@ class Client(loop.Channel):
         """Connect to a unix socket.
 
         Args:
-            path: of the socket, with or without ``unix://`` before it.
+            path: the path of the socket, with or without ``unix://`` before it.
             timeout: seconds to wait while the server's backlog is full.
 
         Raises:
@@ -410,22 +411,22 @@ class Client(loop.Channel):
         timeout: float | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> R:
-        """Call a method; the answer of a call that is cancelled is dropped when it comes.
+        """Call a method. If the call is cancelled, its answer is dropped when it arrives.
 
         Args:
-            service: full name, such as ``containerd.task.v2.Task``.
-            method: name, such as ``State``.
+            service: the full name, such as ``containerd.task.v2.Task``.
+            method: the name, such as ``State``.
             request: the request message.
             response_type: the response's class.
-            timeout: seconds, for both sides; None for no limit.
+            timeout: the time limit in seconds, for both sides; None for no limit.
             metadata: pairs of key and value; keys may repeat.
 
         Raises:
             RemoteError: the server answered with a status other than OK.
-            DeadlineExceeded: no answer within ``timeout``.
-            ConnectionClosed: the connection was lost, or had been.
+            DeadlineExceeded: there was no answer within ``timeout``.
+            ConnectionClosed: the connection was lost during the call or before it.
             MessageTooLarge: the request or the response is larger than 4 MiB.
-            RemoteProtocolError: the answer was not what the protocol allows.
+            RemoteProtocolError: the answer violates the protocol.
         """
         asked = f"{service}/{method}"
         pending = _Pending()

@@ -1,16 +1,17 @@
 """Mounts whose files belong to the users of a user namespace.
 
-containerd's overlayfs snapshotter lets the kernel map the ids of an image's files: it asks for the
+containerd's overlayfs snapshotter lets the kernel map the ids of an image's files. It requests the
 mapping with the options ``uidmap`` and ``gidmap``.
 
 Rules
-- The kernel maps a mount only before it is attached. So a clone of the mount is mapped.
-- Of an overlay the lower layers are mapped, not the overlay; the upper layer has the ids that the
-  container writes. Before Linux 6.15 an overlay takes only layers that are attached somewhere.
-  That happens in a mount namespace that a thread makes and that ends with it: no other process sees
-  them, and nothing of them is left if the shim is killed.
-- The mapping is that of a user namespace, and only a process can make one. Ours is a clone of
-  the shim that ends at once. It sends no signal and is waited for here: the reaper does not see it.
+- The kernel maps a mount only before the mount is attached. So a clone of the mount is mapped.
+- For an overlay, the lower layers are mapped and not the overlay; the upper layer has the ids that
+  the container writes. Before Linux 6.15 an overlay takes only layers that are attached somewhere.
+  So they are attached in a mount namespace that a thread creates and that ends with it: no other
+  process sees them, and nothing of them is left if the shim is killed.
+- The mapping is that of a user namespace, which only a process can create. Ours is a clone of the
+  shim that exits at once. It sends no signal, and this module waits for it: the reaper does not see
+  it.
 
 Source: mount_setattr(2), open_tree(2), user_namespaces(7), clone(2) __WALL; containerd
 core/mount/mount_idmapped_linux.go.
@@ -37,14 +38,14 @@ OPTIONS: Final = ("uidmap", "gidmap")
 
 
 def read_mappings(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The mappings that options ask for, as the kernel wants them; users first.
+    """Parse the mappings in mount options, in the kernel's format; users first.
 
     Args:
-        options: by name: ``uidmap=0:100000:65536`` and ``gidmap=…``, each with any number of
-            ranges.
+        options: the options by name: ``uidmap=0:100000:65536`` and ``gidmap=…``, each with any
+            number of ranges.
 
     Raises:
-        MountMappingInvalid: one is malformed or missing.
+        MountMappingInvalid: an option is malformed or missing.
     """
     missing = [name for name in OPTIONS if name not in options]
     if missing:
@@ -70,10 +71,10 @@ def _read_mapping(option: str) -> str:
 
 
 def user_namespace(mappings: Sequence[str]) -> int:
-    """Make a user namespace for its mapping alone; returns a descriptor of it.
+    """Create a user namespace just for its mapping, and return a descriptor of it.
 
     Args:
-        mappings: what :func:`read_mappings` returned.
+        mappings: the result of :func:`read_mappings`.
 
     Raises:
         MountFailed: the kernel refused.
@@ -101,7 +102,7 @@ def _user_namespace(mappings: Sequence[str]) -> int:
 
 
 def split_layers(data: str) -> tuple[list[str], str]:
-    """The lower layers of an overlay, and its options with a number in place of each layer.
+    """Return an overlay's lower layers, and its options with a number instead of each layer.
 
     Args:
         data: the options, separated by commas.
@@ -122,21 +123,21 @@ def make_overlay(place: str, layers: Sequence[str], data: str, flags: int, users
     afterwards.
 
     Args:
-        place: a directory that has nothing of the overlay in it.
-        layers: what :func:`split_layers` returned.
-        data: what :func:`split_layers` returned, too.
-        flags: ``MS_…``.
-        users: a user namespace that has the mapping.
+        place: a directory that contains nothing of the overlay.
+        layers: the layers that :func:`split_layers` returned.
+        data: the options that :func:`split_layers` returned.
+        flags: the ``MS_…`` flags.
+        users: a user namespace with the mapping.
 
     Returns:
-        A descriptor of the mount, which is not attached.
+        A descriptor of the mount, which is not attached yet.
 
     Raises:
         MountFailed: a layer cannot be mapped.
         OSError: the kernel refused something else.
     """
     syscalls.unshare(syscalls.CLONE_NEWNS)
-    # A mount that others unmount meanwhile is unmounted here, too.
+    # A mount that others unmount in the meantime is unmounted here, too.
     syscalls.mount("", "/", "", syscalls.MS_SLAVE | syscalls.MS_REC)
     syscalls.mount("tmpfs", place, "tmpfs", 0, "mode=0700")
     os.chdir(place)
@@ -149,15 +150,15 @@ def make_overlay(place: str, layers: Sequence[str], data: str, flags: int, users
 
 
 def replace(target: str, users: int, *, recursive: bool) -> None:
-    """Replace a mount by a mapped clone of it.
+    """Replace a mount with a mapped clone of it.
 
     Args:
-        target: where it is mounted.
-        users: a user namespace that has the mapping.
-        recursive: whether to keep what is mounted below, whose ids stay as they are.
+        target: where the mount is.
+        users: a user namespace with the mapping.
+        recursive: whether to keep nested mounts, whose ids are not mapped.
 
     Raises:
-        MountFailed: it cannot be mapped.
+        MountFailed: the mount cannot be mapped.
         OSError: the kernel refused something else.
     """
     mount = _mapped(target, users, recursive=recursive)

@@ -1,9 +1,9 @@
-"""Files that are mounted as block devices.
+"""Attach files to loop devices, to mount them as block devices.
 
-The kernel names a free device; another process may be faster to use it. With
-``LO_FLAGS_AUTOCLEAR`` a device releases its file with its last user: the descriptor that is
-returned here, and the mount that is made with it. So there is nothing to undo, whatever kills
-the shim.
+The kernel names a free device, but another process may be faster to use it. With
+``LO_FLAGS_AUTOCLEAR`` a device releases its file when its last user is gone; the users are the
+descriptor that is returned here, and the mount that is made with it. So there is nothing to undo,
+whatever kills the shim.
 
 Source: loop(4); include/uapi/linux/loop.h; containerd core/mount/losetup_linux.go.
 """
@@ -39,14 +39,14 @@ def attach(path: str, *, read_only: bool, direct: bool) -> tuple[str, int]:
     Args:
         path: the file.
         read_only: whether the device is read-only.
-        direct: whether to bypass the cache of its file system.
+        direct: whether to bypass the cache of the file's own file system.
 
     Returns:
-        The device's path, and a descriptor of it, to be closed when it is mounted.
+        The device's path, and a descriptor of the device; close it after mounting.
 
     Raises:
-        MountFailed: there is no free device, or none that this process may use.
-        OSError: the file cannot be opened, or cannot be a block device.
+        MountFailed: there is no free device that this process may use.
+        OSError: the file cannot be opened, or cannot be used as a block device.
     """
     access = os.O_RDONLY if read_only else os.O_RDWR
     file = os.open(path, access | os.O_CLOEXEC)

@@ -1,18 +1,19 @@
-"""Mounting a container's rootfs as containerd asks, and unmounting it.
+"""Mount a container's rootfs as containerd requests, and unmount it.
 
 Rules
-- Options mean what they mean to mount(8) and to containerd: a table of flags; an option that is
-  not in it goes to the file system. An option that we do not implement is refused, never ignored.
-- A bind mount takes flags such as ``ro`` only by a second call, and that call sets all of
-  them: those that the source has stay unless an option says otherwise.
-- Propagation is changed by a call of its own, after the mount.
-- All mounts, or none: a failure unmounts what was mounted before it.
-- A file mounted as a block device (``loop``), and mapped ids (``uidmap`` with ``gidmap``), take
+- Options have the same meaning as for mount(8) and containerd. There is a table of flags; an option
+  that is not in it is passed to the file system. An option that we do not implement is refused,
+  never ignored.
+- A bind mount accepts flags such as ``ro`` only in a second call, which sets all of them: the flags
+  of the source are kept unless an option says otherwise.
+- Propagation is changed by a separate call, after the mount.
+- Either all mounts are made, or none: a failure unmounts what was mounted before it.
+- A file mounted as a block device (``loop``), and mapped ids (``uidmap`` with ``gidmap``), need
   further calls: :mod:`shim.rootfs.loop_devices`, :mod:`shim.rootfs.idmapped`.
-- mount(2) takes one page of options. An overlay of many layers exceeds it, so the layers are
-  named relative to their common directory, by a thread with a working directory of its own.
-- Unmounting never follows a link, goes from the inside out, and gives a busy file system
-  a moment before it is detached: it is gone from the tree then, and ends with its last user.
+- mount(2) accepts one page of options. An overlay of many layers exceeds it, so the layers are
+  named relative to their common directory, by a thread with its own working directory.
+- Unmounting never follows a link, goes from the inside out, and gives a busy file system a moment
+  before it is detached. It is then no longer in the tree, and ends with its last user.
 
 Source: mount(2), umount(2); containerd core/mount/mount_linux.go for the semantics.
 """
@@ -112,16 +113,16 @@ _BUSY_DELAYS: Final = (0.0, 0.01, 0.03, 0.06)
 
 
 class MountOptions:
-    """Options, as the kernel wants them.
+    """Options in the kernel's format.
 
     Attributes:
-        flags: ``MS_…`` to set, without propagation.
-        cleared: ``MS_…`` that an option clears.
-        propagation: ``MS_…`` of propagation; 0 to leave it.
+        flags: the ``MS_…`` flags to set, without propagation.
+        cleared: the ``MS_…`` flags that an option clears.
+        propagation: the ``MS_…`` flag of propagation; 0 to leave it unchanged.
         data: the file system's own options, separated by commas.
-        mappings: of users and of groups, as the kernel wants them; none or both.
+        mappings: of users and of groups, in the kernel's format; none or both.
         loop: whether the source is a file to mount as a block device.
-        direct_io: whether that bypasses the cache of the file's own file system.
+        direct_io: whether to bypass the cache of that file's own file system.
     """
 
     __slots__ = ("cleared", "data", "direct_io", "flags", "loop", "mappings", "propagation")
@@ -137,14 +138,14 @@ class MountOptions:
 
 
 def parse_options(options: Sequence[str]) -> MountOptions:
-    """Sort a mount's options.
+    """Parse the options of a mount.
 
     Args:
-        options: as containerd sends them; of two that contradict, the later counts.
+        options: the options as containerd sends them; if two contradict, the later one counts.
 
     Raises:
-        MountOptionUnsupported: we do not implement one.
-        MountMappingInvalid: a mapping of ids is malformed, or one of two is missing.
+        MountOptionUnsupported: an option is not implemented.
+        MountMappingInvalid: a mapping of ids is malformed, or one of the two is missing.
     """
     parsed = MountOptions()
     mappings: dict[str, str] = {}
@@ -182,16 +183,16 @@ def mount_rootfs(mounts: Sequence[Mount], rootfs: str) -> None:
     """Mount a container's root file system.
 
     Args:
-        mounts: each as (type, source, target, options), in the order to mount. The target is
-            a path below ``rootfs``, usually empty.
-        rootfs: where; made if it is missing and there is something to mount.
+        mounts: each as (type, source, target, options), in the order to mount. The target is a path
+            below ``rootfs``, usually empty.
+        rootfs: where to mount; created if it is missing and there is something to mount.
 
     Raises:
-        MountOptionUnsupported: we do not implement an option.
-        MountMappingInvalid: a mapping of ids is malformed, or one of two is missing.
-        MountOptionsTooLong: the layers of an overlay do not fit a page, even shortened.
+        MountOptionUnsupported: an option is not implemented.
+        MountMappingInvalid: a mapping of ids is malformed, or one of the two is missing.
+        MountOptionsTooLong: the layers of an overlay do not fit into a page, even shortened.
         MountTargetUnusable: ``rootfs`` or a target in it is not a directory, or is a link.
-        MountFailed: the kernel refused. Nothing is left mounted, whatever is raised.
+        MountFailed: the kernel refused. Whatever is raised, nothing is left mounted.
     """
     if not mounts:
         return
@@ -225,13 +226,13 @@ def unmount_rootfs(path: str) -> None:
 
 
 def unmounting(path: str) -> Iterator[float]:
-    """The steps of :func:`unmount_rootfs`, for a caller that must not sleep.
+    """Yield the steps of :func:`unmount_rootfs`, for a caller that must not sleep.
 
     Yields:
         How many seconds to wait before the next step.
     """
-    # Each round looks again: what is mounted twice at a path shows up once more, and another
-    # process may be unmounting too.
+    # Each round checks again: if a path is mounted twice, the second mount shows up later, and
+    # another process may be unmounting, too.
     remaining: list[str] = []
     for delay in (*_BUSY_DELAYS, None):
         remaining = mount_points_below(path)
@@ -257,8 +258,8 @@ def compact_lowerdir(data: str) -> tuple[str, str]:
         data: the options, separated by commas.
 
     Returns:
-        The common directory, and the shorter options. The directory is empty, and the options are
-        unchanged, if they cannot be shortened.
+        The common directory, and the shorter options. If they cannot be shortened, the directory is
+        empty, and the options are unchanged.
     """
     options = data.split(",")
     index = next((i for i, o in enumerate(options) if o.startswith("lowerdir=")), None)
@@ -327,7 +328,7 @@ def _mount_source(
 
 
 def _attributes_of(target: str) -> int:
-    """The flags that a mount has already, and would lose by a remount."""
+    """Return the present flags of a mount, which it would lose by a remount."""
     present = os.statvfs(target).f_flag
     return sum(flag for number, flag in _OF_THE_MOUNT if present & number)
 
@@ -347,10 +348,10 @@ def _fit_to_page(kind: str, data: str, target: str) -> tuple[str, str]:
 
 
 def _in_directory(directory: str, call: Callable[[], None]) -> None:
-    """Call something in a working directory of its own.
+    """Call a function in a separate working directory.
 
-    All threads share a working directory; one that has unshared it can change its own. A forked
-    child would be one more process for the reaper.
+    All threads share a working directory, but a thread that has unshared it can change its own. A
+    forked child would be one more process for the reaper.
     """
     if not directory:
         call()
@@ -404,7 +405,7 @@ def _require_directory(rootfs: str) -> None:
 
 
 def _resolve(rootfs: str, target: str) -> str:
-    """Where a mount goes: ``rootfs``, or a directory in it that its image cannot redirect."""
+    """Return a mount's target: ``rootfs``, or a directory in it that the image cannot redirect."""
     if not target.strip("/"):
         return rootfs
     try:

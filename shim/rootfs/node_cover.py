@@ -1,21 +1,22 @@
-"""Covering device nodes of a container in a user namespace by ones that its users own.
+"""Cover device nodes of a container in a user namespace with nodes that its users own.
 
-There a runtime cannot make nodes: it mounts the host's. Their owners are the host's, which are
-unmapped inside. So a node with a restricted mode (a DRM node is ``root:video`` 0660) cannot be
-opened by any process in the container, not even by its root. devtmpfs takes no mapped mounts. So
-each such node is made once more, for the same device and with the same mode, with the owner and
-group that the container has under the same numbers, and mounted over the host's. The device cgroup
-still decides how a device may be opened.
+In a user namespace a runtime cannot create nodes: it mounts the host's. Their owners are the
+host's, which are not mapped inside. So a node with a restricted mode (a DRM node is ``root:video``
+0660) cannot be opened by any process in the container, not even by its root. devtmpfs does not
+support mapped mounts. So each such node is created again, for the same device and with the same
+mode, but with the owner and group that have the same numbers in the container, and is mounted over
+the host's. The device cgroup still decides how a device may be opened.
 
-- It is done as procfs is covered, between ``create`` and ``start`` (:mod:`shim.rootfs.proc_cover`).
-- The ids are those of init's own user namespace, as the kernel has them.
-- The node is made in a directory of the bundle that only root may enter, and stays there:
-  the kernel attaches no mount of a file that is gone. Most bundles are on a file system without
-  devices, which is a property of that mount; the clone is without it.
-- It is mounted only on a node of the same device, to which no link leads, and which is a mount of
-  its own. That is made private first: nothing appears anywhere else.
+- Like procfs, nodes are covered between ``create`` and ``start`` (:mod:`shim.rootfs.proc_cover`).
+- The ids are those of init's own user namespace, as the kernel reports it.
+- The node is created in a directory of the bundle that only root may enter, and stays there,
+  because the kernel attaches no mount of a removed file. Most bundles are on a file system without
+  devices, which is a property of that mount; the clone does not have it.
+- It is mounted only on a node of the same device, to which no link leads, and which is itself a
+  mount. That mount is made private first, so that nothing appears anywhere else.
 
-A node that could not be covered is reported and is not an error: it is there, and cannot be opened.
+If a node cannot be covered, that is reported but is not an error: the node exists, but cannot be
+opened.
 
 Source: user_namespaces(7); mount_setattr(2); kernel drivers/base/devtmpfs.c; runc
 libcontainer/rootfs_linux.go createDeviceNode.
@@ -41,13 +42,13 @@ async def cover(pid: int, nodes: Iterable[Mapping[str, Any]], directory: str) ->
     """Cover device nodes of a container.
 
     Args:
-        pid: the container's init; a child of ours that is not reaped.
-        nodes: as OCI has them: of each ``path`` in the container, ``major``, ``minor``,
+        pid: the pid of the container's init, a child of ours that is not reaped.
+        nodes: the nodes in OCI form: for each its ``path`` in the container, ``major``, ``minor``,
             ``fileMode``, and ``uid`` and ``gid`` as the container numbers them.
-        directory: where they are made: the bundle's staging directory.
+        directory: where to create them: the bundle's staging directory.
 
     Returns:
-        For each path :data:`~shim.rootfs.proc_cover.COVERED`, or why it is not.
+        For each path :data:`~shim.rootfs.proc_cover.COVERED`, or the reason why it is not.
     """
     mounts: dict[str, int] = {}
     states: dict[str, str] = {}
@@ -70,11 +71,11 @@ async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
     """Unmount what :func:`cover` has mounted.
 
     Args:
-        pid: the container's init; a child of ours that is not reaped.
+        pid: the pid of the container's init, a child of ours that is not reaped.
         paths: the covered nodes.
 
     Returns:
-        For each path :data:`~shim.rootfs.proc_cover.UNCOVERED`, or why it is not.
+        For each path :data:`~shim.rootfs.proc_cover.UNCOVERED`, or the reason why it is not.
     """
 
     def work(opened: list[int]) -> dict[str, str]:
@@ -84,7 +85,7 @@ async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
 
 
 def _outside(pid: int, kind: str, number: int) -> int:
-    """The host's id that a container has as a number; that of its root if it has no such."""
+    """Return the host's id for an id in a container; that of its root if it is not mapped."""
     outside = {}
     with open(f"/proc/{pid}/{kind}_map", "rb") as file:
         for line in file:

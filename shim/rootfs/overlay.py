@@ -1,17 +1,17 @@
-"""The overlay that containerd mounts as a container's rootfs, with one layer more.
+"""The overlay that containerd mounts as a container's rootfs, with an additional layer.
 
-:func:`read_overlay` understands only the plain case: one mount, of the layers of an image and a
-fresh upper directory in which no container has written yet. For all others it returns None, and
-the container does without a prepared layer:
+:func:`read_overlay` supports only the plain case: a single mount, of the layers of an image and a
+fresh upper directory in which no container has written yet. For anything else it returns None, and
+the container has to do without a prepared layer. This includes:
 
-- options besides the layers and ``index=off``: a user namespace (``userxattr``), SELinux
-  (``context``), and others that change what the layers mean;
-- an upper directory that is not empty: its content may hide what is below, and was written with
-  other layers below it. The kernel defines the result only if metadata alone is never
-  copied up, and renamed directories are never redirected, so both have to be off by default;
-- extended attributes of the upper directory (default ACLs, labels): what is made in it inherits
+- options other than the layers and ``index=off``: a user namespace (``userxattr``), SELinux
+  (``context``), and others that change the meaning of the layers;
+- an upper directory that is not empty: its content may hide what is below, and was written above
+  other layers. The kernel defines the result only if metadata is never copied up alone, and renamed
+  directories are never redirected, so both have to be off by default;
+- extended attributes of the upper directory (default ACLs, labels), because new files in it inherit
   them;
-- options that do not fit a page with one layer more (mount(2)).
+- options that do not fit into a page with an additional layer (mount(2)).
 
 Source: Documentation/filesystems/overlayfs.rst of the kernel, "Changes to underlying filesystems";
 containerd, snapshots/overlay.
@@ -43,10 +43,10 @@ _SPECIAL: Final = frozenset(":,\\")
 
 
 class Overlay:
-    """An overlay that can have one layer more.
+    """An overlay that can have an additional layer.
 
     Attributes:
-        layers: its lower directories, the uppermost first.
+        layers: its lower directories, topmost first.
         upper: the status of its upper directory.
     """
 
@@ -58,15 +58,15 @@ class Overlay:
         self.upper = upper
 
     def identity(self) -> list[tuple[str, int, int, int]] | None:
-        """What distinguishes its layers from all others.
+        """Return what distinguishes its layers from all others.
 
         A committed snapshot does not change; a later one at the same path is another directory,
-        made at another time.
+        created at another time.
 
         Returns:
-            The path, device, inode and ctime (ns) of each layer. None if one is on another file
-            system than the upper directory: lazy snapshotters mount one for each layer, device
-            and inode numbers are used again, and the times are a server's.
+            The path, device, inode and ctime (ns) of each layer. None if a layer is on another file
+            system than the upper directory: lazy snapshotters mount a file system for each layer,
+            whose device and inode numbers are reused, and whose times come from a server.
 
         Raises:
             OSError: a layer is missing.
@@ -80,7 +80,7 @@ class Overlay:
         return found
 
     def options(self, layer: str, upper: str = "", work: str = "") -> list[str]:
-        """Its mount options with one layer more, or with another upper directory.
+        """Return its mount options with an additional layer, or with another upper directory.
 
         Args:
             layer: the layer to put on top of the others; "" for none.
@@ -100,7 +100,7 @@ class Overlay:
         return wanted
 
     def with_layer(self, layer: str) -> Mount | None:
-        """The mount with a directory as a layer on top of its others; None if it does not fit."""
+        """Return the mount with a directory as its topmost layer; None if that does not fit."""
         kind, source, target, _ = self._mount
         options = self.options(layer)
         if not _SPECIAL.isdisjoint(layer):
@@ -110,12 +110,12 @@ class Overlay:
 
 
 def read_overlay(mounts: Sequence[Mount], *, fresh: bool = True) -> Overlay | None:
-    """The overlay that a rootfs is, if it can have one layer more.
+    """Return the overlay that a rootfs is, if it can have an additional layer.
 
     Args:
         mounts: what containerd wants mounted.
-        fresh: whether its upper directory has to be empty; not if what is there was written above
-            the same layer.
+        fresh: whether its upper directory has to be empty. It need not be if its content was
+            written above the same layer.
 
     Returns:
         The overlay; None if it is something else, or not the plain case described above.

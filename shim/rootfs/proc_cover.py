@@ -1,29 +1,29 @@
-"""Covering files of a container's procfs with other content, before it starts.
+"""Cover files of a container's procfs with other content, before the container starts.
 
-A low-level runtime refuses mounts below /proc, rightly: it resolves paths that the image may have
-influenced. An OCI hook would be a program of ours inside the container, and we have none. But
-between ``create`` and ``start`` the container is complete and nothing of it runs: its init waits in
-its own mount namespace. So a thread of the shim joins that namespace for a moment and mounts there
-(:func:`in_container`). It executes nothing in it and trusts nothing in it:
+A low-level runtime rightly refuses mounts below /proc, because it resolves paths that the image may
+have influenced. An OCI hook would be a program of ours inside the container, and we have none. But
+between ``create`` and ``start`` the container is complete and none of its code runs: its init waits
+in its own mount namespace. So a thread of the shim joins that namespace for a moment and mounts
+there (:func:`in_container`). It executes nothing in it and trusts nothing in it:
 
-- A container in the host's mount namespace is left alone.
-- The thread imports nothing, and ends. It has its own root and working directory, so no other
-  thread notices. (A forked process would cost ten times as much: the shim is large.) It is not
-  waited for longer than :data:`_TIMEOUT`: a hostile file system may block it.
-- The staged file is cloned as a mount outside, beforehand: read-only, without set-user-id, devices
-  and programs, private.
-- /proc has to be a procfs, by the container's mount table and by its type and root inode,
-  and not behind a link. The covered path has to be a regular file of that same mount; a file on
-  which something is mounted already is left as it is.
-- The container's /proc is made private first: with shared propagation, a mount below it would
-  appear wherever else that mount is, the host included.
+- A container in the host's mount namespace is not changed.
+- The thread imports nothing, and then ends. It has its own root and working directory, so other
+  threads are not affected. (A forked process would cost ten times as much, because the shim is
+  large.) The shim waits at most :data:`_TIMEOUT` for it, since a hostile file system may block it.
+- The staged file is first cloned as a mount outside of the container: private, read-only, without
+  set-user-id, devices and programs.
+- /proc has to be a procfs according to the container's mount table and to its type and root inode,
+  and must not be reached by a link. The covered path has to be a regular file on that same mount.
+  If something is already mounted on the file, it is left as it is.
+- The container's /proc is made private first. With shared propagation, a mount below it would
+  appear wherever else /proc is mounted, including the host.
 
-A file that could not be covered is reported and is not an error: the container's device rules keep
-it from every GPU that is not granted.
+If a file cannot be covered, that is reported but is not an error: the container's device rules
+still deny it every GPU that it was not granted.
 
-CRIU refuses to save a mount that it did not see made, so the files are uncovered for a checkpoint
-and covered again after it. A restored container has run for some milliseconds when its files are
-covered; drivers read them when they first open a GPU.
+CRIU refuses to save a mount that it did not see being made, so the files are uncovered for a
+checkpoint and covered again afterwards. When the files of a restored container are covered, it has
+already been running for some milliseconds; drivers read them when they first open a GPU.
 
 Source: mount_namespaces(7), setns(2), unshare(2) CLONE_FS, open_tree(2), move_mount(2),
 mount_setattr(2), openat2(2), proc_pid_mountinfo(5).
@@ -69,18 +69,18 @@ async def cover(pid: int, files: Mapping[str, str]) -> dict[str, str]:
     """Cover files of a container's procfs.
 
     Args:
-        pid: the container's init; a child of ours that is not reaped.
-        files: the host's path of the content, by the path inside the container.
+        pid: the pid of the container's init, a child of ours that is not reaped.
+        files: for each path inside the container, the path of its new content on the host.
 
     Returns:
-        For each path :data:`COVERED`, or why it is not.
+        For each path :data:`COVERED`, or the reason why it is not.
     """
     mounts, states = _prepare(files)
     return states | await _in_container(pid, mounts, COVERED)
 
 
 def _prepare(files: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-    """The mounts to attach, by path, and why some files have none."""
+    """Return the mounts to attach, by path, and why some files have none."""
     mounts: dict[str, int] = {}
     states: dict[str, str] = {}
     for path, source in files.items():
@@ -109,11 +109,11 @@ async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
     """Unmount what :func:`cover` has mounted.
 
     Args:
-        pid: the container's init; a child of ours that is not reaped.
+        pid: the pid of the container's init, a child of ours that is not reaped.
         paths: the covered paths.
 
     Returns:
-        For each path :data:`UNCOVERED`, or why it is not.
+        For each path :data:`UNCOVERED`, or the reason why it is not.
     """
     return await _in_container(pid, dict.fromkeys(paths), UNCOVERED)
 
@@ -134,13 +134,13 @@ async def in_container(
     """Work in a container's mount namespace.
 
     Args:
-        pid: the container's init; a child of ours that is not reaped.
-        tasks: what to do; the descriptors in it are closed here.
-        work: does it. It is called in a thread; its paths are the container's.
-        refuse: says why it is not to be done after all; "" if it is.
+        pid: the pid of the container's init, a child of ours that is not reaped.
+        tasks: what to do; the descriptors in them are closed here.
+        work: does it. It is called in a thread, and its paths are the container's.
+        refuse: returns why it must not be done after all; "" if it may.
 
     Returns:
-        For each path what the work said, or why there was none.
+        For each path the result of ``work``, or the reason why there is none.
     """
     if not tasks:
         return {}
@@ -168,7 +168,7 @@ async def in_container(
 
 
 def _open_namespace(pid: int) -> tuple[int | None, str]:
-    """A container's mount namespace, or why it cannot be entered."""
+    """Return a container's mount namespace, or why it cannot be entered."""
     try:
         namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -178,7 +178,7 @@ def _open_namespace(pid: int) -> tuple[int | None, str]:
 
 
 def _refusal(pid: int) -> str:
-    """Why a container's procfs is left alone; empty if it is not."""
+    """Return why a container's procfs is not changed; "" if it can be."""
     try:
         return "" if _has_procfs(pid) else _NO_PROC
     except OSError as error:
@@ -230,7 +230,7 @@ def _close(fds: Iterable[int | None]) -> None:
 
 
 def _open_proc(opened: list[int]) -> int:
-    """The container's /proc, which is a procfs."""
+    """Return the container's /proc, which is a procfs."""
     # Joining the namespace has moved us to its root.
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.append(root)

@@ -1,22 +1,22 @@
-"""Do what a call of runc or crun would do without calling it, where its effect is known.
+"""Do what a call of runc or crun would do, without calling it, where its effect is known.
 
-A call costs 6 to 10 ms, most of it the runtime's own startup. Some do little more than touch a few
-files:
+A call costs 6 to 10 ms, most of it for starting the runtime itself. Some calls do little more than
+touch a few files:
 
 ``start``
-    Init waits at a fifo in the runtime's state directory. runc's init writes a byte
-    into it as soon as there is a reader; crun's init reads a byte from it. Then the fifo is
-    removed, which makes the container "running" for the runtime.
+    Init waits at a fifo in the runtime's state directory. runc's init writes a byte into it as soon
+    as there is a reader; crun's init reads a byte from it. The fifo is then removed, which makes
+    the container "running" for the runtime.
 ``kill``
-    Init is signalled. (With ``--all``, or where init's death does not end all of the container's
-    processes, and in a frozen cgroup, runtimes do more.)
+    Init is signalled. (Runtimes do more with ``--all``, if some of the container's processes
+    survive init's death, and in a frozen cgroup.)
 ``delete``
-    The cgroup's directories are removed, and the state directory.
+    The directories of the cgroup, and the state directory, are removed.
 
 Rules
-- The program that would be called has to be the one that init, while it waits, still executes: so
-  it is not a wrapper that does more. Every key of its state directory is known
-  (:mod:`shim.runtime.statedir`), and the directory is that of our init.
+- The program that would be called has to be the one that init still executes while it waits, so it
+  is not a wrapper that does more. Every key of its state directory must be known
+  (:mod:`shim.runtime.statedir`), and the directory must be that of our init.
 - A call that does more is left to the runtime: hooks, systemd's units, resctrl, processes that
   outlive init, cgroups with other processes in them. Nothing is changed before it is certain that
   the rest can be done, or that the runtime can continue from there.
@@ -65,10 +65,10 @@ class FastPath:
     """The fast path of a runtime's calls for one container. Construct it while its init waits.
 
     Args:
-        binary: the runtime, as it would be called.
-        directory: its state directory of the container.
-        init: the container's.
-        systemd_cgroup: whether systemd makes the cgroup.
+        binary: the runtime that would be called.
+        directory: the runtime's state directory of the container.
+        init: the container's init process.
+        systemd_cgroup: whether systemd manages the cgroup.
     """
 
     def __init__(self, binary: str, directory: str, init: Child, *, systemd_cgroup: bool) -> None:
@@ -83,10 +83,10 @@ class FastPath:
         self._kind = kind if stands_in else None
 
     async def start(self) -> bool:
-        """Let init execute its program.
+        """Make init execute its program.
 
         Returns:
-            Whether it does; otherwise nothing has been done, and the runtime has to be asked.
+            Whether it does. If not, nothing has been done, and the runtime has to be called.
         """
         init, state = self._init, self._state()
         if state is None or init.exit is not None or state.hooks & _OF_START:
@@ -106,16 +106,16 @@ class FastPath:
         """Signal init.
 
         Args:
-            signum: which signal.
+            signum: the signal.
 
         Returns:
-            Whether it was; otherwise the runtime has to be asked.
+            Whether it was signalled. If not, the runtime has to be called.
         """
         init, state = self._init, self._state()
         if state is None or not state.own_pids or not init.runs():
             return False
-        # A process that version 1 has frozen does not die before it is thawed; and some releases
-        # of runc signal none that is.
+        # A process that was frozen with version 1 does not die before it is thawed, and some
+        # releases of runc do not signal such a process.
         if signum == signal.SIGKILL and self._systemd_cgroup:
             return False
         if _is_frozen(state.cgroups):
@@ -127,7 +127,7 @@ class FastPath:
         """Remove the cgroup and the runtime's state of a container whose init was reaped.
 
         Returns:
-            Whether nothing is left; otherwise the runtime has to be asked.
+            Whether nothing is left. Otherwise the runtime has to be called.
         """
         state = self._state()
         if self._init.exit is None or state is None:
@@ -155,10 +155,10 @@ class FastPath:
 
 
 def _executes(pid: int, program: str) -> bool:
-    """Whether a process executes a program, be it by a copy that the program made of itself.
+    """Whether a process executes a program, or a copy that the program has made of itself.
 
-    runc and crun protect themselves from containers: by a bind mount or an overlay, which have
-    the file's times, or by a copy in memory, which has its size.
+    runc and crun protect themselves from containers with a bind mount or an overlay, which show the
+    file's times, or with a copy in memory, which has the file's size.
     """
     try:
         file, executed = os.stat(program), os.stat(f"/proc/{pid}/exe")
@@ -192,7 +192,7 @@ def _open_fifo(path: str, mode: int) -> int:
     """Open a fifo without waiting for the other end.
 
     Raises:
-        OSError: it is not a fifo, is gone, or has no reader for what would be written.
+        OSError: it is not a fifo, is gone, or has no reader for the byte to write.
     """
     fd = os.open(path, mode | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -217,8 +217,8 @@ async def _hear(path: str, init: Child) -> bool:
     fd = _open_fifo(path, os.O_RDONLY)
     heard = b""
     try:
-        # Until it writes there is nothing to read, and the end of it only after that. One that
-        # has died before must not be waited for.
+        # Until it writes there is nothing to read; the end of the fifo comes only after that. If it
+        # has died before, do not wait for it.
         while True:
             with loop.move_on_after(_LOOK) as patience:
                 await loop.wait_readable(fd)
@@ -243,7 +243,7 @@ async def _remove_cgroup(directory: str) -> None:
     """Remove an empty cgroup.
 
     Raises:
-        OSError: there is something in it, and will be.
+        OSError: it is not empty, and does not become empty.
     """
     for pause in (*_BUSY, None):
         try:

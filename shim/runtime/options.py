@@ -1,21 +1,22 @@
-"""The runtime's options, from whichever message brings them.
+"""Read the runtime's options from whichever message contains them.
 
-``ctr`` and Docker send ``containerd.runc.v1.Options``. CRI sends, for a runtime type it does
-not know, ``runtimeoptions.v1.Options``: the handler's options table as a TOML text, or the
-path of a TOML file. Both name the same things, and both may be absent. Clients of containerd 1.x
-send ``containerd.linux.runc.CreateOptions`` to a runtime that they do not know, for what few flags
-of theirs are about a task (``ctr run --uidmap``, ``--no-pivot``).
+``ctr`` and Docker send ``containerd.runc.v1.Options``. For a runtime type that CRI does not know,
+it sends ``runtimeoptions.v1.Options``: the handler's options table as TOML text, or the path of a
+TOML file. Both contain the same options, and both may be absent. If clients of containerd 1.x do
+not know a runtime, they send ``containerd.linux.runc.CreateOptions`` for the few flags that concern
+a task (``ctr run --uidmap``, ``--no-pivot``).
 
-Keys are matched without regard to case, and a number may be written as a float, as where
-containerd reads the table itself. An unknown key is an error: what a person has misspelt must
-not silently have no effect.
+Keys are compared without regard to case, and a number may be written as a float, as when containerd
+reads the table itself. An unknown key is an error: a misspelt option must not silently have no
+effect.
 
-What is accepted and changes nothing: ``TaskApiAddress`` and ``TaskApiVersion`` (they tell
-containerd to use a shim that is there, and it starts none); ``TypeUrl``, ``ConfigPath``,
-``ConfigBody`` (of CRI's message itself, which land in the table when they are empty or next
-to other keys).
+These are accepted but change nothing: ``TaskApiAddress`` and ``TaskApiVersion`` (they tell
+containerd to use an existing shim, so it starts none); ``TypeUrl``, ``ConfigPath`` and
+``ConfigBody`` (fields of CRI's message itself, which end up in the table when they are empty or
+next to other keys).
 
-The verbs read them here, too: ``start`` joins ``ShimCgroup``, and ``-info`` asks ``BinaryName``.
+The verbs also read the options here: ``start`` joins ``ShimCgroup``, and ``-info`` asks
+``BinaryName``.
 
 Source: containerd api/types/runc/options/oci.proto; internal/cri/config GenerateRuntimeOptions;
 sd_booted(3); runc docs/systemd.md.
@@ -98,13 +99,13 @@ _SYSTEMD: Final = "/run/systemd/system"
 
 
 def read_options(message: AnyMessage | None) -> RuntimeOptions:
-    """The options of a Create request.
+    """Read the options of a Create request.
 
     Args:
-        message: the ``options`` of the request; None or empty means defaults.
+        message: the ``options`` of the request; None or empty for the defaults.
 
     Returns:
-        The options, with defaults for what is not given.
+        The options, with defaults for missing ones.
 
     Raises:
         InvalidRuntimeOptions: the type, the encoding, a key or a value cannot be understood.
@@ -130,18 +131,18 @@ def _kind_of(message: AnyMessage) -> str:
 
 
 def with_cgroup_driver(options: RuntimeOptions, spec: dict[str, Any]) -> RuntimeOptions:
-    """The options with the decision who makes the container's cgroup.
+    """Return the options with the decision who creates the container's cgroup.
 
-    systemd makes it if the options say so, or if the spec names it as only systemd's are named
-    (``slice:prefix:name``) and systemd runs: kubelet's cgroup driver decides how CRI names
-    cgroups, whatever the handler's options say.
+    systemd creates it if the options say so. It also does if systemd runs and the spec names the
+    cgroup in systemd's form (``slice:prefix:name``): the kubelet's cgroup driver decides how CRI
+    names cgroups, whatever the handler's options say.
 
     Args:
-        options: as they were read.
+        options: the options as they were read.
         spec: the container's OCI spec.
 
     Raises:
-        SystemdNotRunning: the options ask for systemd, and it is not there.
+        SystemdNotRunning: the options request systemd, but it does not run.
     """
     runs = os.path.isdir(_SYSTEMD)
     if options.systemd_cgroup:
@@ -174,7 +175,7 @@ def _from_first_generation(value: bytes) -> RuntimeOptions:
 
 
 def _from_message(message: Message) -> RuntimeOptions:
-    """The options that a message has, whose fields have the names of ours."""
+    """Return the options that a message has, whose fields have the names of ours."""
     given = {field: getattr(message, field, None) for field, _ in _KEYS.values()}
     return RuntimeOptions(**{field: value for field, value in given.items() if value})
 
@@ -213,7 +214,7 @@ def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
 
 
 def _read_file(path: str) -> bytes:
-    """What the file holds that the options are in; a link is followed, as a ConfigMap's are."""
+    """Return the content of the options' file; links are followed, since ConfigMaps use them."""
     if not os.path.isabs(path) or "\0" in path:
         raise _invalid(repr(path), "not an absolute path")
     try:
@@ -244,7 +245,7 @@ _READERS: Final[Mapping[str, Callable[[bytes], RuntimeOptions]]] = {
 
 
 def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:
-    """The options, if what is in them can be used at all."""
+    """Return the options after checking that their values can be used."""
     paths = (
         options.binary_name,
         options.root,

@@ -1,12 +1,12 @@
 """End what a dead shim left running: an orphaned container, runtime call or logger.
 
-The low-level runtime is called first: it knows best what it made. But it can be missing, hang, or
-fail, and containerd waits five seconds in all. Then this module does the work itself: it kills the
-processes, and removes the cgroups and the runtime's state.
+The low-level runtime is called first, since it knows best what it created. But it may be missing,
+hang, or fail, and containerd waits only five seconds in total. In that case this module does the
+work itself: it kills the processes, and removes the cgroups and the runtime's state.
 
-A pid alone never gets a process killed. A process belongs to the container if it has the start time
-that the runtime recorded, or is in a cgroup of the container. A pidfd holds it before either is
-checked, so that the pid cannot be reused in between.
+A process is never killed because of its pid alone. It belongs to the container if it has the start
+time that the runtime recorded, or if it is in a cgroup of the container. A pidfd holds the process
+before either is checked, so that the pid cannot be reused in between.
 
 Source: runc libcontainer State (state.json); crun libcrun_container_status_t (status);
 cgroups(7); kernel Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst.
@@ -42,11 +42,11 @@ _LONGEST_STATE: Final = 4 << 20
 
 
 class Recorded:
-    """What a runtime wrote down about a container.
+    """What a runtime has recorded about a container.
 
     Attributes:
-        pid: its init process; 0 if that is not known.
-        start_time: when that started, in clock ticks since boot; 0 if that is not known.
+        pid: its init process; 0 if unknown.
+        start_time: when init started, in clock ticks since boot; 0 if unknown.
         cgroups: the directories of its cgroup, one for each hierarchy.
     """
 
@@ -59,18 +59,18 @@ class Recorded:
 
 
 def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
-    """Wait for the runtime calls that a dead shim had started; kill those that last.
+    """Wait for the runtime calls that a dead shim had started, and kill those that do not end.
 
-    What such a call makes is found where it always is once it has ended, and is half made and
-    hidden until then. So one that is killed takes with it what it has started: CRIU, and what
-    CRIU has restored of a container.
+    When such a call has ended, its results are in the usual places; until then they are half made
+    and hidden. So when a call is killed, everything that it has started is killed with it: CRIU,
+    and the part of a container that CRIU has restored.
 
     Args:
-        bundle_path: the bundle, to which each call logs.
-        logs: the names of the calls' logs.
+        bundle_path: the bundle, which contains the logs of the calls.
+        logs: the names of these logs.
 
     Returns:
-        What did not go well, each in one line.
+        What failed, one line each.
     """
     problems = []
     deadline = time.monotonic() + CALLS_TIMEOUT
@@ -92,13 +92,13 @@ def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
 
 
 def end_loggers(loggers: Sequence[tuple[int, int]]) -> list[str]:
-    """End what took the output of a container, which has ended.
+    """End the loggers of a container that has ended.
 
     Args:
         loggers: the pid and start time of each.
 
     Returns:
-        What did not go well, each in one line.
+        What failed, one line each.
     """
     problems = []
     for pid, start_time in loggers:
@@ -133,16 +133,16 @@ def end_container(
     """End a container, and remove its cgroup and the runtime's state.
 
     Args:
-        record: how its runtime is called.
+        record: how to call its runtime.
         container_id: its id, which is safe as a name.
-        pid: its init process as the bundle says; 0 if the bundle doesn't.
-        cgroup_path: its cgroup as its OCI spec names it, which a runtime that was killed has made
-            before it had written down anything; empty if that is not known.
-        ask_runtime: whether there is time to.
+        pid: its init process according to the bundle; 0 if the bundle does not tell.
+        cgroup_path: its cgroup as named in its OCI spec; "" if unknown. A runtime that was killed
+            may have created it before recording anything.
+        ask_runtime: whether there is enough time to call the runtime.
 
     Returns:
-        What did not go well, each in one line. The container is gone all the same unless the
-        last of them says otherwise.
+        What failed, one line each. The container is gone all the same unless the last line says
+        otherwise.
     """
     state_directory = os.path.join(record.root, container_id)
     recorded = Recorded()
@@ -169,11 +169,11 @@ def end_container(
 
 
 def end_process(pid: int, start_time: int) -> None:
-    """Kill a process, if it is the one that is meant.
+    """Kill a process, if it is the right one.
 
     Args:
         pid: the process; 0 if there is none.
-        start_time: when it started, in clock ticks since boot.
+        start_time: when the right process started, in clock ticks since boot.
     """
     held = hold(pid)
     if held is None:
@@ -186,14 +186,14 @@ def end_process(pid: int, start_time: int) -> None:
 
 
 def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:
-    """Let the runtime delete a container by force.
+    """Make the runtime delete a container by force.
 
     Args:
-        record: how it is called.
+        record: how to call the runtime.
         container_id: the container.
 
     Returns:
-        What went wrong, in one line; empty if nothing did.
+        What went wrong, in one line; "" if nothing did.
     """
     program = programs.find(record.binary)
     if program is None:
@@ -218,11 +218,11 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
 
     Args:
         container_id: the container.
-        pid: its init process; 0 if it is not known.
-        recorded: what the runtime wrote down.
+        pid: the container's init process; 0 if unknown.
+        recorded: what the runtime has recorded.
 
     Returns:
-        What is left, each in one line.
+        What is left, one line each.
     """
     deadline = time.monotonic() + KILL_TIMEOUT
     problems = []
@@ -256,25 +256,25 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
 
 
 def has_cgroup(path: str, container_id: str) -> bool:
-    """Whether a container's cgroup is there.
+    """Whether a container's cgroup exists.
 
     Args:
-        path: it, as the OCI spec names it. One that is not named after the container, as systemd's
-            are not here, does not count.
+        path: the cgroup as named in the OCI spec. It does not count if it is not named after the
+            container, as with systemd's cgroups.
         container_id: the container.
     """
     return bool(_named(path, container_id))
 
 
 def read_state(directory: str, problems: list[str]) -> Recorded:
-    """Read what a runtime wrote down about a container.
+    """Read what a runtime has recorded about a container.
 
     Args:
-        directory: where it keeps its state of this container.
+        directory: the runtime's state directory for this container.
         problems: gets an entry for a file that cannot be parsed.
 
     Returns:
-        What is known; nothing if the runtime had not come so far.
+        What is known; empty if the runtime had not got so far.
     """
     for name, read in (("state.json", _from_runc), ("status", _from_crun)):
         path = os.path.join(directory, name)
@@ -295,7 +295,7 @@ def _calls_that_log(bundle_path: str, logs: Sequence[str]) -> list[int]:
 def _may_be_ours(pid: int) -> bool:
     """Whether a process runs as our user, in our pid and user namespaces.
 
-    One in a container can have any command line, and make it take for ever to be read.
+    A process in a container can have any command line, and can make reading it take for ever.
     """
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
@@ -323,9 +323,9 @@ def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
 
 
 def _end_family(pid: int, held: int, container_id: str) -> list[str]:
-    """Kill a process, which a pidfd holds, with all that it has started; returns what is left.
+    """Kill a process held by a pidfd, and all that it has started; return what is left.
 
-    A cgroup that was made for it is removed, if it is named after the container.
+    If a cgroup was created for it and is named after the container, the cgroup is removed.
     """
     deadline = time.monotonic() + 2 * _REAP_TIMEOUT
     family = hold_descendants(pid)
@@ -369,7 +369,7 @@ def _integer(value: object) -> int:
 
 
 def _below_each_hierarchy(path: str) -> list[str]:
-    """Where a cgroup is that a spec or crun names; nothing where that cannot be told."""
+    """Return the path of a cgroup that a spec or crun names; empty if unknown."""
     try:
         return cgroup.named(path)
     except OSError:
@@ -377,13 +377,13 @@ def _below_each_hierarchy(path: str) -> list[str]:
 
 
 def _named(path: str, container_id: str) -> list[str]:
-    """The directories of the cgroup that a spec names, if it is there and named after it."""
+    """Return the directories of the cgroup that a spec names, if it is there and named after it."""
     directories = _below_each_hierarchy(path) if path else []
     return [d for d in directories if _is_named_after(d, container_id) and os.path.isdir(d)]
 
 
 def _cgroups_of(pid: int) -> list[str]:
-    """The directories of the cgroups that a process does not share with us."""
+    """Return the directories of the cgroups that a process does not share with us."""
     try:
         found = cgroup.of(pid)
     except OSError:
@@ -394,8 +394,8 @@ def _cgroups_of(pid: int) -> list[str]:
 def _is_init_of(container_id: str, pid: int, recorded: Recorded) -> bool:
     if recorded.pid == pid and recorded.start_time:
         return start_time_of(pid) == recorded.start_time
-    # Without a record: runc and containerd name the cgroup after the container, systemd's
-    # scopes have a prefix before it.
+    # Without a record: runc and containerd name the cgroup after the container; systemd's scopes
+    # have a prefix in front of it.
     return any(_is_named_after(directory, container_id) for directory in _cgroups_of(pid))
 
 

@@ -1,8 +1,8 @@
-"""The low-level OCI runtime (runc or crun) as a program that is called.
+"""Call the low-level OCI runtime (runc or crun) as a program.
 
-Both take the same arguments and report errors as JSON objects in a log file of our choosing;
-the last one is what a person needs to read. A runtime that crashes, or cannot start, writes to
-its stderr instead, which is read unless a process of the container has inherited it.
+Both take the same arguments and report errors as JSON objects in a log file that we choose; the
+last object is the one that a person needs to read. A runtime that crashes, or cannot start, writes
+to its stderr instead, which is read unless a process of the container has inherited it.
 
 Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
 """
@@ -39,8 +39,8 @@ _GONE: Final = (
 # The verbs of which that is true; create and exec speak of other things that are missing.
 _OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
 
-# Set by containerd, which limits its own shim so. Go prepares for each processor that it may use:
-# with 128 of them a call of runc exec takes an eighth more processor time than with two.
+# containerd sets it to limit its own shim. Go prepares for each processor that it may use: with 128
+# of them, a call of runc exec takes an eighth more processor time than with two.
 _GO_LIMIT: Final = "GOMAXPROCS"
 
 _LOG_LIMIT: Final = 1 << 16
@@ -57,8 +57,8 @@ _STARTS_PROCESSES: Final = frozenset({"create", "exec", "restore"})
 # Seconds that a runtime may take to print its help.
 _HELP_TIMEOUT: Final = 5.0
 
-# Seconds that a call may last which needs nothing but the kernel; create, start, exec and the
-# like may run hooks or write much, and take their time.
+# The seconds that a call may take if it needs nothing but the kernel. create, start, exec and
+# similar calls may run hooks or write much, so they have no limit.
 _PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete": 30}
 
 # Seconds that a runtime may take to die of SIGKILL.
@@ -72,11 +72,11 @@ class LowLevelRuntime:
     """Calls one runtime for one container.
 
     Args:
-        reaper: who waits for the runtime's processes.
-        options: which runtime, and how it is called.
-        container_id: the container, as the runtime knows it.
+        reaper: waits for the runtime's processes.
+        options: which runtime to call, and how.
+        container_id: the container's id in the runtime.
         root: the directory of the runtime's state for the container's namespace.
-        bundle: the container's bundle; log files of the calls are made there.
+        bundle: the container's bundle, in which the log files of the calls are created.
         mapped: whether the container has a user namespace.
     """
 
@@ -112,7 +112,7 @@ class LowLevelRuntime:
         await self._call("create", [*arguments, *_console(stdio), self._id], stdio.fds())
 
     def made(self, init: Child) -> None:
-        """The container has been made: some calls about it may not be needed.
+        """Note that the container exists, so that some calls for it may not be needed.
 
         Args:
             init: its init process, which waits for :meth:`start`.
@@ -153,7 +153,7 @@ class LowLevelRuntime:
         """Change the container's limits.
 
         Args:
-            resources: the new ones, as JSON; what is not in it stays as it is.
+            resources: the new limits, as JSON; limits that are missing there do not change.
         """
         fd = os.memfd_create("resources")
         try:
@@ -167,8 +167,8 @@ class LowLevelRuntime:
         """Save the container.
 
         Args:
-            arguments: as of :meth:`shim.checkpoint.criu.CheckpointOptions.words`.
-            environment: further variables, for the CRIU that it calls.
+            arguments: the result of :meth:`shim.checkpoint.criu.CheckpointOptions.words`.
+            environment: further variables, for the CRIU that the runtime calls.
         """
         await self._call("checkpoint", [*arguments, self._id], environment=environment)
 
@@ -217,8 +217,8 @@ class LowLevelRuntime:
         argv += ["--log-format", "json"]
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
-        # Init and execs inherit stderr, but for those with a terminal; and what they write must
-        # not be kept in memory.
+        # Init and execs without a terminal inherit stderr, and what they write must not be kept in
+        # memory.
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
         process_stderr = fds.get(_STDERR)
@@ -243,10 +243,11 @@ class LowLevelRuntime:
                     os.close(fd)
 
     def _null_for(self, verb: str, fds: Mapping[int, int]) -> int | None:
-        """What stands for /dev/null in a container with a user namespace, if it needs one.
+        """Return a replacement of /dev/null for a container with a user namespace, if it needs one.
 
-        crun before 1.28 gives the container's root its stdin, stdout and stderr, whatever they
-        are; as the owner of the host's /dev/null it could take it from everybody.
+        crun before 1.28 changes the owner of the container's stdin, stdout and stderr to the
+        container's root, whatever they are. As the owner of the host's /dev/null, that root could
+        deny it to everyone.
         """
         if not self._mapped or verb not in _STARTS_PROCESSES or len(fds) > _STDERR:
             return None
@@ -256,7 +257,7 @@ class LowLevelRuntime:
             return None  # who may not mount cannot give the host's away either
 
     async def _end_of(self, child: Child, verb: str) -> Exit:
-        """Wait for a call. One that lasts too long is killed, and so is one that is cancelled."""
+        """Wait for a call. It is killed if it takes too long or is cancelled."""
         self._under_way[child] = verb
         try:
             with loop.move_on_after(_PATIENCE.get(verb)):
@@ -274,7 +275,7 @@ class LowLevelRuntime:
             del self._under_way[child]
 
     def calls(self) -> list[tuple[int, str]]:
-        """The calls that are under way: of each the runtime's pid and the verb."""
+        """Return the calls in progress, each with the runtime's pid and the verb."""
         return [(child.pid, verb) for child, verb in self._under_way.items()]
 
     def end_calls(self, *verbs: str) -> None:
@@ -286,9 +287,9 @@ class LowLevelRuntime:
     def _error(
         self, verb: str, status: int, log: str, stderr: int | None, process_stderr: int | None
     ) -> RuntimeFailed | ProcessFinished:
-        """The error of a call that has failed.
+        """Return the error of a call that has failed.
 
-        Its stderr is None if it was that of the container's process, where that has one.
+        Its stderr is None if the container's process has inherited that.
         """
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"
@@ -308,7 +309,7 @@ class LowLevelRuntime:
         return RuntimeFailed(asked, found=said, do=do, status=code, verb=verb)
 
     def _silence(self) -> str:
-        """Why a runtime that failed has left no word in its log."""
+        """Return why a runtime that failed has left nothing in its log."""
         try:
             full = os.statvfs(self._bundle).f_bavail == 0
         except OSError:
@@ -321,13 +322,13 @@ class LowLevelRuntime:
 
 
 def _limited(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables with containerd's own limit on Go programs, if it has one."""
+    """Return variables with containerd's own limit on Go programs, if it has one."""
     limit = os.environ.get(_GO_LIMIT)
     return {**environment, _GO_LIMIT: limit} if limit else {**environment}
 
 
 def _memory() -> int | None:
-    """A descriptor for what a call writes to stderr; None if there can't be one."""
+    """Return a descriptor for what a call writes to stderr; None if there can't be one."""
     try:
         return os.memfd_create("stderr")
     except OSError:  # also where the kernel refuses them (vm.memfd_noexec)
@@ -340,7 +341,7 @@ def _first_line(text: bytes) -> str:
 
 
 def _waiting(fd: int | None) -> bytes:
-    """What waits in the pipe that a process has as its stderr; nothing if it has none."""
+    """Return what is in the pipe of a process's stderr; empty if it has none."""
     if fd is None or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return b""
     reading = -1
@@ -355,11 +356,11 @@ def _waiting(fd: int | None) -> bytes:
 
 
 def last_error(path: str) -> str:
-    """The message of the last error in a runtime's JSON log; empty if there is none.
+    """Return the message of the last error in a runtime's JSON log; "" if there is none.
 
     Args:
-        path: the log file. It may be missing, cut off or hold other text: a runtime that
-            crashed leaves what it leaves.
+        path: the log file. It may be missing, truncated or contain other text, because a runtime
+            may have crashed.
     """
     try:
         with open(path, "rb") as file:
@@ -381,8 +382,8 @@ def last_error(path: str) -> str:
 
 
 def _status_of(verb: str, said: str) -> int:
-    # What was asked for is not in the image: the user's word, not our failure. Of a container
-    # that is there, NOT_FOUND would say that it is not.
+    # The requested program is not in the image: that is the user's mistake, not our failure.
+    # NOT_FOUND would claim that an existing container does not exist.
     words = said.lower()
     absent = "executable file" in words and "not found" in words
     absent = absent or "no such file or directory" in words

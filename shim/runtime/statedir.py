@@ -1,16 +1,16 @@
-"""What a low-level runtime keeps of a container: the files in its state directory.
+"""The files in a low-level runtime's state directory for a container.
 
 =======  ================  ==================================================================
 runtime  file              what is in it
 =======  ================  ==================================================================
 runc     ``state.json``    init, the configuration as runc understood it, cgroup directories
 crun     ``status``        init, and the path of the cgroup
-crun     ``config.json``   the OCI spec that the container was made from
-both     ``exec.fifo``     where init waits to be started; gone once it was
+crun     ``config.json``   the OCI spec that the container was created from
+both     ``exec.fifo``     where init waits to be started; removed afterwards
 =======  ================  ==================================================================
 
-It is parsed strictly. If it has a file, a key or a value that this module does not know,
-:func:`read` returns None, and the caller has to call the runtime.
+The directory is parsed strictly. If it contains a file, a key or a value that this module does not
+know, :func:`read` returns None, and the caller has to call the runtime.
 
 Source: runc libcontainer State, configs.Config; crun libcrun_container_status_t.
 """
@@ -92,19 +92,19 @@ class RuntimeState:
     hooks: frozenset[str]  # the kinds of hooks that it has
     own_pids: bool  # whether its processes end with its init
     cgroups: tuple[str, ...]  # the directories of its cgroup
-    # whether the runtime has only those directories and the state itself to remove: the processes
-    # end with init, and systemd and resctrl are not involved
+    # whether the runtime would only have to remove those directories and the state itself: all
+    # processes end with init, and systemd and resctrl are not involved
     plain: bool
 
 
 def read(directory: str) -> RuntimeState | None:
-    """Read what a runtime has written down.
+    """Read the state that a runtime has recorded.
 
     Args:
-        directory: its state of one container.
+        directory: the runtime's state directory of one container.
 
     Returns:
-        What it says; None unless all that is there is known.
+        The state; None unless everything in the directory is known.
     """
     try:
         names = frozenset(os.listdir(directory))
@@ -122,13 +122,13 @@ def read(directory: str) -> RuntimeState | None:
 
 
 def remove(directory: str) -> None:
-    """Remove a state directory that :func:`read` knows, the file with its identity last.
+    """Remove a state directory that :func:`read` has parsed; its identifying file is removed last.
 
-    Like a runtime, this also removes files that were added meanwhile: without that file, no runtime
-    would remove them.
+    Like a runtime, this also removes files that were added in the meantime: without the
+    identifying file, no runtime would remove them.
 
     Raises:
-        OSError: something in it cannot be removed, or is mounted there.
+        OSError: something in it cannot be removed, or something is mounted there.
     """
     for name in (FIFO, _CRUN_SPEC, _CRUN_STATUS, _RUNC_STATE):
         files.remove(os.path.join(directory, name))
@@ -192,7 +192,7 @@ def _is_below_cgroups(path: str) -> bool:
 
 
 def _below_each_hierarchy(path: str) -> Iterator[str]:
-    """Where crun has made a cgroup: in the hierarchies that it is in itself, as we are."""
+    """Yield where crun has created a cgroup: in the hierarchies that it is in, like us."""
     below = path.strip("/")
     if os.path.exists(os.path.join(_CGROUPS, "cgroup.procs")):  # version 2 alone
         roots = [""]

@@ -1,17 +1,17 @@
-"""The program that holds a pod's namespaces: it sleeps, and can do nothing else.
+"""The program that holds a pod's namespaces. It sleeps, and cannot do anything else.
 
-The containers of a pod join namespaces by the path /proc/PID/ns/…, so there has to be a process.
-In a shared pid namespace it is process 1 of all of them: a container can look at it like at any of
-its own processes, and with CAP_SYS_PTRACE even control it. So it is not a fork of the shim that
-stays in Python, with a copy of the shim's memory, but a program of some two hundred bytes that is
-made here:
+The containers of a pod join namespaces by the path /proc/PID/ns/…, so there has to be a process. In
+a shared pid namespace it is process 1 for all of them: a container can inspect it like any of its
+own processes, and with CAP_SYS_PTRACE even control it. So it is not a fork of the shim that stays
+in Python, with a copy of the shim's memory, but a program of some two hundred bytes that is
+generated here:
 
 - It calls ppoll(2) without descriptors and without a timeout, for ever. It has no libraries, no
   data and no heap.
-- SIGCHLD is ignored when it is executed and stays so: the kernel itself then reaps the orphans
-  that process 1 of a pid namespace inherits. See wait(2).
-- A filter forbids every system call but its own, those that start and end a process, and the
-  ``write`` that reports a failure to start. An attacker who controls it gains nothing.
+- SIGCHLD is ignored when it is executed, and stays ignored: the kernel itself then reaps the
+  orphans that process 1 of a pid namespace inherits. See wait(2).
+- A filter forbids all system calls except its own, those that start and end a process, and the
+  ``write`` that reports a failed start. An attacker who controls it gains nothing.
 
 Source: elf(5), seccomp(2), ppoll(2); kernel Documentation/userspace-api/seccomp_filter.rst; the
 kernel's tables of system calls and linux/audit.h; Intel's and Arm's manuals for the code.
@@ -92,13 +92,13 @@ MACHINES: Final = {
 
 
 def machine(name: str = "") -> Machine:
-    """The program's parts on an architecture.
+    """Return the parts of the program for an architecture.
 
     Args:
-        name: as uname(2) names it; empty for this machine's.
+        name: the name from uname(2); "" for this machine's.
 
     Raises:
-        MachineUnsupported: there is no such program for it.
+        MachineUnsupported: there is no program for this architecture.
     """
     name = name or os.uname().machine
     try:
@@ -112,7 +112,7 @@ def machine(name: str = "") -> Machine:
 
 
 def program(of: Machine) -> bytes:
-    """The program for a machine, as an ELF file."""
+    """Return the program for a machine, as an ELF file."""
     code_offset = _HEADER.size + 2 * _SEGMENT.size
     size = code_offset + len(of.code)
     header = _HEADER.pack(
@@ -137,7 +137,7 @@ def program(of: Machine) -> bytes:
 
 
 def system_call_filter(of: Machine) -> bytes:
-    """The filter of its system calls, as an array of ``struct sock_filter``.
+    """Return the filter of its system calls, as an array of ``struct sock_filter``.
 
     A call that is not allowed fails with EPERM.
     """

@@ -1,6 +1,6 @@
-"""What a sandbox leaves in its bundle for who cleans up: what holds its namespaces, its containers.
+"""What a sandbox records in its bundle for the clean-up: its namespaces' holder and its containers.
 
-The names of the files are in the table of :mod:`shim.bundle`.
+The table of :mod:`shim.bundle` has the names of the files.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ _MEMBER_SUFFIX: Final = ".json"
 def write_member(
     sandbox_bundle: str, container_id: str, bundle: str, record: bundle_files.RuntimeRecord
 ) -> None:
-    """Note in a sandbox's bundle how to end one of its containers.
+    """Record in a sandbox's bundle how to end one of its containers.
 
     Args:
         sandbox_bundle: the sandbox's bundle.
         container_id: the container.
         bundle: the container's bundle.
-        record: how its runtime is called.
+        record: how to call its runtime.
 
     Raises:
-        BundleUnusable: it cannot be written.
+        BundleUnusable: the record cannot be written.
     """
     content = json.dumps({"bundle": bundle, **bundle_files.record_fields(record)}).encode()
     files.write(_member(sandbox_bundle, container_id), content)
 
 
 def forget_member(sandbox_bundle: str, container_id: str) -> None:
-    """Remove what :func:`write_member` wrote, if it is there."""
+    """Remove the record that :func:`write_member` wrote, if it exists."""
     files.remove(_member(sandbox_bundle, container_id))
 
 
 def members(sandbox_bundle: str) -> list[str]:
-    """The ids of the containers that are noted in a sandbox's bundle.
+    """Return the ids of the containers that are recorded in a sandbox's bundle.
 
     Args:
-        sandbox_bundle: the bundle; it need not exist, or be a sandbox's.
+        sandbox_bundle: the bundle. It need not exist, or be that of a sandbox.
     """
     try:
         names = os.listdir(sandbox_bundle)
@@ -66,10 +66,10 @@ def read_member(sandbox_bundle: str, container_id: str) -> tuple[str, bundle_fil
     """Read what :func:`write_member` wrote.
 
     Returns:
-        The container's bundle, and how its runtime is called.
+        The container's bundle, and how to call its runtime.
 
     Raises:
-        BundleUnusable: it is gone, or is not what the server writes.
+        BundleUnusable: the record is missing, or is not what the server writes.
     """
     path = _member(sandbox_bundle, container_id)
     content = files.parse_object(files.read(path, files.CHUNK), path)
@@ -84,15 +84,15 @@ def _member(sandbox_bundle: str, container_id: str) -> str:
 
 
 def write_holder(bundle: str, pid: int, start_time: int) -> None:
-    """Note the process that holds a sandbox's namespaces.
+    """Record the process that holds a sandbox's namespaces.
 
     Args:
         bundle: the sandbox's bundle.
-        pid: the process.
+        pid: the pid of that process.
         start_time: when it started, in clock ticks since boot.
 
     Raises:
-        BundleUnusable: it cannot be written.
+        BundleUnusable: the record cannot be written.
     """
     files.write(os.path.join(bundle, HOLDER), f"{pid} {start_time}\n".encode())
 
@@ -101,10 +101,10 @@ def read_holder(bundle: str) -> tuple[int, int]:
     """Read what :func:`write_holder` wrote.
 
     Returns:
-        The pid and the start time; zeros if there is no such file.
+        The pid and the start time; 0 if there is no such file.
 
     Raises:
-        BundleUnusable: there is something else in it.
+        BundleUnusable: the file is malformed.
     """
     path = os.path.join(bundle, HOLDER)
     line = bundle_files.read_line(path)
@@ -112,12 +112,12 @@ def read_holder(bundle: str) -> tuple[int, int]:
 
 
 def pin_namespaces(bundle: str, pid: int, names: Iterable[str]) -> None:
-    """Mount namespaces of a process in a sandbox's bundle, so that they outlive it.
+    """Mount a process's namespaces in a sandbox's bundle, so that they outlive the process.
 
     Args:
         bundle: the sandbox's bundle.
-        pid: the process.
-        names: as /proc/PID/ns has them.
+        pid: the pid of the process.
+        names: the names of the namespaces in /proc/PID/ns.
 
     Raises:
         OSError: the kernel refused.
@@ -130,7 +130,7 @@ def pin_namespaces(bundle: str, pid: int, names: Iterable[str]) -> None:
 
 
 def pinned_namespace(bundle: str, name: str) -> str:
-    """Where :func:`pin_namespaces` mounts a namespace."""
+    """Return where :func:`pin_namespaces` mounts a namespace."""
     return os.path.join(bundle, NAMESPACES, name)
 
 
@@ -138,7 +138,7 @@ def unpin_namespaces(bundle: str) -> None:
     """Unmount what :func:`pin_namespaces` has mounted, if anything.
 
     Args:
-        bundle: the bundle; it need not exist, or be a sandbox's.
+        bundle: the bundle. It need not exist, or be that of a sandbox.
 
     Raises:
         OSError: something cannot be unmounted or removed.

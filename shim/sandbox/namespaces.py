@@ -1,19 +1,19 @@
-"""Making a pod's namespaces, and the process that holds them.
+"""Create a pod's namespaces, and the process that holds them.
 
-Two processes are forked. The *maker* joins or makes the user and network namespaces and
-unshares the others. A new pid namespace applies to its children only, so it forks the *holder*, as
-a child of the shim, and ends. The holder sets the pod's sysctls and hostname from inside, moves to
-a root of its own with a single file in it, gives up all privileges and executes that file
+Two processes are forked. The *maker* joins or creates the user and network namespaces and unshares
+the others. A new pid namespace applies only to its children, so it forks the *holder*, as a child
+of the shim, and exits. The holder sets the pod's sysctls and hostname from inside, moves to its own
+root with a single file in it, gives up all privileges and executes that file
 (:mod:`shim.sandbox.holder`).
 
 Rules
 - The pod sees nothing of the node through the holder: its root is empty, it has no environment and
-  no descriptors, and its user is 65534. Only a process with CAP_SYS_PTRACE can trace it,
-  and the filter of its system calls limits what that can do.
-- It dies with the shim, whatever ends that.
-- It stays in the shim's cgroup, as a part of the shim: it uses hardly any time or memory, and the
-  pod's OOM killer cannot choose it.
-- A failure is reported to the shim over a pipe, in one line, and nothing is left of the attempt.
+  no descriptors, and its user is 65534. Only a process with CAP_SYS_PTRACE can trace it, and the
+  system call filter limits what that process can do with it.
+- The holder dies with the shim, however the shim ends.
+- The holder stays in the shim's cgroup, as a part of the shim: it uses hardly any time or memory,
+  and the pod's OOM killer cannot choose it.
+- A failure is reported to the shim over a pipe, in one line, and everything is undone.
 
 Source: namespaces(7), pid_namespaces(7), user_namespaces(7), mount_namespaces(7),
 ioctl_ns(2), clone(2) CLONE_PARENT, prctl(2) PR_SET_PDEATHSIG, pivot_root(2), netdevice(7).
@@ -63,13 +63,13 @@ async def hold(reaper: Reaper, pod: Pod) -> Child:
 
     Args:
         reaper: collects the processes.
-        pod: which namespaces, and how they are configured.
+        pod: the wanted namespaces, and their configuration.
 
     Returns:
-        The holder. The namespaces are found below ``/proc/PID/ns`` as long as it lives.
+        The holder. The namespaces are in ``/proc/PID/ns`` as long as it lives.
 
     Raises:
-        NamespacesUnavailable: the kernel refused, or there is no such network namespace.
+        NamespacesUnavailable: the kernel refused, or the network namespace does not exist.
         MachineUnsupported: there is no holder for this architecture.
     """
     machine = holder.machine()
@@ -197,8 +197,8 @@ def _unshared(pod: Pod) -> int:
 def _enter_user_namespace(pod: Pod, network: int) -> None:
     """Become root of the pod's user namespace.
 
-    containerd makes the network namespace in the user namespace that owns it. Only root of that one
-    may change the network, or mount its sysfs.
+    containerd creates the network namespace in the user namespace that owns it. Only root of that
+    user namespace may change the network, or mount its sysfs.
     """
     if network >= 0:
         owner = fcntl.ioctl(network, _NS_GET_USERNS)
@@ -329,7 +329,7 @@ _ROOT_FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 
 
 def _nobody(pod: Pod) -> int:
-    """A user without rights: the usual one, or the highest that the pod's namespace has."""
+    """Return a user without rights: the usual one, or the highest that the pod's namespace has."""
     if not pod.uids:
         return _NOBODY
     return min(_NOBODY, *(_highest(mappings) for mappings in (pod.uids, pod.gids)))

@@ -1,16 +1,17 @@
-"""The configuration of a pod's sandbox, read from what CRI sends with CreateSandbox.
+"""Read the configuration of a pod's sandbox from what CRI sends with CreateSandbox.
 
 Rules
 - By default a pod has its own network, IPC and UTS namespaces.
-- ``NODE`` is the node's namespace. A pod in the node's network has the node's hostname too: it
+- ``NODE`` means the node's namespace. A pod in the node's network also has the node's hostname: it
   cannot rename the node, and must not have a name that its addresses do not have.
-- The pid namespace is the pod's own unless it is the node's, also for a pod whose containers
-  each have their own: a container that asks for the pod's must never find the node's there.
-- A user namespace is the pod's own or the node's. Other modes are refused: they name the
-  namespace of another pod, and the pod would get another one than it asked for.
+- The pid namespace is the pod's own unless it is the node's. This also applies to a pod whose
+  containers each have their own: a container that asks for the pod's must never get the node's
+  instead.
+- A user namespace is the pod's own or the node's. Other modes name the namespace of another pod.
+  They are refused, because the pod would get another namespace than it asked for.
 - A sysctl is set only if it belongs to a namespace that is the pod's own.
-- As in containerd's own sandboxes by default, ports below 1024 and ICMP echo need no privilege in
-  a pod, because they are the pod's alone.
+- As in containerd's own sandboxes by default, ports below 1024 and ICMP echo need no privilege in a
+  pod, because they are the pod's own.
 
 Source: kubernetes cri-api PodSandboxConfig; containerd internal/cri/server/podsandbox; runc
 libcontainer/configs/validate for the namespaces of sysctls; systemd.slice(5).
@@ -82,12 +83,12 @@ def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
     """Read the options of a CreateSandbox request.
 
     Args:
-        options: a PodSandboxConfig of CRI; None or empty for defaults.
-        network_path: the network namespace that containerd has made; may be empty.
+        options: CRI's PodSandboxConfig; None or empty for the defaults.
+        network_path: the network namespace that containerd has created; may be empty.
 
     Raises:
-        InvalidPodConfig: it is something else, or asks for the impossible.
-        SysctlRefused: a sysctl is not the pod's.
+        InvalidPodConfig: the options are something else, or ask for the impossible.
+        SysctlRefused: a sysctl does not belong to the pod.
     """
     config = _decode(options)
     linux = config.linux
@@ -126,19 +127,19 @@ def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
 def choose_sysctls(
     asked: Mapping[str, str], *, own_network: bool, own_ipc: bool, own_users: bool
 ) -> tuple[tuple[str, str], ...]:
-    """The sysctls to set in a pod's namespaces.
+    """Return the sysctls to set in a pod's namespaces.
 
     Args:
-        asked: names and values as CRI sends them.
+        asked: the names and values as CRI sends them.
         own_network: whether the network namespace is the pod's.
         own_ipc: whether the IPC namespace is the pod's.
-        own_users: whether it has a user namespace.
+        own_users: whether the pod has a user namespace.
 
     Returns:
-        Names with dots, and values.
+        The names, with dots, and the values.
 
     Raises:
-        SysctlRefused: one belongs to the node.
+        SysctlRefused: a sysctl belongs to the node.
     """
     chosen = {}
     for name, value in sorted(asked.items()):
@@ -169,11 +170,11 @@ def choose_sysctls(
 
 
 def sysctl_path(name: str) -> list[str]:
-    """The names of a sysctl's directories below /proc/sys, and of its file.
+    """Return the names of a sysctl's directories below /proc/sys, and of its file.
 
     Args:
-        name: separated by dots; or by slashes, and then a dot is part of a name (of an
-            interface ``eth0.100``). The separator is the one that comes first.
+        name: the name, separated by dots, or by slashes if a dot is part of a name (of an interface
+            ``eth0.100``). The separator that occurs first counts.
 
     Raises:
         SysctlRefused: it does not name a file below /proc/sys.
@@ -189,10 +190,10 @@ def sysctl_path(name: str) -> list[str]:
 
 
 def cgroup_path(parent: str) -> str:
-    """The path of a pod's cgroup in its hierarchy.
+    """Return the path of a pod's cgroup in its hierarchy.
 
     Args:
-        parent: as CRI names it: a path; or, where systemd makes the cgroups, the name of a
+        parent: the parent in CRI's form: a path or, if systemd manages the cgroups, the name of a
             slice, whose dashes separate the slices that it is in.
 
     Returns:

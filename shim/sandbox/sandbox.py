@@ -1,30 +1,32 @@
 """A pod's sandbox: its namespaces, its /dev/shm and the files that its containers share.
 
-It takes the place of a pause container, and is none: it has no image, no rootfs and no low-level
-runtime. There are two contracts of how containerd's CRI tells the pod's containers what to join:
+It replaces a pause container, but is not a container: it has no image, no rootfs and no low-level
+runtime. There are two contracts by which containerd's CRI learns what the pod's containers should
+join:
 
 - **process**: Start returns the pid of the process that holds the namespaces, and the CRI joins
-  ``/proc/PID/ns/…``. All releases of containerd do, also those that know the other contract. The
-  CRI leaves the files to the sandbox, so they are added here to the spec of each container when its
-  task is created; what the spec mounts at their place already stays.
+  ``/proc/PID/ns/…``. All releases of containerd support this, including those that know the other
+  contract. The CRI leaves the files to the sandbox, so they are added here to the spec of each
+  container when its task is created. If the spec already mounts something at their place, that
+  stays.
 - **paths**: Start returns pid 0, and a spec with the path of each namespace, the sysctls and the
   mounts. There is no process: namespaces are mounted in the bundle. Containers that share a pid
-  namespace need its process 1, so a pod of such has the first contract all the same.
+  namespace need its process 1, so such a pod uses the first contract all the same.
 
-containerd passes its version when it starts a shim, and no release is known to read
-the second contract (containerd pull request 14135). So the operator chooses: ``namespaces`` in
+containerd passes its version when it starts a shim, but no release is known to read the second
+contract (containerd pull request 14135). So the operator chooses, with ``namespaces`` in
 ``[sandbox]`` of config.toml.
 
 Everything is in the sandbox's bundle::
 
     rootfs/        the pod's /dev/shm: a tmpfs. containerd unmounts it when it removes the
-                   bundle, also after a crash of the shim.
+                   bundle, even after a crash of the shim.
     pod/           hostname, hosts and resolv.conf
     holder         the process that holds the namespaces, for the ``delete`` verb
-    ns/            or the namespaces, for that verb too
+    ns/            or the namespaces, also for that verb
     member.*.json  how to end one of the pod's containers, for the ``delete`` verb
 
-containerd runs that verb for the sandbox alone when a shim is gone, so the verb has to find the
+When a shim is gone, containerd runs that verb only for the sandbox, so the verb has to find the
 pod's containers here.
 
 Source: containerd internal/cri/server (container_create.go linuxContainerMounts,
@@ -77,19 +79,19 @@ class Sandbox:
     """The sandbox of the pod that this shim serves.
 
     Args:
-        shim: what it shares with the pod's containers.
-        sandbox_id: its id.
+        shim: the state that it shares with the pod's containers.
+        sandbox_id: the sandbox's id.
         bundle: its bundle directory.
-        pod: its configuration.
-        by_paths: whether its containers find its namespaces by paths, if they can.
+        pod: the pod's configuration.
+        by_paths: whether containers should find its namespaces by paths, if they can.
 
     Attributes:
-        id: its id.
-        pod: its configuration.
-        pid: the process that holds the namespaces, or has held them; 0 before it is started, or if
-            none does.
+        id: the sandbox's id.
+        pod: the pod's configuration.
+        pid: the process that holds or held the namespaces; 0 before it is started, or if there is
+            none.
         created_at: when it was created, in nanoseconds since the epoch.
-        state: where it is in its life.
+        state: its present state.
         exit: how the holder ended, once it has.
     """
 
@@ -119,8 +121,8 @@ class Sandbox:
         """Make the namespaces and the files.
 
         Raises:
-            WrongSandboxState: it was started before, or stopped.
-            NvshimError: it could not be made; nothing is left of the attempt.
+            WrongSandboxState: it was already started, or was stopped.
+            NvshimError: it could not be started; everything was undone.
         """
         async with self._changing:
             if self.state is not State.CREATED:
@@ -153,7 +155,7 @@ class Sandbox:
                 self._shim.tasks.start_soon(self._watch, self._holder)
 
     async def stop(self) -> None:
-        """End the holder, and remove all that was made. May be called again.
+        """Stop the holder, and remove everything that was created. May be called again.
 
         The namespaces end with the last process in them.
 
@@ -171,7 +173,7 @@ class Sandbox:
             files.remove(self._record)
 
     async def wait(self) -> Exit | None:
-        """How the holder ended, once it has; None if the sandbox was never started."""
+        """Return how the holder ended, once it has; None if the sandbox was never started."""
         await self._ended.wait()
         return self.exit
 
@@ -234,10 +236,10 @@ class Sandbox:
         members.unpin_namespaces(self._bundle)
 
     def shared_mounts(self, *, read_only: bool = False) -> list[dict[str, Any]]:
-        """What the pod's containers share, as mounts of an OCI spec.
+        """Return what the pod's containers share, as mounts of an OCI spec.
 
         Args:
-            read_only: whether the files are mounted read-only; /dev/shm never is.
+            read_only: whether to mount the files read-only; /dev/shm never is.
         """
         shared = [
             _bind(f"/etc/{name}", os.path.join(self._files, name), "ro" if read_only else "rw")
@@ -248,10 +250,10 @@ class Sandbox:
         return shared
 
     def as_spec(self) -> dict[str, Any]:
-        """The sandbox as an OCI spec: the namespaces and mounts of a container in the pod.
+        """Return the sandbox as an OCI spec: the namespaces and mounts of a container in the pod.
 
-        One that is not ready has no namespaces: a path may be that of another process by now.
-        containerd 2.0 to 2.3 do not read it; later ones can take the files from it.
+        A sandbox that is not ready has no namespaces, because a path may now be that of another
+        process. containerd 2.0 to 2.3 do not read them; later releases can take the files from it.
         """
         paths = self._paths() if self.state is State.READY else {}
         linux: dict[str, Any] = {
@@ -269,7 +271,7 @@ class Sandbox:
         }
 
     def _names(self) -> list[str]:
-        """The namespaces that are made for the pod, or joined, as /proc/PID/ns has them."""
+        """Return the names in /proc/PID/ns of the namespaces created for the pod, or joined."""
         own = {
             "net": self.pod.own_network,
             "uts": self.pod.own_network,
@@ -283,7 +285,7 @@ class Sandbox:
         return [name for name, is_own in own.items() if is_own]
 
     def _paths(self) -> dict[str, str]:
-        """Where containers find the pod's namespaces, by their names."""
+        """Return where containers find the pod's namespaces, by their names."""
         if not self._by_paths:
             return {name: f"/proc/{self.pid}/ns/{name}" for name in self._names()}
         paths = {name: members.pinned_namespace(self._bundle, name) for name in self._names()}
@@ -296,10 +298,10 @@ class Sandbox:
         self._closed = True
 
     def refuse_if_closed(self, container_id: str) -> None:
-        """Refuse a container of a pod that is being stopped, or was.
+        """Refuse a container if its pod is being stopped, or was stopped.
 
         Raises:
-            WrongSandboxState: it is.
+            WrongSandboxState: the pod is being stopped, or was.
         """
         if self._closed:
             raise WrongSandboxState(
@@ -309,12 +311,12 @@ class Sandbox:
             )
 
     def enter(self, container_id: str, bundle: str, options: RuntimeCall) -> None:
-        """Record how to end a container of the pod, before it exists.
+        """Record how to end a container of the pod, before the container exists.
 
         Args:
             container_id: the container.
             bundle: its bundle directory.
-            options: how its runtime is called.
+            options: how to call its runtime.
 
         Raises:
             WrongSandboxState: the pod is being stopped.
@@ -332,18 +334,18 @@ class Sandbox:
         members.forget_member(self._bundle, container_id)
 
     def admit(self, spec: dict[str, Any]) -> bool:
-        """Add what the pod's containers share to the spec of one.
+        """Add what the pod's containers share to the spec of one of them.
 
         Args:
-            spec: its OCI spec; changed in place.
+            spec: the container's OCI spec; changed in place.
 
         Returns:
-            Whether it was changed. The spec of a container that joins none of the sandbox's
-            namespaces is left as it is.
+            Whether it was changed. If a container joins none of the sandbox's namespaces, its spec
+            is left as it is.
 
         Raises:
-            WrongSandboxState: it joins namespaces that have ended. Their paths may be those of
-                another process by now.
+            WrongSandboxState: it joins namespaces that have ended. Their paths may now be those of
+                another process.
         """
         joined = {kind for kind, path in _namespaces(spec) if self._is_ours(path)}
         if not joined:
@@ -386,7 +388,7 @@ class Sandbox:
 
 
 def _bind(destination: str, source: str, access: str) -> dict[str, Any]:
-    """A bind mount with the options that CRI uses."""
+    """Return a bind mount with the options that CRI uses."""
     options = ["rbind", "rprivate", access]
     return {"destination": destination, "type": "bind", "source": source, "options": options}
 
@@ -398,7 +400,7 @@ def _objects(values: object) -> Iterator[dict[str, Any]]:
 
 
 def _namespaces(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The namespaces that a spec joins: their types and paths."""
+    """Yield the namespaces that a spec joins: their types and paths."""
     linux = spec.get("linux")
     for namespace in _objects(linux.get("namespaces") if isinstance(linux, dict) else None):
         kind, path = namespace.get("type"), namespace.get("path")
@@ -407,7 +409,7 @@ def _namespaces(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_the_node(path: str) -> bytes:
-    """The content of a file of the node; empty if the file is missing."""
+    """Return the content of a file of the node; empty if the file is missing."""
     try:
         with open(path, "rb") as file:
             return file.read(_LONGEST_FILE)

@@ -1,19 +1,19 @@
-"""Output that a process of ours reads; log files and input files, which a child opens and copies.
+"""Output that a process of ours reads; log and input files, which a child opens and copies.
 
 Opening, writing and even closing a file can take for ever when its file system hangs (NFS, FUSE).
-Nothing tells beforehand, and every program that the shim started would have to close a copy of the
-descriptor first. So the shim never has a descriptor of the file.
+This cannot be known in advance, and every program that the shim starts would have to close its copy
+of the descriptor first. So the shim never has a descriptor of the file.
 
 Rules
-- The child has :data:`OPENING` seconds to open the file. One that hangs is killed; a kernel that
-  cannot end it yet ends it when the file system answers. The shim does not wait for that.
-- It copies until its source ends. When the shim closes their connection, or dies, it copies what is
-  there and ends.
-- A log file is appended to: it may be rotated by truncating it, and several containers may share
-  one. What a full disk does not take is dropped, and logged once: a container must not hang
-  for want of a log.
-- The last name of a log file's path may not be a link: a log's directory is often one that a
-  container can write to, and what it wrote would go wherever it points the link.
+- The child has :data:`OPENING` seconds to open the file. If it hangs, it is killed; if the kernel
+  cannot end it yet, it ends when the file system answers. The shim does not wait for that.
+- The child copies until its source ends. If the shim closes their connection, or dies, the child
+  copies what is available and exits.
+- Output is appended to a log file: it may be rotated by truncating it, and several containers may
+  share it. What does not fit on a full disk is dropped, and this is logged once: a container must
+  not hang because of a log.
+- The last component of a log file's path must not be a link: a container can often write to the
+  directory of its log, and its output would go wherever it points the link.
 
 Source: fork(2), unix(7) SOCK_SEQPACKET.
 """
@@ -53,15 +53,15 @@ _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_
 class ProcessOutput(Output):
     """Output that a process of ours reads from pipes.
 
-    Read ends are kept. If the process dies before those that write, what they write is dropped:
-    they are not killed by SIGPIPE, and do not wait for a reader.
+    Read ends are kept. If the process dies before the writers, what they write is dropped: they are
+    not killed by SIGPIPE, and do not wait for a reader.
 
     Args:
-        shim: where it is watched, and whose log gets an entry if it dies too early.
-        name: what is logged as its name.
+        shim: the shim that watches the process, and whose log gets an entry if it dies too early.
+        name: its name in the log.
         child: the process.
         fd: the write end to take.
-        sources: the read ends of all its pipes; ours from now on.
+        sources: the read ends of all its pipes; they belong to this object from now on.
     """
 
     lost: str
@@ -80,7 +80,7 @@ class ProcessOutput(Output):
         self._ending = False
 
     def watch(self) -> None:
-        """Drop what it would have read, and log that, if it dies before it is to end."""
+        """If the process dies too early, drop what it would have read, and log that."""
         self._shim.tasks.start_soon(self._drop_after_death)
 
     def finish(self) -> None:
@@ -102,7 +102,7 @@ class ProcessOutput(Output):
         self._stop_reading()
 
     def forget(self) -> None:
-        """It has ended."""
+        """Handle the end of the process."""
 
     def _is_at_end(self) -> bool:
         """Whether its pipes are empty and have no writer."""
@@ -137,7 +137,7 @@ class ProcessOutput(Output):
 
 
 def _drop_from(source: int) -> Relay:
-    """A relay that drops what comes out of a pipe."""
+    """Return a relay that drops what comes out of a pipe."""
     ours = Descriptors()
     try:
         reading = ours.keep(os.dup(source))
@@ -195,7 +195,7 @@ class FileOutput(ProcessOutput):
             self._child.kill()
 
     def close(self) -> None:
-        """Let the child copy what is there and end; nothing if it was not started."""
+        """Let the child copy what is available and exit; do nothing if it was not started."""
         super().close()
         self._listening.cancel()
         self._connection.close()
@@ -227,12 +227,12 @@ async def leads_to_fifo(role: str, path: str) -> bool:
     """Whether a path leads to a fifo, and not to another file.
 
     Args:
-        role: what is there: "stdin".
-        path: where it is.
+        role: the name of the stream: "stdin".
+        path: the path to check.
 
     Raises:
-        StdioUnavailable: it cannot be looked at.
-        StdioTimeout: its file system does not answer.
+        StdioUnavailable: the path cannot be checked.
+        StdioTimeout: the file system does not answer.
     """
     with Opening(role, path):
         # Clients have their fifos below /run, which is in memory.
@@ -250,13 +250,13 @@ async def open_log_file(shim: ShimContext, path: str, *, make: bool = True) -> F
     """Start a child that writes to a file.
 
     Args:
-        shim: whose child it is.
+        shim: the parent of the child.
         path: the file.
-        make: whether the file and the directories on the way are made if they are missing.
+        make: whether to create the file and its directories if they are missing.
 
     Raises:
-        StdioUnavailable: it cannot be opened, is a link, or something that no log can be.
-        StdioTimeout: its file system does not answer.
+        StdioUnavailable: the file cannot be opened, is a link, or is not suitable as a log.
+        StdioTimeout: the file system does not answer.
     """
     pipe = reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
@@ -279,8 +279,8 @@ async def open_input_file(shim: ShimContext, path: str) -> Input:
     """Start a child that fills a pipe from a file.
 
     Raises:
-        StdioUnavailable: it cannot be opened.
-        StdioTimeout: its file system does not answer.
+        StdioUnavailable: the file cannot be opened.
+        StdioTimeout: the file system does not answer.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
@@ -313,7 +313,7 @@ async def _start(
     """Start a child that copies, and wait until it has opened its file.
 
     ``open_`` is called in the child, where ``kept`` stays open; it returns where to read from, and
-    where to write to. A child that ``waits`` copies once it is sent :data:`_START`.
+    where to write to. A child that ``waits`` starts to copy when it receives :data:`_START`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

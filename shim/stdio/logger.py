@@ -1,7 +1,7 @@
-"""Loggers: programs that take a container's output, one for each process that names one.
+"""Loggers: programs that take a container's output, one for each process whose URI names one.
 
-A logger has three descriptors besides its own three: it reads the process's stdout from 3 and
-its stderr from 4, and closes 5 when it is ready. Its life::
+In addition to its own three descriptors, a logger has three more: it reads the process's stdout
+from 3 and its stderr from 4, and closes 5 when it is ready. Its life::
 
     start ──▶ ready ──▶ reads to the end ──▶ ends by itself, or a moment after it has read all
       │         │                            gets SIGTERM, and then SIGKILL
@@ -9,19 +9,19 @@ its stderr from 4, and closes 5 when it is ready. Its life::
       └─▶ dies, or does not become ready: an error, and nothing is left of it
 
 Rules
-- The operator decides which programs may be loggers: those of ``[stdio] loggers`` in config.toml;
-  without that list, any that only root can replace.
+- The operator decides which programs may be loggers: those in ``[stdio] loggers`` of config.toml,
+  or without that list any program that only root can replace.
 - A program is refused if another user could replace it, or any directory or link on the way to it.
-  A directory with the sticky bit is refused too: no other user can replace root's files there, but
-  any user can take the name of a missing one, and programs do not belong in /tmp.
-- Loggers run as the shim does, with the environment of every program that it starts.
-- A URI's arguments are each key and the first of its values, also if that is empty, in the order of
-  the URI. (Go forgets the order; one key and its value stay together there too.) A key ``env.NAME``
-  is not an argument but a variable of the logger's environment.
-- With a list, a URI may give arguments but no environment (``env.NAME``): LD_PRELOAD and the like
-  would turn any program on the list into another one.
-- A logger is the process that was started, not a daemon that it leaves behind. Its exit is
-  reaped, and is no event.
+  A directory with the sticky bit is refused too: other users cannot replace root's files there, but
+  any user can create a missing one, and programs do not belong in /tmp.
+- Loggers run as the same user as the shim, with the environment of every program that it starts.
+- The arguments from a URI are each key and its first value, even if that is empty, in the order of
+  the URI. (Go loses the order, but keeps a key and its value together.) A key ``env.NAME`` is not
+  an argument but a variable of the logger's environment.
+- If there is a list, a URI may contain arguments but no environment (``env.NAME``): LD_PRELOAD and
+  similar variables would turn any program on the list into another one.
+- A logger is the process that was started, not a daemon that it leaves behind. Its exit is reaped,
+  but is not published as an event.
 
 Source: containerd core/runtime/v2/logging, cmd/containerd-shim-runc-v2/process/io.go, io_util.go;
 net/url ParseQuery.
@@ -55,8 +55,8 @@ from shim.stdio.files import ProcessOutput
 from shim.stdio.pipes import Descriptors, waiting_bytes
 from shim.stdio.streams import DRAIN_SECONDS, Output
 
-# Seconds to become ready; to end by itself once it has read all; to end after SIGTERM, as
-# long as with containerd's own shim; to die of SIGKILL.
+# Seconds for a logger to become ready; to exit by itself once it has read everything; to exit after
+# SIGTERM, as long as with containerd's own shim; to die of SIGKILL.
 READY_SECONDS: Final = 10.0
 _OWN_END_SECONDS: Final = 2.0
 _TERM_SECONDS: Final = 12.0
@@ -88,7 +88,7 @@ class LoggerUri:
 
 
 def parse_logger(uri: str, *, speaks: bool) -> LoggerUri:
-    """The logger that a URI names.
+    """Return the logger that a URI names.
 
     Raises:
         InvalidLogUri: it cannot be understood.
@@ -133,16 +133,16 @@ async def start_logger(
     """Start a logger and wait until it is ready.
 
     Args:
-        shim: who reaps it, and where it is watched.
-        uri: its URI.
-        process_id: whose output it takes: the container's id, or an exec's.
-        bundle: the container's; it is recorded there.
+        shim: reaps and watches the logger.
+        uri: the logger's URI.
+        process_id: the process whose output it takes: the container's id, or an exec's.
+        bundle: the container's bundle, in which the logger is recorded.
 
     Returns:
         The logger, which is stdout, and what it reads as stderr.
 
     Raises:
-        LoggerNotAllowed: it is not one that the operator allows.
+        LoggerNotAllowed: the operator does not allow it.
         LoggerFailed: it could not be executed, or ended before it was ready.
         LoggerNotReady: it did not report in time that it is ready.
         ConfigError: the configuration is unusable.
@@ -197,11 +197,11 @@ def check_program(path: str, allowed: Sequence[str] | None = None) -> str:
     """Find a logger's program and check that only root could have chosen it.
 
     Args:
-        path: as the URI names it, absolute.
+        path: the absolute path from the URI.
         allowed: the programs that may be loggers; None for any.
 
     Returns:
-        Its path without links.
+        The program's path without links.
 
     Raises:
         LoggerNotAllowed: it is not in the list, or another user can change it or its path.
@@ -228,7 +228,7 @@ class Logger(ProcessOutput):
         self._record = bundle_files.record_logger(bundle, self._child.pid, start_time)
 
     def forget(self) -> None:
-        """It has ended: remove the record."""
+        """Remove the record when the logger has ended."""
         if self._record:
             files.remove(self._record)
 

@@ -1,12 +1,12 @@
-"""Descriptors of pipes, fifos and terminals, and passing on from one to another.
+"""Descriptors of pipes, fifos and terminals, and passing data on from one to another.
 
 No function here waits for the process at the other end.
 
-Between pipes the kernel moves the pages (splice(2)), and no byte is copied. Small amounts are
-copied all the same: a moved page takes one of the sixteen places in a pipe however little is in
-it, so sixteen short lines would fill a fifo without a reader.
+Between pipes the kernel moves pages (splice(2)), so no byte is copied. Small amounts are copied
+nevertheless: a moved page takes one of the sixteen slots of a pipe however few bytes it contains,
+so sixteen short lines would fill a fifo without a reader.
 
-A relay buffers no more than a single read: a reader that is slow makes the writer wait.
+A relay buffers no more than a single read: if the reader is slow, the writer has to wait.
 
 Source: splice(2), pipe(7), tty_ioctl(4).
 """
@@ -32,21 +32,21 @@ _CHUNK: Final = 1 << 16
 _WORTH_MOVING: Final = 1 << 14
 _MOST: Final = 1 << 20
 
-# The size of both pipes once there is much to pass on, where the kernel lets us: four times its
-# default, for a third of the wake-ups. Most execs print a few lines.
+# The size of both pipes once there is much to pass on, if the kernel allows it: four times its
+# default, which needs a third of the wake-ups. Most execs print only a few lines.
 _PIPE_SIZE: Final = 1 << 18
 
 # The size of a sink for the last output, in bytes: what it holds, its source and a read together.
 _LAST_SIZE: Final = 1 << 20
 
-# How much is passed on before other tasks get a turn, in bytes and in steps: source and sink may
-# always be ready.
+# How much is passed on before other tasks get a turn, in bytes and in steps: both source and sink
+# may always be ready.
 _TURN_BYTES: Final = 1 << 20
 _TURN_STEPS: Final = 64
 
 
 class Descriptors:
-    """Descriptors that are closed together, once.
+    """Descriptors that are closed together, and only once.
 
     Args:
         close: closes one of them.
@@ -76,9 +76,9 @@ class Opening:
     """Turns an OSError of an open into a :class:`StdioUnavailable`.
 
     Args:
-        role: what is opened: "stdin".
-        path: where it is.
-        do: what can be done about it.
+        role: the name of the stream that is opened: "stdin".
+        path: the path that is opened.
+        do: the remedy.
     """
 
     __slots__ = ("_do", "_path", "_role")
@@ -154,16 +154,16 @@ def _open_for_reader(path: str) -> int:
 
 
 def waiting_bytes(fd: int) -> int:
-    """How many bytes wait to be read from a pipe or terminal."""
+    """Return how many bytes wait to be read from a pipe or terminal."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
 
 
 def state_of(fd: int, events: int = 0) -> int:
-    """The state of a descriptor, as poll(2) reports it at this moment.
+    """Return the state of a descriptor, as poll(2) reports it at this moment.
 
     Args:
         fd: the descriptor.
-        events: what to ask for besides errors and hangups.
+        events: the events to ask for, in addition to errors and hangups.
     """
     poll = select.poll()
     poll.register(fd, events)
@@ -171,17 +171,18 @@ def state_of(fd: int, events: int = 0) -> int:
 
 
 class Relay:
-    """Passes on from one descriptor to another, to the end or until told to finish.
+    """Passes data on from one descriptor to another, to the end or until told to finish.
 
     Args:
-        source: read from until it ends; ours from now on.
-        sink: ours from now on, and closed when the source has ended.
-        last: called when the source has ended; what it returns is written.
+        source: where to read from until it ends; it belongs to the relay from now on.
+        sink: where to write to; it belongs to the relay from now on, and is closed when the source
+            has ended.
+        last: called when the source has ended; its result is written.
         close: closes one of the two; for a descriptor that two relays share.
 
     Attributes:
-        done: set when it has ended.
-        passed: how many bytes it has passed on.
+        done: set when the relay has ended.
+        passed: the number of bytes that it has passed on.
     """
 
     def __init__(
@@ -215,10 +216,10 @@ class Relay:
         tasks.start_soon(self._run)
 
     def finish(self) -> None:
-        """Pass on what is there, and then end, even if there are still writers.
+        """Pass on what is available, and then end, even if there are still writers.
 
-        A sink that is a pipe gets room for it, so that no reader is needed: in a pipe it outlives
-        us for as long as a reader has it open, and in a terminal it does not.
+        If the sink is a pipe, it is enlarged to fit, so that no reader is needed: in a pipe the
+        data outlives us for as long as a reader has it open; in a terminal it does not.
         """
         self._finishing = True
         if not self.done.is_set():
@@ -229,8 +230,8 @@ class Relay:
     def stop(self) -> None:
         """End now."""
         if self._running:
-            # The task closes them when it has ended: if one were closed during a wait, its number
-            # could become another file's, and the loop would forget that one's readiness.
+            # The task closes them when it has ended. If one were closed during a wait, its number
+            # could become that of another file, and the loop would forget that file's readiness.
             self._whole.cancel()
         else:
             self._ours.close()
@@ -254,8 +255,8 @@ class Relay:
                 count = steps = 0
                 continue
             except OSError:
-                # EIO: no process has the terminal open. EPIPE: the process has closed its
-                # stdin; of output we hold a read end.
+                # EIO: no process has the terminal open. EPIPE: the process has closed its stdin;
+                # for output we hold a read end.
                 return
             if not passed:
                 return

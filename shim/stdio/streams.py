@@ -1,4 +1,4 @@
-"""A process's stdio: where input comes from and output goes, and what can be asked of the three.
+"""A process's stdio: where input comes from and output goes, and the operations on the three.
 
 =======================  ====================================================================
 :class:`Input`           a fifo, or a pipe that is filled from a file
@@ -27,25 +27,27 @@ from shim.stdio.pipes import Descriptors, Relay, open_fifo, state_of, waiting_by
 DRAIN_SECONDS: Final = 10.0
 
 # Seconds to wait for a client that has not opened its fifo when the process has ended. It may be
-# slow on a loaded machine, and the content of a fifo that no process has open is lost.
+# slow on a loaded machine, and the content of a fifo is lost if no process has it open.
 _READER_SECONDS: Final = 2.0
-# Seconds for a client that had opened its fifo when the process was made, and has gone: whoever
-# deletes the process knows that nobody reads, or is a restarted containerd that opens it just now.
+# Seconds to wait for a client that had opened its fifo when the process was created, and has gone.
+# The client that deletes the process either knows that there is no reader, or is a restarted
+# containerd that is just opening the fifo.
 _RETURN_SECONDS: Final = 0.05
 _POLL_SECONDS: Final = 0.01
 _LONGEST_POLL_SECONDS: Final = 1.0
-# Seconds to wait for a client that is reading. After so many polls without progress it is not:
-# containerd writes 32 KiB of short lines to a log before it reads on, and that disk may be slow.
+# Seconds to wait for a client that is reading. After this many polls without progress it counts as
+# not reading: containerd writes 32 KiB of short lines to a log before it reads on, and that disk
+# may be slow.
 _TAKING_SECONDS: Final = 5.0
 _STALLED: Final = 100
 
 
 class Input:
-    """Where a process's input comes from.
+    """The source of a process's input.
 
     Args:
-        fd: what the process or a relay reads; ours until :meth:`take`.
-        writing: a write end of the fifo, or -1: while it is open, the input has no end.
+        fd: what the process or a relay reads; it belongs to us until :meth:`take`.
+        writing: a write end of the fifo, or -1. While it is open, the input has no end.
         filler: the process that fills the pipe from a file.
     """
 
@@ -59,7 +61,7 @@ class Input:
         self._filler = filler
 
     def take(self) -> int:
-        """The descriptor to read from; the taker's from now on."""
+        """Return the descriptor to read from, which belongs to the caller from now on."""
         fd, self._untaken = self._untaken, -1
         return fd
 
@@ -77,10 +79,10 @@ class Input:
 
 
 class Output:
-    """Where output goes.
+    """The destination of output.
 
     Args:
-        fd: what the process or a relay writes to; ours until :meth:`take`.
+        fd: what the process or a relay writes to; it belongs to us until :meth:`take`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -88,7 +90,7 @@ class Output:
         self.relay: Relay | None = None
 
     def take(self) -> int:
-        """The descriptor to write to; the taker's from now on."""
+        """Return the descriptor to write to, which belongs to the caller from now on."""
         fd, self._untaken = self._untaken, -1
         return fd
 
@@ -96,7 +98,7 @@ class Output:
         """Pass on what comes out of a pipe or terminal, once it is started.
 
         Args:
-            source: read from; the relay's from now on.
+            source: where to read from; it belongs to the relay from now on.
             close: closes one of the relay's descriptors.
         """
         self.relay = Relay(source, self.take(), close=close)
@@ -108,13 +110,13 @@ class Output:
             self.relay.start(tasks)
 
     async def ended(self, tasks: Tasks) -> None:
-        """The process has ended, and its exit is about to be published.
+        """Handle that the process has ended, and its exit is about to be published.
 
-        A client that is reading has a moment for the rest.
+        A client that is reading gets a moment for the rest.
         """
 
     async def let_go(self) -> None:
-        """The process has ended and may never be deleted: keep open only what is still needed."""
+        """Keep open only what is still needed: the process has ended, and may never be deleted."""
         if self.relay is not None:
             await self.relay.done.wait()
 
@@ -124,7 +126,7 @@ class Output:
             self.relay.finish()
 
     async def drain(self, deadline: float) -> None:
-        """Wait until what was written has been taken. To be called after :meth:`finish`.
+        """Wait until what was written has been read. Call this after :meth:`finish`.
 
         Args:
             deadline: when to give up, on the loop's clock.
@@ -149,17 +151,17 @@ class FifoOutput(Output):
     """A fifo that a client of containerd reads.
 
     A read end is kept, so that the process is never killed by SIGPIPE. When there is no writer
-    left it may become a write end: that keeps the content of the fifo too, lets a late client open
-    the fifo, and shows whether there is one: a write end without a reader is in error.
-    While there is one it is a read end again: the client can have its end, and if it goes without
-    having read all, the rest is there for the next.
+    left, it may become a write end. That also keeps the content of the fifo, lets a late client
+    open the fifo, and shows whether there is one, because a write end without a reader is in error.
+    As soon as there is a client, it becomes a read end again: the client sees the end of the data,
+    and if it leaves without having read everything, the rest is there for the next one.
 
     Args:
         path: the fifo.
-        relayed: whether the process gets a pipe that is passed on, and not the fifo itself.
+        relayed: whether the process gets a pipe that is passed on, instead of the fifo itself.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the fifo cannot be opened.
     """
 
     def __init__(self, path: str, *, relayed: bool = False) -> None:
@@ -226,9 +228,9 @@ class FifoOutput(Output):
         """Wait until a relay is done, a client has stopped reading, or the deadline.
 
         Args:
-            relay: which.
-            until: how long to wait also for a client that takes nothing, on the loop's clock.
-            deadline: how long to wait for one that does.
+            relay: the relay.
+            until: how long to wait even for a client that reads nothing, on the loop's clock.
+            deadline: how long to wait for a client that reads.
         """
         passed, stalled = relay.passed, 0
         with loop.CancelScope(deadline=deadline):
@@ -249,10 +251,10 @@ class FifoOutput(Output):
         return self._holds()
 
     async def _hold(self) -> None:
-        """Hold what is in the fifo until a client has read it, be it days later.
+        """Keep what is in the fifo until a client has read it, even if that takes days.
 
-        containerd may be restarting; its own shim waits for its client before it makes the process,
-        for ever.
+        containerd may be restarting. Its own shim waits for its client before it creates the
+        process, without a limit.
         """
         if self.relay is not None:
             await self.relay.done.wait()
@@ -265,9 +267,10 @@ class FifoOutput(Output):
         self._close_kept()
 
     async def _while_taken(self) -> None:
-        """Wait while a client takes what is in the fifo.
+        """Wait while a client reads what is in the fifo.
 
-        containerd before 1.6.22 closes its end when it learns of a container's exit, read or not.
+        containerd before 1.6.22 closes its end when it learns of a container's exit, whether it has
+        read everything or not.
         """
         left, stalled = waiting_bytes(self._kept), 0
         with loop.move_on_after(_TAKING_SECONDS):
@@ -317,8 +320,8 @@ class ChildStdio:
     """The three descriptors that a container's process gets, and its console socket.
 
     Attributes:
-        stdin, stdout, stderr: our descriptors; None is /dev/null.
-        console_socket: where the runtime sends the terminal's master; None without terminal.
+        stdin, stdout, stderr: our descriptors; None for /dev/null.
+        console_socket: where the runtime sends the terminal's master; None without a terminal.
     """
 
     stdin: int | None = None
@@ -327,7 +330,7 @@ class ChildStdio:
     console_socket: str | None = None
 
     def fds(self) -> dict[int, int]:
-        """The descriptors by the number that the process knows them under."""
+        """Return the descriptors by their numbers in the process."""
         three = {0: self.stdin, 1: self.stdout, 2: self.stderr}
         return {number: fd for number, fd in three.items() if fd is not None}
 
@@ -336,7 +339,7 @@ class Stdio:
     """A process's stdio, with or without a terminal.
 
     Args:
-        tasks: where it passes on.
+        tasks: the group in which data is passed on.
         source: the input; None for /dev/null.
         outputs: where output goes.
     """
@@ -349,14 +352,14 @@ class Stdio:
         self._started = False
 
     def child(self) -> ChildStdio:
-        """What the runtime hands to the process."""
+        """Return the descriptors that the runtime passes to the process."""
         return self._child
 
     async def started(self) -> None:
-        """The process has its descriptors: start to pass on.
+        """Start to pass data on, now that the process has its descriptors.
 
         Raises:
-            StdioUnavailable: the runtime has sent no terminal.
+            StdioUnavailable: the runtime did not send a terminal.
         """
         self._started = True
         for output in self._outputs:
@@ -368,13 +371,14 @@ class Stdio:
             self._source.end()
 
     def keep_stderr(self) -> None:
-        """Keep stderr open beyond the process's end, for :meth:`tell`. Nothing with a terminal."""
+        """Keep stderr open after the process has ended, for :meth:`tell`. Not for terminals."""
 
     def tell(self, line: str) -> bool:
-        """Write a line to stderr, once, behind all that the process has written. Never waits.
+        """Write a line to stderr, once, after everything that the process has written. Never waits.
 
         Returns:
-            Whether it was written: there is a stderr of its own that was kept, with room.
+            Whether it was written, for which a separate stderr must have been kept, with enough
+            room.
         """
         del line
         return False
@@ -383,16 +387,16 @@ class Stdio:
         """Set the terminal's size in characters; nothing without a terminal."""
 
     async def ended(self) -> None:
-        """The process has ended, and its exit is about to be published.
+        """Handle that the process has ended, and its exit is about to be published.
 
-        A client that is reading its output has a moment for the rest. What is left then is kept
+        A client that is reading its output gets a moment for the rest. What is left then is kept
         until a client comes.
         """
         for output in self._outputs:
             await output.ended(self._tasks)
 
     async def let_go(self) -> None:
-        """The process has ended, and may never be deleted: keep open only what is still needed.
+        """Keep open only what is still needed: the process has ended, and may never be deleted.
 
         A client that was cut off does not delete its exec, and no other client does.
         """
@@ -412,7 +416,7 @@ class Stdio:
             await output.drain(deadline)
 
     def close(self) -> None:
-        """Release everything. May be called more than once, and in any state."""
+        """Release everything. May be called several times, and in any state."""
         if self._source is not None:
             self._source.close()
         for output in self._outputs:
@@ -423,9 +427,9 @@ class PlainStdio(Stdio):
     """Stdio without a terminal.
 
     Args:
-        tasks: where it passes on.
+        tasks: the group in which data is passed on.
         source: the input; None for /dev/null.
-        outputs: stdout and stderr, by descriptor; the same one twice if they are one.
+        outputs: stdout and stderr, by descriptor; the same object twice if they are one.
         owner: the uid and gid that own what the process gets (options IoUid, IoGid).
     """
 
@@ -454,10 +458,10 @@ class PlainStdio(Stdio):
             raise
 
     def keep_stderr(self) -> None:
-        """Keep stderr open; to be called before :meth:`started`.
+        """Keep stderr open. Call this before :meth:`started`.
 
-        Its reader sees no end before :meth:`ended`. Without it, what takes the output would be gone
-        before the shim knows why the process ended.
+        The reader of stderr sees no end before :meth:`ended`. Otherwise, whatever takes the output
+        would be gone before the shim knows why the process ended.
         """
         if self._child.stderr is not None:
             # Opened again: writing must not wait here, but may in the process.
@@ -480,7 +484,7 @@ class PlainStdio(Stdio):
         return written
 
     async def started(self) -> None:
-        """The process has its descriptors: close our copies, and start to pass on."""
+        """Close our copies, now that the process has its descriptors, and start to pass data on."""
         self._for_child.close()
         await super().started()
 

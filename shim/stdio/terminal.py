@@ -1,13 +1,13 @@
-"""Stdio with a terminal: what passes between its master and the fifos of a client.
+"""Stdio with a terminal: passing data between its master and the fifos of a client.
 
 The runtime opens the terminal inside the container and sends its master over a socket that we
 listen on. Output is passed on until the process has ended and none has the terminal open. Until
 then the shim has it open too: an init may close it and open /dev/console for each message, and a
 master reports its end whenever no process has the terminal open.
 
-CloseIO ends the input as a person at that terminal would, with Ctrl-D (its VEOF character,
-twice: the first hands over an unfinished line). containerd's own shim hangs the terminal up,
-which kills the foreground process and loses its last output.
+CloseIO ends the input as a person at that terminal would, with Ctrl-D (its VEOF character, twice:
+the first one submits an unfinished line). containerd's own shim hangs the terminal up, which kills
+the foreground process and loses its last output.
 
 Source: runc(8) --console-socket (docs/terminals.md); pty(7), termios(3), tty_ioctl(4),
 ioctl_tty(2) TIOCGPTPEER.
@@ -37,14 +37,14 @@ class TerminalStdio(Stdio):
     """Stdio with a terminal.
 
     Args:
-        tasks: where it passes on.
+        tasks: the group in which data is passed on.
         source: the input; None for /dev/null.
         output: where the terminal's output goes.
-        socket_directory: the bundle; the socket on which the runtime sends the master is
-            made there, under a name of its own.
+        socket_directory: the bundle, in which the socket for the master is created, under a
+            separate name.
 
     Raises:
-        OSError: that socket cannot be made.
+        OSError: that socket cannot be created.
     """
 
     _sockets = itertools.count()
@@ -64,8 +64,8 @@ class TerminalStdio(Stdio):
         # directory is a short way to the same place, for us and for the runtime.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._directory = self._kept_directory.keep(os.open(socket_directory, flags))
-        # Not named after the process: an exec's id is the client's choice, and the socket's
-        # address has to be short.
+        # It is not named after the process: a client chooses an exec's id, and the socket's address
+        # has to be short.
         self._socket_file = f"console.{next(self._sockets)}"
         self._console = f"/proc/{os.getpid()}/fd/{self._directory}/{self._socket_file}"
         self._child = ChildStdio(console_socket=self._console)
@@ -183,13 +183,13 @@ class TerminalStdio(Stdio):
 
 
 class _Master:
-    """A terminal's master: one descriptor, closed when the last who uses it has closed it.
+    """A terminal's master: one descriptor, which is closed when its last user has closed it.
 
-    A terminal hangs up with its master's last descriptor, so a relay that ends does not take it
-    from the other.
+    A terminal hangs up when the last descriptor of its master is closed, so a relay that ends must
+    not take it from the other relay.
 
     Args:
-        fd: ours from now on; the caller is its first user.
+        fd: the descriptor, which belongs to this object from now on; the caller is its first user.
     """
 
     __slots__ = ("_users", "fd")
@@ -199,7 +199,7 @@ class _Master:
         self._users = 1
 
     def share(self) -> int:
-        """The descriptor for one more user, who closes it with :meth:`close`."""
+        """Return the descriptor for another user, which closes it with :meth:`close`."""
         self._users += 1
         return self.fd
 

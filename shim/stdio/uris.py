@@ -1,14 +1,14 @@
-"""The URIs by which containerd names stdio, what each of them means, and opening it.
+"""The URIs with which containerd names stdio, their meaning, and how to open them.
 
 ======================================  =================================================
 (empty)                                 /dev/null
 /path, fifo:///path                     an existing fifo, or another existing file
-file:///path                            a file to append to, made if it is missing
+file:///path                            a file to append to, created if missing
 binary:///path?key=value&…              a logger: a program that takes stdout and stderr
-binary-v2:///path?key=value&…           the same, which has to report that it is ready
+binary-v2:///path?key=value&…           the same, but it has to report that it is ready
 ======================================  =================================================
 
-A logger is named for stdout, and takes stderr too, unless that has a URI of its own.
+A logger is named for stdout, and also takes stderr unless that has its own URI.
 
 Source: containerd cmd/containerd-shim-runc-v2/process/io.go.
 """
@@ -55,13 +55,13 @@ class LogFile:
     path: str
 
 
-# Where stdout and stderr go; None is /dev/null. A logger that takes both is named twice, and
-# stderr is no logger of its own.
+# Where stdout and stderr go; None is /dev/null. A logger that takes both is named twice, and stderr
+# is then not a separate logger.
 Places = tuple[Fifo | LogFile | LoggerUri | None, Fifo | LogFile | LoggerUri | None]
 
 
 def parse_stdin(uri: str) -> Fifo | None:
-    """Where input comes from; None is /dev/null.
+    """Return where input comes from; None is /dev/null.
 
     Raises:
         StdioUnsupported: input cannot come from there.
@@ -77,16 +77,16 @@ def parse_stdin(uri: str) -> Fifo | None:
 
 
 def parse_outputs(stdout: str, stderr: str, *, terminal: bool = False) -> Places:
-    """Where stdout and stderr go.
+    """Return where stdout and stderr go.
 
     Args:
         stdout: a URI as containerd sends it.
-        stderr: another.
-        terminal: whether there is a terminal; then there is no stderr.
+        stderr: another URI.
+        terminal: whether there is a terminal; there is then no stderr.
 
     Raises:
-        StdioUnsupported: a scheme that is not served, or a logger for stderr alone.
-        InvalidLogUri: a logger that cannot be understood.
+        StdioUnsupported: the scheme is not supported, or only stderr names a logger.
+        InvalidLogUri: a logger's URI cannot be parsed.
     """
     out = _parse(stdout, "stdout")
     if terminal:
@@ -138,23 +138,23 @@ class Named(Protocol):
 async def open_stdio(
     shim: ShimContext, process: Named, *, bundle: str, owner: tuple[int, int] = (0, 0)
 ) -> Stdio:
-    """Open the stdio of a process that is about to be made.
+    """Open the stdio of a process that is about to be created.
 
     Args:
-        shim: where output is passed on, and who reaps what takes it.
-        process: whose stdio; it says where that is.
-        bundle: the container's bundle; a terminal's socket is made there.
+        shim: passes the output on, and reaps the processes that take it.
+        process: the process, which knows where its stdio is.
+        bundle: the container's bundle, in which a terminal's socket is created.
         owner: the uid and gid that own what the process gets (options IoUid, IoGid).
 
     Returns:
-        The open stdio. A logger that it names runs and is ready.
+        The open stdio. If it names a logger, the logger runs and is ready.
 
     Raises:
         StdioUnavailable: a fifo or file cannot be opened.
         StdioTimeout: the file system of a file does not answer.
-        StdioUnsupported: a scheme that this shim does not serve, or not there.
-        InvalidLogUri, LoggerNotAllowed, LoggerFailed, LoggerNotReady: about a logger.
-        ConfigError: the configuration, which says what loggers are allowed, is unusable.
+        StdioUnsupported: the scheme is not supported, or not for this stream.
+        InvalidLogUri, LoggerNotAllowed, LoggerFailed, LoggerNotReady: a logger cannot be used.
+        ConfigError: the configuration, which lists the allowed loggers, is unusable.
     """
     uris = process.uris
     stdin = parse_stdin(uris.stdin)

@@ -1,13 +1,13 @@
-"""``delete``: clean up after a shim that is gone, and report how the container ended.
+"""``delete``: clean up after a shim that has exited, and report how the container ended.
 
-containerd runs it after every shutdown of a shim, in good order or not, and gives it five seconds.
-A user waits for it, so it looks before it acts. If nothing is left, the launcher answers in its
-place (``shim/forkserver/fast_delete.c``). This module defines the verb: the launcher answers only
-where this would give the same answer and change nothing.
+containerd runs it after every exit of a shim, whether regular or not, and gives it five seconds. A
+user waits for it, so it checks first whether there is anything to do. If nothing is left to clean
+up, the launcher answers in its place (``shim/forkserver/fast_delete.c``). This module defines the
+verb: the launcher answers only if this module would give the same answer and change nothing.
 
 Each step is taken even if an earlier one failed, and every step can be repeated. A failure is a
-line on stderr, which containerd logs. The answer is always given, since without one containerd
-would keep the container. If this is killed, the next ``start`` on the node finishes it
+line on stderr, which containerd logs. The answer is always given, because without one containerd
+would keep the container. If this verb is killed, the next ``start`` on the node finishes its work
 (:mod:`shim.verbs.unfinished`).
 
 Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
@@ -38,8 +38,8 @@ _DEFAULT_RUNTIME: Final = "runc"
 _DEFAULT_ROOT: Final = "/run/containerd/runc"
 _STDERR: Final = 2
 
-# Seconds, of containerd's five, after which a pod's further containers are ended without their
-# runtimes.
+# Seconds, out of containerd's five, after which a pod's remaining containers are ended without
+# calling their runtimes.
 _MEMBERS_TIMEOUT: Final = 1.5
 
 
@@ -47,11 +47,11 @@ def delete(invocation: Invocation) -> bytes:
     """Do the verb.
 
     Args:
-        invocation: the flags. The bundle is what ``-bundle`` says, or the current directory;
-            it may be half made.
+        invocation: the flags. The bundle is the one in ``-bundle``, or else the current directory;
+            it may be incomplete.
 
     Returns:
-        A DeleteResponse, as containerd wants to read it on stdout.
+        A DeleteResponse, which containerd reads on stdout.
     """
     path = invocation.bundle or os.getcwd()
     record = _runtime_record(invocation, path)
@@ -73,8 +73,8 @@ def finish_killed(directory: str, name: str, *, starting: bool = False) -> None:
     Args:
         directory: the directory of sockets.
         name: the name of its note.
-        starting: whether that container is being started once more: its bundle is a new one, which
-            nothing has been made in, and the work of another process is waited for.
+        starting: whether that container is being started again. Its bundle is then a new one, in
+            which nothing has been done yet, and the work of another process is waited for.
     """
     note = unfinished.take(directory, name, wait=starting)
     if note is None:
@@ -216,9 +216,9 @@ def _end_container(
     cut_off: bool,
     ask_runtime: bool,
 ) -> None:
-    """End a container that was not ended in good order.
+    """End a container that was not ended regularly.
 
-    The call of its runtime may have been ``cut_off`` before it had written down what it has made.
+    The call of its runtime may have been ``cut_off`` before it had recorded what it created.
     """
     pid = _pid(path)
     state = os.path.join(record.root, container_id)
@@ -236,7 +236,7 @@ def _end_container(
 
 
 def _cgroup_path(path: str) -> str:
-    """The container's cgroup as its spec names it; empty if it names none, or there is no spec."""
+    """Return the cgroup that the container's spec names; "" if there is none, or no spec."""
     try:
         return bundle.cgroups_path_of(bundle.read_spec(path))
     except BundleUnusable:
@@ -244,7 +244,7 @@ def _cgroup_path(path: str) -> str:
 
 
 def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
-    """How the runtime is called; the defaults, if the server had not come to write it down."""
+    """Return how to call the runtime; the defaults if the server had not recorded it yet."""
     record = _read(lambda: bundle.read_runtime_record(path))
     if record is None:
         binary = _read(lambda: bundle.read_line(os.path.join(path, bundle.RUNTIME)))
@@ -268,7 +268,7 @@ def _unmount(path: str) -> None:
 
 
 def _socket(path: str) -> str:
-    """The path of the shim's socket, as the bundle says; empty if it says nothing."""
+    """Return the path of the shim's socket, as the bundle says; empty if it says nothing."""
     where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
     return where.removeprefix(sockets.SCHEME) if where.startswith(sockets.SCHEME) else ""
 

@@ -1,17 +1,18 @@
-"""How a process becomes the shim: what ``start`` hands it, and what it changes of itself.
+"""How a process becomes the shim: what ``start`` passes to it, and what it changes in itself.
 
-The verb and the shim are two processes. The verb parses, writes files and makes the socket, then
-answers and ends. The shim is forked from the fork server before the verb runs, and has touched as
-little memory as possible when it gets the listener: every page that a process writes to is its own.
+The verb and the shim are two processes. The verb parses, writes files and creates the socket, then
+answers and exits. The shim is forked from the fork server before the verb runs, and has touched as
+little memory as possible when it gets the listener, because it gets its own copy of every page that
+it writes to.
 
 The two share a socket pair. The verb sends the request and the listener. The waiting process reads
 all of it and sends its pid. It does nothing more until the verb sends ``GO``: a verb that has given
-up has forked a shim itself, and two shims must not serve one socket. The waiting process ends when
+up has forked a shim itself, and two shims must not serve one socket. The waiting process exits when
 the other end of the pair is closed.
 
-Nothing that anyone can observe of a shim may depend on who forked it, the fork server or the verb.
-So everything that is inherited is set here: process group, descriptors, signals, umask, working
-directory, environment, standing with the OOM killer, name.
+It must not be observable whether the fork server or the verb has forked a shim. So everything that
+is inherited is set here: process group, descriptors, signals, umask, working directory,
+environment, OOM score, name.
 
 Source: unix(7) SCM_RIGHTS, SOCK_SEQPACKET; containerd pkg/shim (what its own shims are started
 with); proc(5).
@@ -36,8 +37,8 @@ _LARGEST_REQUEST: Final = 1 << 18
 
 _LISTENER: Final = 3
 
-# What services get from systemd, hence what runc and its hooks meet in containerd's own shim.
-# Files of ours have their modes named, and do not depend on it.
+# The value that services get from systemd, and so what runc and its hooks have in containerd's own
+# shim. Our own files have explicit modes, and do not depend on it.
 UMASK: Final = 0o022
 
 
@@ -56,7 +57,7 @@ class ShimRequest(NamedTuple):
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """The two ends between a verb and the process that waits to become its shim."""
+    """Return the two ends between a verb and the process that waits to become its shim."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -64,12 +65,12 @@ def offer(waiting: socket.socket, listener: int, request: ShimRequest) -> int:
     """Send a request to the waiting process.
 
     Args:
-        waiting: the verb's end.
+        waiting: the verb's end of the socket pair.
         listener: the listening socket.
         request: which shim to become.
 
     Returns:
-        Its pid; it waits for :func:`commit`. 0 if it is gone or does not answer.
+        Its pid; it then waits for :func:`commit`. 0 if it is gone or does not answer.
     """
     try:
         waiting.settimeout(_PATIENCE)
@@ -110,8 +111,9 @@ def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
     """Turn this process, just forked and with a single thread, into a shim.
 
     Args:
-        listener_fd: the listening socket. Every other descriptor is closed.
-        request: which shim. Its bundle becomes the working directory, its environment ours.
+        listener_fd: the listening socket. All other descriptors are closed.
+        request: which shim to become. Its bundle becomes the working directory, its environment
+            ours.
     """
     try:
         # First: a process that holds the answer's pipe keeps containerd waiting for its end.

@@ -1,9 +1,9 @@
 """``-info``, ``-v`` and ``-h``: describe this runtime to containerd and to its users.
 
-containerd from 1.7 on may ask each runtime once what it can do. The answer holds the features
-of the low-level runtime that the options on stdin name, as that runtime tells them itself; one
-that cannot tell (runc 1.0, crun 1.8) leaves them out, which containerd takes well. The options
-are returned as they came.
+containerd from 1.7 on may ask each runtime once what it can do. The answer contains the features of
+the low-level runtime that the options on stdin name, as that runtime reports them. If a runtime
+cannot report them (runc 1.0, crun 1.8), they are left out, which containerd accepts. The options
+are returned unchanged.
 
 Source: containerd core/runtime/v2 PluginInfo, api/types/introspection.proto; the OCI runtime
 spec, features.md.
@@ -54,19 +54,19 @@ io.containerd.nvidia.v1:
 
 
 def runtime_info(name: str, version: str, revision: str, *, tell: Callable[[str], None]) -> bytes:
-    """What ``-info`` prints.
+    """Return what ``-info`` prints.
 
     Args:
-        name: the runtime's name for containerd.
-        version: ours.
-        revision: the commit that it was built from; empty if that is not known.
+        name: the name by which containerd knows the runtime.
+        version: our version.
+        revision: the commit that it was built from; "" if unknown.
         tell: called with a line about features that could not be read.
 
     Returns:
         A RuntimeInfo.
 
     Raises:
-        HandlerOptionsMalformed: what is on stdin are no options.
+        HandlerOptionsMalformed: stdin does not contain options.
         RequestTooLarge: there is more on stdin than any containerd writes.
     """
     try:
@@ -90,7 +90,7 @@ def runtime_info(name: str, version: str, revision: str, *, tell: Callable[[str]
 
 
 def _features_of(binary: str) -> bytes:
-    """What a runtime says that it can do, in JSON."""
+    """Return the features that a runtime reports, in JSON."""
     asked = f"{binary} features"
     program = programs.find(binary)
     if program is None:
@@ -108,11 +108,11 @@ def _features_of(binary: str) -> bytes:
 
 
 def version_text(version: str, revision: str) -> str:
-    """What ``-v`` prints.
+    """Return what ``-v`` prints.
 
     Args:
-        version: ours.
-        revision: the commit that it was built from; empty if that is not known.
+        version: our version.
+        revision: the commit that it was built from; "" if unknown.
     """
     python = ".".join(str(number) for number in sys.version_info[:3])
     return (

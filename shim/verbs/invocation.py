@@ -1,12 +1,12 @@
-"""What containerd asks: the command line in Go's flags, and what it writes to stdin.
+"""Read what containerd asks for: the command line in Go's flags, and what it writes to stdin.
 
 Rules
 - ``-flag value``, ``-flag=value`` and both with two dashes mean the same.
-- A switch takes no value, unless after ``=``.
-- The first word that belongs to no flag is the verb; what follows it is ignored.
-- A flag that we do not know is skipped, with its value if it seems to have one: a newer
-  containerd may say more than this shim understands, and must not fail for it.
-- Ids and namespaces are checked here, before anything makes a path of them.
+- A switch takes no value, except after ``=``.
+- The first word that belongs to no flag is the verb; everything after it is ignored.
+- An unknown flag is skipped, with its value if it seems to have one: a newer containerd may pass
+  flags that this shim does not understand, and must not fail because of that.
+- Ids and namespaces are checked here, before they become part of a path.
 
 Source: containerd pkg/shim; Go's package flag; containerd pkg/identifiers.
 """
@@ -23,8 +23,8 @@ from shim.files import check_id
 
 VERBS: Final = ("start", "delete")
 
-# The last word of a fork server's command line: ``start`` leaves one behind, and systemd starts
-# one. containerd never does.
+# The last word of a fork server's command line, which ``start`` and systemd use to start one.
+# containerd never does.
 FORK_SERVER: Final = "fork-server"
 
 # Flags with a value, and the attribute that keeps it.
@@ -76,13 +76,13 @@ def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:
 
     Args:
         arguments: the words after the program's name.
-        verbs: those that are understood.
+        verbs: the known verbs.
 
     Returns:
-        What is asked. For a verb, its id and namespace are there and safe.
+        The parsed request. If it is a verb, its id and namespace are present and safe.
 
     Raises:
-        InvalidInvocation: no verb, a flag without its value, a value of the wrong kind.
+        InvalidInvocation: there is no verb, a flag lacks its value, or a value has the wrong kind.
         InvalidIdentifier: an id or a namespace that containerd would not accept either.
     """
     found: dict[str, Any] = {}
@@ -131,10 +131,10 @@ def _take_flag(found: dict[str, Any], word: str, rest: list[str]) -> None:
 
 
 def read_stdin() -> bytes:
-    """Read what containerd writes, to its end; nothing if stdin cannot be read.
+    """Read everything that containerd writes; nothing if stdin cannot be read.
 
     Raises:
-        RequestTooLarge: there are more than 10 MiB.
+        RequestTooLarge: it is more than 10 MiB.
     """
     content = bytearray()
     try:

@@ -1,16 +1,16 @@
 """``start``: give containerd the address of a shim, and start one if the pod has none.
 
-The socket listens before the shim imports its modules: containerd's first
-connection waits in the backlog. The answer is in the dialect that was spoken:
+The socket listens before the shim imports its modules: containerd's first connection waits in the
+backlog. The answer has the format that containerd expects:
 
-- a containerd from 2.3 on writes BootstrapParams to stdin, and reads a BootstrapResult of
-  version 3;
-- every older one gets the bare address. All of them understand it (1.6 nothing else; from
-  1.7 on, text that is not JSON is an address, of version 2 and ttrpc, which is what we would
-  write there). Version 3 would make one of those refuse the shim.
+- a containerd from 2.3 on writes BootstrapParams to stdin, and reads a BootstrapResult of version
+  3;
+- every older one gets the bare address. All of them understand it: 1.6 understands nothing else,
+  and from 1.7 on, text that is not JSON is an address with version 2 and ttrpc, which is what we
+  would write there. If the answer said version 3, one of those would refuse the shim.
 
-The shim serves versions 2 and 3 on one socket, so both answers are true, also for a shim
-that another containerd started.
+The shim serves versions 2 and 3 on one socket, so both answers are true, even for a shim that
+another containerd started.
 
 Source: containerd docs/runtime-v2.md, core/runtime/v2/shim.go parseStartResponse,
 pkg/shim/compat.go.
@@ -59,14 +59,14 @@ def start(invocation: Invocation, *, parent: int, waiting: socket.socket | None 
 
     Args:
         invocation: the flags. The current directory is the bundle.
-        parent: the pid of the caller: containerd.
-        waiting: to a process that waits to become the shim; None if there is none.
+        parent: the pid of the caller, which is containerd.
+        waiting: the connection to a process that waits to become the shim; None if there is none.
 
     Returns:
-        What containerd wants to read on stdout.
+        What containerd reads on stdout.
 
     Raises:
-        ShimError: there is no shim to give an address of. Nothing of ours is left.
+        ShimError: there is no shim whose address could be returned. Everything was undone.
     """
     request = read_stdin()
     params = read_bootstrap(request, invocation)
@@ -94,15 +94,15 @@ def start(invocation: Invocation, *, parent: int, waiting: socket.socket | None 
 
 
 def group_of(bundle_path: str, container_id: str) -> str:
-    """The group that a container, or a sandbox, belongs to.
+    """Return the group that a container or a sandbox belongs to.
 
     Args:
-        bundle_path: its bundle.
-        container_id: its id, the group of a container that names none.
+        bundle_path: the bundle.
+        container_id: its id, which is also the group of a container that names none.
 
     Returns:
-        The group's name. It is the id's own also without config.json: the bundle of a sandbox
-        has none. That of a container has to, which its Create will say.
+        The group's name. If there is no config.json, it is the id: the bundle of a sandbox has
+        none. That of a container must have one, which its Create will report.
 
     Raises:
         BundleUnusable: config.json cannot be read, or is malformed.
@@ -111,7 +111,7 @@ def group_of(bundle_path: str, container_id: str) -> str:
     if not os.path.lexists(path):
         return container_id
     content = files.read(path, bundle.LONGEST_SPEC)
-    # A spec without either name in it has no group, and need not be parsed to know. Go's
+    # A spec that contains neither name has no group, and need not be parsed to know that. Go's
     # encoder, which wrote the file, has no other way to spell these letters.
     if not any(name.encode() in content for name in _GROUP_ANNOTATIONS):
         return container_id
@@ -125,32 +125,32 @@ def group_of(bundle_path: str, container_id: str) -> str:
 
 
 def answer(where: str, params: BootstrapParams | None) -> bytes:
-    """What to write on stdout.
+    """Return what to write on stdout.
 
     Args:
         where: the shim's address, with its scheme.
-        params: what containerd wrote; None if it is one from before 2.3.
+        params: what containerd wrote; None for one before 2.3.
     """
     if params is None:
         return where.encode()
-    # The last field is last on the wire: containerd 2.3.0 to 2.3.3 strip white space from the
+    # The last field comes last on the wire: containerd 2.3.0 to 2.3.3 strip white space from the
     # answer before they decode it.
     return BootstrapResult(version=3, address=where, protocol="ttrpc").SerializeToString()
 
 
 def read_bootstrap(data: bytes, invocation: Invocation) -> BootstrapParams | None:
-    """Read stdin as BootstrapParams, if that is what it is.
+    """Parse stdin as BootstrapParams, if it contains them.
 
-    An older containerd writes the runtime's options there, as an ``Any``, which can decode as
-    this message by accident. So it counts only if it names the container and the namespace
-    that the flags name.
+    An older containerd writes the runtime's options there, as an ``Any``, which may by accident
+    decode as this message. So it counts only if it has the same container and namespace as the
+    flags.
 
     Args:
-        data: stdin.
+        data: the content of stdin.
         invocation: the flags.
 
     Returns:
-        The message; None if this is an older containerd.
+        The message; None for an older containerd.
 
     Raises:
         InvalidInvocation: a path in it has a zero byte.
@@ -175,12 +175,12 @@ def read_bootstrap(data: bytes, invocation: Invocation) -> BootstrapParams | Non
 
 
 def shim_cgroup(request: bytes, params: BootstrapParams | None) -> str:
-    """The cgroup that the runtime's options want the shim in; empty if they name none.
+    """Return the cgroup that the runtime's options want the shim in; "" if they name none.
 
-    Options that cannot be read name none: Create reads them too, and says what is wrong.
+    If the options cannot be read, they name none: Create reads them too, and reports the fault.
 
     Args:
-        request: stdin; from a containerd before 2.3 it is the options.
+        request: stdin; with a containerd before 2.3 it contains the options.
         params: stdin as a later containerd writes it.
     """
     options: Iterable[AnyMessage]
@@ -195,7 +195,7 @@ def shim_cgroup(request: bytes, params: BootstrapParams | None) -> str:
 
 
 def join_cgroup(name: str, pid: int, *, root: str = _CGROUPS) -> None:
-    """Put a process in a cgroup, in each hierarchy that has it.
+    """Move a process into a cgroup, in each hierarchy that has it.
 
     Args:
         name: the cgroup's path below the root of its hierarchy.
@@ -203,7 +203,7 @@ def join_cgroup(name: str, pid: int, *, root: str = _CGROUPS) -> None:
         root: where cgroups are mounted.
 
     Raises:
-        ShimCgroupUnusable: there is no such cgroup, or it takes no process.
+        ShimCgroupUnusable: the cgroup does not exist, or accepts no process.
     """
     below = os.path.normpath("/" + name).lstrip("/")
     roots = [root]
@@ -263,7 +263,7 @@ def _describe_shim(
 
 
 def _oom_score_adj_below(pid: int) -> int | None:
-    """The score that makes a shim die before containerd; None if containerd's cannot be read."""
+    """Return an OOM score that makes a shim die before containerd; None if that is unknown."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "rb") as file:
             return min(int(file.read()) + 1, _HIGHEST_OOM_SCORE_ADJ)

@@ -1,9 +1,9 @@
-"""What a ``delete`` that was killed has left: written down before it acts, and found by ``start``.
+"""A record of what ``delete`` does, written before it acts, so that ``start`` can finish its work.
 
-containerd runs ``delete`` once and gives it five seconds. It removes the bundle in any
-case, and with it all that says how to end the container. So ``delete`` first writes a note next to
-the sockets, and removes it when it is done. It holds a lock on the note meanwhile, which the kernel
-releases when it ends: a note without a lock belongs to a ``delete`` that was killed.
+containerd runs ``delete`` once and gives it five seconds. Then it removes the bundle in any case,
+and with it all information on how to end the container. So ``delete`` first writes a note next to
+the sockets, and removes it when it is done. Meanwhile it holds a lock on the note, which the kernel
+releases when the process ends: a note without a lock belongs to a ``delete`` that was killed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Note:
     """A note of a ``delete``, which this process has locked.
 
     Attributes:
-        holder: the pid and start time of the process that holds a sandbox's namespaces; zeros
-            if there is none.
-        left: the containers to end: a sandbox's own first.
+        holder: the pid and start time of the process that holds a sandbox's namespaces; 0 if there
+            is none.
+        left: the containers to end; a sandbox's own comes first.
     """
 
     __slots__ = ("_fd", "_path", "holder", "left")
@@ -63,7 +63,7 @@ class Note:
         self.left = tuple(left)
 
     def remove(self) -> None:
-        """All of it is done."""
+        """Remove the note, because everything is done."""
         files.remove(self._path)
         self.leave()
         try:
@@ -77,7 +77,7 @@ class Note:
 
 
 def identity_of(path: str) -> tuple[int, int] | None:
-    """The device and inode of a directory; None if there is none."""
+    """Return the device and inode of a directory; None if there is none."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -86,7 +86,7 @@ def identity_of(path: str) -> tuple[int, int] | None:
 
 
 def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]) -> Note:
-    """Write a note down before anything is ended.
+    """Write a note before anything is ended.
 
     Args:
         sockets: the directory of sockets.
@@ -97,7 +97,7 @@ def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]
         The note, locked.
 
     Raises:
-        OSError: it cannot be written, or another process has it locked for too long.
+        OSError: it cannot be written, or another process has had it locked for too long.
     """
     deadline = time.monotonic() + _PATIENCE
     path = os.path.join(sockets, _DIRECTORY, name)
@@ -125,7 +125,7 @@ def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]
 
 
 def names(sockets: str) -> list[str]:
-    """The names of the notes that there are, of deletes that are under way too."""
+    """Return the names of all notes, including those of deletes in progress."""
     try:
         return os.listdir(os.path.join(sockets, _DIRECTORY))
     except OSError:
@@ -137,12 +137,12 @@ def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
 
     Args:
         sockets: the directory of sockets.
-        name: the note's.
-        wait: whether to wait for a process that has it locked, some seconds.
+        name: the note's name.
+        wait: whether to wait some seconds for a process that has it locked.
 
     Returns:
-        The note; None if there is none, another process has it, or it cannot be understood: then
-        it is removed.
+        The note; None if there is none, if another process has it, or if it cannot be parsed, in
+        which case it is removed.
     """
     path = os.path.join(sockets, _DIRECTORY, name)
     try:
@@ -167,7 +167,7 @@ def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
 
 
 def _lock(fd: int, path: str, *, wait: bool) -> bool:
-    """Lock a note; False if it was removed meanwhile, or another process has it."""
+    """Lock a note; return False if it was removed in the meantime, or another process has it."""
     deadline = time.monotonic() + (_PATIENCE if wait else 0.0)
     while True:
         try:

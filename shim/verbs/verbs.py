@@ -1,11 +1,11 @@
-"""Which verb, and what happens when one fails.
+"""Choose the verb to do, and handle its failure.
 
-containerd reads stdout and stderr of ``start`` together, as the answer: one stray byte of a
-warning would spoil it. So the first thing that ``start`` does is to point descriptor 2 at
-/dev/null; it gets it back only to say one line before it fails. For the other verbs stderr is
-free, and containerd logs it.
+containerd reads stdout and stderr of ``start`` together as the answer, which a single stray byte of
+a warning would spoil. So the first thing that ``start`` does is to point descriptor 2 at /dev/null;
+it restores it only to write one line before it fails. For the other verbs stderr is free, and
+containerd logs it.
 
-A verb ends by ``os._exit``: taking the interpreter down in good order costs 4 ms.
+A verb ends with ``os._exit``: an orderly exit of the interpreter costs 4 ms.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class WarmCaller(NamedTuple):
 def main(
     arguments: Sequence[str], *, revision: str = "", caller: WarmCaller | None = None
 ) -> NoReturn:
-    """Do what containerd asks, answer on stdout, and end the process.
+    """Do what containerd asks, answer on stdout, and exit.
 
     Args:
         arguments: the words after the program's name.
         revision: the commit that this program was built from.
-        caller: who asked the fork server; None in a process that containerd executed.
+        caller: the client of the fork server; None in a process that containerd executed.
     """
     stderr = _STDERR
     status = 1
@@ -109,8 +109,8 @@ def _write(fd: int, content: bytes) -> None:
 def _say(fd: int, line: str) -> None:
     """Write the line that tells why the verb failed.
 
-    containerd puts it in the middle of a line of its own, so a line break is added only for
-    people.
+    containerd puts it in the middle of a line of its own, so a line break is added only for human
+    readers.
     """
     try:
         _write(fd, f"{line}{os.linesep if os.isatty(fd) else ''}".encode(errors="replace"))
@@ -119,7 +119,7 @@ def _say(fd: int, line: str) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """One line for what should not have happened, with the place where it did."""
+    """Return a line about an unexpected error, with the place where it happened."""
     trace = error.__traceback__
     where = ""
     while trace is not None:

@@ -1,21 +1,22 @@
-"""What the fork server, its client and a cold ``start`` agree on; and leaving a fork server behind.
+"""The protocol between the fork server, its client and a cold ``start``; starting a fork server.
 
-A process forked from one that has imported everything does a verb in milliseconds, where a cold one
-needs a hundred. :mod:`shim.forkserver` is that server. Its client is :file:`launcher.c`, which has
-no interpreter to start: what is not done there is done by the Python program, cold.
+A process forked from one that has imported everything does a verb in milliseconds; a cold one needs
+a hundred. :mod:`shim.forkserver` is that server. Its client is :file:`launcher.c`, which has no
+interpreter to start. Whatever it does not do itself is done by the Python program, cold.
 
-The client sends a length, then texts, each with a zero after it: the Python program that would do
-the verb otherwise, the number of words, the words, the environment. The fork server says
-``ACCEPTED`` as soon as it has the connection. The process that does the verb says ``READY``, and
-does nothing until it reads ``GO``, with which come four descriptors (directory, 0, 1, 2). At the
-end it sends a byte, the verb's status, and ends itself.
+The client sends a length, then texts, each followed by a zero byte: the Python program that would
+do the verb otherwise, the number of words, the words, the environment. The fork server sends
+``ACCEPTED`` as soon as it has the connection. The process that does the verb sends ``READY``, and
+does nothing until it reads ``GO``, which comes with four descriptors (directory, 0, 1, 2). At the
+end it sends a byte, the verb's status, and exits.
 
 Rules
-- A shim must not differ by the process that forked it, in what a process passes on to its children
-  and cannot, or should not, change for them: namespaces, cgroup, limits, capabilities, security
-  context and scheduling. This process context of the caller is part of the fork server's name.
-- Without the native launcher a fork server would have no clients, and none is left behind.
-- ``NVSHIM_FORK_SERVER=0`` in containerd's environment turns all of it off.
+- A shim must not depend on the process that forked it in anything that a process passes on to its
+  children and cannot, or should not, change for them: namespaces, cgroup, limits, capabilities,
+  security context and scheduling. This process context of the caller is part of the fork server's
+  name.
+- Without the native launcher a fork server would have no clients, so none is started.
+- ``NVSHIM_FORK_SERVER=0`` in containerd's environment turns all of this off.
 
 Source: unix(7) SCM_RIGHTS, SO_PEERCRED; proc(5), namespaces(7), sched(7).
 """
@@ -62,7 +63,7 @@ LOCK_FD: Final = 3
 # Seconds that it waits before its work: the shim that is started meanwhile comes first.
 _COURTESY: Final = 0.3
 
-# The command line of a shim is written over that of the process it was forked from; ids of
+# A shim's command line is written over that of the process that it was forked from. Ids of
 # containers and namespaces may have 76 bytes each.
 _ROOM_FOR_NAMES: Final = "-room=" + "." * 320
 
@@ -78,14 +79,14 @@ _CHUNK: Final = 1 << 13
 
 
 def server_path(directory: str, containerd: str) -> str:
-    """Where the fork server for our process context listens.
+    """Return where the fork server for our process context listens.
 
     Args:
-        directory: the directory of sockets, which is ours alone.
-        containerd: its gRPC address.
+        directory: the directory of sockets, which only we can write to.
+        containerd: containerd's gRPC address.
 
     Raises:
-        SocketPathTooLong: the path would not fit a socket's address.
+        SocketPathTooLong: the path does not fit into a socket's address.
     """
     program = os.path.abspath(sys.argv[0])
     named = [os.fsencode(containerd), os.fsencode(program), *process_context()]
@@ -93,10 +94,10 @@ def server_path(directory: str, containerd: str) -> str:
 
 
 def link_name(containerd: str, program: str, kind: str = READY_LINK) -> str:
-    """The name of the link by which the launcher finds the fork server, next to its socket.
+    """Return the name of the link by which the launcher finds the fork server, next to its socket.
 
     Args:
-        containerd: its gRPC address.
+        containerd: containerd's gRPC address.
         program: the Python program next to the launcher.
         kind: :data:`READY_LINK` or :data:`STARTING_LINK`.
     """
@@ -114,7 +115,7 @@ def peer_is_another(connection: socket.socket) -> bool:
 
 
 def peer_process(connection: socket.socket) -> int:
-    """The pid of the process at the other end."""
+    """Return the pid of the process at the other end."""
     return _peer(connection)[0]
 
 
@@ -128,7 +129,7 @@ def leave_behind(containerd: str) -> None:
     """Start a fork server for the next verb, unless one runs or is starting.
 
     Args:
-        containerd: its gRPC address.
+        containerd: containerd's gRPC address.
     """
     if os.environ.get(SWITCH, "1") == "0" or not sys.argv[0].endswith(SUFFIX):
         return
@@ -155,10 +156,10 @@ def become_fork_server(
     """Execute the fork server in this process, which blocks SIGTERM.
 
     Args:
-        path: where it is to listen.
+        path: where it listens.
         containerd: its gRPC address, shown in the command line.
         lock: the descriptor of the locked file next to the path.
-        flags: more of its flags.
+        flags: further flags for it.
         after: seconds to wait first, without the caller's descriptors and directory.
     """
     # An interpreter of its own: nothing of this verb is in the memory that shims will share.
@@ -190,21 +191,21 @@ def open_lock(path: str) -> int:
     """Open the file whose lock a fork server holds.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def lock_path(path: str) -> str:
-    """The file whose lock a fork server holds while it lives."""
+    """Return the path of the file whose lock a fork server holds while it lives."""
     return f"{path}.lock"
 
 
 def process_context(process: int = 0) -> list[bytes]:
-    """The context of a process, to be compared with that of another one.
+    """Return the context of a process, to be compared with that of another one.
 
     Args:
-        process: its pid; 0 for this one.
+        process: the pid of the process; 0 for this one.
     """
     folder = f"/proc/{process or 'self'}"
     parts = [_link(f"{folder}/{name}") for name in _LINKS]
@@ -217,7 +218,7 @@ def process_context(process: int = 0) -> list[bytes]:
 
 
 def explain_difference(one: list[bytes], other: list[bytes]) -> str:
-    """Which parts of two contexts differ, by their names in /proc/PID; empty if none does."""
+    """Return the parts in which two contexts differ, by their names in /proc/PID."""
     names = [*_LINKS, *_FILES]
     lines = {line.partition(b":")[0].decode() for line in set(one) ^ set(other) if b":\t" in line}
     differing = [name for name, a, b in zip(names, one, other, strict=False) if a != b]
@@ -232,7 +233,7 @@ def _link(path: str) -> bytes:
 
 
 def _content(path: str) -> bytes:
-    """What a file of /proc holds; empty if this kernel has no such file."""
+    """Return the content of a file in /proc; empty if this kernel has no such file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,7 @@
-"""What Create does for a container that asks for GPUs, in a child of the shim that ends.
+"""What Create does for a container that requests GPUs, in a short-lived child of the shim.
 
-:mod:`shim.work.injection` is the door: it starts the worker and keeps what the shim needs of its
-answer. In the worker, :mod:`shim.work.provision` asks the injection engine, mounts the rootfs and
-writes the spec; layers (:mod:`shim.work.layers`) and claims (:mod:`shim.work.claims`) are its own.
+:mod:`shim.work.injection` is the entry point: it starts the worker and keeps the parts of its
+answer that the shim needs. In the worker, :mod:`shim.work.provision` calls the injection engine,
+mounts the rootfs and writes the spec. Layers (:mod:`shim.work.layers`) and claims
+(:mod:`shim.work.claims`) belong to this room, too.
 """

@@ -1,22 +1,23 @@
-"""Which container has which GPU, where ``[sharing]`` limits how many may: claims, a file each.
+"""Claims: which container has which GPU, where ``[sharing]`` limits how many may. One file each.
 
-A claim lies in ``STATE/claims`` under a random name, which its container's bundle has in the file
-``claim``. So a claim holds as long as that bundle names it, whatever becomes of the shims. When
-containerd removes a bundle its claim is dead, and is removed when the next one is made.
+A claim is in ``STATE/claims`` under a random name, which the file ``claim`` in its container's
+bundle contains. So a claim is valid as long as that bundle names it, whatever happens to the shims.
+When containerd removes a bundle, its claim is dead, and is removed when the next claim is made.
 
 Rules
-- A claim is made under one lock, which the kernel releases when its holder dies. So of two
-  containers that are created at once, one sees the other. The lock is waited for ten seconds.
-- The bundle names the claim before the claim is there, and the claim goes before that name does. A
-  shim that is killed in between leaves nothing that counts.
-- A container whose init process has ended holds nothing, even if its task was not deleted. One
-  whose first thread alone has ended, which looks like a zombie, still runs. In a shared pid
-  namespace, the kernel does not end the other processes with init: there the task counts.
-  A process is its pid and start time, which the bundle has next to the claim's name. Of a container
-  without a claim the pid alone is known: one that is another process's by now keeps its devices
-  until the bundle is gone.
-- A container that was made while there was no limit has no claim. It counts by its record, or by
-  the nodes in its spec: those of the same containerd are read, besides the claims.
+- A claim is made under one lock, which the kernel releases when its holder dies. So if two
+  containers are created at the same time, one sees the other. The shim waits up to ten seconds for
+  the lock.
+- The bundle names the claim before the claim exists, and the claim is removed before its name is.
+  So if a shim is killed in between, it leaves nothing behind that counts.
+- A container whose init process has ended holds nothing, even if its task was not deleted. If only
+  the first thread of init has ended, which looks like a zombie, the container still runs. In a
+  shared pid namespace, the kernel does not end the other processes with init, so the task counts
+  there. A process is identified by its pid and start time, which the bundle has next to the claim's
+  name. For a container without a claim, only the pid is known: if the pid now belongs to another
+  process, the container keeps its devices until its bundle is removed.
+- A container that was created while there was no limit has no claim. It counts by its record, or by
+  the nodes in its spec: besides the claims, those of the same containerd are read.
 
 Source: flock(2), rename(2); which containers count: :mod:`hooks.sharing`.
 """
@@ -86,15 +87,15 @@ def claim(
     """Claim the container's devices, unless the limit of one is reached.
 
     Args:
-        bundle: the container's; what it had claimed before is released.
-        spec: its config.json, decoded. Devices that it lists already are claimed as well.
-        request: what it may have; None if it asks for nothing.
+        bundle: the container's bundle; what it had claimed before is released.
+        spec: its config.json, decoded. Devices that the spec already lists are claimed as well.
+        request: what the container may have; None if it requests nothing.
         inventory: what the node has.
-        config: the limits, and where claims are.
+        config: contains the limits, and locates the claims.
 
     Raises:
-        DeviceHeld: too many others have a device of it.
-        ClaimsUnusable: it cannot be written down.
+        DeviceHeld: too many other containers have one of its devices.
+        ClaimsUnusable: the claim cannot be written.
         RequestError: the node does not have what is requested.
     """
     who = read_container(spec)
@@ -129,7 +130,7 @@ def claim(
 
 
 def _locked(directory: str) -> int:
-    """The lock, taken; closing the descriptor gives it back."""
+    """Acquire the lock and return its descriptor, which releases the lock when it is closed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(os.path.join(directory, _LOCK), flags, 0o600)
     deadline = time.monotonic() + _LATE
@@ -169,7 +170,7 @@ def _refuse_held(
 
 
 def _write(directory: str, title: str, bundle: str, wanted: Sequence[Wanted]) -> None:
-    """Write a claim; the bundle names it before it is there."""
+    """Write a claim, after the bundle has recorded its name."""
     bundle_files.release_claim(bundle)
     path = os.path.join(directory, os.urandom(16).hex())
     bundle_files.write_claim(bundle, path)
@@ -183,13 +184,13 @@ def _write(directory: str, title: str, bundle: str, wanted: Sequence[Wanted]) ->
 
 
 def read_claims(directory: str) -> Iterator[tuple[str, Claim | None, bool]]:
-    """What is written down.
+    """Yield the claims that were written.
 
     Args:
-        directory: of claims.
+        directory: the directory of claims.
 
     Yields:
-        The name of each file, its claim (None if it is none), and whether that holds.
+        The name of each file, its claim (None if it is not one), and whether the claim is valid.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -204,7 +205,7 @@ def read_claims(directory: str) -> Iterator[tuple[str, Claim | None, bool]]:
 
 
 def _kept(directory: str) -> Iterator[tuple[str, Claim]]:
-    """The claims that hold; the others are removed, for which one has the lock."""
+    """Yield the valid claims and remove the others; the caller must hold the lock."""
     for name, kept, holds in read_claims(directory):
         if kept is not None and holds:
             if not has_ended(kept.bundle):
@@ -214,14 +215,14 @@ def _kept(directory: str) -> Iterator[tuple[str, Claim]]:
 
 
 def remove_dead(directory: str, name: str) -> bool:
-    """Remove a claim that does not hold; whether it did not.
+    """Remove a claim that is not valid; return whether it was not.
 
     Args:
-        directory: of claims.
-        name: of its file.
+        directory: the directory of claims.
+        name: the name of its file.
 
     Raises:
-        BlockingIOError: another process does not let go of the lock.
+        BlockingIOError: another process does not release the lock.
         OSError: it cannot be removed.
     """
     fd = _locked(directory)
@@ -251,7 +252,7 @@ def _parsed(path: str) -> Claim | None:
 
 
 def _is_named(bundle: str, path: str) -> bool:
-    """Whether a bundle is there, and names a claim."""
+    """Whether a bundle exists and names a claim."""
     try:
         return bundle_files.read_claim(bundle)[0] == path
     except BundleUnusable:
@@ -259,10 +260,10 @@ def _is_named(bundle: str, path: str) -> bool:
 
 
 def has_ended(bundle: str) -> bool:
-    """Whether a bundle's container has ended, by its processes; one that is not made yet has not.
+    """Whether a bundle's container has ended, judged by its processes. A future one has not.
 
     Args:
-        bundle: its path.
+        bundle: the bundle's path.
     """
     return _is_gone(bundle) and _ends_with_init(bundle)
 
@@ -294,7 +295,7 @@ def _is_gone(bundle: str) -> bool:
 
 
 def _neighbours(bundles: set[str]) -> Iterator[str]:
-    """All bundles of the containerds of some: they lie in TASKS/NAMESPACE/ID."""
+    """Yield all bundles of the containerds that some bundles belong to (TASKS/NAMESPACE/ID)."""
     for tasks in sorted({os.path.dirname(os.path.dirname(bundle)) for bundle in bundles}):
         for namespace in _directories(tasks):
             yield from _directories(namespace)
@@ -309,7 +310,7 @@ def _directories(path: str) -> list[str]:
 
 
 def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
-    """What a container has that claims nothing; None if it has nothing, or has ended."""
+    """Return what a container without a claim has; None if it has nothing, or has ended."""
     try:
         record = _read_if(bundle, bundle_files.RECORD, _LONGEST_RECORD) or {}
         held = held_by_record(record, inventory)
@@ -325,7 +326,7 @@ def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim |
 
 
 def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
-    """What a container holds by the nodes that its spec lists, from any source."""
+    """Return what a container holds according to the nodes in its spec, from any source."""
     spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
     paths = listed(spec or {})
     if not spec or not paths:
@@ -340,7 +341,7 @@ def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
 
 
 def listed(spec: Mapping[str, Any]) -> list[str]:
-    """The paths of the device nodes that a spec lists.
+    """Return the paths of the device nodes that a spec lists.
 
     Args:
         spec: config.json, decoded; one of the wrong shape lists none.
@@ -353,7 +354,7 @@ def listed(spec: Mapping[str, Any]) -> list[str]:
 
 
 def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[str, Any] | None:
-    """A file of a bundle; None if it is not there, or does not have some bytes."""
+    """Return a file of a bundle; None if it is missing, or lacks the given bytes."""
     path = os.path.join(bundle, name)
     if not os.path.lexists(path):
         return None
@@ -362,7 +363,7 @@ def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[st
 
 
 def title_of(spec: Mapping[str, Any], bundle: str) -> str:
-    """What people call a container: its pod and name, or containerd's namespace and its id.
+    """Return a container's readable name: its pod and name, or containerd's namespace and its id.
 
     Args:
         spec: its config.json, decoded.

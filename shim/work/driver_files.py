@@ -1,7 +1,7 @@
-"""Puts the driver's files into a layer: hard links, or links to one copy of each file.
+"""Put the driver's files into a layer: hard links, or links to one copy of each file.
 
-The engine says which files (:mod:`hooks.image.layer_files`). A file that cannot be in the layer
-stays a mount, for all containers with the layer, and so nothing here is an error.
+The engine decides which files (:mod:`hooks.image.layer_files`). A file that cannot be in the layer
+is still mounted, for all containers with the layer, so nothing here is an error.
 
 ==========================================  ======================================================
 the driver's file and the layers            the layer gets
@@ -13,18 +13,18 @@ are on different file systems               a hard link to a copy: once per node
 
 Clones and copies are in a directory next to the layers, which :func:`sweep` cleans::
 
-    LAYERS/.files/BOOT-KEY       KEY is a digest of the file's path and of what was observed of it
+    LAYERS/.files/BOOT-KEY       KEY is a digest of the file's path and of its observed properties
 
 Rules
-- What is linked is what the inventory has observed: the file is opened, and compared.
-- A hard link is the host's file. An overlay does not write its lower layers, so no container
-  changes it; and what the host writes into it the container sees, as with a mount. That the driver
-  has changed is noticed by its observations in both cases.
-- The space of a driver that the host has removed is freed with its last layer.
-- Clones and copies are made without a name (O_TMPFILE): of a maker that is killed nothing stays.
-- A copy leaves a fifth of the file system free: a full disk is worse than a mount. What is not
-  copied in :data:`_PATIENCE` seconds, for which a container waits, is mounted.
-- A shared lock on the directory keeps those that have no second name yet from being swept.
+- The file that is linked must be the one in the inventory: it is opened, and compared.
+- A hard link is the host's file. An overlay does not write to its lower layers, so no container can
+  change it. What the host writes into it is visible in the container, as with a mount. A change of
+  the driver is noticed from its observed properties in both cases.
+- If the host has removed a driver, its space is freed with its last layer.
+- Clones and copies are made without a name (O_TMPFILE), so a maker that is killed leaves nothing.
+- Copies leave a fifth of the file system free: a full disk is worse than a mount. Files that are
+  not copied within :data:`_PATIENCE` seconds, for which a container waits, are mounted.
+- A shared lock on the directory keeps files that have no second name yet from being swept.
 
 Source: link(2), open(2), ioctl_ficlone(2), statvfs(3), proc(5); kubelet's imagefs.available.
 """
@@ -71,12 +71,12 @@ class Put:
 
 
 def put(directory: str, layer: str, files: Iterable[LayerFile]) -> Put:
-    """Put files into a layer that no container has yet.
+    """Put files into a layer that no container uses yet.
 
     Args:
-        directory: of all layers.
+        directory: the directory of all layers.
         layer: the directory with the layer's own files.
-        files: what the engine wants there, in place of empty files.
+        files: the files that the engine wants there, in place of empty ones.
 
     Raises:
         NvshimError: the layer cannot be opened.
@@ -142,13 +142,13 @@ def _check(fd: int, file: LayerFile) -> None:
 
 
 class _Store:
-    """The copies of files that cannot be linked into layers. It is opened at its first use.
+    """The copies of files that cannot be linked into layers. Opened when it is first used.
 
     Args:
-        directory: of all layers.
+        directory: the directory of all layers.
 
     Attributes:
-        copied: bytes that were copied.
+        copied: the number of bytes that were copied.
     """
 
     def __init__(self, directory: str) -> None:
@@ -165,13 +165,13 @@ class _Store:
             os.close(self._fd)
 
     def copy_of(self, fd: int, file: LayerFile) -> int:
-        """A descriptor of the copy of a file, which is made if it is missing.
+        """Return a descriptor of the copy of a file, which is made if it is missing.
 
         Args:
             fd: the file, opened and checked.
 
         Raises:
-            OSError: it cannot be made, or the file changed meanwhile.
+            OSError: it cannot be made, or the file has changed in the meantime.
         """
         if self._fd < 0:
             os.makedirs(self._path, mode=0o700, exist_ok=True)
@@ -216,13 +216,13 @@ class _Store:
 
 
 def sweep(directory: str) -> None:
-    """Remove the copies that no layer has.
+    """Remove the copies that no layer uses.
 
     Args:
-        directory: of all layers.
+        directory: the directory of all layers.
 
     Raises:
-        OSError: one cannot be removed.
+        OSError: a copy cannot be removed.
     """
     try:
         fd = os.open(os.path.join(directory, STORE), _DIRECTORY)

@@ -1,20 +1,21 @@
-"""A worker finds why a container with GPUs ended, and reports it where users look.
+"""A worker finds out why a container with GPUs ended, and reports it where users look.
 
 Rules
-- What the node agent knows comes from the container's file (:mod:`shim.causes.record`). The
-  worker does not wait for the agent. Only where none runs, it reads the kernel's log once, for
-  lines between the container's start and its end. A cause from that log is never sure.
-- A line of that log is the container's if it names a GPU or MIG device that it had, or its init
-  process. The process in the line has ended by now if it was the container's; one that lives is
-  another's, and then only a fault of the device counts. An ended process cannot be attributed to a
-  container any longer. So an application's fault is this container's only if its init was named,
-  or if it came within :data:`NEAR` seconds of the end; otherwise it is unclear.
-- A failure of a device that is sure changes the exit code to the one that the container or the
-  node's configuration asks for. A container that ran out of memory keeps its own code.
+- The node agent's findings are in the container's file (:mod:`shim.causes.record`). The worker does
+  not wait for the agent. Only if no agent runs, it reads the kernel's log once, for lines between
+  the container's start and its end. A cause from that log is never certain.
+- A line of that log concerns the container if it names a GPU or MIG device that the container had,
+  or its init process. If the process in the line was the container's, it has ended by now. If it
+  still lives, it is another container's, and then only a fault of the device counts. A process that
+  has ended can no longer be attributed to a container. So an application's fault counts as this
+  container's only if its init was named, or if it happened within :data:`NEAR` seconds of the end;
+  otherwise it is unclear.
+- A failure of a device, if it is certain, changes the exit code to the one that the container or
+  the node's configuration asks for. A container that ran out of memory keeps its own code.
 - A file that cannot be written is logged, and does not affect the rest.
 
-Everything here may hang with a file system, and needs modules that an idle shim should not have. So
-a worker does it (:mod:`shim.work.worker`).
+All of this may hang with a file system, and needs modules that an idle shim should not load. So a
+worker does it (:mod:`shim.work.worker`).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ NEAR: Final = 5.0
 # Seconds that reading the kernel's log may take, and by which its clock may differ.
 _READING: Final = 0.6
 _SLACK: Final = 1.0
-# Its times are the processor's. On some machines those go with the first, which NTP corrects, and
-# on others with the second, which drifts by seconds in a day.
+# Its times are those of the processor. On some machines these follow the first clock, which NTP
+# corrects, and on others the second, which drifts by seconds in a day.
 _CLOCKS: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
 _LONGEST_RECORD: Final = 1 << 24
 
@@ -85,7 +86,7 @@ class Held:
 
 
 def tell_cause(end: End, log: Log) -> dict[str, Any]:
-    """Find why a container ended, and write it to its termination message and its record.
+    """Find out why a container ended, and write it to its termination message and its record.
 
     Args:
         end: how it ended.
@@ -93,7 +94,7 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
 
     Returns:
         ``cause``: a line to display, "" if no fault is known; ``status``: the exit status for
-        containerd; ``first``: the most telling fault, as JSON, or null.
+        containerd; ``first``: the most relevant fault, as JSON, or null.
 
     Raises:
         NvshimError: the configuration or the bundle cannot be read.
@@ -147,7 +148,7 @@ def _status(end: End, first: Fault, spec: Mapping[str, Any], config: Config) -> 
 
 
 def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault]:
-    """What may have ended it, what says most first."""
+    """Return the faults that may have ended the container, most relevant first."""
     state = config.state
     start = _started(end.bundle)
     if start > end.at:  # by a clock that was set back since
@@ -178,7 +179,7 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
 def _attributed(
     line: kernel_log.LoggedXid, at: float, end: End, held: Iterable[Held]
 ) -> Fault | None:
-    """What a line means for a container; None if that is nothing."""
+    """Return what a line means for a container; None if it means nothing."""
     xid = about(line.xid)
     device = next((device for device in held if device.is_of(line)), None)
     is_own = bool(line.pid) and line.pid == end.pid
@@ -218,7 +219,7 @@ def _started(bundle: str) -> float:
 
 
 def _held(bundle: str, spec: Mapping[str, Any], known: StoredInventory | None) -> list[Held]:
-    """What the container had of NVIDIA's devices: by its record, or else by its nodes."""
+    """Return the container's NVIDIA devices, from its record or else from its nodes."""
     path = os.path.join(bundle, bundle_files.RECORD)
     record: dict[str, Any] = {}
     if os.path.lexists(path):

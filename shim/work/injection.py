@@ -1,7 +1,7 @@
-"""Injection as the shim has it: a worker does it, and the shim keeps the few values it needs later.
+"""The shim's side of the injection: a worker does it, and the shim keeps the few values it needs.
 
-A container that asks for no GPU has none of this (:mod:`shim.pod.creation`): no worker is forked,
-and its config.json is not written again.
+A container that requests no GPU has none of this (:mod:`shim.pod.creation`): no worker is forked,
+and its config.json is not rewritten.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ahead: dict[str, _Ahead] = {}
 def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
     """Prefilter a bundle's container, and start its worker now if it requests GPUs.
 
-    From a shim's start to its first Create, containerd takes some milliseconds. Meanwhile the
-    worker loads the inventory.
+    Between the start of a shim and its first Create, containerd takes some milliseconds. In this
+    time the worker loads the inventory.
 
     Args:
-        bundle: of the container for which the shim was started.
-        reaper: who collects the worker.
+        bundle: the bundle of the container for which the shim was started.
+        reaper: collects the worker.
         log: the shim's log.
     """
     try:
@@ -60,7 +60,7 @@ def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
 
 
 def prefilter_once(bundle: str, spec: dict[str, Any]) -> Prefilter:
-    """Return what the prefilter finds in a container's spec, which is not asked twice.
+    """Return what the prefilter finds in a container's spec, without running it twice.
 
     Args:
         bundle: the container's bundle.
@@ -84,8 +84,8 @@ def prefilter_once(bundle: str, spec: dict[str, Any]) -> Prefilter:
 
 def _fork(bundle: str, found: Prefilter, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
     def work(link: Link) -> Answer | None:
-        # Here: a shim whose containers ask for no GPU has no use for the engine, and one that
-        # was not forked by the fork server would have to load it.
+        # Imported here: a shim whose containers request no GPU does not need the engine, and one
+        # that was not forked by the fork server would have to load it.
         from shim.work.provision import Provision  # noqa: PLC0415
 
         provision = Provision(bundle, log, link)
@@ -100,10 +100,10 @@ def _fork(bundle: str, found: Prefilter, reaper: Reaper, log: Log, *, ahead: boo
 
 
 class Injection:
-    """What is injected into one container.
+    """The injection into one container.
 
     Args:
-        reaper: who collects the worker.
+        reaper: collects the worker.
         bundle: the container's bundle.
         log: the shim's log.
     """
@@ -137,17 +137,17 @@ class Injection:
         runtime: str,
         saved: bool | None,  # noqa: FBT001 - see Args
     ) -> Sequence[Mount]:
-        """Mount the container's rootfs, and give it what it asks for and may have.
+        """Mount the container's rootfs, and give it what it requests and may have.
 
-        Writes the changed spec to the bundle, and files into the rootfs, a layer of it or the
-        bundle's staging directory. After a failure, :meth:`undo` takes back what is in the bundle;
+        This writes the changed spec to the bundle, and files into the rootfs, a layer of it or the
+        bundle's staging directory. After a failure, :meth:`undo` reverts the changes in the bundle;
         the caller unmounts the rootfs.
 
         Args:
-            found: what the prefilter found; the worker decides no part of it again.
-            rootfs_mounts: what containerd wants mounted as its rootfs.
-            runtime: the low-level runtime that makes the container.
-            saved: of a container that is restored, whether the driver's files were in a layer when
+            found: what the prefilter found; the worker does not decide any part of it again.
+            rootfs_mounts: what containerd wants mounted as the rootfs.
+            runtime: the low-level runtime that creates the container.
+            saved: for a container that is restored, whether the driver's files were in a layer when
                 it was saved; None for all others.
 
         Returns:
@@ -173,13 +173,13 @@ class Injection:
         return mounted
 
     async def made(self, init: int) -> None:
-        """Its init process was made: the claim is that process's, and its files are covered.
+        """Assign the claim to the container's init process, which now exists, and cover its files.
 
         Args:
             init: the pid.
 
         Raises:
-            BundleUnusable: that cannot be written down.
+            BundleUnusable: the claim's process cannot be recorded.
         """
         claim = bundle_files.read_claim(self._bundle)[0] if self._claimed else ""
         if claim:
@@ -187,9 +187,9 @@ class Injection:
         await self.cover(init)
 
     def release(self) -> None:
-        """Release the layer, the claim and the staged files of a container that is gone.
+        """Release the layer, the claim and the staged files of a container that has ended.
 
-        The delete verb, for which containerd and a user wait, then has nothing to look after.
+        The delete verb, for which containerd and a user wait, then has nothing left to do.
         """
         self._release_layer()
         if self._claimed:
@@ -223,10 +223,10 @@ class Injection:
                 self._log.info("a layer is left", path=path, why=str(error))
 
     def undo(self) -> None:
-        """Take back what :meth:`provide` wrote to the bundle: the container was not made.
+        """Revert what :meth:`provide` wrote to the bundle, because the container was not created.
 
         Raises:
-            NvshimError: config.json could not be put back.
+            NvshimError: config.json could not be restored.
             OSError: a file of ours could not be removed.
         """
         self._release_layer()
@@ -237,9 +237,9 @@ class Injection:
         bundle_files.restore_spec(self._bundle)
 
     async def cover(self, pid: int) -> None:
-        """Cover the files of procfs, and the nodes, that the container is not to see as they are.
+        """Cover the files of procfs, and the nodes, that the container should not see as they are.
 
-        What came of it is written into the record; what could not be covered is no error.
+        The results are written into the record; what could not be covered is not an error.
 
         Args:
             pid: the container's init, which has not been reaped.
@@ -256,7 +256,7 @@ class Injection:
             self._note(self._nodes, await node_cover.cover(pid, self._nodes, staging))
 
     async def uncover(self, pid: int) -> None:
-        """Take away what :meth:`cover` has mounted, for CRIU, which would refuse it.
+        """Remove what :meth:`cover` has mounted, because CRIU would refuse it.
 
         Args:
             pid: the container's init, which has not been reaped.
@@ -290,10 +290,10 @@ class Injection:
         """Refuse to start the container if the driver has changed since it was created.
 
         Args:
-            name: its id.
+            name: the container's id.
 
         Raises:
-            NvshimError: it has; the message says what of it.
+            NvshimError: the driver has changed; the message says what.
         """
         if self._record is not None:
             from hooks.node.identity import refuse_changed  # noqa: PLC0415 - see _fork
@@ -301,11 +301,11 @@ class Injection:
             refuse_changed(self._record, name)
 
     def edit_process(self, process: dict[str, Any]) -> dict[str, Any]:
-        """The spec of an exec, with the environment and groups that init was given.
+        """Return the spec of an exec, with the environment and groups that init was given.
 
         Args:
-            process: the OCI process as containerd sent it. CRI makes it from a spec that
-                predates the injection.
+            process: the OCI process as containerd sent it. CRI makes it from the spec before the
+                injection.
         """
         if self._record is None:
             return process

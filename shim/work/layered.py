@@ -1,8 +1,8 @@
-"""A container's rootfs with a layer that has the injected files: the engine meets the layers.
+"""A container's rootfs with a layer of injected files: where the engine meets the layers.
 
-The engine says what the files depend on (:mod:`hooks.prepared`) and writes them. What an overlay
-consists of (:mod:`shim.rootfs.overlay`) and how layers are kept (:mod:`shim.work.layers`) is the
-shim's.
+The engine decides what the files depend on (:mod:`hooks.prepared`) and writes them. The shim knows
+what an overlay consists of (:mod:`shim.rootfs.overlay`), and keeps the layers
+(:mod:`shim.work.layers`).
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ def prepare(
     log: Log,
     restored: bool = False,
 ) -> tuple[Mount, Layer, Prepared] | None:
-    """Find the layer that has a container's files, or make it.
+    """Find the layer that contains a container's files, or create it.
 
     Args:
         bundle: the container's bundle.
         spec: the OCI spec as containerd wrote it.
         rootfs_mounts: what containerd wants mounted as its rootfs.
         request: what the container may have.
-        inventory: what the node has, its nodes made.
-        config: where layers are.
-        log: is told what the driver's files in a layer cost, and why some are not in it.
+        inventory: what the node has, with its nodes created.
+        config: locates the layers.
+        log: gets the cost of the driver's files in a layer, and why some are not in it.
 
     Returns:
         The mount to make, the layer in it, which is held, and what was decided with it; None if
-        this container cannot have one.
+        this container cannot have a layer.
 
     Raises:
-        NvshimError: the layer could not be made; nothing is left of it.
-        OSError: the layer could not be made; nothing is left of it.
+        NvshimError: the layer could not be created; nothing is left of it.
+        OSError: the layer could not be created; nothing is left of it.
     """
     rootfs = os.path.join(bundle, bundle_files.ROOTFS)
     overlay = read_overlay(rootfs_mounts, fresh=not restored)
@@ -95,7 +95,7 @@ def prepare(
             driver_files.sweep(config.layers)
         except (NvshimError, OSError):
             pass  # the next one that is made tries again
-    # If another has made it meanwhile, the note is not ours.
+    # If another process has created it in the meantime, the note is not ours.
     ours = (prepared for note, prepared in made if note == layer.note)
     prepared = next(ours, None) or engine.Prepared.decode(layer.note)
     mount = overlay.with_layer(layer.files)
@@ -114,15 +114,15 @@ def _tell(log: Log, put: Put, wanted: int) -> None:
 
 
 def _dependencies(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:
-    """What the files depend on besides the engine's key: our version, the image, its top."""
+    """Return what the files depend on besides the engine's key: our version, the image, its top."""
     top = stat.S_IMODE(overlay.upper.st_mode), overlay.upper.st_uid, overlay.upper.st_gid
     return repr((VERSION, _INSTALLATION, top, identity)).encode("utf-8", "surrogateescape")
 
 
 def _installation() -> tuple[str, int, int, int]:
-    """What distinguishes this installation from another one of the same version.
+    """Return what distinguishes this installation from another one of the same version.
 
-    Its path, and when it was unpacked there: the time of change cannot be set.
+    It is its path, and when it was unpacked there: the time of change cannot be set.
     """
     place = os.path.dirname(os.path.abspath(__file__))
     status = os.stat(place)

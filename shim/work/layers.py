@@ -1,35 +1,35 @@
 """Layers of injected files that containers of one image share.
 
-Containers of the same image that get the same need the same files. They are made once, in a
-directory that then is one more layer of each container's overlay. Nothing is written per container,
-and nothing of it is in the container's own snapshot::
+Containers of the same image that get the same devices need the same files. These are created once,
+in a directory that becomes an additional layer of each container's overlay. Nothing is written per
+container, and nothing of it is in the container's own snapshot::
 
-    DIRECTORY/                   of root's alone
+    DIRECTORY/                   owned by root alone
         BOOT-KEY/                a layer; KEY is a digest of all that it depends on
             fs/                  its files
-            note                 what its maker decided with it
-            inventory            the id of the node's inventory that it was made of
+            note                 what was decided when it was made
+            inventory            the id of the node's inventory that it was made from
         .new-RANDOM/             one that is being made
         .old-RANDOM/             one that is being removed
 
 Rules
-- A layer is made under another name and renamed when it is complete. If two are made at once, the
-  first wins, and both containers use it. Nothing is synced: a layer is used only in the boot in
-  which it was made.
-- A shared lock on its directory is held as long as its container is mounted. The kernel releases it
-  when a shim is killed; therefore a layer that is part of a mount is in use as well.
-- An unused layer is removed when another is made, if there are more than :data:`MOST`, the least
-  recently used first; one of another boot or inventory, which no container will use, and what a
-  killed maker left, always: its files may hold the space of a driver that is gone
-  (:mod:`shim.work.driver_files`). What does not have a layer's name is left alone: the directory
-  may have been used for something else before.
-- It is made by mounting an overlay of the image's layers with the new one on top. The mount is
+- A layer is created under another name and renamed when it is complete. If two are created at the
+  same time, the first wins, and both containers use it. Nothing is synced: a layer is used only in
+  the boot in which it was created.
+- A shared lock on its directory is held as long as its container is mounted. The kernel releases
+  the lock when a shim is killed, so a layer that is part of a mount also counts as used.
+- When another layer is created, unused ones are removed if there are more than :data:`MOST`, the
+  least recently used first. Layers of another boot or inventory, which no container will use, and
+  the remains of a killed maker are always removed: their files may hold the space of a driver that
+  was removed (:mod:`shim.work.driver_files`). Anything without the name of a layer is left alone:
+  the directory may have been used for something else before.
+- A layer is filled through an overlay of the image's layers with the new one on top. This mount is
   detached at once: no other process sees it, and it ends with its descriptor.
-- A layer is only ever the lower layer of an overlay, whose kernel writes to no lower layer, as it
-  is with those of the image. Nothing of it is bind mounted: a container that may mount can make
-  such a mount writable, and would write into what others have.
-- A failure concerns the layer alone: :func:`find` and :func:`make` return None or raise, and the
-  container is made without one.
+- A layer is only ever the lower layer of an overlay. As with the image's layers, the kernel does
+  not write to it. Nothing in it is bind mounted: a container that may mount could make such a mount
+  writable, and write into the files of others.
+- A failure concerns only the layer: :func:`find` and :func:`make` return None or raise, and the
+  container is created without one.
 
 Source: flock(2), rename(2), mount(2); Documentation/filesystems/overlayfs.rst of the kernel.
 """
@@ -79,9 +79,9 @@ class Layer:
     """A layer that is held: it is not removed before :meth:`close`.
 
     Attributes:
-        fd: what holds it; so does a duplicate.
+        fd: the descriptor that holds it; a duplicate holds it, too.
         files: the directory with its files.
-        note: what its maker decided with it.
+        note: what was decided when it was made.
     """
 
     __slots__ = ("fd", "files", "note")
@@ -99,7 +99,7 @@ class Layer:
 
 
 def name_of(key: str) -> str:
-    """The name of a layer in its directory.
+    """Return the name of a layer in its directory.
 
     Args:
         key: a SHA-256 of what it depends on, in hexadecimal digits.
@@ -108,14 +108,14 @@ def name_of(key: str) -> str:
 
 
 def find(directory: str, name: str) -> Layer | None:
-    """Hold a layer that exists.
+    """Hold an existing layer.
 
     Args:
-        directory: of all layers.
-        name: of the layer.
+        directory: the directory of all layers.
+        name: the layer's name.
 
     Returns:
-        The layer; None if there is none, or none that can be used.
+        The layer; None if there is none, or it cannot be used.
     """
     path = os.path.join(directory, name)
     try:
@@ -140,13 +140,13 @@ def find(directory: str, name: str) -> Layer | None:
 
 
 def note_used_last(directory: str) -> bytes:
-    """The note of the layer that was used last; empty if there is none.
+    """Return the note of the layer that was used last; "" if there is none.
 
     Args:
-        directory: of all layers.
+        directory: the directory of all layers.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the directory cannot be read.
         NvshimError: the note cannot be read.
     """
     boot = f"{_boot()}-"
@@ -160,23 +160,23 @@ def note_used_last(directory: str) -> bytes:
 def make(
     directory: str, name: str, overlay: Overlay, fill: Fill, inventory: str = ""
 ) -> Layer | None:
-    """Make a layer, and hold it.
+    """Create a layer, and hold it.
 
     Args:
-        directory: of all layers; made if it is missing.
-        name: of the layer.
-        overlay: of the container that it is first made for.
-        fill: takes a descriptor of a root, which it closes, and writes the layer's files there;
-            then it may add to the directory that it also takes, which has what it wrote. What it
-            returns is the note.
-        inventory: the id of the inventory that it is made of.
+        directory: the directory of all layers; created if missing.
+        name: the layer's name.
+        overlay: the overlay of the container for which it is created first.
+        fill: takes a descriptor of a root, which it closes, and writes the layer's files there.
+            Then it may add to the directory that it also takes, which contains what it wrote. Its
+            result is the note.
+        inventory: the id of the inventory that the layer is made from.
 
     Returns:
         The layer; None if layers and the overlay's upper directory cannot be on one file system,
-        whose numbers of devices and inodes a container would see change.
+        because a container would then see device and inode numbers change.
 
     Raises:
-        OSError: it could not be made; nothing is left of it.
+        OSError: it could not be created; nothing is left of it.
         NvshimError: ``fill`` failed; nothing is left of it.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -241,13 +241,13 @@ def collect(directory: str, most: int = MOST, inventory: str = "") -> None:
     """Remove unused layers, at most :data:`AT_ONCE`.
 
     Args:
-        directory: of all layers.
-        most: how many of this boot are kept, used or not.
-        inventory: the id of the node's inventory now; "" if layers of others are kept, too.
+        directory: the directory of all layers.
+        most: how many layers of this boot to keep, used or not.
+        inventory: the id of the node's present inventory; "" to keep layers of others, too.
 
     Raises:
-        OSError: something could not be read or removed; the rest stays for another time.
-        NvshimError: the same.
+        OSError: something could not be read or removed; the rest is left for another time.
+        NvshimError: as for OSError.
     """
     boot = f"{_boot()}-"
     found = [name for name in os.listdir(directory) if is_name(name)]
@@ -274,7 +274,7 @@ def remove_unused(path: str) -> None:
     """Remove a layer if no container uses it.
 
     Args:
-        path: of the layer.
+        path: the path of the layer.
 
     Raises:
         OSError: it could not be removed.
@@ -285,11 +285,11 @@ def remove_unused(path: str) -> None:
 
 
 def inventory_of(directory: str, name: str) -> str:
-    """The id of the inventory that a layer was made of; "" if it is not known.
+    """Return the id of the inventory that a layer was made from; "" if unknown.
 
     Args:
-        directory: of all layers.
-        name: of the layer.
+        directory: the directory of all layers.
+        name: the layer's name.
     """
     try:
         return files.read(os.path.join(directory, name, _INVENTORY), _LONGEST_ID).decode("ascii")
@@ -298,10 +298,10 @@ def inventory_of(directory: str, name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether something is a layer by its name.
+    """Whether a name is that of a layer.
 
-    The directory may be used for something else too, such as the top of a file system with a
-    person's files: what is not a layer by its name is not touched.
+    The directory may also be used for something else, such as the top of a file system with a
+    person's files. Anything without the name of a layer is not touched.
     """
     for prefix, digits in ((_NEW, _RANDOM_DIGITS), (_OLD, _RANDOM_DIGITS)):
         if name.startswith(prefix):
@@ -337,7 +337,7 @@ def _remove(directory: str, name: str) -> bool:
 
 
 def _opened(path: str) -> Iterator[int]:
-    """A descriptor of a directory, for the time of a loop's body, if it is still there."""
+    """Yield a descriptor of a directory, if it still exists; it is closed afterwards."""
     try:
         fd = os.open(path, _OPEN)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,8 @@
-"""Nodes of GPUs that a spec lists already: by a device plugin, or by containerd's own CDI.
+"""Nodes of GPUs that a spec already lists: from a device plugin, or from containerd's own CDI.
 
-In a user namespace those that not everybody may open need the same as ours do
-(:mod:`shim.rootfs.node_cover`). There a runtime mounts the host's node of the same path, so the
-owner and the mode are the host's, not those of the spec.
+In a user namespace, nodes that not everyone may open need the same treatment as ours
+(:mod:`shim.rootfs.node_cover`). There, a runtime mounts the host's node of the same path, so the
+owner and the mode are the host's, not those in the spec.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _EVERYBODY: Final = 0o006
 
 
 def shut_nodes(spec: Mapping[str, Any], known: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Nodes of GPUs in a spec that not everybody may open, if its users are mapped.
+    """Yield nodes of GPUs in a spec that not everyone may open, if its users are mapped.
 
     Args:
-        spec: the container's.
-        known: paths of those that are handled already.
+        spec: the container's spec.
+        known: the paths of nodes that are already handled.
 
     Yields:
-        What :func:`shim.rootfs.node_cover.cover` takes, as it will be.
+        What :func:`shim.rootfs.node_cover.cover` takes.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.

@@ -1,6 +1,6 @@
-"""What a worker does for a container that asks for GPUs: from its bundle to a rootfs with files.
+"""The worker's task for a container that requests GPUs: from its bundle to a rootfs with files.
 
-It asks the engine, mounts the rootfs, writes files into it, and writes the changed spec and the
+It calls the engine, mounts the rootfs, writes files into it, and writes the changed spec and the
 record to the bundle. Only the worker runs this.
 """
 
@@ -90,26 +90,25 @@ class Provision:
         runtime: str,
         saved: bool | None = None,  # noqa: FBT001 - see Args
     ) -> Answer:
-        """Mount the rootfs, and give the container what it asks for and may have.
+        """Mount the rootfs, and give the container what it requests and may have.
 
-        Nothing is written if nothing is asked for, or if it cannot be given. What was done before
-        any other failure is undone by the shim.
+        Nothing is written if nothing is requested, or if the request cannot be met. What was done
+        before any other failure is undone by the shim.
 
         Args:
             found: what the prefilter found in the container's spec.
-            rootfs_mounts: what containerd wants mounted.
+            rootfs_mounts: what containerd wants mounted as the rootfs.
             runtime: the low-level runtime.
-            saved: of a container that is restored, whether the driver's files were in a layer when
+            saved: for a container that is restored, whether the driver's files were in a layer when
                 it was saved; None for all others.
 
         Returns:
             ``mounted``: what was mounted; ``claimed``: whether the bundle has a claim; ``later``:
-            what :mod:`shim.work.injection` needs of the record, or null; ``nodes``: those that are
-            to be covered in a user namespace. The descriptor holds the
-            layer that was mounted.
+            what :mod:`shim.work.injection` needs of the record, or null; ``nodes``: those to cover
+            in a user namespace. The descriptor holds the layer that was mounted.
 
         Raises:
-            NvshimError: the request cannot be met, or the rootfs not be mounted.
+            NvshimError: the request cannot be met, or the rootfs cannot be mounted.
         """
         spec = bundle_files.read_spec(self._bundle)
         case = self._decide(spec, found)
@@ -144,7 +143,7 @@ class Provision:
     def _decide(self, spec: dict[str, Any], found: Prefilter) -> _Case | None:
         """Decide what the container may have; None if it requests nothing."""
         case = self._asked(spec) if found.requests else None
-        # A hook of NVIDIA's that an engine has put there requests no device.
+        # An NVIDIA hook that an engine has added requests no device.
         asks = case is not None and case.verdict.asked.wants_devices
         if found.wants_more and not asks:
             case = self._more_than_listed(spec) or case
@@ -190,7 +189,7 @@ class Provision:
         return replace(case, inventory=inventory)
 
     def _inventory_of_applied(self, config: Config) -> Inventory | None:
-        """The inventory for a container that can do without, only slower."""
+        """Return the inventory for a container that also works without one, but more slowly."""
         try:
             return engine.load_inventory(config) or self._take_inventory(config)
         except NvshimError as error:
@@ -256,11 +255,11 @@ class Provision:
     def _mount(
         self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
     ) -> tuple[Sequence[Mount], Layer | None, Target | None]:
-        """Mount the rootfs, with a layer that has the container's files if there can be one.
+        """Mount the rootfs, with a layer that contains the container's files if that is possible.
 
         Returns:
             What was mounted, the layer in it, and where the engine places the container's files;
-            None where no engine runs.
+            None if no engine runs.
         """
         rootfs = os.path.join(self._bundle, bundle_files.ROOTFS)
         staging = os.path.join(self._bundle, bundle_files.STAGING)
@@ -325,7 +324,7 @@ class Provision:
     # -- programs ------------------------------------------------------------------------------
 
     def _newest_oci_version(self, runtime: str) -> str:
-        """The newest OCI specification that the low-level runtime says it knows."""
+        """Return the newest OCI specification that the low-level runtime reports."""
         try:
             _, output = self._link.run([runtime, "features"], _FEATURES_TIMEOUT)
             return str(json.loads(output)["ociVersionMax"])

@@ -1,24 +1,24 @@
-"""A child of the shim that does one container's work, answers, and ends.
+"""A child of the shim that does the work for one container, answers, and exits.
 
 Looking into an image, mounting, locking and asking the driver can hang, and need memory that an
-idle shim should not keep. So the shim forks a worker for them and waits for its answer in the
-loop. The shim's other containers go on meanwhile.
+idle shim should not keep. So the shim forks a worker for them and waits for its answer in the loop,
+which serves the other containers in the meantime.
 
 Rules
 - The worker is a fork of the shim: the same program, nothing is executed. The shim has a few
-  threads, and forking is safe all the same. They only sit in system calls (they mount, unmount and
-  close descriptors), so none of them holds a lock of Python's while the main thread runs Python
+  threads, but forking is safe nevertheless. They only wait in system calls (they mount, unmount and
+  close descriptors), so none of them holds one of Python's locks while the main thread runs Python
   code; glibc makes its allocator usable in the child. Source: fork(2), pthread_atfork(3).
-- The worker handles no signals, keeps no descriptors but those it needs, and never returns to the
-  shim's loop. It leads a process group of its own, to which the programs that it runs belong.
-- It has :data:`DEADLINE` seconds, and more while it runs a program that has a limit of its own.
-  After that, and when the shim no longer waits, the kernel kills the group. A worker in an
-  uninterruptible system call ends later; the shim does not wait for it.
-- A worker undoes nothing when it fails. Its Create does (:meth:`shim.work.injection.Injection.undo`
-  and the unmounting of the rootfs). A worker whose shim was killed is killed by the kernel, and
-  containerd's ``delete`` verb undoes the same.
+- The worker handles no signals, keeps only the descriptors that it needs, and never returns to the
+  shim's loop. It leads a separate process group, which includes the programs that it runs.
+- It has :data:`DEADLINE` seconds, and more while it runs a program that has its own limit. After
+  that, or when the shim no longer waits, the kernel kills the group. A worker in an uninterruptible
+  system call ends later; the shim does not wait for it.
+- A worker that fails undoes nothing; its Create does that
+  (:meth:`shim.work.injection.Injection.undo`, and unmounting the rootfs). If the shim is killed,
+  the kernel kills the worker, and containerd's ``delete`` verb undoes its work.
 - A request and an answer are lines of JSON over a socket, with at most one descriptor. Errors
-  arrive as they were raised.
+  arrive in the shim as they were raised.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Link:
     """The worker's end of the connection.
 
     Args:
-        connection: a socket.
+        connection: the socket.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -92,14 +92,14 @@ class Link:
 
         Args:
             argv: the program and its arguments.
-            timeout: seconds after which it is killed; the shim waits so much longer.
+            timeout: seconds after which it is killed; the shim waits that much longer.
 
         Returns:
-            Its exit status, and what it wrote to stdout, of which a megabyte is kept.
+            Its exit status, and its stdout, of which a megabyte is kept.
 
         Raises:
             ProgramNotFound: there is no such program.
-            ProgramTimeout: it did not end in time, and was killed.
+            ProgramTimeout: it did not exit in time, and was killed.
         """
         self.extend_deadline(timeout)
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -130,8 +130,8 @@ class Link:
         """Answer the request.
 
         Args:
-            value: what JSON has.
-            fd: a descriptor that the shim gets a duplicate of; -1 for none.
+            value: a JSON value.
+            fd: a descriptor of which the shim gets a duplicate; -1 for none.
         """
         self._send({"value": value}, fd)
 
@@ -147,13 +147,13 @@ class Link:
 
 
 class Worker:
-    """A running worker, as the shim has it.
+    """A running worker, from the shim's point of view.
 
     Args:
-        reaper: who collects it.
-        work: what it does: takes the request from its link, and returns the answer; None to end
-            without one.
-        keep: descriptors that it needs besides.
+        reaper: collects the worker.
+        work: takes the request from its link, and returns the answer; None to exit without an
+            answer.
+        keep: further descriptors that it needs.
     """
 
     def __init__(
@@ -172,18 +172,18 @@ class Worker:
             pass  # it has ended already
 
     async def ask(self, request: dict[str, Any]) -> Answer:
-        """Have the work done.
+        """Have the worker do its work.
 
         Args:
-            request: what JSON has.
+            request: a JSON value.
 
         Returns:
-            The answer; its descriptor is the caller's.
+            The answer; its descriptor belongs to the caller.
 
         Raises:
             NvshimError, OSError: what the worker raised.
             WorkerTimeout: it did not answer in time, and was killed.
-            WorkerFailed: it ended without an answer.
+            WorkerFailed: it exited without an answer.
         """
         try:
             return await self._ask(request)
@@ -230,7 +230,7 @@ class Worker:
                 return  # reading says the same
 
     async def _read_line(self, received: bytearray, fds: array.array[int]) -> bytes:
-        """The next line; empty if the connection has ended before it has."""
+        """Return the next line; empty if the connection ends before the line does."""
         while (end := received.find(b"\n")) < 0:
             try:
                 chunk, rights, _, _ = self._connection.recvmsg(
@@ -296,7 +296,7 @@ def _run(
 
 
 def _read_all(fd: int, deadline: float) -> bytes | None:
-    """What can be read until the end; None if that has not come in time."""
+    """Return everything up to the end; None if the end does not come in time."""
     output = bytearray()
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -309,7 +309,7 @@ def _read_all(fd: int, deadline: float) -> bytes | None:
 
 
 def _status(pid: int, seconds: float) -> int | None:
-    """The exit status of a child, which is reaped; None if it does not end in time."""
+    """Reap a child and return its exit status; None if it does not exit in time."""
     pidfd = os.pidfd_open(pid)
     try:
         if not has_ended(pidfd, seconds):
@@ -332,7 +332,7 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def _rebuilt(described: dict[str, Any]) -> Exception:
-    """The error that a worker raised."""
+    """Return the error that a worker raised."""
     if "os" in described:
         number, text, filename = described["os"]
         return OSError(number, text, filename) if filename else OSError(number, text)
@@ -347,7 +347,7 @@ def _rebuilt(described: dict[str, Any]) -> Exception:
 
 
 def _class_of(module: str, name: str) -> type[NvshimError]:
-    """The class of an error; the root if the shim has not loaded it."""
+    """Return the class of an error; the root if the shim has not loaded it."""
     kind = getattr(sys.modules.get(module), name, None)
     if isinstance(kind, type) and issubclass(kind, NvshimError):
         return kind

@@ -1,7 +1,7 @@
 """Gather the doctor's facts, each group with its own function.
 
 Each function runs in a thread with a time limit, so a hanging file system or program costs only its
-own group. A function may raise any error of reading; its group is then :class:`Unseen`.
+own group. If a function raises an error of reading, its group becomes :class:`Unseen`.
 """
 
 from __future__ import annotations

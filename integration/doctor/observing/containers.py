@@ -158,11 +158,12 @@ def _rule(number: str) -> Rule:
 def allowed_by_systemd(
     said: str, number_of: Callable[[str], tuple[int, ...] | None]
 ) -> list[Rule] | None:
-    """What a unit's properties allow.
+    """Return what a unit's properties allow.
 
     Args:
-        said: of ``systemctl show``: lines ``DeviceAllow=/dev/char/195:0 rwm``.
-        number_of: the major and minor of a path; None if it is no character device.
+        said: the output of ``systemctl show``: lines such as ``DeviceAllow=/dev/char/195:0 rwm``.
+        number_of: returns the major and minor number of a path; None if it is not a character
+            device.
 
     Returns:
         The rules; None if all devices are allowed.

@@ -1,4 +1,4 @@
-"""Facts of the kernel, its security modules and its mounts.
+"""Gather facts about the kernel, its security modules and its mounts.
 
 Source: proc_pid_mountinfo(5), cgroups(7), sd_booted(3), selinux(8), openat2(2).
 """

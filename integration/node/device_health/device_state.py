@@ -18,8 +18,8 @@ Rules
   reloaded, or its counters restarted.
 - Every repeated failure doubles the quiet time, up to a bound. After that long without a failure
   the quiet time starts from its first value.
-- A silent NVML makes a device suspect, and unhealthy after a while, because its errors would go
-  unnoticed. A device that answers but delivers no events stays suspect.
+- If NVML is silent, a device becomes suspect, and unhealthy after a while, because its errors would
+  go unnoticed. A device that answers but delivers no events stays suspect.
 - The driver's own recovery action decides, as with Xid 154: a reset or more counts as a fatal
   error, and "nothing left to recover" counts as a reset.
 - A lasting defect (memory rows that are pending a remap, or could not be remapped, and the like)

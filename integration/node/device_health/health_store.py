@@ -3,7 +3,8 @@
 Rules
 - The file is replaced whole when it changes. ``nvshim list`` and ``nvshim health`` read it, and so
   does the agent at start: restarting the agent does not make a device healthy.
-- It is valid for the boot that wrote it. A driver reload since then is a reset for every device.
+- It is valid only for the boot in which it was written. A driver reload since then is a reset for
+  every device.
 - Only root can write it. Entries that are invalid are skipped and reported, so that a damaged file
   does not stop the health checks.
 """
@@ -49,7 +50,7 @@ def boot_id(config: Config) -> str:
 
 
 def load_of_driver(config: Config) -> str:
-    """Return an id of this load of the driver; "" if it is not loaded.
+    """Return an id of the current load of the driver; "" if it is not loaded.
 
     Sysfs creates a module's directory, with a new inode number, whenever the module is loaded.
     """
@@ -66,7 +67,7 @@ def write(config: Config, table: HealthTable, *, judged: bool = True) -> None:
     """Write the file.
 
     Args:
-        judged: False if health checks are off; the file is then kept for a later agent only.
+        judged: False if health checks are off; the file is then only kept for a later agent.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched.

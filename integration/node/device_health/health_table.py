@@ -9,12 +9,12 @@ Rules
 - A GPU that NVML cannot open or does not list, or that the node no longer has, is lost together
   with its MIG devices. So is every device when the driver is gone. Without NVML the MIG devices are
   unknown, so none of them is considered gone.
-- A MIG device that is gone while its GPU answers was removed on purpose, by a person or after its
+- If a MIG device is gone while its GPU answers, it was removed on purpose, by a person or after its
   claim. The table forgets it, except for its own errors: they are kept for a while, for the device
   that is created in its place, with the same UUID or another.
 - A new MIG device inherits the condition of its GPU if the GPU is not allocated.
-- A driver reload is a reset, and so are counters of a GPU that went back. Driver files that were
-  missing for a while are not; neither is a list of NVML that was too short.
+- A driver reload is a reset, and so are counters of a GPU that went back. A temporary lack of the
+  driver's files is not a reset, and neither is an incomplete list from NVML.
 
 The module does no I/O; :mod:`integration.node.device_health.device_state` handles one device.
 """
@@ -142,7 +142,7 @@ def places_of(inventory: Inventory, known: Mapping[str, Place]) -> dict[str, Pla
 
     Args:
         known: the earlier positions. A GPU that no process has open has no UUID in procfs; without
-            NVML it is taken for the GPU that was known at its address.
+            NVML it is assumed to be the GPU that was known at its address.
     """
     at = {place.bus_id: place for place in known.values() if place.is_gpu}
     gpus = {
@@ -193,7 +193,7 @@ def after_inventory(
     Args:
         places: the positions of the devices; None if the driver is gone.
         lost: why a GPU cannot be opened, by UUID.
-        load: id of the driver's load; "" if unknown.
+        load: the id of the driver's load; "" if unknown.
         complete: whether all MIG devices are known.
         why: the reason if the driver is gone.
     """
@@ -358,7 +358,8 @@ def after_event(
     """Return the table after an event.
 
     Args:
-        verdict: its meaning (:func:`judge`), with the containers that it is attributed to.
+        verdict: the meaning of the event (:func:`judge`), with the containers that it is attributed
+            to.
     """
     if event.kind == XID and event.xid == _CONTAINED and verdict.gpu:
         table = replace(table, contained={**table.contained, verdict.gpu: event.when})
@@ -403,7 +404,7 @@ def after_clear(table: HealthTable, uuids: Iterable[str], now: Moment, rules: Ru
     """Return the table after a person returned devices to service.
 
     Args:
-        uuids: of MIG devices, and of GPUs together with their MIG devices.
+        uuids: the UUIDs of MIG devices, and of GPUs together with their MIG devices.
     """
     meant = [each for uuid in uuids for each in (uuid, *table.of_gpu(uuid)) if each in table.places]
     return _stepped(table, dict.fromkeys(meant), Clear(), now, rules)
@@ -493,8 +494,8 @@ def next_sample(table: HealthTable, asked: float, rules: Rules, usual: float) ->
     """Return when to sample NVML next.
 
     Args:
-        asked: the time of the last sample.
-        usual: seconds between samples while a device is not healthy.
+        asked: when the last sample was taken.
+        usual: the seconds between samples while a device is not healthy.
 
     Returns:
         Seconds since boot, like ``asked``; infinite if a sample would change nothing.

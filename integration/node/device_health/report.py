@@ -75,8 +75,8 @@ def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
 
     Args:
         config: the node's configuration.
-        names: as for :func:`integration.devices.targets.targets_of`, also of devices that the node
-            no longer has. For a GPU, its MIG devices are returned as well.
+        names: as for :func:`integration.devices.targets.targets_of`, and also names of devices that
+            the node no longer has. The MIG devices of a named GPU are returned to service with it.
 
     Returns:
         The rows of these devices afterwards, as in :func:`health_rows`.
@@ -84,7 +84,7 @@ def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
     Raises:
         HealthUnknown: no agent watches the devices.
         DeviceUnwatched: a name matches no device, or several.
-        AgentSilent: the agent did not do it.
+        AgentSilent: the agent did not carry out the request.
     """
     known = {row["uuid"]: row["bus_id"] for row in read_devices(config) or () if not row["gone"]}
     health_rows(config)  # raises without a running agent

@@ -1,7 +1,8 @@
 """Requests to return a device to service: files in ``STATE/health.d``.
 
-The command creates an empty file named after the device; the agent does it and removes the file.
-Both need only a shared directory, also across a pod's mount. Only root can use the directory.
+The command creates an empty file named after the device. The agent carries out the request and
+removes the file. A shared directory is all that both need, also across a pod's mount. Only root can
+use the directory.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ def ask(config: Config, name: str, seconds: float) -> None:
     """Ask the agent to return a device to service, and wait until it has.
 
     Args:
-        name: a UUID.
+        name: the UUID of the device.
         seconds: how long to wait.
 
     Raises:
-        AgentSilent: the agent did not do it in time; the request is withdrawn.
+        AgentSilent: the agent did not carry out the request in time, so it is withdrawn.
     """
     path = _path(config, name)
     asked = f"to return {name} to service"

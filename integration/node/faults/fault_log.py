@@ -8,8 +8,8 @@ Rules
   start nor a failure of the device.
 - "The GPU does not answer" is dropped when an Xid explains it.
 - When the driver names a recovery action later, recent faults of that GPU are updated.
-- A container that is gone is kept for :data:`KEPT` seconds, because faults arrive late and people
-  ask later still. A new container of the same name starts with an empty log.
+- The faults of a removed container are kept for :data:`KEPT` seconds, because faults arrive late,
+  and people ask even later. A new container of the same name starts with an empty log.
 
 The log does no I/O; callers pass the time.
 """
@@ -101,7 +101,7 @@ class FaultLog:
         )
 
     def expire(self, containers: Iterable[Container], now: float) -> None:
-        """Forget containers that are long gone, or whose name a new container has taken.
+        """Forget containers that were removed long ago, or whose name a new container has taken.
 
         Args:
             containers: those that exist now.

@@ -1,4 +1,4 @@
-"""The containers that a fault hits, and who caused it from the view of each.
+"""Decide which containers a fault hits, and who caused it from the point of view of each.
 
 Rules for an Xid
 - A number that never ends a process (:attr:`shim.causes.xids.Xid.ends`) hits no container; neither
@@ -64,7 +64,7 @@ def hits_of(
 
     Args:
         verdict: the meaning of the Xid on this node.
-        whose: the container that it is attributed to.
+        whose: the container that the Xid is attributed to.
         holders: the holders of the affected devices.
         at: when it happened, in seconds since the epoch.
         action: the driver's recovery action; None if it named none.
@@ -121,14 +121,14 @@ def lost(
     action: str = "",
     sure: bool = True,
 ) -> tuple[Hit, ...]:
-    """Return the containers hit by the loss of something shared: a GPU, the driver, an MPS server.
+    """Return the containers hit by the loss of a shared resource: a GPU, the driver, an MPS server.
 
     Args:
         kind: :data:`GPU_LOST`, :data:`DRIVER_LOST` or :data:`MPS`.
         name: display name of what was lost.
         holders: the containers that use it.
         at: when the loss was seen, in seconds since the epoch.
-        gpu: UUID; "" for the first device of each holder.
+        gpu: the UUID of the GPU; "" for the first device of each holder.
     """
     held = {each.container.bundle: each for each in holders}
     return tuple(

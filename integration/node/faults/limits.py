@@ -1,16 +1,16 @@
-"""GPU memory limits of containers, the containers over their limit, and devices that are full.
+"""Find containers over their GPU memory limit, and devices whose memory is full.
 
 Rules
 - The operator's limit (``gpu-memory`` in ``[guard]`` of config.toml) applies to devices that
   several containers hold: the only holder of a device takes memory from no other container.
 - A pod's own limit (the annotation :data:`ANNOTATION`) applies to every device of its containers.
   If both apply, the smaller one counts, so no pod can raise its limit.
-- A share from a resource claim limits the container on the GPU of that share; several shares add up
-  (:mod:`.shares`).
+- A share from a resource claim limits the container on the GPU of that share; several shares are
+  added up (:mod:`.shares`).
 - A container's use of a device is the sum that NVML reports for its processes. A process that NVML
   does not report counts as zero.
-- A device is full if less than :data:`FREE` of its memory is free. A refused allocation cannot be
-  seen, so a fault for full memory is never certain.
+- A device is full if less than :data:`FREE` of its memory is free. A refused allocation is not
+  visible, so a fault for full memory is never certain.
 
 No I/O. Amounts are bytes.
 """

@@ -9,12 +9,12 @@ Sources of the severity; a later one overrides an earlier one:
 4. ``DP_ENABLE_HEALTHCHECKS``, the same way: numbers that always count, or "all". They make a device
    at least unhealthy.
 
-Then the context of the error applies
+Then the context of the error is taken into account
 - A double-bit ECC error (48) close to a contained error (94) was contained: no reset is needed.
 - An NVLink error (144 to 150) whose line says "Nonfatal" is ignored, unless 2 or 4 names it.
 - If the driver names its recovery action (154, and NVML's event for it), that decides: reset,
-  reboot, or nothing. An action that this version does not know makes the device unhealthy. What the
-  operator says of 154 counts for both.
+  reboot, or nothing. An action that this version does not know makes the device unhealthy. The
+  operator's setting for 154 applies to both.
 - A fatal error of an NVSwitch is fatal for the GPU at its port (:mod:`.sxids`).
 
 NVIDIA's plugin skips words that it does not understand; here a word that is not a number is an

@@ -1,11 +1,12 @@
-"""GPU memory limits that follow from the shares in a container's resource claims.
+"""Compute GPU memory limits from the shares in a container's resource claims.
 
 Rules
 - The kubelet knows which claims a container has; the driver knows the size of their shares. The
   container's own variables are ignored.
 - The kubelet's record of claims lists the pods of each claim by UID. Its pod-resources API may list
   the containers as well; then only the claims of that container count.
-- If one of the two is missing, the other decides. If both are missing, no share limits anything.
+- If one of the two records is missing, the other decides. If both are missing, no share limits
+  anything.
 - Each share counts once.
 
 Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresources.
@@ -35,7 +36,7 @@ def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
     """Read the claims of each pod from the kubelet's record.
 
     Args:
-        config: says where the kubelet's root directory is.
+        config: locates the kubelet's root directory.
 
     Returns:
         The claims, or None and the reason if the record cannot be read.
@@ -65,10 +66,10 @@ def share_limits(
     Args:
         claims: the claims that the driver has prepared.
         of_pods: the kubelet's record; None if it cannot be read.
-        named: the answer of the pod-resources API; None without one.
+        named: the answer of the pod-resources API; None if there is no answer.
 
     Returns:
-        By the container's bundle: bytes by the device's UUID.
+        The limits by the container's bundle, each in bytes by the device's UUID.
     """
     sized = [claim for claim in claims if any(device.memory for device in claim.devices)]
     by_container: dict[tuple[str, str, str], set[tuple[str, str]]] = {}

@@ -1,20 +1,22 @@
 """Errors of NVSwitches (SXids) in the kernel's log.
 
-The driver writes several lines for an error. The first says how serious it is, and names the
-switch's port; the others have registers, and are not read::
+The driver writes several lines for an error. The first tells how serious it is, and names the
+switch's port. The others contain registers and are not read::
 
     nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up
     nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Severity 5 Engine instance 28 …
     nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Data {0x80000000, …}
 
 Rules
-- The line's own words decide, as there are hundreds of numbers, and the same number may be fatal or
-  not. A line without a severity, such as that a switch is too warm, is logged and counted.
-- A fatal error of a port that leads to a GPU stops what runs on that GPU, and the GPU needs a reset
-  before it can be used again: so it is fatal for the GPU. NVML knows which port leads where.
-- If it is unknown where the port leads, it may be a trunk between two baseboards, whose failure
-  stops all GPUs until all of them and the switches are reset. The GPUs that it hits report Xid 74
-  or 45. So all GPUs become suspect, and none is taken away. GPUs in MIG mode use no NVLink.
+- The words of the line decide, since there are hundreds of numbers, and the same number may be
+  fatal or not. A line without a severity, for example that a switch is too warm, is logged and
+  counted.
+- A fatal error of a port that leads to a GPU stops everything that runs on that GPU, and the GPU
+  cannot be used again before a reset. So the error is fatal for the GPU. NVML knows which port
+  leads to which GPU.
+- A port of unknown destination may be a trunk between two baseboards, whose failure stops all GPUs
+  until all of them and the switches are reset. The GPUs that it hits report Xid 74 or 45. So all
+  GPUs become suspect, but remain available. GPUs in MIG mode use no NVLink.
 - Errors that are not fatal stop nothing: they are logged and counted.
 - NVIDIA's device plugin and its DRA driver ignore SXids; its health monitor for logs (NVSentinel)
   blames the GPU at the port.

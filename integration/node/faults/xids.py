@@ -7,14 +7,15 @@ Rules
   reset, so one occurrence is noted and several count.
 - Numbers that the catalogue ignores are ignored, except 92, which it asks to investigate if it
   continues.
-- An error that is over when the application restarts (RESTART_APP) makes a device suspect. A defect
-  of the GPU shows by repetition: several errors within a window make it unhealthy. NVIDIA's plugin
-  removes the GPU for good after the first.
+- An error that ends when the application restarts (RESTART_APP) makes a device suspect. A defect of
+  the GPU shows by repetition: several errors within a window make it unhealthy. NVIDIA's plugin
+  removes the GPU for good after the first one.
 - An error for which the catalogue asks for a GPU reset is fatal: the device is not allocated until
-  a reset, a driver reload or a reboot was seen. Where NVIDIA says it may be transient (119 and 120;
-  175 is a 119 with a known reason), or where the decision depends on registers that are not
-  reported (74, 144 to 146, 149, 150), the device is unhealthy until it stays quiet. An NVLink error
-  (144 to 150) whose line says that it is not fatal is ignored (:mod:`.policy`).
+  a reset, a driver reload or a reboot was seen. There are two exceptions: NVIDIA says that the
+  error may be transient (119 and 120; 175 is a 119 with a known reason), or the decision depends on
+  registers that are not reported (74, 144 to 146, 149, 150). The device is then unhealthy until it
+  stays quiet. An NVLink error (144 to 150) whose line says that it is not fatal is ignored
+  (:mod:`.policy`).
 - An unknown number makes a device unhealthy, as in NVIDIA's plugin: the driver is newer than this
   table. The device becomes healthy again when it stays quiet.
 - On a GPU in MIG mode an error that names an instance affects that instance only, unless its scope
@@ -64,8 +65,8 @@ class Xid(xids.Xid):
     scope: Scope = Scope.GPU  # what it affects if it names a MIG instance
 
 
-# Exceptions of engines that a GPU has several of. NVIDIA's plugin ignores only the first decoder's
-# (68).
+# Exceptions of engines of which a GPU has several. NVIDIA's plugin ignores only those of the first
+# decoder (68).
 _ENGINES: Final = (
     39, 40, 41, 47, 65, 70, 71, 72, 73, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89,
     *range(96, 106), *range(126, 136), 139, 142,

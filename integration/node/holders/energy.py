@@ -18,8 +18,8 @@ from typing import Final
 
 from integration.nvml.values import Sample
 
-# Seconds. If two samples are further apart, the later one describes only so much of the interval;
-# the energy of the rest cannot be attributed.
+# In seconds. If two samples are further apart, the later one describes only this much of the
+# interval, and the energy of the rest cannot be attributed.
 _LONGEST: Final = 120.0
 
 
@@ -36,7 +36,7 @@ class Meter:
 
         Args:
             busy: the SM utilisation in percent, by container ("" for processes outside containers)
-                and GPU, as far as it is known.
+                and GPU, where it is known.
         """
         if sample.failure or sample.when <= self._when:
             return
@@ -63,10 +63,10 @@ class Meter:
                     self._sums[key] = self._sums.get(key, 0.0) + used * percent / total
 
     def keep(self, containers: Iterable[str]) -> None:
-        """Drop the energy of all containers but these.
+        """Drop the energy of all containers except these.
 
         Args:
-            containers: their bundles.
+            containers: the bundles of the containers to keep.
         """
         kept = frozenset(containers)
         self._sums = {key: joules for key, joules in self._sums.items() if key[0] in kept}

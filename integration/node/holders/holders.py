@@ -1,14 +1,15 @@
 """Find the containers that hold a node's GPUs.
 
 Rules
-- A container holds devices from before its processes are created until its init has exited. One
-  that is being created already has its record. One that has stopped only waits to be deleted.
+- A container holds devices from before its processes are created until its init has exited. A
+  container that is being created already has its record. One that has stopped is only waiting to be
+  deleted.
 - :mod:`integration.containers.held_devices` finds the devices. A privileged container has every
   node of the host, so it holds what the kubelet has assigned to it.
 - A holding is stale if the driver from the container's creation was removed.
-- A holding is an orphan if its container runs without its shim, or if the kubelet knows its pod
-  neither before nor after the bundle is read, since pods come and go. A kubelet that does not
-  answer counts as knowing all pods.
+- A holding is an orphan if its container runs without its shim, or if the kubelet does not know its
+  pod. The kubelet is asked both before and after the bundle is read, since pods come and go. A
+  kubelet that does not answer counts as knowing all pods.
 
 Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 """
@@ -119,8 +120,8 @@ def unheld_of(
 
     Args:
         allocated: the kubelet's assignments.
-        containers: those whose devices are known. The answer names one that runs without its
-            assigned device.
+        containers: those whose devices are known. If one of them runs without its assigned device,
+            the answer names it.
     """
     held = {
         (pod.namespace, pod.name, each.container.name, device)

@@ -1,6 +1,6 @@
 """List the leases of ``[sharing]`` and remove dead ones.
 
-The command line and the files call them claims (:mod:`shim.work.claims`). They have nothing to do
+The command line and the files call leases claims (:mod:`shim.work.claims`). They have nothing to do
 with resource claims.
 """
 
@@ -43,7 +43,7 @@ def claim_rows(config: Config) -> list[dict[str, Any]]:
 def release(config: Config, named: Sequence[str]) -> list[str]:
     """Remove dead claims.
 
-    This is optional: the shim removes them when it makes the next claim.
+    This is optional: the shim removes dead claims when it makes the next one.
 
     Args:
         named: claims, bundles or containers; empty for all dead claims.

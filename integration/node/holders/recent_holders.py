@@ -1,7 +1,7 @@
 """Remember the recent holders of devices, and the processes that used them.
 
-The ledger has the holders of this moment. The driver reports an error late, often after the process
-or the container that it killed is gone. So both are remembered for a while.
+The ledger has only the present holders. The driver reports an error late, often when the process or
+the container that it killed no longer exists. So both are remembered for a while.
 
 Rules
 - A process that used a GPU, and the first process of a container that holds one, is remembered for
@@ -9,7 +9,7 @@ Rules
   first checks that the process has exited.
 - A container that has stopped or was deleted still counts as a holder for :data:`LATE` seconds. A
   container that started and stopped between two ledgers is known by its bundle.
-- The memory is bounded. For one event loop.
+- The memory is bounded. Use it from one event loop only.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class RecentHolders:
         return container if is_running or now - when <= REMEMBERED else None
 
     def holders(self, uuid: str, now: float) -> tuple[Holding, ...]:
-        """Return the current holders of a device or a part of it, and those of recent seconds.
+        """Return the holders of a device or a part of it, now and in the last few seconds.
 
         Args:
-            uuid: of a GPU or MIG device.
+            uuid: the UUID of a GPU or MIG device.
         """
         gone = (each.holding for each in self._gone.values() if now - each.when <= LATE)
         return tuple(

@@ -80,7 +80,8 @@ class Ledger:
         """Return the holders of a device.
 
         Args:
-            uuid: of a GPU or MIG device. The holders of a GPU include those of its MIG devices.
+            uuid: the UUID of a GPU or MIG device. The holders of a GPU include those of its MIG
+                devices.
         """
         return tuple(each for each in self.holdings if uuid in {*each.devices, *each.gpus})
 

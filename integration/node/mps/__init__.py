@@ -5,7 +5,7 @@ time, each within its share of the memory and of the threads. Three programs tak
 
     container                 libcuda: a client, finds the control daemon by its pipe directory
     nvidia-cuda-mps-control   one per resource: starts servers and knows the clients' limits
-    nvidia-cuda-mps-server    holds the GPU; no other process may open it meanwhile
+    nvidia-cuda-mps-server    holds the GPU, which no other process may open then
 
 All programs are the driver's. Modules::
 

@@ -4,12 +4,13 @@ Rules
 - A claim's plan leaves devices of other claims alone. MIG devices have no compute mode, so the
   agent sets none for a daemon that serves them.
 - A lost device is left out, as for a resource. So is a device that the inventory does not have yet:
-  a new MIG device appears there a moment later. A device out of service stays: its claim keeps it.
+  a new MIG device appears there a moment later. A device that is out of service is kept, because
+  its claim keeps it.
 - The daemon keeps running when the agent stops, because the kubelet may start containers of the
-  claim meanwhile.
+  claim in the meantime.
 - Not every driver's control program can serve several users at once: that of branch 555 can, that
-  of 550 cannot and reports no error. So the agent searches the program's file for the option first.
-  GPUs before Volta cannot.
+  of 550 cannot and reports no error. So the agent first searches the program's file for the option.
+  GPUs before Volta do not support it.
 
 Sources: nvidia-cuda-mps-control(1) of driver 555.58.02, "-multiuser-server"; NVIDIA's MPS
 documentation, "Server"; kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go (Volta).

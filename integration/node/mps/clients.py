@@ -4,11 +4,11 @@ Rules
 - The pipe directory has the same path in the container as with NVIDIA's plugin, so that images find
   it. The mount is read-only, which still allows a client to connect. Otherwise root in one
   container could create sockets there that all other clients connect to.
-- /dev/shm is the daemon's, because the server and its clients share memory. It replaces the pod's
-  own, so all MPS clients on the node can see what a container leaves there.
-- The daemon enforces the limits. Environment variables of the container could not: a client can
-  change them. Two shares of one device have the limits of one share; by default the plugin refuses
-  such requests.
+- The container's /dev/shm is that of the daemon, because the server and its clients share memory.
+  It replaces the pod's own, so all MPS clients on the node can see what a container leaves there.
+- The daemon enforces the limits. Environment variables of the container could not, since a client
+  can change them. Two shares of one device have the limits of one share. By default, NVIDIA's
+  plugin refuses such requests.
 - A container is refused while the daemon does not serve its device: its first CUDA call would fail,
   or use the whole GPU.
 
@@ -58,13 +58,13 @@ def add_client(
 
 
 def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> str:
-    """Return why containers cannot use devices now; the plugin announces those as unhealthy.
+    """Return why containers cannot use some devices now; the plugin reports these as unhealthy.
 
     Args:
-        resource: the name of a resource shared by MPS.
+        resource: the name of a resource that is shared by MPS.
 
     Returns:
-        One line; "" if they can use them.
+        One line; "" if containers can use them.
     """
     daemon = daemons.get(resource)
     if daemon is None:

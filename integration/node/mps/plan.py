@@ -1,7 +1,7 @@
 """Plan the control daemon of a resource.
 
 Rules
-- Devices are in the order of their indices, named by UUID. So the daemon's number of a device is
+- Devices are named by UUID, in the order of their indices. So the daemon's number of a device is
   its position in that order, whatever other devices the node has.
 - A GPU that NVML cannot open is left out, because CUDA sees no GPU after one that it cannot open. A
   GPU out of service is left out too. A daemon that already has such a GPU keeps running for the
@@ -9,7 +9,7 @@ Rules
 - Each share has an equal part of the memory, in whole MiB, and of the threads, in whole percent. If
   NVML does not report the memory, it is not limited.
 - :mod:`integration.node.services.plugin.resources` has checked how many clients may share a device.
-  A GPU that is gone by now, or is in MIG mode by now, is not shared.
+  A GPU that has since disappeared, or has been switched to MIG mode, is not shared.
 - The programs are the driver's. A driver root with a dynamic loader is a complete system, as in a
   driver container: its programs run with it as their root. Without a loader the programs run on the
   host, with the path of their libraries in the environment.
@@ -68,9 +68,10 @@ class Programs:
         """Return the complete environment of a program.
 
         Args:
-            pipe: CUDA_MPS_PIPE_DIRECTORY.
-            log: CUDA_MPS_LOG_DIRECTORY.
-            devices: CUDA_VISIBLE_DEVICES; empty for a program that only sends a command.
+            pipe: the value of CUDA_MPS_PIPE_DIRECTORY.
+            log: the value of CUDA_MPS_LOG_DIRECTORY.
+            devices: the value of CUDA_VISIBLE_DEVICES; empty for a program that only sends a
+                command.
         """
         variables = {
             "PATH": self.search,
@@ -162,7 +163,7 @@ def _check(resource: Resource, uuid: str, gpus: Mapping[str, Gpu]) -> None:
 
 
 def programs_of(driver: Driver) -> Programs:
-    """Return how to start the driver's programs.
+    """Return the command and environment with which to start the driver's programs.
 
     Raises:
         MpsProgramMissing: the driver lacks one of them.

@@ -8,11 +8,12 @@
 
 Rules
 - The guard acts after the fact: a container can allocate memory between two samples, and refused
-  allocations are unknown. MPS and MIG have hard limits.
-- The guard reports a container over its limit first. If the next sample still shows it over the
-  limit, the guard kills it, if the configuration says so. It never kills on a sample that failed.
-- The container's own shim does the killing. If the shim fails to, the guard tries again. The guard
-  checks first that the container still runs: another one may have its id by now.
+  allocations are not visible. MPS and MIG enforce hard limits.
+- The guard first reports a container over its limit. If the next sample still shows it over the
+  limit, the guard kills it, provided that the configuration says so. It never kills because of a
+  sample that failed.
+- The container's own shim does the killing. If the shim fails, the guard tries again. Before each
+  try it checks that the container still runs, because another one may have its id by now.
 - Without a limit the guard does not sample NVML.
 - A container cannot set its own share (:mod:`integration.node.faults.shares`).
 """

@@ -1,4 +1,4 @@
-"""Apply the MIG layout that a label of the Node names, and report how that went.
+"""Apply the MIG layout that a label of the Node names, and report the result.
 
 ::
 
@@ -7,22 +7,24 @@
 ======== ===================================================================================
 state    meaning
 ======== ===================================================================================
-pending  it is being applied, or waits for the holders of what it destroys; an event names them
-success  the GPUs are as the layout says
-failed   they are not, and are as before; an event says why. It is tried again
+pending  it is being applied, or waits for holders of devices to destroy; an event names them
+success  the GPUs match the layout
+failed   it was undone, so the GPUs are as before; an event gives the reason. It is retried
 ======== ===================================================================================
 
 Rules
 - The service runs only with ``--mig-config-file``. It needs a token that may read, watch and label
   the Node.
-- A layout is applied when the agent starts, so after each boot, and when the label, the driver or
-  the list of GPUs changes, a GPU returns to service, or the agent gets SIGHUP. A reset of a GPU
-  removes its MIG devices, for example.
-- It is applied by a child, which works alone: it holds GPUs out of service, waits, and undoes what
-  fails (``integration.mig``). If the label changes meanwhile, or the agent stops, the child is
-  interrupted, and undoes what it did. What a killed child did is undone by the next one.
-- Undoing may take long, so a child may outlive its agent. It is waited for, as is a person's reset.
-- Without the label nothing is changed. If it goes while its layout is pending, so does the state.
+- A layout is applied when the agent starts, and so after each boot. It is applied again when the
+  label, the driver or the list of GPUs changes, when a GPU returns to service (a reset removes its
+  MIG devices, for example), or when the agent gets SIGHUP.
+- A child process does the work on its own: it takes GPUs out of service, waits, and undoes what
+  fails (``integration.mig``). If the label changes in the meantime, or the agent stops, the child
+  is interrupted and undoes its changes. If a child was killed, the next one undoes its changes.
+- Undoing may take long, so a child may outlive its agent. The next agent waits for it, as for a
+  person's reset.
+- Without the label nothing is changed. If the label is removed while its layout is pending, the
+  state is removed, too.
 
 Source: NVIDIA's k8s-mig-manager (the labels and their words).
 """
@@ -221,7 +223,7 @@ def _command(context: Context, name: str) -> Iterator[str]:
 
 
 class _Reports:
-    """Writes the state to the Node, and events. What is there already is not written again."""
+    """Writes the state to the Node, and events. What is already there is not written again."""
 
     def __init__(self, context: Context, api: ApiServer) -> None:
         self._context, self._api = context, api
@@ -231,9 +233,9 @@ class _Reports:
         self._one_writes = threading.Lock()  # a write that is given up goes on
 
     async def write(self, state: str, message: str) -> None:
-        """Report a state; an event has the message, unless that is empty.
+        """Report a state. An event contains the message, unless that is empty.
 
-        A server that refuses or is silent is logged, and keeps no layout from being applied.
+        If the server refuses or is silent, that is logged; the layout is applied all the same.
         """
         self._owed = None
         if self._written == (state, message):

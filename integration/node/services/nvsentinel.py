@@ -1,22 +1,23 @@
 """Send the health of GPUs to NVSentinel's platform connector on this node.
 
 Rules
-- The service runs only with ``--nvsentinel``. By default the connector only stores its events: a
-  fatal event that it acts on cordons, drains and reboots the node. ``--nvsentinel-acts`` lets it.
-- Events have an agent and a check of our own (:data:`CHECK`): the connector keeps one condition for
-  each check, and two writers would clear each other's. An event clears exactly what it raised, so
-  a GPU is always named by its UUID alone.
-- An unhealthy GPU is fatal, a suspect one is not, and a healthy one clears both. A recovering GPU
-  is not reported: the last event still holds. Errors of single MIG devices are not reported, since
-  the connector's actions are for GPUs and nodes.
+- The service runs only with ``--nvsentinel``. By default the connector only stores its events. If
+  it may act on them (``--nvsentinel-acts``), a fatal event cordons, drains and reboots the node.
+- Events have our own agent name and check (:data:`CHECK`): the connector keeps one condition for
+  each check, and two writers would clear each other's. An event clears exactly what it raised, so a
+  GPU is always identified by its UUID alone.
+- An unhealthy GPU is reported as fatal, a suspect one as not fatal, and a healthy one clears both.
+  A recovering GPU is not reported, so the last event still holds. Errors of single MIG devices are
+  not reported, since the connector's actions are for GPUs and nodes.
 - A GPU that the health table has forgotten, as after a replacement, is cleared like a healthy one:
   otherwise its condition would stay on the node.
-- The first agent of a boot clears the whole check first, as NVSentinel's own monitors do: it does
-  not know a GPU that was replaced while the node was down. A later agent does not, because that
-  would cancel what NVSentinel does about a GPU that is still broken.
-- Only what changed is sent. While the connector is away, only the newest state of each GPU waits.
-  A new agent reports every GPU, to clear what the last one raised.
-- The connector may be installed later, or restart: it is tried again, and its absence is a fault.
+- The first agent after a boot clears the whole check first, as NVSentinel's own monitors do,
+  because it does not know which GPUs were replaced while the node was down. A later agent does not,
+  because that would cancel what NVSentinel does about a GPU that is still broken.
+- Only changes are sent. While the connector is unavailable, only the newest state of each GPU is
+  kept for it. A new agent reports every GPU, to clear what the last one raised.
+- The connector may be installed later, or restart. So the service keeps trying, and reports its
+  absence as a fault.
 
 Source: NVSentinel's health_event.proto and docs/INTEGRATIONS.md (see ``api/proto``).
 """
@@ -88,7 +89,7 @@ class Report:
     action: int = pb.NONE  # a RecommendedAction
 
     def event(self, options: Options) -> pb.HealthEvent:
-        """Return the event, as of now."""
+        """Return the event for the present state."""
         acts = options.nvsentinel_acts
         event = pb.HealthEvent(
             version=1,
@@ -163,7 +164,7 @@ async def _send(options: Options, reports: Collection[Report]) -> None:
     """Send reports to the connector.
 
     Raises:
-        ConnectorSilent: it does not take them.
+        ConnectorSilent: the connector does not accept them.
     """
     events = pb.HealthEvents(version=1, events=[each.event(options) for each in reports])
     target = f"unix:{options.nvsentinel}"

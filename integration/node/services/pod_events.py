@@ -1,21 +1,21 @@
 """Write events on pods: a missing or denied device, and faults of their GPUs.
 
-``kubectl describe pod`` then shows what is otherwise only in the node's log: a container runs
-without a device that the kubelet allocated to it, or its image asks for a GPU that no policy
-granted, or its GPU had a fault, which may be why the container exited.
+``kubectl describe pod`` then shows what only the node's log would show otherwise: that a container
+runs without a device that the kubelet allocated to it, that its image asks for a GPU that no policy
+granted, or that its GPU had a fault, which may be why the container exited.
 
 Rules
 - The service needs a token from the cluster, and permission to create events.
 - It creates one event for each container and cause while the pod exists, however often the
   container restarts. If the text for a cause changes later (the driver names the recovery action),
-  the service patches the event and raises its count. If it may not, or the event has expired, the
-  first text stays.
+  the service patches the event and raises its count. If patching is not allowed, or the event has
+  expired, the first text stays.
 - Full GPU memory causes no event, since many programs allocate all of it on purpose.
 - If the server refuses one event (the pod's namespace is being deleted, a policy denies it), the
   service still creates the others. If the server is silent, busy or failing, the service stops
   until the next attempt.
-- The service compares the time of a fault with the agent's start by the current clock, which may
-  have been set back since.
+- To compare the time of a fault with the agent's start, the service uses the current clock, which
+  may have been set back since.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
 """
@@ -141,7 +141,7 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
     """Yield a notice for each fault that a pod's container met.
 
     Args:
-        since: seconds since the epoch; an earlier agent reported the faults before that.
+        since: seconds since the epoch. Earlier faults were already reported by an earlier agent.
     """
     faults: dict[Notice, Fault] = {}
     for entry, fault in first_faults(causes):

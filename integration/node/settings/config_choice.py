@@ -1,13 +1,13 @@
 """Choose one of several configurations for this node, as NVIDIA's config-manager does.
 
-A directory (a ConfigMap) has a file for each configuration. Another file, the name file, contains
-the name of the chosen one: the name alone, or one of the labels that the kubelet writes for a pod
-(the downward API: a line ``KEY="VALUE"`` for each label). Any program may write that file, so the
-agent needs no Kubernetes client here.
+A directory (a ConfigMap) has one file for each configuration. Another file, the name file, contains
+the name of the chosen one: either the name alone, or the labels that the kubelet writes for a pod
+(the downward API: a line ``KEY="VALUE"`` for each label), one of which has the name. Any program
+may write that file, so the agent needs no Kubernetes client here.
 
 Rules
-- The name must be that of a file in the directory; it is data, never a path.
-- If the name file names none, the default applies. Without a default, the first fallback that
+- The name must be that of a file in the directory; it is never used as a path.
+- If the name file contains no name, the default applies. Without a default, the first fallback that
   matches decides: ``named`` chooses the file "default", ``single`` the only file, ``empty`` no
   configuration.
 

@@ -1,8 +1,8 @@
-"""The kinds of value of the device plugin's settings, and places for messages.
+"""The kinds of values in the device plugin's settings, and their places for messages.
 
 Kinds accept what NVIDIA's plugin accepts, and return values as
-:mod:`integration.node.values.resources` declares them. A value of the file and a text of a flag are
-read alike: a boolean or a number may be in quotes, as templates write them.
+:mod:`integration.node.values.resources` declares them. Values of the file and texts of flags are
+read in the same way: a boolean or a number may be in quotes, as templates write them.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Place:
         return Place(f"{self.path}[{number}]", self.file, self.notes)
 
     def read(self, kind: Kind, value: Any) -> Any:
-        """Return the value that a value of the file, or a text, stands for.
+        """Return the value that a value in the file, or a text, stands for.
 
         Raises:
-            WrongSetting: it is not allowed; the message has it and what is.
+            WrongSetting: the value is not allowed; the message has it and the allowed ones.
         """
         try:
             return kind.check(value)

@@ -1,14 +1,15 @@
 """Read the device plugin's settings from flags, the environment and a file, as NVIDIA's does.
 
 Rules
-- A flag overrides its variable, the variable the file, the file the default. An empty variable and
-  a null key count as not set.
+- A flag overrides its variable, the variable overrides the file, and the file overrides the
+  default. An empty variable and a null key count as not set.
 - The file is YAML or JSON, version v1; an empty file sets nothing. An unknown key adds a note that
   tells where the key belongs, because NVIDIA's plugin ignores unknown keys in the same file. A
   wrong value of a known key is an error.
-- The shim's configuration sets the driver root for the shim and the plugin: with two roots, the
-  shim could not inject what the plugin announces. A node without a driver never stops the agent,
-  which reports the missing driver and retries. A setting that asks for anything else adds a note.
+- The shim's configuration sets the driver root for both the shim and the plugin: with two roots,
+  the shim could not inject what the plugin announces. A node without a driver never stops the
+  agent, which reports the missing driver and retries. A setting that asks for anything else adds a
+  note.
 - Settings that exclude each other are an error; none of them takes precedence.
 - By default, MPS refuses requests for more than one share, and time-slicing allows them. NVIDIA:
   "requesting more than one … does not guarantee … a proportional amount".
@@ -109,7 +110,7 @@ class Source:
         """Read the current settings.
 
         Returns:
-            The settings, with a note for each value that is set and has no effect.
+            The settings, with a note for each value that is set but has no effect.
 
         Raises:
             SettingsError: a setting is wrong; the message names it.
@@ -238,8 +239,8 @@ def _resources(value: Any, at: Place) -> tuple[SharedResource, ...]:
 def _check_names(resource: SharedResource, before: Sequence[SharedResource], at: Place) -> None:
     """Check that an entry has a resource name and devices that no earlier entry has.
 
-    Entries of one resource with devices of their own may differ in nothing but their replicas. An
-    MPS daemon has one limit for all its devices, so with MPS each of them is a resource of its own.
+    Entries that select devices of the same resource may differ only in their replicas. An MPS
+    daemon has one limit for all its devices, so with MPS each entry is a resource of its own.
     """
     alike = [each for each in before if each.name == resource.name]
     is_mps = at.path.startswith("sharing.mps.")

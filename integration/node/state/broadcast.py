@@ -16,7 +16,7 @@ _BACKLOG: Final = 1024
 
 
 class Broadcast(Generic[T]):
-    """Sends each event to all who listen at that time. For one event loop.
+    """Sends each event to everyone who listens at that time. Use it from one event loop only.
 
     Args:
         on_send: called with each event, with or without listeners.

@@ -1,20 +1,21 @@
 """The checkpoint of resource claims, ``STATE/dra.json``. It outlives the agent, as pods do.
 
 Rules
-- One write replaces the file in one step. A file counts for the boot that wrote it: after a reboot
-  the kubelet prepares again what pods still need. The agent's lock of the node is the file's lock.
-- During an update the next agent reads the file once it has that lock. It may be older or newer, so
-  unknown keys are skipped, and an unknown format counts as damage.
+- Each write replaces the file in one step. A file is valid only in the boot in which it was
+  written: after a reboot the kubelet prepares again what pods still need. The agent's lock of the
+  node also protects the file.
+- During an update the next agent reads the file once it has that lock. Its release may be older or
+  newer, so unknown keys are skipped, and an unknown format counts as damage.
 - A claim in the phase PREPARING has the key ``phase``, and ``previous`` if it had other devices
-  before. A claim without ``phase`` is PREPARED. So a file of prepared claims is the same as that of
-  agents without phases; those agents take every claim of the file for prepared.
-- If ``dra.json`` is missing, damaged or of another boot, the kubelet's own record of claims says
-  what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server how they share
-  it. A claim in neither has nothing.
-- The file is not synced to disk, since a machine that stops ends its boot. On a full disk a shorter
-  file is written over the old one: unpreparing must work, or the pods that fill the disk could not
-  end.
-- The device plugin reads the file as well, also in an agent without ``--dra``: pods keep running
+  before. A claim without ``phase`` is PREPARED. So if all claims are prepared, the file is the same
+  as that of agents without phases; those agents treat every claim in the file as prepared.
+- If ``dra.json`` is missing, damaged or from another boot, the kubelet's own record of claims tells
+  what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server tells how they
+  share it. A claim in neither of them has nothing.
+- The file is not synced to disk, since it is not valid after a crash of the machine anyway. If the
+  disk is full, a shorter file is written over the old one: unpreparing must work, or the pods that
+  fill the disk could never end.
+- The device plugin reads the file as well, even in an agent without ``--dra``: pods keep running
   with the devices of their claims.
 
 Source: kubelet pkg/kubelet/cm/dra/state (DRACheckpoint, checkpoint.dra.kubelet.k8s.io/v1).
@@ -85,7 +86,7 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
     """Write the checkpoint.
 
     Raises:
-        DraStateUnwritten: writing failed. The file is as before.
+        DraStateUnwritten: writing failed. The file has not changed.
     """
     texts = [
         _text(claim, claim.phase, claim.previous, claim.pod_claim, has_metadata=claim.has_metadata)
@@ -108,17 +109,17 @@ def save_drivers(config: Config, names: Iterable[str]) -> None:
     """Write the driver names under which slices are published.
 
     Raises:
-        DraStateUnwritten: writing failed. The file is as before.
+        DraStateUnwritten: writing failed. The file has not changed.
     """
     write_record(config, _DRIVERS, "names", json.dumps(list(names)))
 
 
 def read_record(config: Config, file: str) -> dict[str, Any]:
-    """Return the content of a file of this boot and of our format.
+    """Return the content of a file that is from this boot and in our format.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is missing, of another format or of another boot.
+        ValueError: it is missing, in another format or from another boot.
     """
     content = read_file(os.path.join(config.state, file))
     if content is None:
@@ -132,14 +133,14 @@ def read_record(config: Config, file: str) -> dict[str, Any]:
 
 
 def write_record(config: Config, file: str, key: str, value: str) -> None:
-    """Write a file of this boot and of our format.
+    """Write a file for this boot, in our format.
 
     Args:
-        key: the only key beside those of every file.
+        key: the only key besides those of every file.
         value: its value, as JSON.
 
     Raises:
-        DraStateUnwritten: writing failed. The file is as before.
+        DraStateUnwritten: writing failed. The file has not changed.
     """
     path = os.path.join(config.state, file)
     head = json.dumps({"format": _FORMAT, "boot": _boot(config)}).removesuffix("}")
@@ -165,8 +166,8 @@ def _text(
 ) -> str:
     """Return a claim as JSON.
 
-    Each change writes all claims, of which the others are in the cache. Equal claims may differ in
-    the other arguments.
+    The result is cached, because each change writes all claims, of which most have not changed. The
+    other arguments are not part of a claim's identity, so the cache needs them as well.
     """
     rare = {
         "phase": "" if phase is ClaimPhase.PREPARED else phase,
@@ -182,7 +183,7 @@ def _text(
 def _write_over(path: str, content: bytes) -> bool:
     """Write into the existing file, which needs no space; return whether the content fits.
 
-    If the agent is killed in the middle, the file is damaged and the kubelet's record replaces it.
+    If the agent is killed in between, the file is damaged and the kubelet's record replaces it.
     """
     with open(path, "r+b") as file:
         room = os.fstat(file.fileno()).st_size - len(content)

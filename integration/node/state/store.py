@@ -1,8 +1,8 @@
-"""What the agent's services share: one typed topic for each value, with one publisher.
+"""The state that the agent's services share: one typed topic for each value, with one publisher.
 
-No service calls another. Each publishes what it knows and waits for what it needs, so that one can
-be slow, fail, or be left out. :mod:`.topic` says how topics are read, published and waited for;
-docs/architecture.md has the table of topics with publishers and readers, which a test compares
+No service calls another. Each publishes what it knows and waits for what it needs, so any of them
+can be slow, fail, or be left out. :mod:`.topic` explains how topics are read, published and waited
+for; docs/architecture.md has the table of topics with publishers and readers, which a test compares
 with the code.
 
 Besides the topics the state has objects that every service may change (:attr:`State.faults`,
@@ -46,7 +46,7 @@ class Unsampled:
 
 
 class State:
-    """The current state. For one event loop."""
+    """The current state. Use it from one event loop only."""
 
     def __init__(self) -> None:
         # -- not topics: changed by any service, or kept while services restart ----------------
@@ -195,7 +195,7 @@ class State:
             services: the names of the agent's services.
 
         Raises:
-            UnknownPublisherError: a topic's owner is none of them.
+            UnknownPublisherError: a topic's owner is not among them.
         """
         known = {ServiceName.AGENT.value, *services}
         if lost := [name for name, topic in self.topics().items() if topic.owner not in known]:

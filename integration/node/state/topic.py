@@ -10,9 +10,9 @@
 
 Rules
 - A value is immutable and is replaced whole.
-- A value that equals the one before makes no new version and wakes no reader.
-- A slow reader sees the newest value; it may miss those between.
-- All of this belongs to one event loop: nothing is locked.
+- A value that equals the previous one creates no new version and wakes no reader.
+- A slow reader sees the newest value; it may miss those in between.
+- Everything here belongs to one event loop, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WrongPublisherError(TypeError):
 
 
 class Watched:
-    """Something that changes, and whose changes can be waited for.
+    """Something that changes, and whose changes other tasks can wait for.
 
     Args:
         meaning: one line for the documentation.
@@ -76,7 +76,7 @@ class Topic(Watched, Generic[T]):
         value: the value until something is published.
         owner: the only service that may publish it.
         meaning: one line for the documentation.
-        on_publish: called with each published value, also with one that equals the one before.
+        on_publish: called with each published value, even if it equals the previous one.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Changes(Generic[T]):
 
 
 class FaultTable(Watched):
-    """What is wrong with the agent now: one line for each subject. Every service reports here."""
+    """The present faults of the agent, one line for each subject. Every service reports here."""
 
     def __init__(self, meaning: str) -> None:
         super().__init__(meaning)
@@ -155,14 +155,14 @@ class FaultTable(Watched):
 
     @property
     def lines(self) -> Mapping[str, str]:
-        """The faults now, by subject ("plugin", "monitor.events"). Never changed in place."""
+        """The present faults by subject ("plugin", "monitor.events"). Never changed in place."""
         return self._lines
 
     def report(self, subject: str, line: str) -> None:
         """Report what is wrong with a subject.
 
         Args:
-            line: one line; "" once it is repaired.
+            line: one line; "" once the fault is resolved.
         """
         if self._lines.get(subject, "") == line:
             return
@@ -193,11 +193,11 @@ async def wait_any(*watched: Watched, since: int, timeout: float = math.inf) -> 
     """Wait until one of these has changed.
 
     Args:
-        since: what :func:`version_of` or this returned for them before.
-        timeout: seconds to wait at most.
+        since: the last result of :func:`version_of` or of this function for them.
+        timeout: the time limit in seconds.
 
     Returns:
-        The version now; the same as ``since`` if the time is up.
+        The present version; the same as ``since`` if the time is up.
     """
     if version_of(*watched) == since:
         waiter = anyio.Event()
@@ -215,10 +215,10 @@ async def wait_any(*watched: Watched, since: int, timeout: float = math.inf) -> 
 async def call_on_change(
     do: Callable[[], object], *watched: Watched, at_once: bool = False
 ) -> NoReturn:
-    """Call something whenever one of these has changed, until cancelled.
+    """Call a function whenever one of these has changed, until cancelled.
 
     Args:
-        at_once: whether to call it now as well.
+        at_once: whether to call it right away, too.
     """
     version = -1 if at_once else version_of(*watched)
     while True:

@@ -1,10 +1,10 @@
-"""Resource claims and their devices; device names and quantities as the API writes them.
+"""Resource claims and their devices, and device names and quantities in the API's notation.
 
 Every service of the agent may use these values.
 
 A device's name is its UUID, in lower case. A MIG device that the driver creates for a claim has no
-UUID before that: its name says where on its GPU it will be (``GPU-UUID-mig-PROFILE-ID-START``), and
-the name stands in for the UUID.
+UUID before that. Its name then consists of its place on its GPU (``GPU-UUID-mig-PROFILE-ID-START``)
+and stands in for the UUID.
 
 Source: Kubernetes, apimachinery/pkg/api/resource, Quantity.
 """

@@ -1,7 +1,7 @@
 """Counters of the agent since its start.
 
-They are part of the agent's state (``context.state.counters``), so that they survive a restart of
-the metrics service, and services count even without it. No counter imports prometheus-client::
+They are part of the agent's state (``context.state.counters``). So they survive a restart of the
+metrics service, and services count even without it. No counter imports prometheus-client::
 
     counters.allocated("nvidia.com/gpu", seconds, OK)
 
@@ -54,20 +54,20 @@ class Counters:
 
     Attributes:
         allocations: responses to Allocate, by resource and result.
-        allocation_durations: how long they took, by resource.
+        allocation_durations: how long these took, by resource.
         registrations: registrations with a kubelet, by resource and result.
         updates: lists of devices sent to a kubelet, by resource.
         last_xids: when the driver last reported an error, in seconds since boot, by the GPU's UUID
-            and the error's number. The state's ``xid_counts`` has how many there were.
+            and the error's number. The state's ``xid_counts`` tells how many there were.
         switch_errors: errors of NVSwitches, by the switch, its PCI address, the error's number and
             its severity.
         faults: faults that hit containers, by kind, number ("" for none) and cause.
         restarts: restarts of services, by name.
         checks: checks of the node, by result; a check that found a fault has the result failed.
-        check_durations: how long they took.
-        latest_check: when the latest check was, in seconds since boot; None if there was none.
-        last_good_check: when the latest check without a fault was, in seconds since boot; None if
-            there was none.
+        check_durations: how long these took.
+        latest_check: when the latest check was made, in seconds since boot; None if there was none.
+        last_good_check: when the latest check without a fault was made, in seconds since boot; None
+            if there was none.
         nri_answers: answers to NRI about containers with GPUs, by result.
     """
 

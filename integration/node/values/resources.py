@@ -69,11 +69,11 @@ class SharedResource:
     count: int | None = None  # how many devices are shared, lowest index first; None for all
 
     def lists(self, names: Iterable[str], model: str) -> bool:
-        """Return whether :attr:`devices` has a device.
+        """Return whether :attr:`devices` includes a device.
 
         Args:
-            names: its names there, such as its UUID and index.
-            model: its GPU's model.
+            names: the names of the device there, such as its UUID and index.
+            model: the model of its GPU.
         """
         wanted = frozenset(self.devices or ())
         patterns = (each for each in wanted if PATTERN in each)
@@ -141,7 +141,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, slots=True)  # it has a __post_init__
 class Resource:
-    """A resource of the node. Each has a plugin of its own."""
+    """A resource of the node. Each resource has its own plugin."""
 
     name: str  # "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
     devices: tuple[Device, ...]  # its devices, in the order of their indices

@@ -162,7 +162,7 @@ def check_visibility(node: Node, device: ExpectedDevice, report: Report, what: s
         what: the container, as the message names it.
 
     Raises:
-        CheckFailed: it does not see the device, or sees another one.
+        CheckFailed: it does not see the device, or it sees another one.
     """
     if wrong := faults_with_gpu(report, device, node.inventory, node.opened_here()):
         raise CheckFailed(

@@ -1,4 +1,4 @@
-"""The causes service: write a file for each container with the GPU faults that it met.
+"""The causes service: write a file for each container with the GPU faults that affected it.
 
 ::
 

@@ -1,12 +1,12 @@
 """The files of faults in ``STATE/causes``: read once when the agent starts, then written.
 
 Rules
-- The service writes the first fault of a container at once: the shim may read it within
+- The service writes the first fault of a container at once, because the shim may read it within
   milliseconds. It writes later faults at most every :data:`QUIET` seconds.
 - The service retries failed writes and reports the fault once. The agent continues.
 - Faults that an earlier agent wrote are kept. Files with an unknown name are left alone.
 - When the agent stops, it writes what is still pending.
-- A fault that becomes known only after the container's exit is added to the shim's record of that
+- If a fault becomes known only after the container's exit, it is added to the shim's record of that
   exit (:mod:`shim.causes.exit_store`).
 """
 

@@ -16,7 +16,7 @@ from shim.causes.record import Fault, read_causes
 
 
 def fault_rows(config: Config) -> list[dict[str, Any]]:
-    """Return the faults of all containers, including containers that are gone.
+    """Return the faults of all containers, including removed ones.
 
     Returns:
         An object for each, the oldest first; the keys are an interface.
@@ -69,8 +69,8 @@ def fault_of(config: Config, namespace: str, container: str) -> str | None:
     """Return the recent faults of a running container, in one line; None if there are none.
 
     Args:
-        namespace: containerd's.
-        container: its id.
+        namespace: containerd's namespace.
+        container: the container's id.
     """
     try:
         faults = read_causes(config.state, namespace, container)

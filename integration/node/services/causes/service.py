@@ -1,4 +1,4 @@
-"""Causes: record for each container the faults that it met.
+"""Causes: record for each container the faults that affected it.
 
 ::
 
@@ -10,10 +10,11 @@
 Rules
 - Only NVIDIA's table decides what an Xid means here. The operator's health policy does not change
   why a container exited.
-- The service also compares an event with each ledger of the next seconds, since a container that
-  has just started is not in the ledger yet. An event does not hit a container created after it.
-- After a device fails, the service samples NVML once to learn the recovery action. NVML may hang,
-  or not know it.
+- The service also compares an event with each ledger of the next few seconds, since a container
+  that has just started is not in the ledger yet. An event does not affect a container that was
+  created after it.
+- After a device has failed, the service samples NVML once to learn the recovery action. NVML may
+  hang, or not know the action.
 - Xid 154, and NVML's event for it, names the recovery action. It is a failure only if the action is
   a reset.
 - A fatal error of an NVSwitch hits the containers that hold the GPU at its port; if that is not

@@ -7,13 +7,13 @@ device plugin's specs (:mod:`hooks.cdi.generating`): the driver's files, the dev
 device has further edits (:func:`.sharing.edits_of`).
 
 Rules
-- The file exists before the kubelet gets its CDI names. Runtimes read the directory again for an
-  unknown name, and every claim has names of its own.
-- The file stays when the agent ends, since restarted containers need it. If somebody removes it, or
-  the node's devices change, it is generated again.
-- A file of a claim that is not in the checkpoint is a leftover of an agent that was killed.
-- A pod waits for its claim's file. So the common edits are generated once for the node, and the
-  JSON has no line breaks.
+- The file exists before the kubelet receives its CDI names. Runtimes read the directory again when
+  a name is unknown, and every claim has its own names.
+- The file stays when the agent exits, since restarted containers need it. If it is removed, or the
+  node's devices change, it is generated again.
+- The file of a claim that is not in the checkpoint was left behind by an agent that was killed.
+- A pod has to wait for its claim's file. So the common edits are generated only once for the node,
+  and the JSON has no line breaks.
 
 Source: CDI specification; containerd, pkg/cdi (by its library's cache).
 """
@@ -108,14 +108,14 @@ def keep(
 
     Args:
         template: the result of :func:`generate`.
-        mps_root: the host's directory of MPS; "" if unknown.
+        mps_root: the directory of MPS on the host; "" if unknown.
 
     Returns:
         Whether it was written.
 
     Raises:
-        ClaimedDeviceMissing: the driver does not have one of the devices now.
-        MpsNotReady: a daemon is needed, and ``mps_root`` is unknown.
+        ClaimedDeviceMissing: the driver does not have one of the devices at present.
+        MpsNotReady: a daemon is needed, but ``mps_root`` is unknown.
         CdiSpecUnwritten: the file cannot be written.
         DraStateUnwritten: the existing file cannot be read.
     """
@@ -156,7 +156,7 @@ def remove(config: Config, driver: str, uid: str) -> None:
     """Remove the spec of a claim, if there is one.
 
     Raises:
-        DraStateUnwritten: removing failed.
+        DraStateUnwritten: the spec cannot be removed.
     """
     path = path_of(config, driver, uid)
     try:
@@ -167,7 +167,7 @@ def remove(config: Config, driver: str, uid: str) -> None:
 
 
 def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
-    """Remove all specs except those of these claims, and the leftovers of writes.
+    """Remove all specs except those of these claims, and temporary files left by writes.
 
     Raises:
         DraStateUnwritten: a spec cannot be removed.

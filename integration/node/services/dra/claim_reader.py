@@ -1,17 +1,17 @@
-"""Reading claims from the API server, which may be away for minutes.
+"""Read claims from the API server, which may be unavailable for minutes.
 
 Rules
-- Claims do not wait for a silent server one after the other: all that waited at the same time get
-  the same error. The kubelet gives up a call after 45 seconds, and the pod's event should say why:
-  reading a claim takes at most twice the time limit of a call.
-- A claim that is known does not need the server, since its UID identifies it. It waits only for a
-  moment, and not at all if the server was silent just now.
-- The threads that wait for the server are few, and separate from those that unpreparing and the
-  checkpoint need. A call that takes too long goes on in its thread, and its result is dropped.
-- A busy server (429) that says when to retry is called again, if that is soon.
+- Claims do not wait for a silent server one after the other: all claims that wait at the same time
+  get the same error. The kubelet gives up a call after 45 seconds, and the pod's event should give
+  the reason. So reading a claim takes at most twice the time limit of a call.
+- A claim that is already known does not need the server, since its UID identifies it. It waits only
+  for a moment, and not at all if the server has just failed to answer.
+- Only a few threads wait for the server, and they are separate from those for unpreparing and for
+  the checkpoint. A call that takes too long continues in its thread, but its result is dropped.
+- If a busy server (429) says when to retry, it is called again, provided that this is soon.
 - A claim that the scheduler made for an extended resource is refused if this agent's device plugin
-  serves that resource. With a kubelet's credentials, which cannot read DeviceClasses, the driver
-  cannot tell.
+  serves that resource. A kubelet's credentials do not allow reading DeviceClasses, so with them the
+  driver cannot tell.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra (45 s); API concepts, "429".
 """
@@ -63,7 +63,7 @@ class ClaimReader:
     """Reads claims.
 
     Args:
-        version: returns the version of the API to use.
+        version: returns the API version to use.
     """
 
     def __init__(self, api: ApiServer, version: Callable[[], Awaitable[str]]) -> None:
@@ -82,7 +82,7 @@ class ClaimReader:
 
         Args:
             served: the resources that this agent's device plugin serves.
-            is_prepared: whether the claim is known, so that the server is not needed.
+            is_prepared: whether the claim is already known, so that the server is not needed.
 
         Raises:
             ApiServerSilent: the server does not answer.
@@ -112,7 +112,7 @@ class ClaimReader:
         raise ApiServerSilent(asked, found=f"no answer within {limit:g} seconds")
 
     async def is_gone(self, reference: Reference) -> bool:
-        """Return whether no pod of this node can have a claim; False if that is unclear.
+        """Return whether no pod of this node can have a claim; False if that is not certain.
 
         Raises:
             ApiServerSilent: the server does not answer.

@@ -1,12 +1,12 @@
-"""Writing, repairing and removing the CDI specs and the metadata of claims, as the node changes.
+"""Write, repair and remove the CDI specs and the metadata of claims as the node changes.
 
 Rules
-- The transaction of a claim writes its spec (:mod:`.transaction`). Specs of prepared claims are
-  written again when the node's devices change, or when somebody removes a file.
-- A spec that exists stays if it cannot be generated now: running containers were started with it.
+- A claim's transaction writes its spec (:mod:`.transaction`). Specs of prepared claims are
+  rewritten when the node's devices change, or when a file has been removed.
+- A spec that exists is kept if it cannot be generated now: running containers were started with it.
 - A claim in a transaction is skipped. Its transaction writes the spec, and writes it again if the
-  node changed meanwhile.
-- A spec that cannot be written is a fault, and the next round tries again.
+  node has changed in the meantime.
+- A spec that cannot be written is a fault, and is retried in the next round.
 - A claim that was prepared with metadata (:mod:`.metadata`) keeps it, even if the option is off.
 """
 
@@ -80,13 +80,13 @@ class ClaimSpecs:
                 return
 
     def keep(self, claim: Claim, *, keep_existing: bool = False) -> None:
-        """Write the spec of a claim, unless its file is up to date. Blocks; for a thread.
+        """Write the spec of a claim, unless its file is up to date. Blocks, so call it in a thread.
 
         Args:
             keep_existing: accept the existing file if none can be generated now.
 
         Raises:
-            ClaimedDeviceMissing: the driver does not have one of the devices now.
+            ClaimedDeviceMissing: the driver does not have one of the devices at present.
             MpsNotReady: the directory of the MPS daemons is unknown.
             DraStateUnwritten: the file cannot be read.
             CdiSpecUnwritten: the file cannot be written.
@@ -117,10 +117,10 @@ class ClaimSpecs:
         metadata.write_all(self.context.config, self._driver, claim, devices)
 
     def remove(self, uid: str) -> None:
-        """Remove the spec and the metadata of a claim, if there are any. Blocks; for a thread.
+        """Remove the spec and the metadata of a claim, if any. Blocks, so call it in a thread.
 
         Raises:
-            DraStateUnwritten: removing failed.
+            DraStateUnwritten: a file cannot be removed.
         """
         cdi.remove(self.context.config, self._driver, uid)
         metadata.remove(self.context.config, self._driver, uid)

@@ -1,12 +1,13 @@
-"""The claims of this node: in memory, in the checkpoint, and on the agent's state.
+"""The claims of this node: in memory, in the checkpoint, and in the agent's state.
 
 Rules
-- A claim's devices are reserved in memory first, without waiting for anything, so two claims cannot
-  both find a device free. The checkpoint and the other services follow.
-- A write of the checkpoint has all claims. Callers that wait at the same time share one write.
-- A claim that is unprepared leaves the checkpoint before it leaves memory: no other claim gets its
-  devices if the write fails.
-- Other services learn which devices claims hold; the device plugin does not allocate those.
+- A claim's devices are first reserved in memory, without waiting for anything, so two claims cannot
+  both find a device free. The checkpoint and the other services are updated afterwards.
+- Each write of the checkpoint contains all claims. Callers that wait at the same time share one
+  write.
+- An unprepared claim is removed from the checkpoint before it is removed from memory. So if the
+  write fails, no other claim gets its devices.
+- Other services learn which devices claims hold, and the device plugin does not allocate these.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class ClaimLocks:
     """A lock for each claim, and for each GPU whose MIG devices change.
 
     A transaction holds its claim from the first step to the last: the kubelet's calls for one claim
-    run in the order in which they came. Then it holds the GPUs on which it creates or deletes MIG
-    devices; claims of other GPUs run at the same time. Nobody takes a claim while it holds a GPU,
-    and several GPUs are taken in the order of their UUIDs, so no deadlock is possible.
+    run in the order in which they arrived. It then holds the GPUs on which it creates or deletes
+    MIG devices; claims on other GPUs run at the same time. A transaction that holds a GPU never
+    takes a claim, and several GPUs are taken in the order of their UUIDs, so no deadlock is
+    possible.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class ClaimLocks:
 
 
 class ClaimTable:
-    """All claims for which devices are reserved or prepared, by their UIDs.
+    """All claims for which devices are reserved or prepared, by UID.
 
     Args:
         driver: the name of the driver.
@@ -119,7 +121,7 @@ class ClaimTable:
     async def settle(self, settled: Iterable[tuple[Claim, Claim | None]]) -> None:
         """Replace claims of an earlier agent; None drops one.
 
-        A claim that was prepared again meanwhile is not touched.
+        A claim that has been prepared again in the meantime is not changed.
         """
         for claim, now in settled:
             if self._claims.get(claim.uid) is claim:
@@ -133,10 +135,10 @@ class ClaimTable:
         """Write a claim's spec, then that it is prepared, as the last step of a transaction.
 
         Args:
-            write_spec: runs in the thread that writes the checkpoint after it.
+            write_spec: runs in the thread that writes the checkpoint afterwards.
 
         Raises:
-            NvshimError: writing failed; the phase is as before.
+            NvshimError: writing failed; the phase has not changed.
         """
         known = self._claims.get(claim.uid)
         if known is not None and known.is_prepared:
@@ -153,7 +155,7 @@ class ClaimTable:
         """Remove a claim's spec, then the claim from the checkpoint, then from memory.
 
         Args:
-            remove_spec: runs in the thread that writes the checkpoint after it.
+            remove_spec: runs in the thread that writes the checkpoint afterwards.
 
         Raises:
             DraStateUnwritten: removing failed; the claim keeps its devices.
@@ -172,10 +174,10 @@ class ClaimTable:
         self._publish()
 
     async def write(self) -> None:
-        """Write the checkpoint, unless another caller just wrote what this one changed.
+        """Write the checkpoint, unless another caller has just written this caller's change, too.
 
         Raises:
-            DraStateUnwritten: writing failed. The file is as before.
+            DraStateUnwritten: writing failed. The file has not changed.
         """
         changed = self._version
         async with self._writing:

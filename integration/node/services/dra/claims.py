@@ -1,4 +1,4 @@
-"""Reading a claim's allocation and configuration, and checking that it may have its devices. Pure.
+"""Read a claim's allocation and configuration, and check that it may have its devices. Pure.
 
 ============================================  =============  ====================================
 apiVersion of an opaque configuration         kind           for
@@ -12,19 +12,20 @@ gpu.containerd-shim-nvidia/v1beta1            DeviceSharing  both; the same in f
 Rules
 - The scheduler chooses devices; the claim's ``status.allocation`` has them. The driver ignores the
   results of other drivers.
-- The UID of the claim must be the kubelet's, since another claim may have the name by now.
-- A device goes to one claim only, and so does a part of it: races of the scheduler do allocate
+- The UID of the claim must be the one in the kubelet's call, since the name may now be another
+  claim's.
+- A device, or a part of it, goes to one claim only: because of races, the scheduler may allocate it
   twice. Claims with ``adminAccess`` only monitor a device, and take nothing from others. Shares of
   a device are limited by their sum (:mod:`.sharing`). A MIG device that the driver creates has no
   shares.
 - A device that is out of service goes to no new claim. Claims keep the devices that they have.
 - Configurations of other drivers are ignored; one without a driver is an error. The driver's own
   configurations are read strictly, even if no device uses them: an unknown key would be a setting
-  that is lost. VfioDeviceConfig is refused: this driver passes no GPU to a virtual machine.
-- The last configuration that names a device's request counts; those of the claim come after those
-  of its class. One that names no request applies to all devices of its kind; one that names a
-  request of devices of another kind is an error.
-- 0 percent of the threads means the daemon's default, which is 100: the daemon accepts no 0.
+  that has no effect. VfioDeviceConfig is refused: this driver passes no GPU to a virtual machine.
+- If several configurations name a device's request, the last one counts; those of the claim come
+  after those of its class. A configuration that names no request applies to all devices of its
+  kind. It is an error to name a request for devices of another kind.
+- 0 percent of the threads means the daemon's default of 100, because the daemon does not accept 0.
 
 Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin;
 kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
@@ -90,7 +91,7 @@ def read_claim(
 
     Args:
         found: the ResourceClaim.
-        devices: of the node, by their names; None while they are unknown.
+        devices: the node's devices by name; None while they are unknown.
 
     Raises:
         ResourceClaimUnusable: it is another claim, or has no allocation.
@@ -207,7 +208,7 @@ def refuse_drained(claim: Claim, drained: Mapping[str, str]) -> None:
             (:func:`hooks.node.drained.reasons_by_device`).
 
     Raises:
-        DeviceDrained: one is.
+        DeviceDrained: one of them is.
     """
     for device in claim.devices:
         names = (device.uuid, device.gpu, DRIVER)
@@ -225,10 +226,10 @@ def refuse_taken(
     """Check that no other claim or pod has a device of a claim, or a part of it.
 
     Args:
-        plugin_gave: who has a device of a device plugin, by the device's UUID.
+        plugin_gave: who has a device from a device plugin, by the device's UUID.
 
     Raises:
-        DeviceTaken: another one has it.
+        DeviceTaken: another claim or pod has it.
     """
     taken = [
         (device.uuid, device.gpu, str(other), bool(device.share))

@@ -24,23 +24,22 @@ repairPending                         true of a whole GPU that a reset would rep
 The first ones have the names, types and domain of NVIDIA's driver, whatever this driver is called,
 so that selectors such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` work with both. The
 last ones, from ``index`` on, are in the domain of this driver. The capacity is
-``gpu.nvidia.com/memory``. MIG devices have those that
-:data:`~integration.nvml.mig_parts.CAPACITIES` lists and ``memorySliceN``, which are NVIDIA's names,
-too.
+``gpu.nvidia.com/memory``. MIG devices also have the capacities in
+:data:`~integration.nvml.mig_parts.CAPACITIES` and ``memorySliceN``; these names are NVIDIA's, too.
 
 Rules
 - A device's name is its UUID, so that names are never reused.
-- A GPU in MIG mode is not published, only its MIG devices: those that exist, and with ``--dra-mig``
-  those that the driver can create (:mod:`.mig_layout`). A GPU whose mode the driver switches is
-  published with all its parts, whichever mode it is in.
+- A GPU in MIG mode is not published itself. Its MIG devices are: those that exist, and with
+  ``--dra-mig`` those that the driver can create (:mod:`.mig_layout`). If the driver may switch the
+  mode of a GPU, the GPU is published with all its parts, whichever mode it is in.
 - A MIG device that the driver creates has the same name, attributes and capacity before, during and
   after its existence. Its name stands in for the missing UUID.
-- A device that reaches the API's limit of attributes and capacities has no ``memorySliceN``. A list
-  of peers that is too long for an attribute is left out.
+- If a device reaches the API's limit of attributes and capacities, its ``memorySliceN`` are left
+  out. So is a list of peers that is too long for an attribute.
 - Devices without a UUID, with an ambiguous one, or excluded by the configuration are not published.
 - A device that a device plugin gave to a pod is left out until the pod ends.
 
-A device that no new pod should get has taints for as long as that lasts, or is left out:
+A device that no new pod should get has taints while that is the case, or is left out:
 
 =================================  ================  ===========================================
 taint                              value             of a device that
@@ -53,8 +52,8 @@ DRIVER/lost                        ``no-answer``     does not answer, or has no 
 DRIVER/out-of-service              since when, why   an administrator took out of service
 =================================  ================  ===========================================
 
-Their effect is NoSchedule, or NoExecute, which evicts pods, if a setting says so. Claims may still
-get a suspect device. It has a taint of the effect None, which keeps no pod away:
+Their effect is NoSchedule or, if configured, NoExecute, which evicts pods. A suspect device may
+still be allocated to claims. Its taint has the effect None, which keeps no pod away:
 
 =================================  ================  ===========================================
 DRIVER/suspect                     the same          had an error that may come from its pod, or
@@ -189,10 +188,10 @@ def devices_of(
 
     Args:
         places: the known locations of GPUs, by PCI address.
-        made: UUIDs of the parts that were created for claims; "" while one is being created.
+        made: the UUIDs of parts that were created for claims; "" while one is being created.
         on_demand: whether the driver creates MIG devices.
-        switches: whether it may switch MIG mode for that.
-        switched: UUIDs of the GPUs that it switched to MIG mode.
+        switches: whether the driver may switch MIG mode to create them.
+        switched: the UUIDs of GPUs that the driver switched to MIG mode.
     """
     node = _Node(
         inventory, places or {}, parts or Parts(), made or {}, on_demand, switches,
@@ -350,8 +349,8 @@ def _taints_of(
 
     Args:
         conditions: the health of the device and of its GPU.
-        lost: whether it does not answer, or has no device node.
-        drained: since when and why it is out of service; "" if it is in service.
+        lost: whether the device does not answer, or has no device node.
+        drained: since when and why the device is out of service; "" if it is in service.
     """
     bad = next((each for each in conditions if not each.state.is_allocatable), None)
     why = {}
@@ -394,9 +393,9 @@ def publishable(
     """Return the devices to publish, with their health and taints.
 
     Args:
-        health: by UUID; a device that it lacks is healthy.
-        plugin_gave: UUIDs of the devices that device plugins gave to pods.
-        effect: of the taints of unusable devices; "" to leave those devices out.
+        health: the health by UUID; a device that is missing here is healthy.
+        plugin_gave: the UUIDs of devices that device plugins gave to pods.
+        effect: the effect of the taints of unusable devices; "" to leave these devices out.
     """
     found = []
     for device in devices:

@@ -1,12 +1,12 @@
-"""Discovering the devices that claims may have: from the inventory, and from NVML.
+"""Discover the devices that claims may have, from the inventory and from NVML.
 
 Rules
-- A child process asks NVML one question and ends. It asks only if the GPUs or their MIG devices may
-  have changed. If NVML does not answer, the last answer about the same GPUs counts.
-- Nothing asks NVML while it is paused. After a failure, or an answer without a GPU that is not
-  lost, the next question waits a while.
-- What can change by itself (the NVLink fabric, a pending repair) comes from the monitor's samples.
-  A GPU that a sample lacks keeps what the last one said.
+- A child process asks NVML one question and exits. This is done only if the GPUs or their MIG
+  devices may have changed. If NVML does not answer, the last answer about the same GPUs is used.
+- While NVML is paused, it is not asked. After a failure, or an answer that lacks a GPU that is not
+  lost, the next question waits for a while.
+- Values that can change at any time (the NVLink fabric, a pending repair) come from the monitor's
+  samples. If a sample lacks a GPU, its values from the last sample are kept.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class DeviceDiscovery:
     """Discovers devices, and keeps the last result and NVML's last answer.
 
     Attributes:
-        latest: the last result; None before the first.
-        known: set once the first result with a usable device is there.
+        latest: the last result; None before the first one.
+        known: set once a result contains a usable device.
     """
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
@@ -89,12 +89,13 @@ class DeviceDiscovery:
 
         Args:
             inventory: the agent's last inventory.
-            made: UUIDs of the MIG devices that the driver created; "" while one is being created.
-            switched: UUIDs of the GPUs that the driver switched to MIG mode.
-            newest: a newer inventory, after MIG devices were created or deleted; NVML is asked.
+            made: the UUIDs of MIG devices that the driver created; "" while one is being created.
+            switched: the UUIDs of GPUs that the driver switched to MIG mode.
+            newest: a newer inventory, after MIG devices were created or deleted; NVML is then asked
+                again.
 
         Returns:
-            None if nothing has changed, or nothing is known.
+            The devices; None if nothing has changed, or nothing is known.
         """
         found = await self._discover(inventory, made, newest, switched)
         if found is not None:
@@ -154,9 +155,10 @@ class DeviceDiscovery:
         return NodeDevices({device.name: device for device in found}, specs, self._parts)
 
     def _later(self, inventory: Inventory | None, made: Mapping[Part, str]) -> Inventory | None:
-        """Return the inventory to use: the agent's, or the newer one of this driver.
+        """Return the inventory to use: the agent's, or a newer one from this driver.
 
-        An inventory that started before a MIG device was created may end later, without it.
+        An inventory that was started before a MIG device was created may finish later, without the
+        device.
         """
         newest = self._newest
         if inventory is None or newest is None:

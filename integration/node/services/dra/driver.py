@@ -1,7 +1,7 @@
 """The driver: the node's devices, their health, and the parts that prepare claims.
 
 Rules
-- What is published and what the kubelet hears about health follows the node, whenever it changes.
+- The published devices and the health reported to the kubelet follow every change of the node.
 - While NVML does not answer, the devices stay as they were.
 - A device that a device plugin gave to a pod is not published.
 """

@@ -1,20 +1,20 @@
-"""Dynamic MIG: creating and deleting MIG devices for claims, and switching MIG mode.
+"""Dynamic MIG: create and delete MIG devices for claims, and switch MIG mode.
 
 Rules
-- Creating a device takes seconds, and up to the time limit if nvidia-smi hangs. So the caller holds
-  the GPU (:class:`.claim_table.ClaimLocks`), and claims of other GPUs do not wait.
+- Creating a device takes seconds, or even the whole time limit if nvidia-smi hangs. So the caller
+  holds the GPU (:class:`.claim_table.ClaimLocks`), and claims on other GPUs do not wait.
 - A device belongs to its claim until it is deleted. Unpreparing a claim waits for that; if deleting
   fails, the kubelet calls again.
-- Devices that no claim of the table has are deleted as soon as possible: the agent was killed, or a
-  later step failed.
-- If a GPU may be used whole or in parts, its MIG mode is switched on for the first device, and off
-  after the last one, or for a claim of the whole GPU at the latest. A mode that cannot be switched
-  off keeps no claim from ending.
-- An agent that ends does not wait for nvidia-smi or NVML, which may hang. The next agent finds what
-  they did, as after a kill.
-- A claim of an earlier agent whose devices were not all created is dropped: the kubelet got no
-  answer for it. This needs NVML's first answer; without a note of the claim, one that does not
-  leave out its GPU.
+- Devices that belong to no claim of the table are deleted as soon as possible: the agent was
+  killed, or a later step failed.
+- If a GPU may be used whole or in parts, its MIG mode is switched on for the first device. It is
+  switched off after the last one, or at the latest for a claim of the whole GPU. If it cannot be
+  switched off, claims can still end.
+- When the agent exits, it does not wait for nvidia-smi or NVML, which may hang. The next agent
+  finds what they did, as after a kill.
+- If the devices of an earlier agent's claim were not all created, the claim is dropped: the kubelet
+  got no answer for it. Deciding this needs NVML's first answer and, if there is no note of the
+  claim, one that includes its GPU.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class DynamicMig:
     """Creates and deletes MIG devices.
 
     Args:
-        discover: discovers the node's devices again; with an inventory it asks NVML, too.
-        fault: reports a fault of a part of the driver, or clears it.
+        discover: discovers the node's devices again; if given an inventory, it asks NVML, too.
+        fault: reports or clears a fault of a part of the driver.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class DynamicMig:
     async def settle(self, parts: Parts) -> bool:
         """Decide about the claims of an earlier agent, once NVML has answered about their GPUs.
 
-        They get the UUIDs of their devices. A claim whose devices were not all created gets those
-        that it had before, or is dropped.
+        The claims get the UUIDs of their devices. If the devices of a claim were not all created,
+        it gets back those that it had before, or is dropped.
 
         Returns:
-            Whether it has decided about any.
+            Whether it has decided about any claim.
         """
         if parts.failure or not parts.gpus or not self._unsettled:
             return False
@@ -152,7 +152,7 @@ class DynamicMig:
             The claim with the UUIDs of the new devices.
 
         Raises:
-            NvshimError: a device cannot be created; :meth:`tidy` deletes those that were.
+            NvshimError: a device cannot be created; :meth:`tidy` deletes those that were created.
         """
         for uuid in self._whole_in_mig_mode(
             each.device for each in claim.devices if not each.admin
@@ -181,7 +181,7 @@ class DynamicMig:
         """Delete the MIG devices that were created for a claim, by its UID.
 
         Raises:
-            NvshimError: they cannot be deleted now.
+            NvshimError: they cannot be deleted at present.
         """
         await self._delete(self.creator.notes_of(uid))
 

@@ -1,13 +1,13 @@
-"""Deleting the slices that an agent of this node published under another driver name.
+"""Delete the slices that an agent of this node published under another driver name.
 
 Rules
-- The kubelet deletes them 30 seconds after the driver of that name has gone. Until then the
+- The kubelet deletes them 30 seconds after the driver of that name has disconnected. Until then the
   scheduler would see each GPU twice, so they are deleted before new slices are written.
-- Driver names are recorded before anything is published, for this boot: a kubelet that starts
-  deletes all slices of its node.
-- Another vendor's driver may use the name by now. Its slices lack the attributes that only this
-  driver publishes, and stay; so does an empty slice, which offers nothing.
-- If the agent may not delete a slice (an admission policy that names drivers), the kubelet does.
+- Driver names are recorded before anything is published. The record is valid until a reboot,
+  because a kubelet that starts deletes all slices of its node.
+- Another vendor's driver may now use the name. Its slices stay, since they lack the attributes that
+  only this driver publishes. An empty slice stays, too, because it offers nothing.
+- If the agent may not delete a slice (an admission policy that names drivers), the kubelet will.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection).
 """
@@ -37,8 +37,8 @@ class FormerSlices:
     """Deletes the slices of earlier driver names.
 
     Args:
-        driver: the present name of the driver.
-        node: the Node's name.
+        driver: the driver's present name.
+        node: the name of the Node.
     """
 
     def __init__(self, context: Context, api: ApiServer, driver: str, node: str) -> None:

@@ -11,19 +11,20 @@ CDI/DRIVER_metadata_UID_REQUEST.json                   a CDI spec that mounts it
                                                        ``DRIVER/metadata=UID_REQUEST``
 =====================================================  ==========================================
 
-The answer to the kubelet has the CDI name with the first device of the request, so each container
-that names the request or the claim gets the mount.
+The answer to the kubelet contains the CDI name together with the first device of the request, so
+each container that names the request or the claim gets the mount.
 
 Rules
-- The files exist before the kubelet gets the CDI name, and as long as the claim is prepared, since
-  restarted containers need them: the checkpoint says which claims have them, and else the kubelet's
-  record. That lacks the pod's name for the claim. Until it is known, an existing spec stays.
+- The files exist before the kubelet receives the CDI name, and for as long as the claim is
+  prepared, since restarted containers need them. The checkpoint records which claims have them;
+  without it, the kubelet's record does. That record lacks the pod's name for the claim. Until the
+  name is known, an existing spec stays.
 - A claim is prepared without metadata if its files cannot be written.
-- The content is that of the slice when the claim was prepared, without ``health``, which changes.
-  A MIG device that was created for the claim also has its UUID.
-- The host's files are named by the claim's UID: the next claim may have the name of this one. A
-  container's path is made of names that the API server has checked, except the annotation with the
-  pod's name of the claim (:func:`.claims.read_claim` checks that).
+- The content is that of the slice at the time when the claim was prepared, without ``health``,
+  which changes. A MIG device that was created for the claim also has its UUID.
+- The host's files are named after the claim's UID, because a later claim may have the same name.
+  The path in a container consists of names that the API server has checked, except for the
+  annotation with the pod's name for the claim (:func:`.claims.read_claim` checks that).
 
 Source: Kubernetes, KEP-5304; dynamic-resource-allocation/kubeletplugin, metadata.
 """
@@ -78,8 +79,8 @@ def content_of(
     """Return the metadata of a request.
 
     Args:
-        devices: those of the request.
-        known: the node's devices, by their names.
+        devices: the devices of the request.
+        known: the node's devices, by name.
     """
     name = devices[0].request
     tree: dict[str, Any] = {
@@ -116,7 +117,7 @@ def write_all(config: Config, driver: str, claim: Claim, known: Mapping[str, Dev
     """Write the files of all requests of a claim. Blocks.
 
     Args:
-        known: the node's devices, by their names.
+        known: the node's devices, by name.
 
     Raises:
         CdiSpecUnwritten: a file cannot be written.
@@ -160,16 +161,16 @@ def is_due(config: Config, driver: str, claim: Claim) -> bool:
 
 
 def remove(config: Config, driver: str, uid: str) -> None:
-    """Remove the files of a claim, if there are some. Blocks.
+    """Remove the files of a claim, if there are any. Blocks.
 
     Raises:
-        DraStateUnwritten: removing failed.
+        DraStateUnwritten: a file cannot be removed.
     """
     _remove(path for path, owner in _files(config, driver) if owner == uid)
 
 
 def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
-    """Remove all files except those of these claims, and the leftovers of writes.
+    """Remove all files except those of these claims, and temporary files left by writes.
 
     Raises:
         DraStateUnwritten: a file cannot be removed.

@@ -1,4 +1,4 @@
-"""Creating and deleting MIG devices by nvidia-smi, and switching MIG mode. Blocks; for a thread.
+"""Create and delete MIG devices with nvidia-smi, and switch MIG mode. Blocks; for a thread.
 
 ::
 
@@ -8,21 +8,22 @@
     no MIG device is left ─▶ nvidia-smi -mig 0 ─▶ NVML: mode is off ─▶ remove the note
 
 Rules
-- A note is written before anything is created or switched: for which claim, and where on which GPU.
-  An agent that follows one that was killed goes on from there, or deletes it. A place of a GPU has
-  at most one GPU instance, so no device is created twice.
-- NVML's answer counts, before and after; nvidia-smi prints for humans. It also exits with 0 if it
-  has switched nothing, as for a GPU in use. It ends with the agent.
-- Nothing is created where another claim has a device, or where one has to be deleted first.
-- A device whose creation failed is deleted at once or later (:meth:`MigCreator.orphans`).
-- A reboot removes instances, switched modes and notes. On a GPU that does not answer nothing can be
-  deleted: its reset does that, or the driver does once the GPU answers.
+- Before anything is created or switched, a note is written: for which claim, and where on which
+  GPU. After an agent was killed, the next one continues from there, or deletes the device. Each
+  place on a GPU has at most one GPU instance, so no device is created twice.
+- Only NVML's answer counts, before and after: the output of nvidia-smi is meant for people. It also
+  exits with 0 if it has switched nothing, for example because the GPU is in use. It is killed if
+  the agent exits.
+- Nothing is created where another claim has a device, or where a device has to be deleted first.
+- A device whose creation failed is deleted at once, or later (:meth:`MigCreator.orphans`).
+- A reboot removes instances, switched modes and notes. On a GPU that does not answer, nothing can
+  be deleted; a reset of the GPU does that, or the driver once the GPU answers again.
 - Only a mode that the driver switched on is switched off; a mode that an administrator set stays.
-  If an administrator created instances meanwhile, the GPU keeps its mode and the note is removed.
+  If an administrator has created instances since, the GPU keeps its mode and the note is removed.
 - The agent has NVML closed while a mode is switched (:mod:`integration.nvml.lock`), since NVML
-  opens every GPU. A shim that starts a container may have NVML open for a moment after a driver
-  change. It does not take the lock, so that containers start without waiting. The switch fails
-  then, the claim is refused, and the kubelet calls again.
+  opens every GPU. After a driver change, a shim that starts a container may have NVML open for a
+  moment. It does not take the lock, so that containers start without waiting. In that case the
+  switch fails, the claim is refused, and the kubelet calls again.
 
 Source: NVIDIA's MIG user guide; nvidia-smi(1), nvidia-smi mig -h; kubernetes-sigs/
 dra-driver-nvidia-gpu, nvlib.go (when it switches).
@@ -91,7 +92,7 @@ class MigModes:
             whom: the claim, for messages.
 
         Raises:
-            MigModeNotSwitched: switching failed; the mode is as before, or is reset later.
+            MigModeNotSwitched: switching failed; the mode has not changed, or is reset later.
             DraStateUnwritten: the note cannot be written.
         """
         is_ours = False
@@ -169,7 +170,7 @@ def is_unmade(device: ClaimDevice) -> bool:
 
 
 class MigCreator:
-    """Creates and deletes. Threads may use it at the same time, for different GPUs."""
+    """Creates and deletes devices. Threads may use it at the same time, for different GPUs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -222,10 +223,10 @@ class MigCreator:
         """Return a claim of an earlier agent with the UUIDs of its created devices.
 
         Args:
-            claim: as that agent, or the kubelet, recorded it.
+            claim: the claim as that agent, or the kubelet, recorded it.
 
         Returns:
-            None if a device was not created: then the kubelet got no answer.
+            The claim; None if a device was not created, in which case the kubelet got no answer.
         """
         devices = []
         for device in claim.devices:
@@ -251,10 +252,10 @@ class MigCreator:
     # Creating
 
     def create(self, claim: Claim, parts: Mapping[str, Part], inventory: Inventory) -> Claim:
-        """Create the MIG devices of a claim that do not exist.
+        """Create those MIG devices of a claim that do not exist yet.
 
         Args:
-            parts: where each device that the driver can create is, by its name.
+            parts: the place of each device that the driver can create, by the device's name.
 
         Returns:
             The claim with the devices' UUIDs. Their device nodes exist.
@@ -262,7 +263,7 @@ class MigCreator:
         Raises:
             ClaimedDeviceMissing: the claim has admin access to a device that does not exist.
             DeviceTaken: another claim has a device at that place.
-            MigDeviceNotMade: creating failed.
+            MigDeviceNotMade: a device could not be created.
             DraStateUnwritten: the note cannot be written.
         """
         devices = tuple(
@@ -314,7 +315,7 @@ class MigCreator:
                 raise DeviceTaken(asked, found=f"{note.title} has {note.part.name}")
 
     def newest(self) -> Inventory:
-        """Make a new inventory, which has the devices just created.
+        """Make a new inventory, which includes the devices that were just created.
 
         Raises:
             NvshimError: there is no driver.
@@ -332,7 +333,7 @@ class MigCreator:
             The notes of the deleted devices, for :meth:`forget`.
 
         Raises:
-            MigDeviceNotUndone: deleting failed.
+            MigDeviceNotUndone: a device could not be deleted.
         """
         deleted = []
         for note in notes:
@@ -344,7 +345,7 @@ class MigCreator:
         return tuple(deleted)
 
     def forget(self, notes: Collection[MigNote]) -> None:
-        """Remove the notes of devices that do not exist any longer.
+        """Remove the notes of devices that no longer exist.
 
         Raises:
             DraStateUnwritten: writing failed.
@@ -392,7 +393,7 @@ def _listed(parts: Parts, uuid: str) -> GpuParts:
     """Return the parts of a GPU.
 
     Raises:
-        SmiFailed: NVML does not list it now; so it is not known what there is.
+        SmiFailed: NVML does not list the GPU now, so its parts are unknown.
     """
     if uuid not in parts.gpus:
         raise SmiFailed("NVML does not list it")

@@ -1,4 +1,4 @@
-"""MIG layout: how GPUs are cut, how they could be, and the counters that follow. Pure.
+"""MIG layout: how GPUs are divided, how they could be, and the resulting counters. Pure.
 
 A GPU has memory slices, eight on all present models. A GPU instance uses adjacent slices; its
 profile says how many, and where it may start. A :class:`Part` is one such place: a MIG device that
@@ -7,14 +7,14 @@ the driver can create there, with one compute instance that fills it.
 Rules
 - GPU instances that exist and were not created for a claim stay. No part may overlap them, and
   their engines are not available to others.
-- Parts that overlap exclude each other by the slices that both need. Parts that need an engine of
-  which the GPU has only one exclude each other by that. The scheduler counts both: each GPU has a
-  counter set, with what the instances that stay leave over.
-- The total of a counter is that of the largest part, or of as many parts of a profile as fit.
-- A GPU whose MIG mode can be switched without a reset, from Hopper on, can be allocated whole or in
-  parts: as a whole it consumes all of its counters. A GPU of Ampere keeps its mode.
-- The name of a part says all of it: ``GPU-UUID-mig-PROFILE-ID-START``. NVIDIA's driver starts with
-  ``gpu-MINOR`` instead, which changes when another GPU fails.
+- Parts that overlap exclude each other by the slices that both need. Parts that need an engine
+  which the GPU has only once exclude each other by that engine. The scheduler counts both: each GPU
+  has a counter set with what the existing instances leave over.
+- The total of a counter is that of the largest part, or of as many parts of one profile as fit.
+- From Hopper on, the MIG mode of a GPU can be switched without a reset, so the GPU can be allocated
+  whole or in parts. As a whole it consumes all of its counters. An Ampere GPU keeps its mode.
+- The name of a part contains everything about it: ``GPU-UUID-mig-PROFILE-ID-START``. NVIDIA's
+  driver starts with ``gpu-MINOR`` instead, which changes when another GPU fails.
 
 Source: NVIDIA's MIG user guide; kubernetes-sigs/dra-driver-nvidia-gpu, partitions.go (the names of
 counters); Kubernetes KEP-4815.
@@ -82,7 +82,7 @@ class Counters:
 
 
 def parse_name(name: str) -> Part | None:
-    """Return the part with a name; its size is 0, since names lack it. None for other names."""
+    """Return the part with a name, or None. Its size is 0, since the name does not contain it."""
     found = PART.fullmatch(name)
     return found and Part(gpu_of(name), int(found[2]), int(found[3]), 0)
 
@@ -115,7 +115,7 @@ def possible(
     """Yield all MIG devices that fit next to the instances that stay.
 
     Args:
-        made: the parts that were, or are being, created for claims; those do not stay.
+        made: the parts that were, or are being, created for claims; these do not stay.
     """
     ours = {(part.profile, part.start) for part in made if part.gpu == gpu}
     stay = [each for each in cut.instances if (each.profile, each.start) not in ours]

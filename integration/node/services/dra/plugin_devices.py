@@ -1,8 +1,9 @@
-"""Which devices the device plugins of this node gave to pods.
+"""Find the devices that the device plugins of this node gave to pods.
 
-A device belongs to a claim or to a device plugin's pod, never to both. The kubelet says what pods
-got from plugins: by its pod-resources API, or by its checkpoint if that API does not answer. It may
-not have recorded the last answers of this agent's own plugin, so those count for some seconds.
+A device belongs to a claim or to a device plugin's pod, never to both. The kubelet reports what
+pods got from plugins, by its pod-resources API or, if that does not answer, in its checkpoint. It
+may not have recorded the latest answers of this agent's own plugin, so these count for some
+seconds.
 """
 
 from __future__ import annotations

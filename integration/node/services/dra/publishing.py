@@ -1,29 +1,31 @@
-"""Publishing the node's ResourceSlices, and keeping them as they should be.
+"""Publish the node's ResourceSlices, and keep them up to date.
 
 Rules
-- The driver lists its slices, then watches them. A kubelet that starts deletes every slice of its
-  node, at about the time when it registers the driver. So the watch decides when to publish.
-- A watch that ends is resumed. If the server does not know the version any longer (410), or a write
-  met another one (409, 404), everything is listed again. A missing list or Node is a fault.
-- Slices that the server finds invalid (a 422 that names fields) are sent again after some minutes,
-  or when they change. An admission policy or a webhook may deny with any status, also 422: that is
-  retried like any refusal.
-- If another client keeps changing the slices, they are written a few times at once, so that those
-  which a kubelet deletes come back, and less often after that.
-- A server may store less than it was sent. The driver keeps what it stored of each slice.
-- Devices with taints are published if the server keeps taints, and left out if not. A dry run finds
-  that out first: a device that lost its taint could be allocated in the meantime. Servers without
-  the effect None refuse such taints, so devices are published without them there.
-- Devices that exclude each other by counters are published as the server accepts them: in slices of
-  their own, next to the devices, or not at all, which is a fault. The driver tries this in turn for
-  each version of the API.
-- Only the answer to a write, or a field that the server finds invalid, tells what a server keeps.
+- The driver lists its slices, and then watches them. A kubelet that starts deletes every slice of
+  its node at about the time when it registers the driver. So the watch decides when to publish.
+- A watch that ends is resumed. If the server no longer knows the version (410), or a write was in
+  conflict with another one (409, 404), everything is listed again. A missing list or Node is a
+  fault.
+- If the server finds slices invalid (a 422 that names fields), they are sent again after some
+  minutes, or when they change. An admission policy or a webhook may deny a request with any status,
+  even 422; this is retried like any refusal.
+- If another client keeps changing the slices, they are rewritten at once a few times, so that
+  slices which a kubelet deletes come back, and less often after that.
+- A server may store less than it was sent. The driver remembers what it stored of each slice.
+- Devices with taints are published if the server stores taints, and left out if not. A dry run
+  finds this out first, because a device that lost its taint could be allocated in the meantime.
+  Servers that do not know the effect None refuse such taints, so devices are published without them
+  there.
+- Devices that exclude each other by counters are published in the form that the server accepts: in
+  slices of their own, next to the devices, or not at all, which is a fault. The driver tries these
+  forms in turn for each version of the API.
+- Only the answer to a write, or a field that the server finds invalid, shows what a server stores.
 - The driver uses the newest version of the API that it and the server support.
-- An answer that no API server sends may come from a proxy, and counts as silence. Each object is
-  checked on arrival. A bug in this module is a fault. Neither ends the driver, since the kubelet
-  keeps calling it.
+- An answer that no API server would send may come from a proxy, and is treated as no answer. Each
+  object is checked on arrival. A bug in this module is a fault. None of this ends the driver, since
+  the kubelet keeps calling it.
 - While the node's devices are unknown, the published slices stay.
-- They also stay when the agent ends. If it does not come back, the kubelet deletes them.
+- They also stay when the agent exits. If it does not come back, the kubelet deletes them.
 
 Source: Kubernetes API concepts; kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection).
 """
@@ -274,7 +276,7 @@ class Publisher:
         """Publish the devices.
 
         Returns:
-            Seconds to wait before that; 0 if it is done; None if it must start over.
+            Seconds to wait before the next try; 0 if it is done; None if it must start over.
         """
         try:
             pause = await self._write_due(path, wanted)
@@ -351,10 +353,10 @@ class Publisher:
     async def _keeps_taints(
         self, path: str, wanted: Iterable[Device], *, inform: bool = False
     ) -> bool:
-        """Return whether the server keeps taints; a dry run finds out.
+        """Return whether the server stores taints; a dry run finds out.
 
         Args:
-            inform: whether those of the effect None are meant, or all others.
+            inform: whether to test taints with the effect None, or all others.
         """
         one = next((each for each in wanted if _taints(each, inform=inform)), None)
         if one is None:

@@ -1,9 +1,9 @@
-"""Recovering how claims share devices, if the checkpoint is lost.
+"""Recover how claims share devices after the checkpoint was lost.
 
-The kubelet's record of claims, which replaces the checkpoint, lacks this; the API server has it.
-The driver waits for the server only if containers of a claim may be clients of an MPS control
-daemon: a daemon that no claim needs is stopped, and they would lose it. This is so if the claim's
-CDI spec mounts the pipes of a daemon, and that daemon still exists.
+The checkpoint is replaced by the kubelet's record of claims, which does not contain this; the API
+server does. The driver waits for the server only if containers of a claim may be clients of an MPS
+control daemon: a daemon that no claim needs is stopped, and its clients would lose it. This is the
+case if the claim's CDI spec mounts the pipes of a daemon, and that daemon still exists.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ async def recall(
     """Read from the API server how claims share their devices.
 
     Args:
-        claims: as the kubelet recorded them.
-        read: reads one from the server.
-        needs: whether to wait for the server until it answers about a claim.
-        fault: reports what this waits for.
+        claims: the claims as the kubelet recorded them.
+        read: reads a claim from the server.
+        needs: whether to wait until the server answers about a claim.
+        fault: reports what the driver is waiting for.
 
     Returns:
-        The claims that still have the same devices, by their UIDs.
+        The claims that still have the same devices, by UID.
     """
     found: dict[str, Claim] = {}
     needing = {claim.uid for claim in claims if needs(claim)}

@@ -3,17 +3,18 @@
 Rules
 - Every claim of a call gets an answer; an error has the text that the kubelet puts into an event of
   the pod.
-- The claims of a call run at the same time: the kubelet gives all of them 45 seconds together.
-- Work on a claim goes on if the kubelet stops waiting. It calls again, and then the answer is
-  there. Work also goes on if the agent ends, for at most :data:`TO_FINISH` seconds. After that the
-  call has no answer, and the instance that relayed it calls again.
-- Work that takes nearly as long as the kubelet waits is answered with an error that says so, and
-  goes on: MPS daemons, nvidia-smi on several GPUs and NVML may all be slow for one claim.
+- The claims of a call are handled at the same time: the kubelet allows 45 seconds for all together.
+- Work on a claim continues if the kubelet stops waiting. It will call again, and then the answer is
+  ready. Work also continues when the agent exits, for at most :data:`TO_FINISH` seconds. After that
+  the call gets no answer, and the instance that relayed it calls again.
+- If the work takes nearly as long as the kubelet waits, the answer is an error that says so, and
+  the work continues: MPS daemons, nvidia-smi on several GPUs and NVML may all be slow for one
+  claim.
 - A relayed call has its own connection, since another instance may be active for the next call. If
-  that instance ended before it answered, the call is made again to the next active one; preparing
-  and unpreparing may be repeated.
-- Health streams send all devices at each change, and every ten seconds: the kubelet drops a device
-  that was not reported for thirty.
+  the active instance exited before it answered, the call is repeated with the next active one;
+  preparing and unpreparing may safely be repeated.
+- Health streams send all devices at each change, and every ten seconds, because the kubelet drops a
+  device that was not reported for thirty seconds.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra; grpc.aio.
 """
@@ -105,7 +106,7 @@ class ActiveDriver:
     """Answers RPCs while the driver of this agent is active.
 
     Args:
-        tasks: where the work on claims runs.
+        tasks: the task group in which the work on claims runs.
     """
 
     def __init__(self, context: Context, driver: DriverApi, tasks: anyio.abc.TaskGroup) -> None:
@@ -127,10 +128,10 @@ class ActiveDriver:
         """Answer NodePrepareResources.
 
         Args:
-            knows_shares: whether the version of the API has shares.
+            knows_shares: whether this version of the API has shares.
 
         Raises:
-            DriverEnded: there is no answer.
+            DriverEnded: the driver ended before the answer was ready.
         """
         response = pb.NodePrepareResourcesResponse()
         driver = self._context.options.dra_driver
@@ -148,7 +149,7 @@ class ActiveDriver:
         """Answer NodeUnprepareResources.
 
         Raises:
-            DriverEnded: there is no answer.
+            DriverEnded: the driver ended before the answer was ready.
         """
         response = pb.NodeUnprepareResourcesResponse()
         unprepare = self._driver.transactions.unprepare
@@ -171,10 +172,10 @@ class ActiveDriver:
         run: Callable[[Reference], Awaitable[Claim | None]],
         claims: Iterable[pb.Claim],
     ) -> list[tuple[str, Claim | None, str]]:
-        """Work on the claims of a call; return each UID with the result and the error.
+        """Work on the claims of a call; return each UID with its result and error.
 
         Args:
-            verb: for messages.
+            verb: the verb for messages.
         """
         works = [_Work(Reference(each.namespace, each.uid, each.name)) for each in claims]
         for work in works:
@@ -251,7 +252,7 @@ def prepared_response(
 
     Args:
         driver: the name of the driver.
-        knows_shares: whether the version of the API has shares.
+        knows_shares: whether this version of the API has shares.
     """
     response = pb.NodePrepareResourceResponse()
     described = {*metadata.requests_of(claim)} if claim.has_metadata else set[str]()
@@ -304,7 +305,7 @@ class Relay:
 
         Args:
             kind: the type of the response.
-            timeout: seconds; None for no limit.
+            timeout: the time limit in seconds; None for no limit.
 
         Returns:
             The response; None if no instance is active now.
@@ -324,7 +325,7 @@ class Relay:
                 return None
 
     async def stream(self, method: str, request: Any, kind: Any) -> AsyncGenerator[Any, None]:
-        """Relay a stream, until the instance that sends it ends.
+        """Relay a stream until the instance that sends it exits.
 
         Raises:
             RelayRefused: the instance answered with an error.

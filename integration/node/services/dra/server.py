@@ -9,21 +9,22 @@
 
 Rules
 - The driver's socket exists before its registration socket, which the kubelet watches for, and
-  looks for after a restart. When the agent ends, calls under way finish before the registration
-  socket goes, since the kubelet may then close the connection.
-- Sockets that are removed are created again. A missing kubelet is waited for.
-- Each API is served in both versions that kubelets call, v1 first: they take the first they know.
+  looks for after a restart. When the agent exits, calls in progress finish before the registration
+  socket is removed, since the kubelet may then close the connection.
+- Sockets that were removed are created again. If there is no kubelet, the driver waits for it.
+- Each API is served in both versions that kubelets call, v1 first: they take the first one they
+  know.
 
-Rules of updates, during which two instances run
+Rules for updates, during which two instances run
 - An instance in a pod has the pod's UID in the names of its sockets, so that they do not replace
   those of the other. If a path would be too long for a socket, a digest replaces the UID.
-- The active instance has the agent's lock of the node, and does all that the agent does. It also
-  serves a socket without a UID. The other instance relays calls to that socket, since the kubelet
-  calls the newest instance that it is connected to. While none is active, calls wait.
-- The other instance becomes active once it has the lock. Its sockets stay, so the kubelet notices
-  nothing. Its pod is ready once it serves; then Kubernetes ends the older pod.
-- The next active instance removes sockets of instances that were killed: a kubelet that starts
-  would try each of them first.
+- The active instance holds the node's lock, and does all the work of the agent. It also serves a
+  socket without a UID. The other instance relays calls to that socket, since the kubelet calls the
+  newest instance that it is connected to. While no instance is active, calls wait.
+- The other instance becomes active once it has the lock. It keeps its sockets, so the kubelet
+  notices nothing. Its pod is ready once it serves; then Kubernetes stops the older pod.
+- The next active instance removes the sockets of instances that were killed, because a kubelet that
+  starts would try each of them first.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin, pkg/kubelet/pluginmanager; its Go helper,
 kubeletplugin (RollingUpdate); DaemonSet, ``maxSurge``; unix(7).
@@ -118,11 +119,11 @@ class SocketPaths:
 
 
 def socket_paths(root: str, driver: str, pod: str) -> SocketPaths:
-    """Return where the sockets of an instance are.
+    """Return the paths of an instance's sockets.
 
     Args:
         root: the kubelet's directory.
-        pod: the UID of the instance's pod; "" if it runs in none.
+        pod: the UID of the instance's pod; "" if it does not run in one.
     """
     registry = os.path.join(root, "plugins_registry")
     directory = os.path.join(root, "plugins", driver)
@@ -141,7 +142,7 @@ class DriverServer:
     """The driver's sockets.
 
     Args:
-        relay: calls the active instance; None if this one is, or becomes, active.
+        relay: calls the active instance; None if this one is active, or is about to be.
     """
 
     def __init__(self, context: Context, relay: Relay | None = None) -> None:
@@ -201,10 +202,10 @@ class DriverServer:
     async def _keep(
         self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
     ) -> None:
-        """Serve sockets until cancelled; after a failure serve them again.
+        """Serve sockets until cancelled; after a failure, serve them again.
 
         Args:
-            whom: who calls them, for messages.
+            whom: the name of the caller, for messages.
             doors: the services of each socket, by its path, in the order of creation.
             end: called as soon as this is cancelled.
         """
@@ -337,8 +338,8 @@ class DriverServer:
         """Return the answer of the active instance; wait until there is one.
 
         Args:
-            answer: makes it, if this instance is active.
-            method: its full name, for the relay.
+            answer: produces the answer, if this instance is active.
+            method: the full name of the method, for the relay.
             kind: the type of the response.
         """
         response = None
@@ -397,7 +398,7 @@ async def stand_by(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock)
     """Relay calls to another instance until this one has the lock of the node.
 
     Args:
-        tasks: where the sockets are served from now on.
+        tasks: the task group that serves the sockets from now on.
 
     Returns:
         The context for the agent's services, with the server.

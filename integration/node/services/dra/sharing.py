@@ -1,32 +1,33 @@
-"""Sharing devices between claims: by configuration, or by shares of a device. Pure.
+"""Share devices between claims, by configuration or by shares of a device. Pure.
 
 Rules of configured sharing
 - The devices of one MPS configuration are clients of one daemon, as in NVIDIA's driver. Its name is
   ``claims/UID-HASH``: the claim's UID, and a hash of the devices.
-- A configuration may name a device of a claim by its place, from 0, in the order of GPU indices.
-- A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon serves
-  one MIG device, or whole GPUs.
+- A configuration may refer to a device of a claim by its position, counted from 0 in the order of
+  GPU indices.
+- A MIG device has no time slice of its own, and CUDA sees at most one MIG device. So a daemon
+  serves either one MIG device, or whole GPUs.
 - Admin access (``adminAccess``) does not change how a device is shared.
-- Clients find their daemon by the claim's CDI spec. A container with devices of two daemons is a
-  client of the last one only.
+- Clients find their daemon through the claim's CDI spec. If a container has devices of two daemons,
+  it is a client of the last one only.
 
 Rules of shares (consumable capacity)
-- ``--dra-shares`` says how many shares a device has, at most as many as ``[sharing]`` of the
-  configuration lets containers have it: the shim would refuse the others. A device that only one
-  container may have gets no shares.
+- ``--dra-shares`` sets how many shares a device has. They are at most as many as the containers
+  that ``[sharing]`` of the configuration allows on it, because the shim would refuse any others. A
+  device that only one container may have gets no shares.
 - ``memory`` and ``unlimited`` in place of the number are modes of NVIDIA's driver. A device then
   has a number of shares only if ``[sharing]`` has a limit. A claim that requests no memory gets all
   of it (``memory``), or none of it (``unlimited``).
-- A device that consumes counters gets no shares, which concerns MIG devices that the driver
-  creates: schedulers before Kubernetes 1.37 give such a device to no second claim (134100, 140433,
+- A device that consumes counters gets no shares. This concerns MIG devices that the driver creates:
+  schedulers before Kubernetes 1.37 do not give such a device to a second claim (134100, 140433,
   140436), or lose count of it and give its GPU to other claims, too (139034, until 1.36.2).
-- With a number, a claim that requests no memory gets one share, and that share of the memory. It
+- With a number, a claim that requests no memory gets one share, and the memory of that share. It
   gets none of a MIG device's other capacities, or nothing would be left for the next claim.
-- An allocation without a share's id is the whole GPU. API servers with the gate
+- An allocation without a share id is the whole GPU. API servers with the feature gate
   DRAConsumableCapacity off drop what the driver publishes about shares.
 - The scheduler counts memory and shares, and the driver counts them again.
-- Claims share a device in the same way: with MPS or without, and with one time slice. A claim that
-  names no time slice agrees with any.
+- All claims on a device have to share it in the same way: with MPS or without, and with one time
+  slice. A claim that names no time slice is compatible with any.
 - All shares of a device have one daemon (``shares/UUID``), whichever claims they belong to: a
   device has one MPS server at most. The daemon has no limits; each share's limits are variables of
   its containers. One configuration sets up MPS for the shares of one device only.
@@ -142,10 +143,10 @@ def configured(
 def _chosen(
     configurations: Sequence[Configuration], request: str, kind: str, asked: str
 ) -> int | None:
-    """Return the index of the configuration that counts for a device; None if none does.
+    """Return the index of the configuration that applies to a device; None if none does.
 
     Args:
-        request: of the device, with its subrequest ("gpu/any").
+        request: the request of the device, with its subrequest ("gpu/any").
     """
     names = {request, request.partition("/")[0]}
     for place in reversed(range(len(configurations))):
@@ -277,7 +278,7 @@ def with_shares(
     """Return the node's devices, with shares where they can have some.
 
     Args:
-        mode: shares of a device, 0 for none; or MEMORY or UNLIMITED.
+        mode: the number of shares of a device, 0 for none; or MEMORY or UNLIMITED.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     parts = {each.uuid: each for each in inventory.mig_devices}
@@ -318,10 +319,11 @@ def policy_of(device: Device, name: str) -> dict[str, Any]:
 
 
 def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return which share of a device an allocation is.
+    """Return which share of a device an allocation stands for.
 
     Returns:
-        The share's id, "" for the whole device; its MiB and shares, 0 if unknown.
+        The share's id, "" for the whole device; its memory in MiB and number of shares, 0 if
+        unknown.
     """
     share = str(result.get("shareID") or "")
     capacity = result.get("consumedCapacity")
@@ -335,10 +337,10 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
     """Check that the shares of a device fit into it.
 
     Args:
-        devices: of the node, by their names.
+        devices: the node's devices, by name.
 
     Raises:
-        DeviceTaken: they do not.
+        DeviceTaken: they do not fit.
     """
     theirs = [
         (each, str(other)) for other in others if other.uid != claim.uid for each in other.devices
@@ -364,7 +366,7 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
 
 
 def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
-    """Check that claims that share a device share it in the same way.
+    """Check that claims on the same device share it in the same way.
 
     Raises:
         SharingConflict: another claim shares it in another way.

@@ -1,4 +1,4 @@
-"""Setting up how claims share devices: time slices of GPUs, and MPS control daemons.
+"""Set up how claims share devices: time slices of GPUs, and MPS control daemons.
 
 Rules
 - The agent's MPS service runs the daemons (:mod:`integration.node.mps`); this module says which
@@ -74,7 +74,7 @@ class SharingSetup:
         """Set time slices for a claim, and wait until its MPS daemons serve.
 
         Args:
-            before: the claim as it was before; its other devices get the default time slice.
+            before: the claim before the change; its other devices get the default time slice.
 
         Raises:
             TimeSliceFailed: a time slice cannot be set.
@@ -89,10 +89,10 @@ class SharingSetup:
             await self._await_daemon(claim, name, tuple(daemon.limits))
 
     async def release(self, uid: str) -> None:
-        """Release what only this claim uses; nothing if it shares nothing.
+        """Release what only this claim uses; do nothing if it shares nothing.
 
         Raises:
-            MpsDaemonFailed: a daemon has not ended; the claim keeps all it had.
+            MpsDaemonFailed: a daemon has not exited; the claim keeps everything it had.
         """
         claim = self._claims.get(uid)
         try:
@@ -107,7 +107,7 @@ class SharingSetup:
         """Return a claim to what it had before a transaction that failed.
 
         Args:
-            before: None if it had nothing.
+            before: the claim at that time; None if it had nothing.
         """
         with suppress(MpsDaemonFailed):  # the daemon ends with its last client
             await self._replace(uid, before)

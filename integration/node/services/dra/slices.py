@@ -1,16 +1,16 @@
 """ResourceSlices: the content to publish, and the writes that publish it. Pure.
 
 Rules
-- The devices of a node are one pool, named after the node. It has one slice for each
-  :data:`MOST_DEVICES` devices; without devices it has one empty slice, which says that the driver
-  runs. The limit is half if devices have taints or counters.
+- The devices of a node form one pool, named after the node. It has one slice for each
+  :data:`MOST_DEVICES` devices; without devices it has one empty slice, which shows that the driver
+  runs. The limit is half of that if devices have taints or counters.
 - Devices that exclude each other consume a shared set of counters. Servers from 1.35 on want the
-  sets in slices without devices; 1.34 wants them next to the devices. On servers without counters
+  sets in slices without devices; 1.34 wants them next to the devices. On servers without counters,
   MIG devices that need them are not published, and whole GPUs have none. Slices with sets are
-  written first: a server that does not know them drops them without an error.
+  written first, because a server that does not know sets drops them without an error.
 - The scheduler uses only the slices of a pool's highest generation, and only if all of them exist.
   So each change writes all slices of the pool, with the next generation.
-- Nothing is written if the slices are as they should be. A server that drops a field of a newer
+- Nothing is written if the slices are already up to date. A server that drops a field of a newer
   version gets the same content only once.
 - The server records when a taint was added, and that time must not change while the taint exists.
   So writes repeat the server's time.
@@ -176,7 +176,7 @@ def changes(
 
     Args:
         there: the published slices.
-        kept: what the server stored of a content, by its :func:`key_of`.
+        kept: what the server stored of each content, by its :func:`key_of`.
     """
     slices = sorted(there, key=_name)
     ours = [each for each in slices if each["spec"]["pool"]["name"] == owner.node]
@@ -273,7 +273,7 @@ def is_ours(each: Mapping[str, Any]) -> bool:
 
 
 def deletion(each: Mapping[str, Any]) -> Write:
-    """Return the call that deletes a slice unless it changed meanwhile."""
+    """Return the call that deletes a slice unless it has changed in the meantime."""
     seen = each["metadata"]
     conditions = {key: seen[key] for key in ("uid", "resourceVersion") if key in seen}
     return Write("DELETE", {"preconditions": conditions}, _name(each))

@@ -1,17 +1,17 @@
-"""Unpreparing claims that no pod has any longer.
+"""Unprepare claims that no pod has any more.
 
-A kubelet that lost its records, or a pod that was deleted by force while the agent was down, leaves
-a claim prepared forever, and no other claim gets its devices.
+If a kubelet has lost its records, or a pod was deleted by force while the agent was down, a claim
+stays prepared forever, and no other claim gets its devices.
 
 Rules
 - A claim is stale if three sources agree: the API server has no claim of that name, or one with
-  another UID; no container has it, by the kubelet's pod-resources API; and the kubelet's own
-  record, by which it unprepares what its pods left, does not name it.
-- It is unprepared if two looks in a row find it stale, since a kubelet that has just started knows
-  no pods for a moment. A hangup signal starts a look at once.
-- A missing answer (a server that is away or refuses, a proxy's page) counts as "not stale". With a
-  kubelet's credentials, the node authorizer says that no pod of the node has the claim: together
-  with the other two sources that is enough.
+  another UID; no container has it according to the kubelet's pod-resources API; and the kubelet's
+  own record, by which it unprepares the claims of its former pods, does not list it.
+- A stale claim is unprepared only after two checks in a row, since a kubelet that has just started
+  knows no pods for a moment. SIGHUP starts a check at once.
+- A missing answer (a server that is unavailable or refuses, a proxy's page) counts as "not stale".
+  With a kubelet's credentials, the node authorizer's answer that no pod of the node has the claim
+  is enough, together with the other two sources.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra, manager.go; NVIDIA's driver, its cleanup of stale
 claims every ten minutes.

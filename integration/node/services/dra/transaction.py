@@ -1,4 +1,4 @@
-"""The life of a claim: preparing and unpreparing it, each as one transaction.
+"""The life of a claim: it is prepared and unprepared, each in one transaction.
 
 ::
 
@@ -8,18 +8,19 @@
 
 Rules
 - A transaction holds its claim (:class:`.claim_table.ClaimLocks`), so calls for one claim run in
-  the order in which they came: an unprepare that comes after a prepare also ends after it.
+  the order in which they arrived: an unprepare that arrives after a prepare also ends after it.
 - Prepare reads the claim from the API server each time. If the claim was allocated again, its new
-  devices count. If the server does not answer, a claim that is known is prepared as it was.
+  devices count. If the server does not answer, a known claim is prepared as it was before.
 - Checking and reserving is one step without a wait, so two claims cannot both find a device free.
 - The checkpoint says PREPARING before anything on the node changes, and PREPARED before the kubelet
-  gets an answer. So an agent that is killed at any step leaves nothing that the next one misses.
-- If a step fails, one rollback undoes those before it: the claim has what it had before. MIG
-  devices that were created are deleted afterwards (:meth:`.dynamic_mig.DynamicMig.tidy`), since
-  nvidia-smi may need longer than the kubelet waits.
-- The next agent completes a claim that is PREPARING, by the same steps, and rolls it back if that
-  fails. Until then its devices stay reserved. A claim whose MIG devices were not all created is
-  rolled back as soon as NVML says so.
+  gets an answer. So an agent that is killed at any step leaves nothing behind that the next one
+  would miss.
+- If a step fails, one rollback undoes the steps before it, and the claim has what it had before.
+  MIG devices that were created are deleted afterwards (:meth:`.dynamic_mig.DynamicMig.tidy`), since
+  nvidia-smi may take longer than the kubelet waits.
+- If a claim is still PREPARING, the next agent completes it with the same steps, and rolls it back
+  if that fails. Until then its devices stay reserved. If its MIG devices were not all created, it
+  is rolled back as soon as NVML's answer shows this.
 - Preparing a prepared claim again changes no state. It repairs what the claim needs: the daemons
   that share its devices, and its CDI spec.
 - No claim is prepared if the container engine does not read CDI names: pods would start without
@@ -107,7 +108,7 @@ class ClaimTransactions:
                 return await self._carry_out(claim)
 
     async def unprepare(self, reference: Reference) -> None:
-        """Undo what was prepared for a claim; nothing if nothing was.
+        """Undo what was prepared for a claim; do nothing if nothing was prepared.
 
         Raises:
             MpsDaemonFailed: its MPS control daemon has not ended.
@@ -218,10 +219,10 @@ class ClaimTransactions:
             )
 
     async def _roll_back(self, uid: str, before: Claim | None) -> None:
-        """Return a claim to what it had before; nothing if no step has changed it.
+        """Return a claim to its previous state; do nothing if no step has changed it.
 
         Args:
-            before: None if the claim had no devices.
+            before: the previous state; None if the claim had no devices.
         """
         if self.table.claims.get(uid) is before:
             return

@@ -9,11 +9,11 @@
     requests of administrators ──────────▶  │
 
 Rules
-- The log has a line for each error, with the container that caused it if that is known. Each error
-  counts once: the kernel log and NVML may both report it, and
-  :mod:`integration.node.services.monitor.merging` makes one event of that.
-- A serious Xid makes its devices unhealthy before it is known which process caused it: no pod may
-  get them meanwhile. The complete event follows, counts, and names the container.
+- The log has a line for each error, with the container that caused it if known. Each error counts
+  once: the kernel log and NVML may both report it, and
+  :mod:`integration.node.services.monitor.merging` merges the two into one event.
+- A serious Xid makes its devices unhealthy before the process that caused it is known, so that no
+  pod gets them in the meantime. The complete event follows. It is counted, and names the container.
 - The log has a line for each change of a device's state: the reason, the containers involved and
   the remedy.
 """

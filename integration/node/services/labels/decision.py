@@ -1,19 +1,20 @@
-"""Which labels a node has. Pure.
+"""Decide which labels a node has. Pure.
 
 Rules
-- The values are those of NVIDIA's GPU feature discovery, with the same names, deprecated ones too.
-- A value that cannot be known is left out. Without a GPU there are no labels.
+- The values are those of NVIDIA's GPU feature discovery, with the same names, including deprecated
+  ones.
+- An unknown value is left out. Without a GPU there are no labels.
 - ``migStrategy: none`` labels whole GPUs, also those in MIG mode (with no replicas). ``single``
   replaces the labels of GPUs by those of MIG devices; if GPUs are in different modes, or MIG
   devices of different profiles, or missing, the product ends with ``-MIG-INVALID`` and the count is
   0. ``mixed`` adds labels for each profile.
-- The labels of GPUs describe one model: that of most GPUs without MIG mode, then of most GPUs, then
-  the first by name. GFD chooses at random, each time. A note names the other models.
-- A value is cut to 63 characters that are valid. A product keeps its end, which says what the
-  resource is. A label that is not valid all the same, as of a profile with an unusual name, is left
-  out: the API server would refuse it together with all the others.
-- The family is the architecture that NVML names. GFD guesses it from the compute capability, by
-  which a GPU of 10.7 (Rubin) would be Blackwell's.
+- The labels of GPUs describe one model: the one of most GPUs without MIG mode, or else of most
+  GPUs, or else the first by name. GFD chooses at random, each time. A note names the other models.
+- A value is shortened to 63 valid characters. A product keeps its end, which tells what the
+  resource is. A label that is still not valid, such as that of a profile with an unusual name, is
+  left out: because of it, the API server would refuse all the others, too.
+- The family is the architecture that NVML names. GFD guesses it from the compute capability, and
+  would take a GPU of 10.7 (Rubin) for a Blackwell.
 - A lost GPU counts, but does not decide which mode the GPUs are in.
 - GPUs that the configuration excludes, and DGX Displays, do not count.
 
@@ -92,7 +93,7 @@ def labels_of(
     """Return the labels of a node.
 
     Args:
-        settings: those of the device plugin.
+        settings: the settings of the device plugin.
         clique: the value of ``gpu.clique``; None if the GPUs are in no fabric, or in several.
     """
     gpus = [gpu for gpu in inventory.gpus if not gpu.excluded and gpu.model not in _DISPLAYS]
@@ -208,7 +209,7 @@ class _Devices:
     """The MIG devices of a node.
 
     Args:
-        gpus: those that count.
+        gpus: the GPUs that count.
         there: all MIG devices.
     """
 
@@ -224,7 +225,7 @@ class _Devices:
         """Return the labels that replace those of GPUs; none if no GPU is in MIG mode.
 
         Args:
-            model: the one whose GPUs are labelled.
+            model: the model whose GPUs are labelled.
         """
         answering = [gpu for gpu in self._gpus.values() if not gpu.lost]
         in_mode = [gpu for gpu in answering if gpu.mig]
@@ -280,7 +281,7 @@ def _devices(model: str, count: int, share: _Share) -> _Values:
 
 
 def _share(settings: Settings, resource: str, there: list[_Named], model: str) -> _Share:
-    """Return how the devices of a resource that are of one model are shared.
+    """Return how the devices of one model in a resource are shared.
 
     Args:
         there: all devices of the resource, in the order of indices.
@@ -329,7 +330,7 @@ def _plain(profile: str) -> str:
 
 
 def _valid(text: str, suffix: str = "") -> str | None:
-    """Return a text as the value of a label; None if nothing of it may be in one.
+    """Return a text as the value of a label; None if none of its characters are valid.
 
     Args:
         suffix: what the value ends with, however long the text is.

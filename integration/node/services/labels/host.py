@@ -1,4 +1,4 @@
-"""Read what labels need of the machine and its GPUs from sysfs.
+"""Read from sysfs what the labels need to know about the machine and its GPUs.
 
 Source: PCI Local Bus Specification, configuration space and capabilities; NVIDIA's go-nvlib
 pkg/vgpu, which recognises a vGPU by its vendor-specific capability.
@@ -36,11 +36,11 @@ class HostFacts:
 
 
 def look_at_host(config: Config, machine_file: str) -> HostFacts:
-    """Read what labels need.
+    """Read what the labels need.
 
     Args:
-        config: where sysfs is.
-        machine_file: has the machine's product name; "" for that of sysfs.
+        config: locates sysfs.
+        machine_file: the file with the machine's product name; "" for the one in sysfs.
     """
     machine = _text(machine_file or f"{config.sys}/class/dmi/id/product_name")
     bus = f"{config.sys}/bus/pci/devices"

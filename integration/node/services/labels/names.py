@@ -1,4 +1,4 @@
-"""The labels of a node, as GPU feature discovery (GFD) has them.
+"""The labels of a node, with the names that GPU feature discovery (GFD) uses.
 
 GFD writes some values under two names, of which one is deprecated; clusters select by both.
 

@@ -4,8 +4,8 @@ Rules
 - The service runs only with ``--node-labels``. It writes when the inventory, the device plugin's
   settings or the NVLink cliques have changed, and when the agent gets SIGHUP. It does nothing in
   between, so a label that another program removes is missing until then.
-- As long as a GPU is lost, or NVML or the driver does not answer, the labels stay as they are. They
-  are removed when the node's last GPU is gone.
+- While a GPU is lost, or NVML or the driver does not answer, the labels stay as they are. They are
+  removed when the node's last GPU is removed.
 - NVML is asked only if the GPUs or MIG devices have changed, and not while it is paused.
 - When the agent stops, the labels stay, unless ``--node-labels-remove`` is set.
 """
@@ -73,7 +73,8 @@ class Labeller:
         """Write the labels, unless nothing has changed or they cannot be known now.
 
         Raises:
-            NvshimError: NVML, the device plugin's settings, or who takes the labels.
+            NvshimError: from NVML, from the device plugin's settings, or from the writer of the
+                labels.
         """
         state, settings = self._context.state, settings_of(self._context)
         if settings is None or state.nvml_unavailable:
@@ -134,10 +135,10 @@ class Labeller:
 
 
 def _ask(config: Config, inventory: Inventory) -> Parts:
-    """Ask NVML which GPUs support MIG, and what each MIG device has.
+    """Ask NVML which GPUs support MIG, and which resources each MIG device has.
 
     Raises:
-        NvmlFailed: it does not answer, or leaves out a GPU that is not lost.
+        NvmlFailed: NVML does not answer, or leaves out a GPU that is not lost.
     """
     try:
         parts = ask_parts(config)

@@ -1,13 +1,14 @@
-"""Writing the labels: to the Node, to a NodeFeature object, or to a file.
+"""Write the labels to the Node, to a NodeFeature object, or to a file.
 
 ====================  ==========================================================================
-``node``              the Node's metadata. Of its labels, those of :mod:`.names` are ours
+``node``              the Node's metadata. We own those of its labels that :mod:`.names` lists
 ``node-feature``      the object ``nvidia-features-for-NODE``; the master of node feature discovery
                       (NFD) copies its labels to the Node, and removes those that it lacks later
 ``file``              a file in the directory from which NFD's worker on this node reads labels
 ====================  ==========================================================================
 
-Nothing is written that is there already. Without labels, what was written is removed.
+If the labels are already there, nothing is written. If the node has no labels, old ones are
+removed.
 
 Source: Kubernetes, strategic merge patch; NFD, pkg/apis/nfd/v1alpha1 and source/local.
 """

@@ -7,9 +7,9 @@ The service reads the bundles
 
 - when containers are created, start, exit or are deleted
   (:mod:`integration.containers.bundle_watch`);
-- when the node changes, since the driver may be another one;
-- when a poll finds a change that causes no event: the kubelet's assignments, the driver's files, or
-  a containerd that is known only by its shims;
+- when the node changes, since the driver may have changed;
+- when a poll finds a change that causes no event: in the kubelet's assignments, the driver's files,
+  or a containerd that is known only from its shims;
 - and after ten polls without a change, in case an event was lost.
 """
 
@@ -118,11 +118,11 @@ async def look_and_ask(
     ask: Callable[[], Awaitable[Allocated | None]],
     proc: str = _PROC,
 ) -> Ledger:
-    """Return the ledger as :func:`look` does; a pod that has just started is not an orphan.
+    """Return the ledger as :func:`look` does, but do not call a new pod an orphan.
 
     Args:
         allocated: the kubelet's assignments; None if it does not answer.
-        ask: asks the kubelet again, called if it did not know a pod.
+        ask: asks the kubelet again; called if the kubelet did not know a pod.
 
     Raises:
         StateUnreadable: see :func:`look`.

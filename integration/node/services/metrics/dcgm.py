@@ -1,19 +1,22 @@
 """dcgm-exporter's series, under its names, in its units and with its labels.
 
 Rules
-- dcgm-exporter 4.9 renamed its series, many of them with another unit. ``dcgm`` has the names up to
-  4.8; ``dcgm-4.5`` has the same with the label ``Hostname``, which is ``hostname`` since 4.6;
-  ``dcgm-4.9`` has the names since 4.9. Given together, a name of both is written once.
-- A GPU with MIG devices has a series for each GPU instance instead of its own. What NVML knows of
-  the GPU only, such as its temperature, is repeated for each; so is its UUID.
+- dcgm-exporter 4.9 renamed its series, and changed the units of many. ``dcgm`` has the names up to
+  4.8; ``dcgm-4.5`` has the same names with the label ``Hostname``, which is ``hostname`` since 4.6;
+  ``dcgm-4.9`` has the names since 4.9. If several are chosen, a name that they share is written
+  once.
+- A GPU with MIG devices has a series for each GPU instance instead of its own. Values that NVML
+  knows only for the GPU, such as its temperature and its UUID, are repeated for each.
 - The labels ``namespace``, ``pod`` and ``container`` name one container that holds the device, as
-  there. Of several, a container with fewer devices comes first, then the last by name.
+  in dcgm-exporter. If there are several, the one with the fewest devices is named, then the last by
+  name.
 - A value that NVML does not report is absent, never 0. The licence of vGPUs is always absent.
-- The format is text 0.0.4, as there: OpenMetrics requires that a counter's name ends in ``_total``.
+- The format is text 0.0.4, as in dcgm-exporter: OpenMetrics requires that a counter's name ends in
+  ``_total``.
 
 Source: dcgm-exporter, etc/default-counters.csv and internal/pkg/rendermetrics; its release notes.
-The names since 4.9 are those of DCGM 4.7's fields by its documentation; none was compared with a
-running dcgm-exporter.
+    The names since 4.9 are those of DCGM 4.7's fields, according to its documentation. None of this
+    was compared with a running dcgm-exporter.
 """
 
 from __future__ import annotations
@@ -200,12 +203,12 @@ def collect(
     node: str,
     attribution: Attribution = Attribution(),  # noqa: B008 - a constant
 ) -> list[tuple[Metric, Rows]]:
-    """Return the series of the spellings, each name once.
+    """Return the series in the given spellings, each name once.
 
     Args:
-        names: DCGM, DCGM_4_5, DCGM_4_9, or several.
+        names: one or several of DCGM, DCGM_4_5 and DCGM_4_9.
         node: the node's name.
-        attribution: labels of pods and jobs.
+        attribution: the labels of pods and jobs.
     """
     spellings = []
     if DCGM_4_9 in names:
@@ -235,7 +238,7 @@ def _spelled(
 
     Args:
         common: the values of the labels that do not depend on the device.
-        more: the names of pods' labels.
+        more: the names of the pods' labels.
     """
     of_error = _ERROR if series.old == _XID else ()
     labels = (*_DEVICE, *spelling.hosts, spelling.driver, *_HOLDER, *more, _JOB, *of_error)

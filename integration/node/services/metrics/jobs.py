@@ -1,9 +1,9 @@
-"""The jobs of a batch system that use GPUs, from a directory that its prolog and epilog write.
+"""Read the jobs of a batch system that use GPUs from a directory that its prolog and epilog write.
 
-A file has the index of a GPU as its name, or "GPU.INSTANCE" for a GPU instance, and one job's id a
-line. Each job gets series of its own, with the label ``hpc_job``. A line that cannot be a label's
-value is left out. A link is not followed: who may write the directory could publish any file with
-it.
+The name of a file is the index of a GPU, or "GPU.INSTANCE" for a GPU instance. Each line has the id
+of one job. Each job gets its own series, with the label ``hpc_job``. A line that is not valid as a
+label's value is left out. A link is not followed, because anyone who may write the directory could
+publish any file with it.
 
 Source: dcgm-exporter, "HPC job mapping".
 """
@@ -26,10 +26,10 @@ _MOST: Final = 64  # jobs of a device
 
 
 class Jobs:
-    """The jobs in a directory.
+    """Return the jobs in a directory.
 
     Args:
-        directory: its path. It may be on a file system that hangs.
+        directory: the path of the directory. It may be on a file system that hangs.
     """
 
     def __init__(self, directory: str) -> None:
@@ -47,9 +47,9 @@ class Jobs:
 
 
 def read_jobs(directory: str) -> Mapping[str, Labels]:
-    """Return the jobs of each device, by the names of the files.
+    """Return the jobs of each device, by file name.
 
-    A file that cannot be read counts as one without jobs: it may have been removed just now.
+    A file that cannot be read counts as one without jobs, since it may just have been removed.
     """
     found: dict[str, Labels] = {}
     try:

@@ -9,8 +9,8 @@ Rules
 - The labels ``namespace``, ``pod`` and ``container`` identify a container, as everywhere in
   Kubernetes, not its id: a pod that restarts all day must not create a new series each time. A
   container without a pod has the label ``container`` only: its name, or else its id.
-- An unknown value is absent, not 0. A device or container that is gone is absent from the next
-  scrape on.
+- An unknown value is absent, not 0. A device or container that no longer exists is absent from the
+  next scrape on.
 - Published names are never changed; new ones may be added.
 
 Source: Prometheus' "Metric and label naming" and "Writing exporters"; OpenMetrics 1.0.

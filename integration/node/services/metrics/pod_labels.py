@@ -1,11 +1,12 @@
 """Labels of the pods that hold devices, for dcgm-exporter's series.
 
 Rules
-- The options name the labels. A series has them without a prefix, with an underscore for each
-  character that a label of Prometheus cannot have. A label that the series have anyway stays.
-- The container engine tells them, of its own node's pods, so the agent needs no right in the
-  cluster. They are those with which the pod started: a later change is not seen.
-- Only a scrape asks the engine, and only after a pod has come that it was not asked for.
+- The options name the labels. In the series they have no prefix, and an underscore for each
+  character that is not valid in a Prometheus label. A label that the series already have is not
+  replaced.
+- The container engine reports the labels of its own node's pods, so the agent needs no right in the
+  cluster. They are the labels with which the pod started: later changes are not seen.
+- Only a scrape asks the engine, and only if there is a new pod that was not asked for yet.
 
 Source: CRI v1 ListPodSandbox; dcgm-exporter, internal/pkg/transformation.
 """
@@ -30,11 +31,11 @@ class PodLabels:
 
     Args:
         keys: the labels, by their keys in Kubernetes.
-        taken: labels that the series have anyway.
+        taken: labels that the series already have.
         sockets: the possible sockets of engines; the first that answers counts.
 
     Attributes:
-        names: the labels' names in metrics, in the order of their values.
+        names: the names of the labels in metrics, in the order of their values.
     """
 
     def __init__(self, keys: Sequence[str], taken: Collection[str], sockets: Sequence[str]) -> None:
@@ -48,10 +49,10 @@ class PodLabels:
         self._known: dict[str, Labels] = {}
 
     async def of(self, pods: Collection[str]) -> Mapping[str, Labels]:
-        """Return the values of pods' labels, by UID; without those that are unknown.
+        """Return the values of the pods' labels by UID, without pods that are unknown.
 
         Args:
-            pods: their UIDs.
+            pods: the UIDs of the pods.
         """
         if not self._known.keys() >= {*pods}:
             told = await run_detached(_ask, self._sockets)

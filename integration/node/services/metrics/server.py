@@ -6,10 +6,11 @@ Rules
   latest.
 - The server keeps at most :data:`MOST` connections. A further one replaces the oldest, so that idle
   connections cannot lock Prometheus out.
-- If a response fails, the client gets status 500, and the agent goes on.
+- If a response fails, the client gets status 500, and the agent continues.
 
-prometheus-client's server has no limits. With these it takes as many lines (236, this has 230) and
-as much memory (21.2 MB after 100 scrapes, both), and a thread for each connection (2026-11-29).
+prometheus-client's server has no limits. If they were added to it, it would have as many lines of
+code (236; this has 230) and use as much memory (21.2 MB after 100 scrapes, both), and also one
+thread for each connection (2026-11-29).
 
 Source: RFC 9110; RFC 9112.
 """

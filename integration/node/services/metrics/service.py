@@ -4,8 +4,8 @@ Rules
 - The service queries NVML only for a scrape: without scrapes it does nothing.
 - A scrape finishes within the timeout that Prometheus sends with it. If NVML does not answer in
   time, the response reports NVML as down and contains all other metrics.
-- A scrape with a short timeout does not affect a scrape with a longer one: that one does not reuse
-  the response without NVML.
+- A scrape with a short timeout does not affect a scrape with a longer one, which does not reuse the
+  response without NVML.
 - Scrapes within :data:`FRESH` seconds share a response. On a node with many series they share it
   longer, so that writing takes at most the fraction :data:`SHARE` of the agent's time. A thread
   writes the response.
@@ -54,7 +54,7 @@ SHARE: Final = 0.1
 # Limit for a response that took long to write only because the node was busy.
 _FRESH_AT_MOST: Final = 5.0
 
-# The most seconds that a scrape waits for NVML, and the seconds of Prometheus' timeout that are
+# The maximum seconds that a scrape waits for NVML, and the seconds of Prometheus' timeout that are
 # reserved for everything else.
 LONGEST_WAIT: Final = 8.0
 _FOR_THE_REST: Final = 1.0
@@ -162,8 +162,8 @@ class Scrapes:
             cached = self._cache.get(form)
             until = started + deadline(request.headers.get(_TIMEOUT, ""))
             wait = max(until - time.monotonic(), _SHORTEST_WAIT)
-            # The text may be newer than this scrape, which has waited for the lock. Do not use one
-            # that gave NVML less time than this scrape has: it may report NVML as down.
+            # The text may be newer than this scrape, which has waited for the lock. Do not use it
+            # if it gave NVML less time than this scrape has: it may report NVML as down.
             if cached is None or cached.until < started or cached.waited < wait:
                 cached = await self._write(form, wait)
                 self._cache[form] = cached

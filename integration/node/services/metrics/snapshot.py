@@ -2,7 +2,7 @@
 
 Rules
 - The event loop collects all values at once, so that no service publishes anything in between.
-- A GPU that NVML knows and the inventory does not has the label ``uuid`` only.
+- A GPU that NVML knows but the inventory does not has only the label ``uuid``.
 - If NVML does not answer, its values of an earlier scrape are not repeated.
 """
 
@@ -65,13 +65,13 @@ class Attribution(NamedTuple):
 
 
 class Names:
-    """The labels of devices, by their UUIDs.
+    """The labels of devices, by UUID.
 
     Attributes:
-        known: the inventory's GPUs; a GPU without a UUID is under its PCI address.
+        known: the inventory's GPUs; a GPU without a UUID has its PCI address as the key.
         gpu: the labels of GPUs.
         mig: the labels of MIG devices, with their profile.
-        device: the labels of both, in one form.
+        device: the labels of GPUs and MIG devices, in one form.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:

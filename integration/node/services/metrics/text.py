@@ -1,8 +1,8 @@
 """Write all metrics, in the text format 0.0.4 or in OpenMetrics 1.0.
 
 Rules
-- prometheus-client writes the text, and chooses the format by the scraper's Accept header. The
-  header's version is ignored: each of the two formats has one version and one media type.
+- prometheus-client writes the text, and chooses the format from the scraper's Accept header. The
+  version in the header is ignored: each of the two formats has one version and one media type.
 - The value of a label may be a name that a user chose. Control characters and invalid Unicode are
   replaced, and a value is cut after :data:`LONGEST` characters.
 - A label with an empty value is left out, which means the same to Prometheus. A metric without
@@ -76,7 +76,7 @@ def write(known: Iterable[tuple[Metric, Rows]], form: Form) -> bytes:
     """Write metrics.
 
     Args:
-        known: each metric once, with its series.
+        known: the metrics, each once, with their series.
     """
     return form.encode(_Collected([_to_client(metric, rows) for metric, rows in known]))
 

@@ -1,14 +1,14 @@
-"""TLS and passwords of the metrics, by the web configuration file of Prometheus' exporters.
+"""TLS and passwords for the metrics, from the web configuration file of Prometheus' exporters.
 
 Rules
-- An unknown key is an error, and so is one that is not supported: certificates within the file,
-  cipher suites, curves, a rate limit, and client certificates that are not verified.
+- An unknown key is an error, and so is an unsupported one: certificates within the file, cipher
+  suites, curves, a rate limit, and client certificates that are not verified.
 - The file, and the files that it names, are read again when they change. While one of them is
-  wrong, connections are closed without an answer.
-- A password is compared in a thread, one at a time, and as long for an unknown user. One that was
-  right is remembered as a digest, since bcrypt is slow by design.
+  invalid, connections are closed without an answer.
+- Passwords are compared in a thread, one at a time, and an unknown user takes as long as a known
+  one. A correct password is remembered as a digest, since bcrypt is slow by design.
 
-bcrypt is imported only for a file with users (0.7 MB).
+bcrypt (0.7 MB) is imported only if the file has users.
 
 Source: prometheus/exporter-toolkit, docs/web-configuration.md.
 """
@@ -163,7 +163,7 @@ def read(path: str) -> Read:
     """Read a web configuration file, and the files that it names.
 
     Raises:
-        WebConfigInvalid: one is missing or wrong.
+        WebConfigInvalid: one of them is missing or invalid.
     """
     try:
         files = [(path, _identity(path))]
@@ -215,15 +215,15 @@ def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 class Web:
-    """Protects a server as its file says.
+    """Protects a server as its web configuration file says.
 
     Args:
         path: the file.
         answer: answers a request that is allowed.
-        fault: takes what is wrong with the file; "" if nothing is.
+        fault: receives what is wrong with the file; "" if nothing is wrong.
 
     Raises:
-        WebConfigInvalid: a file is missing or wrong.
+        WebConfigInvalid: a file is missing or invalid.
     """
 
     def __init__(
@@ -238,10 +238,10 @@ class Web:
         self._one = anyio.Lock()
 
     async def wrap(self, stream: SocketStream) -> ByteStream:
-        """Start a connection, with TLS if the file has it.
+        """Start a connection, with TLS if the file enables it.
 
         Raises:
-            anyio.BrokenResourceError: a file is wrong, or TLS fails.
+            anyio.BrokenResourceError: a file is invalid, or TLS fails.
         """
         try:
             found = await anyio.to_thread.run_sync(self._current)

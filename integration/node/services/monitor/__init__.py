@@ -1,4 +1,4 @@
-"""GPU events of NVML and the kernel log, and samples of NVML.
+"""GPU events from NVML and the kernel log, and samples of NVML.
 
-The agent calls NVML in child processes: a call may hang, and the agent then abandons the child.
+The agent calls NVML in child processes. A call may hang; then the agent abandons the child.
 """

@@ -5,14 +5,14 @@ Rules
   then all GPUs are *unwatched*: the agent logs and publishes that with the reason, and gets errors
   only from the kernel log. The same applies to a single GPU that cannot be watched.
 - Without events the child sends a heartbeat every :data:`BEAT` seconds. A child that is silent for
-  longer than that and NVML's timeout hangs.
-- The agent retries a GPU that could not be watched after a while, with a new child, because NVML
-  does not notice a reset. It retries a lost GPU as soon as a sample shows that it answers.
-- While a GPU has no instances, only NVML shows that an administrator switched its MIG mode. The
+  longer than that plus NVML's timeout is considered hung.
+- If a GPU could not be watched, the agent retries after a while with a new child, because NVML does
+  not notice a reset. It retries a lost GPU as soon as a sample shows that it answers.
+- While a GPU has no instances, only NVML shows that an administrator has switched its MIG mode. The
   mode cannot be switched while a child runs. So each child reports the modes when it starts.
 - When the child reports a lost GPU, the agent publishes that at once. Samples prove its return.
 - While NVML is closed for a reset or a MIG layout, only the GPUs that it changes count as
-  unwatched: it is short, and the kernel log has the errors of the others.
+  unwatched: the pause is short, and the kernel log has the errors of the others.
 - When the driver or the GPUs change, the agent replaces the child at once: NVML does not see GPUs
   that are added later, and keeps the kernel module in use.
 """
@@ -42,13 +42,13 @@ from integration.watcher import first_of
 BEAT: Final = 60.0
 """Seconds between two heartbeats of a child without events."""
 
-# Seconds: the longest pause before the next child, and the first pause before the agent retries a
-# GPU that could not be watched.
+# In seconds: the longest pause before the next child, and the first pause before the agent retries
+# a GPU that could not be watched.
 _LONGEST_PAUSE: Final = 300.0
 _RETRY: Final = 60.0
 
-# Seconds on top of NVML's timeout for a child's first message: without persistence mode, NVML takes
-# one or two for each GPU to initialize it.
+# Seconds in addition to NVML's timeout for a child's first message: without persistence mode, NVML
+# takes one or two seconds to initialize each GPU.
 _TO_START: Final = 30.0
 
 _LATE: Final = 5.0  # on a busy node

@@ -11,8 +11,9 @@ Rules
   If both arrive they become one event; otherwise the event is sent alone. An event to which the
   other source cannot add anything does not wait, because a container's exit message needs it soon.
 - An Xid whose counterpart was sent alone a few seconds ago is dropped: each error counts once.
-- The first event of a (GPU, number, instances, process) is sent at once. Those of the following
-  second are sent as one; ``times`` is their number. Events of different severity stay separate.
+- The first event of a combination (GPU, number, instances, process) is sent at once. Those of the
+  following second are sent as one; ``times`` is their number. Events of different severity stay
+  separate.
 - The memory is bounded. In a storm of hundreds of processes, events no longer name the process.
 
 The module does no I/O and reads no clock; callers pass the time.
@@ -62,8 +63,8 @@ class Merger:
         """Add an event.
 
         Args:
-            event: of one of the sources.
-            now: seconds of a monotonic clock.
+            event: an event from one of the sources.
+            now: the time in seconds, on a monotonic clock.
             is_whole: whether the other source cannot add anything.
         """
         if event.kind != _XID or not event.gpu:
@@ -87,7 +88,7 @@ class Merger:
         """Return the events to send now, in order.
 
         Args:
-            now: seconds of the same clock.
+            now: the time in seconds, on the same clock.
         """
         while self._held and self._held[0].until <= now:
             self._send_oldest(now)

@@ -1,18 +1,18 @@
 """Close NVML while another process needs exclusive access to the GPUs.
 
 A process that uses NVML keeps the kernel module in use: no GPU can be reset, MIG mode cannot be
-switched, and the module cannot be removed. The agent closes NVML when it ends and when the driver's
-files disappear. For other cases there is a file, ``let-go`` in the agent's state directory. While
-it exists, no child of the monitor runs. Its first line is the reason, for people. Only root can
-create it. A mark that takes something out of service can ask for the same
+switched, and the module cannot be removed. The agent closes NVML when it exits and when the
+driver's files disappear. In other cases a file can request this: ``let-go`` in the agent's state
+directory. While it exists, no child of the monitor runs. Its first line is the reason, for people.
+Only root can create it. A mark that takes something out of service can request the same
 (:mod:`hooks.node.drained`): `nvshim drain --let-go`, `nvshim drain --driver`, `nvshim reset`.
 
 A person's request lasts until that person removes it. A reset's request lasts while the command
 holds its lock, or its nvidia-smi holds NVML's lock. Both locks end with the process, even if it
 is killed.
 
-After :data:`LONGEST` the agent opens NVML although the reset has not ended, because until then it
-receives no errors of the other GPUs. A MIG layout has as long for each GPU that it changes.
+After :data:`LONGEST` the agent opens NVML even if the reset has not ended, because it receives no
+errors of the other GPUs until then. For a MIG layout, this limit applies to each GPU that changes.
 
 Source: nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 """

@@ -1,11 +1,11 @@
-"""The cgroups of a process that the kernel log names.
+"""Read the cgroups of a process that the kernel log names.
 
 The agent reads them right after the log line, because a process with a GPU error soon exits.
 
 Rules
 - A process that started after the error is another one with the same PID.
-- A zombie is still in its cgroup v2, but in the root of every v1 hierarchy. On a v1 node it counts
-  as exited.
+- A zombie is still in its cgroup v2, but in every v1 hierarchy it is in the root. On a v1 node it
+  counts as exited.
 - In a storm, the answer for a process is cached for a moment.
 
 Source: cgroups(7); proc(5), starttime.

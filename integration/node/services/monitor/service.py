@@ -6,12 +6,13 @@
                                             ├─▶ merging.py ─▶ state.gpu_events
     kernel_log.py  /dev/kmsg ──▶ Xids ──────┘
     NvmlSampler    child ◀──▶ the services that call state.sampler
-    nvml_pause.py  stops both children while a file or a mark asks for it
+    nvml_pause.py  stops both children while a file or a mark requests it
 
-One source is enough to report an Xid. Only the kernel log names the process. NVML names the MIG
-instance, which older drivers' log lines do not. So an event waits for the other source, and becomes
-one of ``state.gpu_events`` when it is complete. The health of a device does not wait for the
-process: an Xid that names its devices is sent to ``state.early_xids`` at once, too.
+One source is enough to report an Xid. Only the kernel log names the process. Only NVML names the
+MIG instance if the driver is old, because the log lines of older drivers do not. So an event waits
+for the other source, and becomes one of ``state.gpu_events`` when it is complete. The health of a
+device does not wait for the process: an Xid that names its devices is also sent to
+``state.early_xids`` at once.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ async def run(context: Context) -> None:
 
 
 async def _read_log(context: Context, forwarder: EventForwarder) -> None:
-    """Follow the kernel log. Report once if it cannot be read."""
+    """Follow the kernel log. If it cannot be read, report that once."""
     path = context.options.kernel_log
     if not path:
         return

@@ -1,4 +1,4 @@
-"""Compute modes: allow one process only, the MPS server, to open a GPU shared by MPS.
+"""Compute modes: allow only one process, the MPS server, to open a GPU that is shared by MPS.
 
 Rules
 - The agent records a GPU on disk before it sets its mode, and removes the record after it restores
@@ -42,7 +42,7 @@ def take(config: Config, places: Places, uuids: tuple[str, ...]) -> None:
 
 
 def give_back(config: Config, places: Places, uuids: Collection[str]) -> None:
-    """Restore the default mode of those of these GPUs that were taken for a resource.
+    """Restore the default mode of some GPUs, if they were taken for a resource.
 
     Raises:
         MpsStateUnusable: the record cannot be written.

@@ -3,15 +3,15 @@
 Rules
 - A daemon outlives the agent that started it, because clients need it. The next agent finds it by
   its lock: the daemon and its servers inherit the open lock file and hold the lock until they exit.
-  The agent takes the lock before it starts the daemon, so that an agent which is killed in between
-  leaves no daemon that the next one does not find. The daemon writes its pid into the lock file.
+  The agent takes the lock before it starts the daemon. So if the agent is killed in between, it
+  leaves no daemon that the next one cannot find. The daemon writes its pid into the lock file.
 - A daemon that answers without holding the lock belongs to another program, and the agent does not
   touch it.
 - If only servers hold the lock, the daemon has died. While one of them may have clients, the agent
   starts no new daemon: the servers still hold the GPU.
-- Only the driver's own program speaks the daemon's protocol: it reads one command from stdin and
-  prints the answer. A late or unintelligible answer is a failure. The exit status does not help: it
-  is 0 for an unknown command, too.
+- Commands are sent by the driver's own control program: it reads one command from stdin and prints
+  the answer. A late or unintelligible answer is a failure. The exit status does not help: it is 0
+  even for an unknown command.
 
 Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 """
@@ -68,7 +68,7 @@ class RunningDaemon:
 
 
 class Daemon:
-    """The control daemon of one resource. Every method may block, for some seconds at most."""
+    """The control daemon of one resource. Every method may block for a few seconds."""
 
     def __init__(self, config: Config, places: Places) -> None:
         self._config = config
@@ -81,7 +81,7 @@ class Daemon:
         """Return the daemon that holds the lock; None if the lock is free.
 
         Raises:
-            MpsStateUnusable: a process holds the lock, and the lock file does not name it.
+            MpsStateUnusable: a process holds the lock, but the lock file does not name it.
         """
         deadline = time.monotonic() + _TO_WRITE_LOCK
         while is_locked(self._places.lock):
@@ -120,12 +120,12 @@ class Daemon:
         """Start the daemon while the lock is free; it answers a moment later.
 
         Returns:
-            Its pid.
+            The pid of the daemon.
 
         Raises:
             NodeAgentError: a directory, the shared memory or a compute mode cannot be prepared, or
                 another process holds the lock.
-            DriverNotFound: the driver is gone.
+            DriverNotFound: the driver was removed.
             DriverMismatch: the driver's files and the kernel module have different versions.
         """
         places, programs = self._places, plan.programs
@@ -165,8 +165,8 @@ class Daemon:
         """Hold the lock, which a process started meanwhile can inherit; yield its descriptor.
 
         Raises:
-            MpsDaemonFailed: another process holds it.
-            OSError: its file cannot be opened.
+            MpsDaemonFailed: another process holds the lock.
+            OSError: the lock file cannot be opened.
         """
         create = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._places.lock, create, 0o600)
@@ -197,10 +197,10 @@ class Daemon:
             )
 
     def answers(self, pid: int, plan: Plan) -> bool:
-        """Whether a started daemon answers yet.
+        """Whether a daemon that was started answers already.
 
         Raises:
-            MpsDaemonFailed: it has exited.
+            MpsDaemonFailed: the daemon has exited.
         """
         if ended := self.ended(pid):
             raise self._failed(ended)
@@ -343,7 +343,7 @@ class Daemon:
                 os.rename(self._places.log_file, f"{self._places.log_file}.1")
 
     def clean_up(self, in_use: frozenset[str]) -> None:
-        """Restore the compute modes and remove the files of a daemon that is gone.
+        """Restore the compute modes and remove the files of a daemon that has exited.
 
         Args:
             in_use: UUIDs of GPUs whose compute mode another daemon needs.

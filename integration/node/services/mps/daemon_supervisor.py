@@ -1,4 +1,4 @@
-"""Supervise the control daemon of one resource, until the plan is to have none.
+"""Supervise the control daemon of one resource, until the plan has none.
 
 The running daemon and the plan decide; each turn checks both again:
 
@@ -20,9 +20,9 @@ Rules
   ones. The agent kills a draining daemon only if it does not exit, has no clients or does not list
   them, and no container of any engine has its pipes. It kills a wanted daemon that does not answer
   only under the same conditions.
-- When the agent stops, it stops a daemon only if that has no clients and no container has its
+- When the agent stops, it stops a daemon only if the daemon has no clients and no container has its
   pipes. The daemon of a claim keeps running, because the kubelet starts containers of the claim
-  without the agent. The next agent finds the daemons that keep running.
+  without the agent. The next agent finds the daemons that kept running.
 - A daemon that does not fit the plan accepts no new containers; its status gives the reason.
 - A failed action is tried again, with growing pauses.
 """
@@ -72,15 +72,15 @@ class DaemonSupervisor:
     """The supervisor of one resource's daemon.
 
     Args:
-        in_use: returns the GPUs that some plan has, whose compute modes must stay.
+        in_use: returns the GPUs in any plan, whose compute modes must stay.
         on_change: called when :attr:`status` or :attr:`fault` has changed.
-        holder: returns the other resource whose daemon holds one of these GPUs; "" for none.
+        holder: returns another resource whose daemon holds one of these GPUs; "" for none.
 
     Attributes:
         places: the paths of the resource.
         plan: the desired daemon; None for no daemon.
         status: the daemon as the agent's state shows it.
-        fault: what is wrong, one line; "" if nothing is.
+        fault: what is wrong, in one line; "" if nothing is wrong.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DaemonSupervisor:
 
         Args:
             plan: the desired daemon; None for no daemon.
-            programs: the driver's programs, to send commands to a running daemon; None if the
+            programs: the driver's programs, used to send commands to a running daemon; None if the
                 driver has none.
         """
         self._programs = programs or self._programs
@@ -152,7 +152,7 @@ class DaemonSupervisor:
         """Take the action of the table above; return whether supervision is over.
 
         Raises:
-            NvshimError: the action failed, or the daemon stopped by itself.
+            NvshimError: the action failed, or the daemon stopped on its own.
         """
         running = await self._running()
         if running is None and plan is None:
@@ -218,7 +218,7 @@ class DaemonSupervisor:
             await anyio.sleep(_POLL)
 
     async def _running(self) -> RunningDaemon | None:
-        """Return the running daemon; None for none. Kill servers of a dead one without clients.
+        """Return the running daemon; None for none. Kill the servers of a dead one without clients.
 
         Raises:
             NvshimError: the daemon has died and its servers may have clients, or the lock file does
@@ -247,7 +247,7 @@ class DaemonSupervisor:
         return None
 
     async def _adopt(self, running: RunningDaemon, plan: Plan) -> None:
-        """Check that a running daemon answers. Kill one that repeatedly does not."""
+        """Check that a running daemon answers. Kill it if it repeatedly does not."""
         config = self._context.config
         await _in_thread(host_setup.prepare, self.places, config.sys)
         try:
@@ -308,7 +308,7 @@ class DaemonSupervisor:
         self._report("its MPS control daemon is draining", fault="")
 
     async def _quit(self, pid: int, *, patient: bool = False) -> bool:
-        """Make a daemon quit; return whether it ended within the time of an answer.
+        """Make a daemon quit; return whether it exited within the time limit of an answer.
 
         Args:
             patient: do not kill it even if no container has its pipes, because it had clients.
@@ -345,8 +345,8 @@ class DaemonSupervisor:
         users = await _in_thread(self._users)
         clients = () if running is None else await self._clients()
         if users or clients or (running is not None and not await self._quit(running.pid)):
-            # Keep the files without a daemon, too: users have the shared memory mounted, and the
-            # next daemon must use the same.
+            # Keep the files even without a daemon: users have the shared memory mounted, and the
+            # next daemon must use the same one.
             self._context.say(
                 "info",
                 "MPS stays for its clients",
@@ -378,8 +378,8 @@ class DaemonSupervisor:
         """Update the status and the fault, and log a change of the fault.
 
         Args:
-            unready: like the following ones, a field of :class:`MpsDaemon`.
-            fault: what is wrong; "" if nothing is any longer, None to keep the present fault.
+            unready: a field of :class:`MpsDaemon`, like the arguments after it.
+            fault: what is wrong; "" if it is resolved, None to keep the present fault.
             fields: further fields of the log line.
         """
         before, name = (self.status, self.fault), self.places.resource

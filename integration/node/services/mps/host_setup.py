@@ -6,13 +6,13 @@ Rules
 - One tmpfs, mounted once, is the shared memory of all daemons; its limit is half of the machine's
   memory.
 - The agent keeps a pipe directory while a container may have it mounted, and empties it after its
-  daemon has died. The directories of a claim, with its log, go with the claim: no other claim has
-  its name.
+  daemon has died. The directories of a claim, including its log, are removed with the claim,
+  because no other claim has its name.
 - With SELinux, the shared directories get the label of container files, so that containers may use
   them.
 - If another program, such as NVIDIA's mps-control-daemon, has mounted the shared memory, the agent
-  uses that mount and leaves it.
-- A directory that another user than root can change is refused: that user could create links there.
+  uses that mount and does not remove it.
+- A directory that a user other than root can change is refused: that user could create links there.
 
 Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); unix(7).
 """
@@ -82,7 +82,7 @@ def prepare(places: Places, sys: str) -> None:
 
 
 def _make(path: str, mode: int) -> None:
-    """Create a directory of root's with this mode; its parents get the default mode.
+    """Create a directory that belongs to root, with this mode; its parents get the default mode.
 
     Raises:
         OSError: it cannot be created, or belongs to another user.
@@ -132,7 +132,7 @@ def clear(places: Places) -> None:
 
 
 def remove(places: Places) -> None:
-    """Remove the directories of a cleared daemon that no container can use any longer.
+    """Remove the directories of a removed daemon that no container can use any longer.
 
     Raises:
         OSError: they cannot be removed.
@@ -151,7 +151,8 @@ def is_foreign(root: str) -> bool:
 def _is_private(path: str) -> bool:
     """Whether a mount is missing on the node, so that containers cannot use it.
 
-    The node may have it at another path: this program's root can differ from that of process 1.
+    The node may have it at another path, because this program's root can differ from that of
+    process 1.
     """
     real = os.path.realpath(path)
     procfs = Procfs()

@@ -1,7 +1,8 @@
-"""Find the containers with the pipe directory of a daemon: they can become clients at any moment.
+"""Find the containers with a daemon's pipe directory, which may become clients at any moment.
 
-Bundles show those of containerd even before they start. Mounts of their processes show those of
-other engines (Docker, CRI-O, Podman) even before they call CUDA. The daemon itself knows neither.
+For containerd, the bundles show such containers even before they start. For other engines (Docker,
+CRI-O, Podman), the mounts of their processes show them even before they call CUDA. The daemon
+itself does not know of either.
 """
 
 from __future__ import annotations

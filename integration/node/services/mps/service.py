@@ -4,8 +4,8 @@ Rules
 - The service runs a daemon for each shared resource that the device plugin publishes, and for each
   claim that needs one. It starts and stops nothing while NVML does not answer, nor before the
   settings are known. It leaves daemons of claims alone until the DRA service has published its own.
-- It drains a daemon whose driver is gone or was replaced: the daemon keeps the driver's old files
-  and the kernel module open.
+- It drains a daemon whose driver was removed or replaced, because the daemon keeps the old driver's
+  files and the kernel module open.
 - It drains all daemons while NVML is paused, because they use the GPUs, too.
 - It adopts or removes what an earlier agent left below ``mpsRoot``.
 - The shared memory exists while a daemon exists.
@@ -52,8 +52,8 @@ class _Mps:
         self._daemons = context.state.mps_daemons.publisher(ServiceName.MPS)
         self._supervisors: dict[Places, DaemonSupervisor] = {}
         self._impossible: dict[str, str] = {}
-        # The roots that were searched for files of an earlier agent, separately for daemons of
-        # claims (True) and of resources (False).
+        # The roots that were searched for files of an earlier agent, with separate entries for
+        # daemons of claims (True) and of resources (False).
         self._roots: set[tuple[str, bool]] = set()
         self._cleaning = False
 

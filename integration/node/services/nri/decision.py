@@ -1,4 +1,4 @@
-"""Decide which GPUs a container gets by NRI: those that the kubelet has recorded for it.
+"""Decide which GPUs a container gets through NRI: those that the kubelet recorded for it.
 
 ::
 
@@ -6,17 +6,19 @@
 
 Rules
 - The policy is the engine's mode ``strict``, whatever mode is configured for the shim: NRI shows
-  all containers of the node, and neither who is privileged nor who wrote a variable. So no
-  namespace is trusted, and no mount.
-- A container without a grant gets nothing, and costs one look into the kubelet's files. If these
-  are there and cannot be understood, a container that requests a GPU is refused.
-- A container with a grant that requests nothing gets its grant, as by a CDI name that its engine
-  does not read. One whose variable says ``void`` gets nothing.
-- A container that has devices and driver files already, by CDI, is left alone.
-- Only NVIDIA's devices are given. Others are named by CDI, which is the runtime's.
-- The inventory is the agent's. The driver is not asked: one that hangs would hold up the node.
-- Limits of [sharing] are counted by claims of shims, and cannot be kept here: with such a limit a
-  container is refused. So is one in a user namespace, if the node of a device is only mounted.
+  all containers of the node, but neither which ones are privileged nor who wrote a variable. So no
+  namespace and no mount is trusted.
+- A container without a grant gets nothing; this costs one look into the kubelet's files. If these
+  files exist but cannot be understood, a container that requests a GPU is refused.
+- A container that has a grant but requests nothing gets its grant, as with a CDI name that its
+  engine does not read. If its variable says ``void``, it gets nothing.
+- A container that already has devices and driver files, through CDI, is not changed.
+- Only NVIDIA's devices are injected. Others are named by CDI, which is the runtime's task.
+- The inventory is the agent's. The driver is not asked, because a driver that hangs would block the
+  whole node.
+- Limits of [sharing] are counted by the shims' claims, and cannot be enforced here. So with such a
+  limit a container is refused. It is also refused in a user namespace, if the node of a device
+  would merely be mounted.
 - So is one that has a variable twice which has to grow (LD_LIBRARY_PATH): an engine replaces the
   first and then sets the last, as it was.
 

@@ -1,13 +1,14 @@
-"""A container as NRI describes it, as an OCI spec; and edits of a spec, as NRI takes them. Pure.
+"""Translate NRI's description of a container to an OCI spec, and edits of a spec back. Pure.
 
 Rules
-- Which pod and container it is, the runtime's own fields say. No annotation that looks like the
-  engine's counts, and annotations of the pod are not in the spec: its author writes them.
-- NRI does not tell capabilities, so no container is privileged.
-- A process cannot be added to a group. So a node that a group of its own may open gets the rights
-  of that group for all users of the container, which is whom the shim gives them to.
-- A variable that requests GPUs is void afterwards, as CDI specs of NVIDIA's make it: another
-  runtime that reads it would inject again.
+- The runtime's own fields tell which pod and container it is. Annotations that look like the
+  engine's do not count, and the pod's annotations are not put into the spec: the pod's author
+  writes them.
+- NRI does not report capabilities, so no container counts as privileged.
+- A process cannot be added to a group. So if a node may be opened by a group of its own, all users
+  of the container get the rights of that group. The shim gives access to the same users.
+- A variable that requests GPUs is set to void afterwards, as in NVIDIA's CDI specs, because another
+  runtime that reads it would inject the devices again.
 
 Source: github.com/containerd/nri pkg/api/api.proto.
 """
@@ -68,8 +69,8 @@ def adjustment_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> pb.Con
     """Return what the engine has added to a spec.
 
     Args:
-        before: of :func:`spec_of`.
-        after: the same with the engine's edits, which only add to lists.
+        before: the spec, as :func:`spec_of` returned it.
+        after: the same spec with the engine's edits, which only add to lists.
     """
     groups = after["process"].get("user", {}).get("additionalGids", ())
     adjustment = pb.ContainerAdjustment(

@@ -1,12 +1,12 @@
-"""What was given to containers by NRI: a directory for each, ``STATE/nri/CONTAINER``.
+"""What containers got through NRI: a directory for each, ``STATE/nri/CONTAINER``.
 
-It has the record of the injection (:mod:`hooks.record`), which the ledger and ``nvshim explain``
-find by the mounts of the container, and the files that are mounted from there. It is removed with
-its container.
+The directory has the record of the injection (:mod:`hooks.record`), and the files that the
+container has mounted from there. The ledger and ``nvshim explain`` find the record through these
+mounts. The directory is removed with its container.
 
 Rules
-- A container that the runtime does not list when it synchronises is gone, unless its directory is
-  new: releases before NRI 0.8 may synchronise while a container is being created.
+- If the runtime does not list a container when it synchronises, the container is gone, unless its
+  directory is new: releases before NRI 0.8 may synchronise while a container is being created.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def directory_of(state: str, container: str) -> str:
 
     Args:
         state: the directory ``state`` of the configuration.
-        container: its id.
+        container: the container's id.
 
     Raises:
-        ValueError: it is no id of a container.
+        ValueError: the id is not that of a container.
     """
     if not _ID.fullmatch(container):
         raise ValueError(f"no id of a container: {container!r}")
@@ -46,7 +46,7 @@ def write(directory: str, record: Mapping[str, Any]) -> None:
     """Write the record of an injection.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the record cannot be written.
     """
     content = json.dumps(record).encode()
     replace_file(os.path.join(directory, RECORD), content, mode=0o600, durable=False)

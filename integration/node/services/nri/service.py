@@ -1,4 +1,4 @@
-"""Register with the runtime as an NRI plugin, and answer it; again and again, as runtimes restart.
+"""Register with the runtime as an NRI plugin and answer it, again after each of its restarts.
 
 ::
 
@@ -7,19 +7,21 @@
      ╰──────────────── the socket appears again, or a pause ◀─── the end ◀────╯
 
 Rules
-- **NRI fails open**: without a plugin, or if it does not answer in two seconds, the runtime creates
-  containers without their GPUs. So the service answers with an error before that time is over: an
-  error refuses the container, and the kubelet tries again. Containers that started without a device
-  of theirs are found by the ledger, which logs, counts and names them on the pod.
-- The runtime calls for one container of the node at a time. An answer needs no driver and no other
-  program; what can be slow is the file system. So old records are removed in threads, which no
-  answer waits for.
-- A pod of a handler that injects by itself (``--nri-handlers``) is left to it.
-- An engine calls a plugin only after it has synchronized it, for which it waits until no container
-  is being created, stopped or removed. If that takes long, it is a fault.
-- The mask has no event that any release does not know, or would fail the start.
-- A removed container is reported by a call of its own from NRI 0.12 on, and by StateChange before.
-- Only a runtime of our own user is answered.
+- **NRI fails open**: without a plugin, or if it does not answer within two seconds, the runtime
+  creates containers without their GPUs. So the service answers with an error before that time is
+  over: an error refuses the container, and the kubelet tries again. The ledger finds containers
+  that started without one of their devices, logs and counts them, and names them in an event on the
+  pod.
+- The runtime makes one call at a time for the whole node. An answer needs neither the driver nor
+  another program; only the file system can be slow. So old records are removed in threads, and no
+  answer waits for them.
+- A pod whose handler injects by itself (``--nri-handlers``) is left to that handler.
+- An engine calls a plugin only after synchronizing with it, and waits with that until no container
+  is being created, stopped or removed. If that takes long, it is reported as a fault.
+- The mask has no event that any supported release does not know, since such an event would fail the
+  start.
+- NRI reports a removed container with a separate call from 0.12 on, and with StateChange before.
+- Only a runtime that runs as our own user is answered.
 
 Source: github.com/containerd/nri pkg/adaptation and docs; :mod:`api.nri` has the connection.
 """

@@ -19,9 +19,9 @@ NVIDIA_GDRCOPY request them, and ``passDeviceSpecs`` adds the device nodes to th
 
 Rules
 - Several shares of one device name that device once.
-- An id that the resource lacks is refused, and so is a device that the node lacks at this moment.
-  An unhealthy device is allowed, as in NVIDIA's plugin: the kubelet chose from the list it had, and
-  a container that keeps its device over a restart of the kubelet must not lose it.
+- An id that the resource does not have is refused, and so is a device that the node lacks at this
+  moment. An unhealthy device is allowed, as in NVIDIA's plugin: the kubelet chose from the list it
+  had, and a container that keeps its device during a restart of the kubelet must not lose it.
 - The kubelet records the response, and the shim honours that record (:mod:`hooks.requests.policy`).
   So a container receives its devices with every strategy and mode. The exception: a shim that
   ignores mounts (``accept-mounts = false``) injects nothing for ``volume-mounts``; the agent
@@ -100,8 +100,8 @@ def allocate(
     Raises:
         DeviceUnknown: the resource has no such id.
         TooManyShares: the settings allow one share for each container.
-        DeviceGone: the node has no such device now, or it has just got another index and the
-            response would name it by the old one.
+        DeviceGone: the node no longer has the device, or the device has just got another index and
+            the response would name it by the old one.
         DeviceDrained: the device is out of service.
         CdiDeviceUnwritten: no CDI spec contains the device, or a required IMEX channel.
         ChannelsMissing: the node lacks a required IMEX channel.

@@ -9,7 +9,7 @@ Rules
   Then the answer also has the devices in the way that needs no engine.
 - A preference also leaves out the devices that claims hold, of which the kubelet may not know yet.
 - Nothing is awaited between the check of the claimed devices and the publication of the allocation.
-  So no claim takes a device in between.
+  So no claim can take a device in between.
 """
 
 from __future__ import annotations

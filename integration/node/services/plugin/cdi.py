@@ -1,13 +1,13 @@
 """The device plugin's CDI specs, for any container runtime.
 
 The files are ``DIRECTORY/k8s.device-plugin.nvidia.com-gpu.json`` and the same with -gds, -mofed,
--gdrcopy and -imex-channel. DIRECTORY is the last of the configuration's spec directories. A runtime
-with CDI support injects from them what our shim injects itself; our shim reads them when it finds a
-CDI annotation.
+-gdrcopy and -imex-channel. DIRECTORY is the last of the configuration's spec directories. From
+these files, a runtime with CDI support injects what our shim injects itself; our shim reads them
+when it finds a CDI annotation.
 
 Rules
-- A device has a name by its index and one by its UUID, whatever ``deviceIDStrategy`` says. A
-  container that was allocated before that changed keeps its names, and needs them at a restart.
+- A device has one name by its index and one by its UUID, whatever ``deviceIDStrategy`` says. If
+  that setting changes, existing containers keep their names, and need them at a restart.
 - A spec contains the files of the default driver capabilities that the configuration supports. An
   engine injects everything in a spec, whatever the image requests. Our shim adds the files of
   further capabilities that the image names.
@@ -24,7 +24,7 @@ Rules
 - The specs stay when the agent stops: a container that restarts needs them, and the kubelet does
   not call Allocate again for it. The agent removes them when no strategy uses CDI, or when the
   node has no driver.
-- The specs need version 0.5.0 of the specification only, so that every runtime with CDI support can
+- The specs use only version 0.5.0 of the specification, so that every runtime with CDI support can
   read them. Like those of NVIDIA's plugin, they contain no groups.
 
 Source: CDI specification; NVIDIA Container Toolkit, pkg/nvcdi.
@@ -76,12 +76,12 @@ class Specs:
     fault: str = ""  # why a spec could not be written; "" if all are current
     written: tuple[str, ...] = ()  # paths that this call wrote or removed
     # the paths of the specs, and the identities of the files that were seen to have this content;
-    # None while that is not known
+    # None while they are not known
     files: tuple[tuple[str, object], ...] | None = None
 
     @property
     def are_in_place(self) -> bool:
-        """Whether the specs are still the files with this content. One stat for each file."""
+        """Whether the specs are still the files with this content. Needs one stat for each file."""
         if self.files is None:
             return False
         return all(_identity(path) == known for path, known in self.files if known is not None)

@@ -3,10 +3,11 @@
 Rules
 - The query goes to the socket on which the engine serves the kubelet. The engine's configuration
   files do not count, since the engine may not have read them yet (:mod:`integration.cri.engine`).
-- An engine that starts creates a new socket, so its answer holds while the sockets are the same.
-  inotify reports a new socket.
-- A starting engine has its socket before it answers, so it is asked again after a pause. Without a
-  socket nobody is asked. While an engine restarts, its answer stays, but no longer holds.
+- An engine creates a new socket when it starts, so its answer is valid while the sockets stay the
+  same. inotify reports a new socket.
+- An engine creates its socket before it can answer, so it is asked again after a pause. If there is
+  no socket, no engine is asked. While an engine restarts, its last answer is kept, but is marked as
+  no longer valid.
 
 Source: CRI v1 Version, Status.
 """
@@ -55,7 +56,7 @@ async def watch_engine(
     Args:
         sockets: the possible sockets of engines; the first that answers counts.
         publish: called with each answer.
-        doubt: asks to look at the sockets again.
+        doubt: set to have the sockets checked again.
     """
     places: dict[str, set[str]] = {}
     for path in sockets:

@@ -2,10 +2,11 @@
 
 Rules
 - Whole GPUs: divide the free GPUs into sets of the requested size, with the GPUs of each set as
-  close to each other as possible (:mod:`integration.nvml.topology`), and choose the best set. To
-  look at one set alone is not enough: it may leave only bad sets. Among equal sets, choose the one
-  that cuts the fewest links to the other GPUs. So a single GPU comes from a group that is already
-  incomplete, not from a complete one as in NVIDIA's plugin. Then the lowest indices win.
+  close to each other as possible (:mod:`integration.nvml.topology`), and choose the best set. It is
+  not enough to find one good set, because that may leave only bad sets for others. Among equal
+  sets, choose the one that cuts the fewest links to the other GPUs. So a single GPU comes from a
+  group that is already incomplete, and not from a complete one as in NVIDIA's plugin. If sets are
+  still equal, the lowest indices win.
 - The search starts from several divisions and exchanges GPUs between sets until no exchange helps.
   On eight GPUs (DGX-1, bridged pairs, PCIe switches) that finds the optimum in all but one of 1,500
   cases.
@@ -13,11 +14,11 @@ Rules
   ``packed`` from the GPU with the most; within a GPU the same holds for its devices. A device
   counts as allocated if it is not free.
 - The required devices are always in the result. A device that is not free never is.
-- A free device that is gone or unhealthy is left out while others suffice: the kubelet may not
+- A free device that is gone or unhealthy is left out if the others suffice: the kubelet may not
   know of it yet, and would fail the pod or start it on a dead GPU.
-- Where claims may have the same devices, the last names win in place of the lowest indices. The
+- If claims may have the same devices, the last names win instead of the lowest indices. The
   scheduler takes the first free device of a slice, and slices list devices by name. So a claim and
-  a pod that come at the same moment seldom meet on one device.
+  a pod that arrive at the same moment seldom choose the same device.
 
 Source: go-gpuallocator gpuallocator/besteffort_policy.go; k8s-device-plugin
 internal/rm/allocate.go.

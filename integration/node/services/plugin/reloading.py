@@ -34,7 +34,7 @@ async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> 
     """Publish the settings, now and whenever they change.
 
     Args:
-        fault: called with a subject and what is wrong with it; "" if nothing is.
+        fault: called with a subject and what is wrong with it; "" if nothing is wrong.
     """
     source, state = context.options.settings, context.state
     if source is None:

@@ -5,24 +5,24 @@ Rules
   devices as GPUs; either all GPUs or none must be in MIG mode, each needs a MIG device, and all MIG
   devices must have the same profile. ``mixed`` announces MIG devices by profile, and the GPUs that
   are not in MIG mode.
-- A GPU in MIG mode is never announced as a whole device: CUDA does not compute on it without a MIG
-  device, and the shim refuses it. NVIDIA's plugin announces it with ``none``, and its pods start
-  with a GPU that CUDA does not find.
+- A GPU in MIG mode is never announced as a whole device: CUDA cannot use it without a MIG device,
+  and the shim refuses it. NVIDIA's plugin announces it with ``none``, and its pods start with a GPU
+  that CUDA does not find.
 - A GPU in MIG mode without instances is an error with ``single``, because the node would look like
   another kind of node. With ``mixed`` it has no device, and the other GPUs are not affected.
-- A GPU instance with several compute instances gives a resource for each profile
-  ("mig-1c.3g.40gb"). NVIDIA's plugin fails there.
-- The id of a device is its UUID, the id of a share UUID::N. A device without a UUID, with a UUID
-  that another device has too, or that the configuration excludes, is not announced.
+- A GPU instance with several compute instances results in a resource for each profile
+  ("mig-1c.3g.40gb"). NVIDIA's plugin fails in this case.
+- The id of a device is its UUID, and the id of a share is UUID::N. A device is not announced if it
+  has no UUID, if another device has the same UUID, or if the configuration excludes it.
 - A device that is lost, has lost its device node, or is out of service stays in the list as
   unhealthy, so that the kubelet knows that a pod still holds it. A MIG device is at best as healthy
   as its GPU. It is unhealthy if the kernel lists no capabilities for it: no container could use it.
 - If NVML does not answer on a node with MIG devices, they are unknown. That is an error; the caller
   keeps the previous list.
-- An entry may share some of a resource's devices. These become another resource, NAME.shared by
-  default; the rest keeps its name. (NVIDIA's plugin shares all of them and logs that.) Several
-  entries may share devices of one resource, each its own devices and with its own replicas, under
-  names of their own or under one.
+- An entry may share some of a resource's devices. These become another resource, by default called
+  NAME.shared; the rest keeps its name. (NVIDIA's plugin shares all of them and logs that.) Several
+  entries may share different devices of one resource, each with its own number of replicas, under
+  separate names or under one.
 - The kubelet receives all devices of a resource in one message. gRPC limits it to 4 MiB by default,
   and no kubelet changes that. More shares than fit are an error.
 
@@ -94,7 +94,7 @@ def resources_of(
     """Return the resources to announce to the kubelet.
 
     Args:
-        health: the condition of each device, by UUID; a missing device is healthy.
+        health: the condition of each device by UUID; a device that is missing here is healthy.
         numa: the NUMA node of each GPU, by PCI address, where it is known.
 
     Returns:
@@ -241,7 +241,7 @@ class _Node:
         )
 
     def names(self, device: Device) -> tuple[str, ...]:
-        """The names for a device in the settings; the last is that of drivers before 470."""
+        """Return the names for a device in the settings; the last is that of drivers before 470."""
         return (device.uuid, device.index, self._legacy_names.get(device.uuid, device.uuid))
 
     def _state(self, gpu: Gpu) -> HealthState:
@@ -371,8 +371,8 @@ def _split(
     """Return a shared resource.
 
     Args:
-        replicas: by the UUIDs of its devices.
-        devices: of the resource before, in the order of indices.
+        replicas: the number of replicas, by the UUIDs of its devices.
+        devices: the devices of the original resource, in the order of indices.
     """
     shares = tuple(
         replace(device, id=f"{device.uuid}::{number}")
@@ -404,8 +404,8 @@ def _check_size(name: str, replicas: Mapping[str, int]) -> None:
     """Check that all shares fit into one message to the kubelet.
 
     Args:
-        name: of the resource before it was shared.
-        replicas: by the UUIDs of the devices.
+        name: the name of the original resource.
+        replicas: the number of replicas, by the UUIDs of the devices.
     """
     sizes = {
         uuid: _ENTRY_SIZE + len(f"{uuid}::") + len(str(number - 1))
@@ -453,14 +453,14 @@ def _is_before_volta(gpu: Gpu) -> bool:
 def unhealthy(resources: Iterable[Resource], but: Collection[str] = ()) -> tuple[Resource, ...]:
     """Return the resources with their devices unhealthy.
 
-    For the kubelet, a device missing from the list is gone; an unhealthy one may come back. So
-    while the node's devices cannot be read, every previous device is announced as unhealthy. While
-    only NVML does not answer, MIG devices are unknown, but procfs still lists the whole GPUs, which
-    keep their state.
+    If a device is missing from the list, the kubelet considers it gone; an unhealthy one may come
+    back. So while the node's devices cannot be read, every previous device is announced as
+    unhealthy. If only NVML does not answer, MIG devices are unknown, but procfs still lists the
+    whole GPUs, which keep their state.
 
     Args:
         resources: the previous resources.
-        but: UUIDs of devices that keep their state.
+        but: the UUIDs of devices that keep their state.
     """
     return tuple(
         replace(

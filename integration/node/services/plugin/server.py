@@ -3,9 +3,9 @@
 Rules
 - ListAndWatch sends the whole list at once, and again after every change, to any number of
   watchers. When the server stops, it sends the latest list before it closes the streams.
-- A refused call returns the gRPC status of its error and the error's line, which the kubelet puts
-  into the pod's status. Any other exception is a defect of the agent: the server logs it and goes
-  on.
+- A refused call returns the gRPC status and the one-line message of its error, which the kubelet
+  puts into the pod's status. Any other exception is a defect of the agent: the server logs it and
+  continues.
 - A server whose listener is gone has crashed: it raises an error, and its caller starts a new one.
 
 Source: device plugin API v1beta1; grpc.aio.
@@ -73,7 +73,7 @@ class Server(SocketServer):
         self._watchers = 0
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             OtherPlugin: another program serves the socket.

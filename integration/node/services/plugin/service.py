@@ -7,25 +7,25 @@
     health, MPS, claims ────────┘
 
 Rules
-- The service serves where a kubelet runs. By default it does not serve next to another device
-  plugin, because chance would decide which of the two the kubelet uses. It reports the other plugin
+- The service runs where a kubelet runs. By default it does not serve next to another device plugin,
+  because it would be left to chance which of the two the kubelet uses. It reports the other plugin
   and checks again later.
 - If new settings are invalid, the service reports the error and keeps the previous ones.
 - A device that cannot be read is unhealthy, not gone
   (:mod:`integration.node.services.plugin.resources`).
 - A device that containers receive by a CDI name is unhealthy while no spec contains the name. Every
-  device is unhealthy while a required IMEX channel is missing. Allocate would refuse these devices,
-  and a Deployment would create one failing pod after another.
-- The service writes CDI specs before it announces new devices. It announces at once that a device
-  is gone or unhealthy.
+  device is unhealthy while a required IMEX channel is missing. Otherwise Allocate would refuse
+  these devices, and a Deployment would create one failing pod after another.
+- The service writes CDI specs before it announces new devices. If a device is gone or unhealthy, it
+  announces that at once.
 - Claimed devices change with each pod. The service then only sends the kubelet a new list. The
   specs of claims are in the same directory; changes to them do not wake the service.
-- To register with a starting kubelet comes first: half a second after its start, the kubelet kills
+- Registration with a starting kubelet comes first: half a second after its start, the kubelet kills
   running pods whose plugin is not registered.
 - A round publishes one immutable snapshot (:mod:`integration.node.services.plugin.snapshot`). The
   kubelet's calls are answered from it (:mod:`integration.node.services.plugin.answers`). A round
-  without new devices publishes at once what is gone or unhealthy, and again after it has written
-  the specs.
+  without new devices publishes at once which ones are gone or unhealthy, and again after it has
+  written the specs.
 - The service imports gRPC only when it starts to serve.
 - The service asks the engine whether it applies CDI devices, and asks again when the engine has
   restarted. If the engine does not apply them, containers also receive their devices in another
@@ -353,8 +353,8 @@ class _Reconciler:
         if settings is None or self._specs_of == of:
             return self._specs
         specs = await run_detached(keep_specs, settings, inventory, config)
-        # `files` is from before they were read, so that a later removal differs from it. If a file
-        # was just written, compare once more in the next round.
+        # `files` is from before they were read, so a later removal will make a difference. If a
+        # file was just written, compare once more in the next round.
         settled = not specs.fault and not specs.written
         self._specs_of = of if settled else None
         self._specs = replace(specs, files=files if settled else None)

@@ -51,7 +51,7 @@ class Serving:
     """All plugins of the node.
 
     Args:
-        fault: called with a resource's name and what is wrong with it; "" if nothing is.
+        fault: called with a resource's name and what is wrong with it; "" if nothing is wrong.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _Plugin:
         """Stop; the socket is gone when this returns.
 
         Args:
-            is_gone: whether the resource is gone; the kubelet then receives an empty list.
+            is_gone: whether the resource no longer exists; the kubelet then receives an empty list.
         """
         if is_gone:
             self.update(replace(self._resource, devices=()))

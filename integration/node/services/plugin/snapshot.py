@@ -1,12 +1,13 @@
 """The snapshot: everything that an answer to the kubelet needs, as one immutable value. Pure.
 
 Rules
-- :mod:`integration.node.services.plugin.service` replaces it whole, once its parts agree: a
-  resource is in it only when its CDI specs are written.
-- What may be refused at any moment is not in it: which devices exist, are claimed, are drained, or
-  have no MPS daemon. :mod:`integration.node.services.plugin.answers` reads that when it answers.
-- Until the engine has said what it can do, and while it restarts, containers also receive their
-  devices in the way that needs no engine (:mod:`integration.node.delivery`).
+- :mod:`integration.node.services.plugin.service` replaces it as a whole, once its parts are
+  consistent: a resource is included only when its CDI specs are written.
+- Reasons for a refusal that may arise at any moment are not included: which devices exist, are
+  claimed, are drained, or have no MPS daemon. :mod:`integration.node.services.plugin.answers` reads
+  these when it answers.
+- Until the engine has reported its capabilities, and while it restarts, containers also receive
+  their devices in the way that needs no support from the engine (:mod:`integration.node.delivery`).
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ class Snapshot:
         return tuple(map(self._described, self.resources)) if self.uses_specs else self.resources
 
     def _described(self, resource: Resource) -> Resource:
-        """Return a resource; devices that are in no spec are unhealthy.
+        """Return a resource in which the devices that no spec contains are unhealthy.
 
-        So are all while a required IMEX channel is in none.
+        If a required IMEX channel is in no spec, all of them are unhealthy.
         """
         if not self.specs.devices.issuperset(required_channel_names(self.in_effect)):
             return unhealthy((resource,))[0]
