@@ -22,7 +22,10 @@ PROGRAMS: Final = (SHIM, "nvshim")
 CURRENT: Final = "current"
 PREVIOUS: Final = "previous"
 LINKED: Final = "bindir"
-"""A link below the prefix to the links' directory, if that is not a default one."""
+"""A link below the prefix to a directory of links that is not a default one.
+
+Those to further directories are bindir.2, bindir.3 and so on.
+"""
 
 INCOMING: Final = ".incoming-"
 REMOVING: Final = ".removing-"
@@ -34,6 +37,10 @@ _LEFTOVER: Final = re.compile(
     rf"({'|'.join(map(re.escape, (INCOMING, REMOVING, SELF_TEST)))})[0-9a-f]{{{_DIGITS}}}"
 )
 _NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
+_LEFT_LINK: Final = re.compile(
+    rf"\.({CURRENT}|{PREVIOUS}|{LINKED}(\.[1-9][0-9]*)?){re.escape(_NEW_LINK)}"
+)
+_RECORD: Final = re.compile(rf"{LINKED}(\.[1-9][0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +59,19 @@ class InstallLayout:
         """Return the layout for a command's options.
 
         Args:
-            prefix: an absolute or relative path.
-            bindir: the same; "" for no links; None to look for existing links.
-            usual: the directories to search for links, and where :data:`LINKED` points; the first
-                of these is used if there are no links.
+            prefix: absolute or relative.
+            bindir: the same; "" for none; None for that of the links that are there.
+            usual: where to look for links, besides the recorded directories; the first of these
+                if there are none.
         """
         prefix = os.path.abspath(prefix)
-        if bindir is not None:
-            return cls(prefix, os.path.abspath(bindir) if bindir else "")
-        directories = dict.fromkeys(filter(None, (*usual, link_target(f"{prefix}/{LINKED}"))))
+        directories = dict.fromkeys((*usual, *recorded_bindirs(prefix).values()))
         places = [cls(prefix, directory) for directory in directories]
         found = [path for layout in places for path in layout.right_links()]
-        bindir = os.path.dirname(found[0]) if found else places[0].bindir
+        if bindir is None:
+            bindir = os.path.dirname(found[0]) if found else places[0].bindir
+        elif bindir:
+            bindir = os.path.abspath(bindir)
         return cls(prefix, bindir, tuple(p for p in found if os.path.dirname(p) != bindir))
 
     def right_links(self) -> list[str]:
@@ -92,6 +100,16 @@ def link_target(path: str) -> str:
         return ""
 
 
+def recorded_bindirs(prefix: str) -> dict[str, str]:
+    """Return the directories of links that are recorded below a prefix, by the record's name."""
+    try:
+        names = sorted(filter(_RECORD.fullmatch, os.listdir(prefix)))
+    except OSError:
+        return {}
+    found = {name: link_target(os.path.join(prefix, name)) for name in names}
+    return {name: directory for name, directory in found.items() if directory}
+
+
 def is_directory_name(name: str) -> bool:
     """Return whether a name may be that of a tree's directory."""
     return _NAME.fullmatch(name) is not None
@@ -99,7 +117,7 @@ def is_directory_name(name: str) -> bool:
 
 def is_leftover_name(name: str) -> bool:
     """Return whether a name below the prefix is a leftover of a killed installer."""
-    return _LEFTOVER.fullmatch(name) is not None or name in _NEW_LINKS
+    return _LEFTOVER.fullmatch(name) is not None or _LEFT_LINK.fullmatch(name) is not None
 
 
 def working_name(kind: str) -> str:
@@ -118,6 +136,3 @@ def new_link(path: str) -> str:
     """
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}{_NEW_LINK}")
-
-
-_NEW_LINKS: Final = frozenset(map(new_link, (CURRENT, PREVIOUS, LINKED)))

@@ -8,7 +8,8 @@ link selects the current version::
         0.2.0-5e6f7a8b/
         current -> 0.2.0-5e6f7a8b
         previous -> 0.1.0-1a2b3c4d  the target of ``nvshim install --rollback``
-        bindir -> BINDIR            if it is not a default one, for a later command to find
+        bindir -> BINDIR            if it is not a default one, for a later command to find;
+                                    bindir.2, bindir.3, … lead to further ones
         .incoming-…, .removing-…, .self-test-…    work in progress
     BINDIR/
         containerd-shim-nvidia-v1 -> PREFIX/current/bin/containerd-shim-nvidia-v1

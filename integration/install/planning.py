@@ -21,6 +21,7 @@ Rules for an uninstallation
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -61,8 +62,7 @@ def plan_installation(survey: Survey, request: InstallRequest) -> list[steps.Ste
         if survey.current:
             plan.append(steps.Point(PREVIOUS, survey.current))
         plan.append(steps.Point(CURRENT, name))
-    if survey.layout.bindir not in ("", *BINDIRS, survey.linked):
-        plan.append(steps.Point(LINKED, survey.layout.bindir))
+    plan += _record_steps(survey)
     plan += [steps.Link(link.path, link.expected) for link in survey.links if not link.is_right]
     previous = survey.current if switch else survey.previous
     return plan + _cleanup_steps(
@@ -90,7 +90,7 @@ def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     ours = [link for link in survey.links if link.ours and link.target]
     if not _shims_run(survey):
         plan += [steps.Unlink(link.path) for link in ours]
-        own = (CURRENT, PREVIOUS, LINKED) if survey.linked else (CURRENT, PREVIOUS)
+        own = (CURRENT, PREVIOUS, *survey.recorded)
         plan += [steps.Unlink(survey.layout.path(link)) for link in own]
         if names:
             plan.append(steps.EndForkServers(names))
@@ -183,6 +183,20 @@ def _directory_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
         number += 1
         name = f"{base}.{number}"
     return name, True
+
+
+def _record_steps(survey: Survey) -> list[steps.Step]:
+    """Return the steps that record where links are, and forget directories without any."""
+    stale = [name for name, directory in survey.recorded.items() if not directory]
+    plan: list[steps.Step] = []
+    bindir = survey.layout.bindir
+    if bindir not in ("", *BINDIRS, *survey.recorded.values()):
+        numbered = (f"{LINKED}.{number}" for number in itertools.count(2))
+        names = itertools.chain([LINKED], numbered)
+        name = next(n for n in names if not survey.recorded.get(n) and n not in survey.foreign)
+        plan.append(steps.Point(name, bindir))
+        stale = [other for other in stale if other != name]
+    return plan + [steps.Unlink(survey.layout.path(name)) for name in stale]
 
 
 def _cleanup_steps(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from integration.containers import tree_users
@@ -14,13 +14,13 @@ from integration.install.trees import known_tree
 from integration.install.usage import Role, User
 from integration.install_layout import (
     CURRENT,
-    LINKED,
     PREVIOUS,
     InstallLayout,
     is_directory_name,
     is_leftover_name,
     link_target,
     new_link,
+    recorded_bindirs,
 )
 from integration.tree import Tree
 
@@ -72,7 +72,8 @@ class Survey:
     current: str = ""  # the current tree's name; empty if there is none
     previous: str = ""  # the previous tree's name; empty if there is none
     links: tuple[Link, ...] = ()  # those in the links' directory, and further ones
-    linked: str = ""  # the links' directory that is recorded; empty if none is
+    # the recorded directories of links by the record's name; empty if no link is left in one
+    recorded: Mapping[str, str] = field(default_factory=dict)
     leftovers: tuple[str, ...] = ()  # paths left by killed installers
     foreign: tuple[str, ...] = ()  # names below the prefix that we did not create
     may_miss_shims: bool = False  # whether there may be shims that we cannot see
@@ -101,7 +102,8 @@ def take_survey(
     links = tuple(_link(path, expected, layout.prefix) for path, expected in layout.links.items())
     leftovers = [layout.path(name) for name in names if is_leftover_name(name)]
     leftovers += [stray for link in links if os.path.islink(stray := new_link(link.path))]
-    others = [n for n in names if not is_leftover_name(n) and n not in {CURRENT, PREVIOUS, LINKED}]
+    known = {CURRENT, PREVIOUS, *recorded_bindirs(layout.prefix)}
+    others = [name for name in names if not is_leftover_name(name) and name not in known]
     current, previous = (_tree_that(layout, name) for name in (CURRENT, PREVIOUS))
     directories = [
         name
@@ -127,7 +129,10 @@ def take_survey(
         current=current,
         previous=previous if previous != current else "",
         links=links,
-        linked=link_target(layout.path(LINKED)),
+        recorded={
+            name: directory if InstallLayout(layout.prefix, directory).right_links() else ""
+            for name, directory in recorded_bindirs(layout.prefix).items()
+        },
         leftovers=tuple(leftovers),
         foreign=tuple(name for name in others if name not in directories),
         may_miss_shims=tree_users.is_blind(sockets, proc),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -91,6 +92,49 @@ def test_links_elsewhere_alone_stay_where_they_are(node: Node) -> None:
     found = replace(node, layout=InstallLayout.of(node.layout.prefix, None, usual=[usual]))
     assert found.install(node.new)["links"] == [f"{elsewhere}/{name}" for name in PROGRAMS]
     assert not os.path.exists(usual)
+    assert found.status()["problems"] == []
+
+
+@pytest.mark.parametrize("bindir", [None, "third"])
+def test_links_in_several_unusual_directories_are_all_removed(
+    node: Node, bindir: str | None
+) -> None:
+    directories = [f"{node.directory}/{name}" for name in ("first", "second", "third")]
+    for directory in directories:
+        layout = InstallLayout.of(node.layout.prefix, directory, usual=["/none"])
+        replace(node, layout=layout).install(node.old)
+    path = bindir and f"{node.directory}/{bindir}"
+    layout = InstallLayout.of(node.layout.prefix, path, usual=["/none"])
+    answer = replace(node, layout=layout).uninstall()
+    assert (answer["complete"], answer["left"]) == (True, [])
+    assert [os.listdir(directory) for directory in directories] == [[], [], []]
+    assert not os.path.exists(node.layout.prefix)
+
+
+def test_a_directory_whose_links_are_gone_is_forgotten(node: Node) -> None:
+    def recorded() -> dict[str, str]:
+        names = {*os.listdir(node.layout.prefix)} - {"current", node.old.name}
+        return {name: os.path.basename(os.readlink(node.layout.path(name))) for name in names}
+
+    def install(name: str | None) -> Node:
+        directory = name and f"{node.directory}/{name}"
+        layout = InstallLayout.of(node.layout.prefix, directory, usual=[f"{node.directory}/usual"])
+        here = replace(node, layout=layout)
+        here.install(node.old)
+        return here
+
+    for name in ("a", "b", "c"):
+        install(name)
+    assert recorded() == {"bindir": "a", "bindir.2": "b", "bindir.3": "c"}
+    shutil.rmtree(f"{node.directory}/a")
+    shutil.rmtree(f"{node.directory}/b")
+    install("d")
+    assert recorded() == {"bindir": "d", "bindir.3": "c"}
+    shutil.rmtree(f"{node.directory}/c")
+    # A killed installer left the temporary name of a record.
+    os.symlink("/x", node.layout.path(".bindir.2.nvshim-new"))
+    found = install(None)
+    assert recorded() == {"bindir": "d"}
     assert found.status()["problems"] == []
 
 

@@ -230,8 +230,11 @@ def test_links_are_looked_for_where_they_usually_are(tmp_path: Path) -> None:
         os.mkdir(directory)
         os.symlink(f"{to}/current/bin/nvshim", f"{directory}/nvshim")
     assert InstallLayout.of(prefix, None, usual=usual) == InstallLayout(prefix, usual[1])
-    assert InstallLayout.of(prefix, usual[0], usual=usual) == InstallLayout(prefix, usual[0])
-    assert InstallLayout.of(prefix, "", usual=usual) == InstallLayout(prefix, "")
+    # With another directory, or none, the links that are there are still known.
+    further = (f"{usual[1]}/nvshim",)
+    for bindir in (usual[0], ""):
+        found = InstallLayout.of(prefix, bindir, usual=usual)
+        assert found == InstallLayout(prefix, bindir, further)
 
 
 def test_what_nobody_knows_below_the_prefix_is_no_tree(tmp_path: Path) -> None:
