@@ -18,9 +18,9 @@ Rules
   whether the engine needs a restart.
 
 Modules: ``runtime_options`` has the options of every engine. ``containerd`` uses ``options``,
-``previous``, ``desired``, ``checks``, ``imports`` and ``effective_config``; ``docker`` and ``crio``
-are one module each. ``jsontext`` edits JSON text, ``undo`` records the previous contents and
-restores them, ``files`` replaces files.
+``previous``, ``desired``, ``checks``, ``imports``, ``effective_config`` and ``cri_trial``;
+``docker`` and ``crio`` are one module each. ``jsontext`` edits JSON text, ``undo`` records the
+previous contents and restores them, ``files`` replaces files.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from integration import tomltext
+from integration.engines.cri_trial import cri_fault
 from integration.engines.effective_config import CRI, Containerd, cri, differences, handlers, pruned
 from integration.engines.errors import (
     ConfigDiffers,
@@ -235,6 +236,21 @@ def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
         "containerd's CRI plugin would not start",
         do=f"add the handler {name}, set default_runtime_name to another one, or make "
         f"{options.runtime_name} the default with --set-default; --force continues anyway",
+    )
+
+
+def check_cri_starts(options: Options, containerd: Containerd, after: Mapping[str, Any]) -> None:
+    """Check that the CRI plugin starts with a configuration, as far as that can be tried.
+
+    Raises:
+        ConfigRefused: it does not.
+    """
+    if options.force or not (fault := cri_fault(containerd, after)):
+        return
+    raise ConfigRefused(
+        f"the configuration in {options.config}",
+        found=f"containerd's CRI plugin would not start with it, and no pod either: {fault}",
+        do="correct that setting in this file or one that it imports; --force continues anyway",
     )
 
 

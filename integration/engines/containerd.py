@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from integration.engines.checks import (
     check,
+    check_cri_starts,
     check_default,
     check_default_exists,
     check_previous,
@@ -103,6 +104,7 @@ def plan(options: Options) -> Change:
     )
     if change.files:
         check_default_exists(options, after)
+        check_cri_starts(options, containerd, after)
         check_sandboxer(options, containerd, after)
     return change
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from integration.engines import cri_trial, programs
 from integration.engines import effective_config as dump
-from integration.engines import programs
 from integration.engines.programs import run
 from tests.harness.etc_containerd import Etc
 from tools.parts import Parts
@@ -26,9 +26,9 @@ def asked_once() -> Iterator[None]:
     answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 
     def ask(argv: list[str]) -> subprocess.CompletedProcess[str]:
-        directory = os.path.dirname(argv[2]) if "dump" in argv else "/nowhere"
+        directory = os.path.dirname(argv[2]) if "--config" in argv else "/nowhere"
         texts = []
-        for path in sorted(glob.glob(f"{directory}/*")):
+        for path in sorted(filter(os.path.isfile, glob.glob(f"{directory}/*"))):
             with open(path, newline="") as file:
                 texts.append(file.read())
         key = tuple(text.replace(directory, "{directory}") for text in (*argv, *texts))
@@ -45,7 +45,7 @@ def asked_once() -> Iterator[None]:
         return subprocess.CompletedProcess(argv, found.returncode, out, error)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (dump, programs):
+        for module in (dump, programs, cri_trial):
             patch.setattr(module, "run", ask)
         yield
 

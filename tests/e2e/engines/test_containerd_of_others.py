@@ -437,3 +437,46 @@ def test_default_that_is_no_handler_is_said_before_the_cri_plugin_dies_of_it(
     refused(node, ConfigRefused, told, replace=True)
     assert plan(node.options(replace=True, set_default=True)).files
     assert plan(node.options(replace=True, force=True)).files
+
+
+@pytest.mark.parametrize("release", ["installed", "trixie"])
+@pytest.mark.parametrize(
+    ("below", "setting", "told"),
+    [
+        ("", 'stream_idle_timeout = "soon"', "invalid stream idle timeout"),
+        ("", "systemd_cgroup = true", "`systemd_cgroup` only works for"),
+        (
+            ".registry",
+            'config_path = "/etc/containerd/certs.d"\nmirrors."docker.io".endpoint = ["x"]',
+            "`mirrors` cannot be set when `config_path` is provided",
+        ),
+        (".containerd.runtimes.runc", 'base_runtime_spec = "/none.json"', "/none.json: no such"),
+    ],
+)
+def test_setting_that_only_the_cri_plugin_refuses_is_said_before_a_restart_stops_all_pods(
+    make: MakeEtc, release: str, below: str, setting: str, told: str
+) -> None:
+    """`containerd config dump` exits with 0."""
+    node = make(release, f"version = 2\n[plugins.'{CRI[2]}'{below}]\n{setting}\n")
+    refused(node, ConfigRefused, f"CRI plugin would not start.*{told}.*--force")
+    assert plan(node.options(force=True)).files
+
+
+@pytest.mark.parametrize("release", ["installed", "trixie"])
+def test_what_the_cri_plugin_needs_of_the_node_is_not_tried(make: MakeEtc, release: str) -> None:
+    """No other snapshotter, port or directory of the node is used, and none is missed."""
+    cni = f"{make(release, None).directory}/cni"
+    text = f"""\
+version = 2
+[plugins.'{CRI[2]}']
+stream_server_address = "192.0.2.1"
+stream_server_port = "1"
+cni.conf_dir = "{cni}"
+containerd.snapshotter = "of-a-plugin"
+containerd.runtimes.runc.runtime_type = "{RUNC_TYPE}"
+containerd.runtimes.x = {{runtime_type = "io.containerd.x.v1", cni_conf_dir = "{cni}-x"}}
+"""
+    node = make(release, text)
+    assert plan(node.options()).files
+    assert not os.path.exists(cni)
+    assert not os.path.exists(f"{cni}-x")
