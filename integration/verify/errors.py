@@ -10,6 +10,19 @@ class VerifyError(IntegrationError):
     """Base of the errors that prevent a verification."""
 
 
+class PodKept(
+    VerifyError,
+    code="NVSHIM-E2676",
+    status=Status.FAILED_PRECONDITION,
+    remedy="restart the engine (containers keep running), and run `nvshim verify` again, which "
+    "removes such pods",
+):
+    """The engine does not remove a pod of this or an earlier verification.
+
+    containerd 1.6 keeps a pod if the start of one of its containers was given up.
+    """
+
+
 # fmt: off
 EngineMissing = VerifyError.row("NVSHIM-E2670 engine-missing", Status.NOT_FOUND,
     "No engine serves the CRI here, so no pod can be created.",

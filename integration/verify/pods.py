@@ -34,7 +34,7 @@ from integration.cri.client import Cri
 from integration.cri.errors import CriError, CriRefused
 from integration.timeouts import PATIENCE
 from integration.tree import PROBE
-from integration.verify.errors import ImageMissing
+from integration.verify.errors import ImageMissing, PodKept
 from integration.verify.interrupts import Interrupts
 from integration.verify.outcomes import CheckFailed, CheckSkipped
 from integration.verify.probe import END
@@ -310,25 +310,32 @@ class Pods:
         """Remove every pod with the label, also those of earlier runs.
 
         Raises:
-            CriError: the engine refuses the removal.
+            PodKept: the engine refuses to remove some; the others are removed.
+            CriError: the engine does not answer.
         """
         deadline = time.monotonic() + _REMOVE_TIMEOUT
+        refusals: dict[str, CriError] = {}
         while ours := self._ours():
+            # Until then someone else may be removing it, or the engine may still be creating a
+            # container for a run that was killed.
+            kept = [pod for pod in ours if pod in refusals]
+            if kept and time.monotonic() > deadline:
+                names = " and ".join(sorted(ours[pod] for pod in kept))
+                error = refusals[kept[0]]
+                raise PodKept(f"to remove {names} of a verification", found=error.found) from error
             for pod in ours:
                 try:
                     self._remove(pod)
-                except CriRefused:
-                    # Someone else is removing it, or the engine is still creating a container
-                    # for a run that was killed.
-                    if time.monotonic() > deadline and pod in self._ours():
-                        raise
+                except CriError as error:
+                    refusals[pod] = error
             time.sleep(_POLL)
 
-    def _ours(self) -> list[str]:
+    def _ours(self) -> dict[str, str]:
+        """Return the names of the pods with the label, by id."""
         known = pb.PodSandboxFilter(label_selector={LABEL: _OURS})
         items = self.cri.list_pod_sandbox(pb.ListPodSandboxRequest(filter=known)).items
         # Some engines ignore the filter.
-        return [pod.id for pod in items if pod.labels.get(LABEL) == _OURS]
+        return {pod.id: pod.metadata.name for pod in items if pod.labels.get(LABEL) == _OURS}
 
     def _run(self) -> Pod:
         uid = str(uuid.uuid4())

@@ -18,7 +18,13 @@ from integration.cri.engine import CRI_SOCKETS, Engine
 from integration.cri.errors import CriError
 from integration.nvml.inventory import inventory_of
 from integration.verify.checks import CHECKS, Check
-from integration.verify.errors import EngineMissing, NothingVerified, VerifyRunning, VerifyUnusable
+from integration.verify.errors import (
+    EngineMissing,
+    NothingVerified,
+    PodKept,
+    VerifyRunning,
+    VerifyUnusable,
+)
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
 from integration.verify.node import Node
@@ -30,6 +36,7 @@ from shim import VERSION
 _NAMESPACE: Final = "nvshim-verify"
 _DIRECTORY: Final = "verify"
 _SYSTEMD: Final = "SystemdCgroup"
+_REMOVAL: Final = "the engine removes every pod of the verification"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def verify(
 
     Raises:
         VerifyError: the node cannot be verified.
-        CriError: the engine does not answer, or refuses to remove the pods.
+        CriError: the engine does not answer.
         NvshimError: the node has no driver.
     """
     started = time.monotonic()
@@ -88,12 +95,18 @@ def verify(
             directory=directory,
             systemd=_is_systemd(cri, engine, options.handler),
         )
-        with Pods(cri, settings, interrupts) as pods:
-            node = Node(
-                config, inventory, engine, pods, Kubelet(config),
-                restart_agent=options.restart_agent,
-            )  # fmt: skip
-            results = tuple(_results(node, options.checks, report_progress))
+        results: tuple[Result, ...] = ()
+        try:
+            with Pods(cri, settings, interrupts) as pods:
+                node = Node(
+                    config, inventory, engine, pods, Kubelet(config),
+                    restart_agent=options.restart_agent,
+                )  # fmt: skip
+                results = tuple(_results(node, options.checks, report_progress))
+        except PodKept as error:
+            if not results:
+                raise
+            results = (*results, _kept(error))
     if all(result.outcome is Outcome.SKIPPED for result in results):
         raise NothingVerified(
             "to verify this node",
@@ -143,6 +156,14 @@ def _result(check: Check, node: Node) -> Result:
     except CriError as error:
         do = error.do or "see the engine's log, and run `nvshim doctor`"
         return failed(CheckFailed(check.title, seen=f"{error.asked}: {error.found}", do=do))
+
+
+def _kept(error: PodKept) -> Result:
+    """Return the result of a removal that the engine refused, after all checks."""
+    failed = CheckFailed(_REMOVAL, seen=f"{error.asked}: {error.found}", do=error.do)
+    return Result(
+        "removal", _REMOVAL, Outcome.FAILED, expected=_REMOVAL, seen=failed.seen, do=failed.do
+    )
 
 
 def _described(node: Node) -> dict[str, Any]:

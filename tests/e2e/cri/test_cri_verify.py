@@ -15,6 +15,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,11 +24,13 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from hooks.config import load_config
+from integration.cri.client import Cri
 from integration.cri.engine import Engine
 from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.verify import pods
-from integration.verify.checks import CHECKS
+from integration.verify.checks import CHECKS, Check
+from integration.verify.errors import PodKept
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
 from integration.verify.node import Node
@@ -35,6 +38,7 @@ from integration.verify.outcomes import CheckFailed, CheckSkipped
 from integration.verify.pods import Pods as VerifyPods
 from integration.verify.pods import PodSettings, find_image
 from integration.verify.probe import find_program
+from integration.verify.runner import VerifyOptions, verify
 from shim import PROGRAM
 from tests.conftest import PARTS
 from tests.harness.kubelet_plugins import KubeletPlugins
@@ -43,7 +47,7 @@ from tests.harness.nvshim import nvshim
 from tests.harness.pods import Pods, pods_of
 from tests.harness.runtime import OURS, STOCK
 from tests.harness.waiting import eventually
-from tools.cri.plugin import CriPlugin, to_toml
+from tools.cri.plugin import NAMESPACE, CriPlugin, to_toml
 from tools.images import PAUSE, pause
 from tools.parts import INSTALLED, Parts
 from tools.reference.documents import schema
@@ -379,6 +383,39 @@ def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) ->
         process.wait()
     assert place.pods.ids()
     with place.verified():  # their devices must not be in use
+        assert place.pods.ids() == []
+
+
+def test_a_pod_that_the_engine_keeps_is_named_with_what_to_do(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that was given up leaves a task of a container that containerd calls created."""
+    monkeypatch.setattr(pods, "_REMOVE_TIMEOUT", 0.0)
+    monkeypatch.setattr(Cri, "start_container", lambda *_, **__: None, raising=False)
+    ctr = partial(place.pods.containerd.ctr, namespace=NAMESPACE)
+    started: list[str] = []
+
+    def give_up(node: Node) -> str:
+        def work(pod: Pod) -> None:
+            started.append(pod.start("hold").id)
+            ctr("tasks", "start", "--detach", "--null-io", *started)
+
+        node.pods.attempt(work)
+        return "it was given up"
+
+    options = VerifyOptions(
+        "nvidia", place.pods.containerd.address, [Check("start", "a start", give_up)]
+    )
+    verified = partial(verify, load_config(place.node.config_path), options, lambda _: None)
+    passed, failed = verified().results
+    assert (passed.told, failed.outcome) == ("it was given up", "failed")
+    assert re.match(r"to remove nvshim-verify-\w{8} of a verification: .*running task", failed.seen)
+    assert failed.do.startswith("restart the engine")
+    with pytest.raises(PodKept, match=r"^NVSHIM-E2676 pod-kept: .* Restart the engine"):
+        verified()
+    # As after a restart of containerd, but the other tests need this one.
+    ctr("tasks", "rm", "--force", *started)
+    with place.verified():
         assert place.pods.ids() == []
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
-from integration.cri.errors import CriRefused
 from integration.verify import pods
+from integration.verify.errors import PodKept
 from integration.verify.interrupts import Interrupts
 from integration.verify.pods import LABEL, Pod, Pods, PodSettings
 from tests.harness.grpc_server import serve
@@ -27,9 +27,13 @@ class Engine:
     def __init__(self) -> None:
         self.pods = {"theirs": {}, "ours": {LABEL: "true"}}
         self.refusals = 0
+        self.status = grpc.StatusCode.UNKNOWN
 
     def list(self, *_: object) -> pb.ListPodSandboxResponse:
-        items = [pb.PodSandbox(id=name, labels=labels) for name, labels in self.pods.items()]
+        items = [
+            pb.PodSandbox(id=name, labels=labels, metadata=pb.PodSandboxMetadata(name=name))
+            for name, labels in self.pods.items()
+        ]
         return pb.ListPodSandboxResponse(items=items)
 
     def stop(self, *_: object) -> pb.StopPodSandboxResponse:
@@ -40,7 +44,7 @@ class Engine:
     ) -> pb.RemovePodSandboxResponse:
         if self.refusals:
             self.refusals -= 1
-            context.abort(grpc.StatusCode.UNKNOWN, "a container is in starting state")
+            context.abort(self.status, "a container is in starting state")
         del self.pods[request.pod_sandbox_id]
         return pb.RemovePodSandboxResponse()
 
@@ -68,13 +72,16 @@ def test_a_pod_that_cannot_be_removed_yet_is_removed_later(engine: tuple[Engine,
     assert list(it.pods) == ["theirs"]
 
 
-def test_a_pod_that_the_engine_keeps_is_an_error(
-    engine: tuple[Engine, Pods], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED])
+def test_a_pod_that_the_engine_keeps_is_an_error_and_the_others_are_removed(
+    engine: tuple[Engine, Pods], monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode
 ) -> None:
     it, ours = engine
     monkeypatch.setattr(pods, "_REMOVE_TIMEOUT", 0.0)
-    it.refusals = 1_000
-    with pytest.raises(CriRefused, match="in starting state"):
+    it.pods["another"] = {LABEL: "true"}
+    it.refusals, it.status = 1, status
+    told = r"cannot remove ours of a verification: .*in starting state"
+    with pytest.raises(PodKept, match=told):
         ours.remove_all()
     assert list(it.pods) == ["theirs", "ours"]
 
