@@ -20,6 +20,7 @@ block are left to a child with a deadline. Other rooms use::
     records         entries, strings: lists in the record of an injection
     shares          Share, shares_of: the shares of GPUs of resource claims
     shim_client     kill, call: the API of a shim, without containerd
+    verify_pods     left_pods: what a killed nvshim verify has left
     traces          find, remove: what a private containerd leaves on the machine
     errors          InspectionError: E251x
 

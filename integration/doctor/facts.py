@@ -441,6 +441,8 @@ class Node:
     policy: Policy | Unseen = _NOT_ASKED  # the shim's configuration
     installation: Installation | Unseen = _NOT_ASKED  # the shim's installation and processes
     containers: tuple[Container, ...] | Unseen = _NOT_ASKED  # containers with GPUs from the shim
+    # pods that a killed nvshim verify has left, as NAMESPACE/NAME
+    verify_pods: tuple[str, ...] | Unseen = _NOT_ASKED
     agent: NodeAgent | Unseen = _NOT_ASKED  # the node agent
     # the kubelet's device plugins; None without a kubelet
     plugins: Plugins | Unseen | None = _NOT_ASKED

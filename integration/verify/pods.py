@@ -30,6 +30,7 @@ from typing import Any, Final, Self, TypeVar
 
 from api.proto import cri_pb2 as pb
 from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
+from integration.containers import verify_pods
 from integration.cri.client import Cri
 from integration.cri.errors import CriError, CriRefused
 from integration.timeouts import PATIENCE
@@ -339,7 +340,7 @@ class Pods:
 
     def _run(self) -> Pod:
         uid = str(uuid.uuid4())
-        name = f"nvshim-verify-{uid[:8]}"
+        name = f"{verify_pods.NAME}{uid[:8]}"
         namespaces = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace=self.settings.namespace),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
 from hooks.config import Config, Mode
+from integration.containers import verify_pods
 from integration.cri.client import Cri
 from integration.cri.engine import CRI_SOCKETS, Engine
 from integration.cri.errors import CriError
@@ -34,7 +35,6 @@ from integration.verify.probe import find_program
 from shim import VERSION
 
 _NAMESPACE: Final = "nvshim-verify"
-_DIRECTORY: Final = "verify"
 _SYSTEMD: Final = "SystemdCgroup"
 _REMOVAL: Final = "the engine removes every pod of the verification"
 
@@ -222,7 +222,7 @@ def _directory(config: Config) -> Iterator[str]:
         VerifyUnusable: the directory cannot be created.
         VerifyRunning: another verification holds the lock.
     """
-    path = os.path.join(config.state, _DIRECTORY)
+    path = os.path.join(config.state, verify_pods.DIRECTORY)
     try:
         os.makedirs(config.state, mode=0o711, exist_ok=True)
         os.makedirs(path, mode=0o700, exist_ok=True)

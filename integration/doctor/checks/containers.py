@@ -1,4 +1,4 @@
-"""Running containers: D100 to D103, D113."""
+"""Running containers: D100 to D103, D113, D114."""
 
 from __future__ import annotations
 
@@ -49,3 +49,9 @@ def _names_no_capabilities(containers: tuple[Container, ...]) -> Iterator[str]:
         images = sorted({c.image for c in found if c.image})
         named = f" (image{'s'[: len(images) > 1]} {listed(images)})" if images else ""
         yield f"{len(found)} of {len(containers)} running containers with GPUs name none{named}"
+
+
+@check("D114")
+def _left_by_verify(verify_pods: tuple[str, ...]) -> Iterator[str]:
+    if verify_pods:
+        yield listed(verify_pods)

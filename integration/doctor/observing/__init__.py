@@ -16,7 +16,7 @@ from integration.doctor.facts import CouldNotLook, Node, Unseen
 from integration.doctor.observing.agent import look_at_agent, look_at_plugins
 from integration.doctor.observing.cdi import look_at_cdi
 from integration.doctor.observing.containerd import look_at_containerd
-from integration.doctor.observing.containers import look_at_containers
+from integration.doctor.observing.containers import look_at_containers, look_at_verify_pods
 from integration.doctor.observing.driver import look_at_driver
 from integration.doctor.observing.engines import look_at_crio, look_at_docker, look_at_injectors
 from integration.doctor.observing.installation import look_at_installation
@@ -43,6 +43,7 @@ GROUPS: Final[Mapping[str, Callable[[Places], Any]]] = {
     "policy": look_at_policy,
     "installation": look_at_installation,
     "containers": look_at_containers,
+    "verify_pods": look_at_verify_pods,
     "agent": look_at_agent,
     "plugins": look_at_plugins,
 }

@@ -26,6 +26,7 @@ from integration.containers.bundles import Container as Found
 from integration.containers.cgroups import cgroups_in
 from integration.containers.procfs import Procfs
 from integration.containers.records import entries
+from integration.containers.verify_pods import left_pods
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
@@ -42,14 +43,19 @@ Rule = tuple[int, int]
 
 def look_at_containers(places: Places) -> tuple[Container, ...]:
     """Return the running containers of this containerd that have a record of an injection."""
+    recorded = [each for each in _containers(places) if each.pid and each.has_record]
+    return tuple(_container(places, container) for container in recorded[:_MOST])
+
+
+def look_at_verify_pods(places: Places) -> tuple[str, ...]:
+    """Return the pods that a killed ``nvshim verify`` has left in this containerd."""
+    return left_pods(_containers(places), places.config().state)
+
+
+def _containers(places: Places) -> list[Found]:
     containerd = look_at_containerd(places)
     state = places.at(containerd.state if containerd else KNOWN_STATES[0])
-    recorded = [
-        container
-        for container in find_containers([state], places.at("/proc"))
-        if container.pid and container.has_record
-    ]
-    return tuple(_container(places, container) for container in recorded[:_MOST])
+    return find_containers([state], places.at("/proc"))
 
 
 def _container(places: Places, found: Found) -> Container:

@@ -188,6 +188,14 @@ def container_of(image: str = "", **variables: str) -> Break:
     return write
 
 
+def pod_of_verify(tree: Tree) -> None:
+    """Leave a pod of a killed ``nvshim verify``."""
+    named = {"sandbox-namespace": "gpu", "sandbox-name": "nvshim-verify-0123abcd"}
+    annotations = {f"io.kubernetes.cri.{key}": name for key, name in named.items()}
+    path = f"{os.path.dirname(BUNDLE)}/left/config.json"
+    tree.write(path, json.dumps({"annotations": annotations}))
+
+
 def no_handler(tree: Tree) -> None:
     tree.change(CONTAINERD, HANDLER, "")
 

@@ -35,6 +35,7 @@ from tests.unit.doctor.breaks import (
     older_version,
     other_driver_container,
     other_numbers,
+    pod_of_verify,
     real,
     removed_version,
     said_by,
@@ -464,6 +465,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "driver capabilities are named by nothing": (
         container_of(NVIDIA_DRIVER_CAPABILITIES=""), "D113", NOTE, "1 of 1 ",
     ),
+    "a killed verification": (pod_of_verify, "D114", WARNING, "gpu/nvshim-verify-0123abcd"),
     "systemd does not answer": (
         lambda tree: tree.script("/usr/bin/systemctl", "echo no bus >&2; exit 1"),
         "D103", NOTE, "no bus",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from tests.unit.doctor.breaks import (
     in_version_1,
     module_of_another_version,
     of_runcs_type,
+    pod_of_verify,
     sandboxer_of,
     without_containerd,
 )
@@ -338,6 +340,19 @@ def test_containers_that_name_their_capabilities_are_not_counted(tree: Tree) -> 
     assert found(tree, "D113") == []
     tree.remove(f"{BUNDLE}/config.json")
     assert found(tree, "D113") == []
+
+
+def test_a_pod_of_a_verification_that_is_running_is_not_left(tree: Tree) -> None:
+    pod_of_verify(tree)
+    directory = f"{tree.places().config().state}/verify"
+    os.makedirs(directory)
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert found(tree, "D114") == []
+    finally:
+        os.close(fd)
+    assert found(tree, "D114") != []
 
 
 def test_k0s_configuration_that_somebody_has_taken_over_is_not_written_anew(tree: Tree) -> None:
