@@ -153,7 +153,7 @@ def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> st
 @functools.lru_cache(maxsize=1 << 14)  # two readings need the same ones
 def _socket_path(address: str, namespace: str, group: str) -> str:
     key = posixpath.join(address, namespace, group)
-    return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
+    return os.path.join(SOCKETS, hashlib.sha256(os.fsencode(key)).hexdigest())
 
 
 def processes(marks: Marks) -> set[Trace]:

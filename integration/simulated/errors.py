@@ -48,6 +48,9 @@ DevicesForbidden = SimulatedError.row("NVSHIM-E2106 devices-forbidden", Status.P
     "Device nodes cannot be created or opened here: not root, or ``nodev``.")
 ShimNotFound = SimulatedError.row("NVSHIM-E2107 shim-not-found", Status.FAILED_PRECONDITION,
     "There is no shim to run a container on a simulated node with.")
+NodeUnwritten = SimulatedError.row("NVSHIM-E2108 node-unwritten", Status.FAILED_PRECONDITION,
+    "The directory of a node cannot be created or filled. The partial node was removed.",
+    remedy="name another directory, or run this as root")
 ContainerdNotInstalled = IntegrationError.row(
     "NVSHIM-E2201 containerd-not-installed", Status.FAILED_PRECONDITION,
     "A program that a private containerd needs is not on the path.",

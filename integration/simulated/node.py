@@ -17,7 +17,7 @@ from integration.simulated.driver import (
     lay_out,
     write_loader_cache,
 )
-from integration.simulated.errors import NodeExists, NodeNotFound
+from integration.simulated.errors import NodeExists, NodeNotFound, NodeUnwritten
 from integration.simulated.layouts import Layout
 from integration.simulated.library import build_nvml
 from integration.simulated.nvidia import add_nvidia
@@ -102,8 +102,8 @@ class SimulatedNode:
         Raises:
             NodeExists: ``directory`` is not empty.
             PackagesError: the driver's packages are not available.
-            SimulatedError: there is no compiler, or device nodes cannot be created. The partial
-                node was removed.
+            NodeUnwritten: the directory cannot be created or filled.
+            SimulatedError: no compiler, or no device nodes. The partial node was removed.
         """
         directory = os.path.abspath(directory)
         files, version = driver_of(scenario, packages_cache, say)
@@ -114,14 +114,24 @@ class SimulatedNode:
                 found="it is not empty",
                 do="remove it, or choose another directory",
             )
-        os.makedirs(directory, exist_ok=True)
-        if say is not None:
-            say("copying the driver's files and building its library")
         try:
+            directory.encode()  # its config.toml, which is UTF-8, has the path
+            os.makedirs(directory, exist_ok=True)
+            if say is not None:
+                say("copying the driver's files and building its library")
             node.fill(files, layout)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(directory, ignore_errors=True)
-            raise
+            found = ""
+            if isinstance(error, OSError):
+                found = os.strerror(error.errno or 0).lower()
+            elif isinstance(error, UnicodeEncodeError):
+                found = "its path is not UTF-8"
+            if not found:
+                raise
+            raise NodeUnwritten(
+                f"to create a simulated node in {directory}", found=found
+            ) from error
         return node
 
     @classmethod

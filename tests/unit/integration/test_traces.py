@@ -39,6 +39,12 @@ def test_nothing_is_found_where_nothing_is(containerd: PrivateContainerd) -> Non
     assert traces.find(containerd.marks) == set()
 
 
+def test_an_argument_of_ctr_need_not_be_text(containerd: PrivateContainerd) -> None:
+    """Any of them may be the name of a container, whose socket is looked for."""
+    containerd.ctr_argv("run", "\udcff")
+    assert traces.find(containerd.marks) == set()
+
+
 def test_process_is_known_by_its_directory(containerd: PrivateContainerd) -> None:
     with _sleep(cwd=containerd.directory) as process:
         assert _found(containerd) == {("process", str(process.pid))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -118,6 +119,30 @@ def test_nothing_is_left_of_a_node_whose_library_cannot_be_built(
     with raises(LibraryNotBuilt):
         SimulatedNode.create(str(tmp_path / "node"), unseen)
     assert os.listdir(tmp_path) == ["bin"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("x" * 300, "file name too long"),
+        ("\udcff", "its path is not UTF-8"),
+        ("full/node", "no space left on device"),
+    ],
+)
+def test_a_directory_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", full], check=True)
+    try:
+        assert main(["create", f"{tmp_path}/{name}"]) == 1
+        assert os.listdir(full) == []
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert os.listdir(tmp_path) == ["full"]
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert re.match(f"NVSHIM-E2108 node-unwritten: .*{told}", line)
 
 
 def test_a_file_system_without_device_nodes_is_refused(nodev: Path) -> None:
