@@ -153,6 +153,8 @@ def _configure(output: Output, kind: Callable[..., Options], options: dict[str, 
     dry_run, remove = options.pop("dry_run"), options.pop("remove")
     mode, address, unit = Mode(options.pop("mode")), options.pop("socket"), options.pop("unit")
     for key in _PATHS & options.keys():
+        if options[key] == "":  # as from an unset variable; it would be the working directory
+            raise click.BadParameter("It is empty.", param_hint=f"--{key.replace('_', '-')}")
         if options[key] is not None:
             options[key] = os.path.abspath(options[key])
     if kind is ContainerdOptions and (address or options["config"] == DEFAULT_CONFIG):

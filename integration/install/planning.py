@@ -86,11 +86,12 @@ def plan_collection(survey: Survey, keep: int = KEEP) -> list[steps.Step]:
 def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     """Return the steps that remove as much as running containers allow."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
-    names = tuple(each.name for each in survey.installed)
+    # A prefix by mistake may be a directory of others, which also has a link of such a name.
+    names = tuple(each.name for each in survey.installed if is_directory_name(each.name))
     ours = [link for link in survey.links if link.ours and link.target]
     if not _shims_run(survey):
         plan += [steps.Unlink(link.path) for link in ours]
-        own = (CURRENT, PREVIOUS, *survey.recorded)
+        own = (*survey.pointers, *survey.recorded)
         plan += [steps.Unlink(survey.layout.path(link)) for link in own]
         if names:
             plan.append(steps.EndForkServers(names))
@@ -101,12 +102,13 @@ def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     keeps_links = any(link.path in needed for link in ours)
     if not keeps_links:
         plan += [steps.Unlink(link.path) for link in ours if os.path.basename(link.path) == SHIM]
-    plan.append(steps.Unlink(survey.layout.path(PREVIOUS)))
+    if PREVIOUS in survey.pointers:
+        plan.append(steps.Unlink(survey.layout.path(PREVIOUS)))
     plan.append(steps.EndForkServers(names))
     plan += [
         steps.Collect(each.name)
-        for each in survey.installed
-        if each.name != survey.current and not each.holders
+        for each in _collectable(survey.installed)
+        if each.name != survey.current
     ]
     return plan
 

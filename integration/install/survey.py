@@ -74,6 +74,8 @@ class Survey:
     links: tuple[Link, ...] = ()  # those in the links' directory, and further ones
     # the recorded directories of links by the record's name; empty if no link is left in one
     recorded: Mapping[str, str] = field(default_factory=dict)
+    # which of current and previous are links to trees; a tree may be missing
+    pointers: tuple[str, ...] = (CURRENT, PREVIOUS)
     leftovers: tuple[str, ...] = ()  # paths left by killed installers
     foreign: tuple[str, ...] = ()  # names below the prefix that we did not create
     may_miss_shims: bool = False  # whether there may be shims that we cannot see
@@ -128,6 +130,7 @@ def take_survey(
         installed=tuple(sorted(installed, key=lambda each: (each.placed, each.name))),
         current=current,
         previous=previous if previous != current else "",
+        pointers=tuple(name for name in (CURRENT, PREVIOUS) if _is_pointer(layout, name)),
         links=links,
         recorded={
             name: directory if InstallLayout(layout.prefix, directory).right_links() else ""
@@ -152,6 +155,13 @@ def _tree_that(layout: InstallLayout, link: str) -> str:
     name = os.path.basename(target)
     is_beside = target in {name, layout.path(name)}
     return name if name and is_beside and _is_directory(layout.path(name)) else ""
+
+
+def _is_pointer(layout: InstallLayout, link: str) -> bool:
+    """Return whether a link below the prefix has the name of a tree there as its target."""
+    target = link_target(layout.path(link)).rstrip("/")
+    name = os.path.basename(target)
+    return is_directory_name(name) and target in {name, layout.path(name)}
 
 
 def _link(path: str, expected: str, prefix: str) -> Link:

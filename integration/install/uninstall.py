@@ -155,7 +155,9 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
         if not in_use:
             _purge_state(config.state)
             _purge_marks(config)
-            with suppress(FileNotFoundError):
+            if os.path.lexists(
+                config_path
+            ):  # on a read-only file system, to remove none is an error
                 os.unlink(config_path)
         for directory in (config.layers, config.drained, config.state):
             _remove_if_empty(directory)
@@ -163,7 +165,13 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
         for directory in dict.fromkeys(map(os.path.dirname, ours)):
             if os.path.basename(directory) == _OWN:
                 _remove_if_empty(directory)
-    except (OSError, NvshimError) as error:
+    except OSError as error:
+        raise PurgeFailed(
+            f"to remove {error.filename}",
+            found=os.strerror(error.errno or 0).lower(),
+            do="make it removable, and run it again",
+        ) from error
+    except NvshimError as error:
         raise PurgeFailed("to remove the state", found=str(error), do="run it again") from error
     return [path for path in before if not os.path.lexists(path)]
 

@@ -16,6 +16,7 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import Drain
+from integration.cli.app import main
 from integration.devices import drain_marks as marks
 from integration.engines import undo
 from integration.engines.runtime_options import RECORDS
@@ -236,6 +237,42 @@ def test_old_versions_are_collected_when_asked_and_the_previous_one_is_kept(node
 
 
 # -- what stays behind -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["v1", "releases/v1"])
+def test_a_directory_of_others_by_mistake_stays_as_it_is(node: Node, target: str) -> None:
+    os.makedirs(node.layout.path(target))
+    os.makedirs(node.layout.path("v0"))
+    os.symlink(target, node.layout.path("current"))
+    os.symlink("v0", node.layout.path("previous"))
+    before = node.names
+    node.uninstall()
+    assert node.names == before
+    assert os.readlink(node.layout.path("current")) == target
+
+
+@pytest.mark.parametrize("words", ["uninstall --prefix=", "configure containerd --shim= --dry-run"])
+def test_an_empty_path_is_not_the_working_directory(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert "It is empty." in capfd.readouterr().err
+
+
+def test_a_purge_on_a_read_only_file_system_needs_nothing_there(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    config = Config(
+        layers=f"{directory}/layers", state=f"{directory}/state", drained=f"{directory}/drained"
+    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", directory], check=True)
+    try:
+        assert removal.purge(config, in_use=False, config_path=f"{directory}/config.toml") == []
+    finally:
+        subprocess.run(["umount", directory], check=True)
 
 
 def test_a_purge_removes_what_has_our_names_and_nothing_else(tmp_path: Path) -> None:
