@@ -59,10 +59,10 @@ class InstallLayout:
         """Return the layout for a command's options.
 
         Args:
-            prefix: absolute or relative.
-            bindir: the same; "" for none; None for that of the links that are there.
-            usual: where to look for links, besides the recorded directories; the first of these
-                if there are none.
+            prefix: an absolute or relative path.
+            bindir: the same; "" for no links; None for the directory of the existing links.
+            usual: the directories to search for links, in addition to the recorded ones; the first
+                of these is used if there are no links.
         """
         prefix = os.path.abspath(prefix)
         directories = dict.fromkeys((*usual, *recorded_bindirs(prefix).values()))

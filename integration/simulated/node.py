@@ -103,7 +103,8 @@ class SimulatedNode:
             NodeExists: ``directory`` is not empty.
             PackagesError: the driver's packages are not available.
             NodeUnwritten: the directory cannot be created or filled.
-            SimulatedError: no compiler, or no device nodes. The partial node was removed.
+            SimulatedError: there is no compiler, or device nodes cannot be created. The partial
+                node was removed.
         """
         directory = os.path.abspath(directory)
         files, version = driver_of(scenario, packages_cache, say)
