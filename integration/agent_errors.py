@@ -246,7 +246,7 @@ XidListWrong = NodeAgentError.row("NVSHIM-E2755 xid-list-wrong", Status.INVALID_
 HealthUnknown = NodeAgentError.row("NVSHIM-E2756 health-unknown", Status.FAILED_PRECONDITION,
     "No agent watches the devices of this node, or its health file is not readable.")
 DeviceUnwatched = NodeAgentError.row("NVSHIM-E2757 device-unwatched", Status.NOT_FOUND,
-    "The agent watches no device of that name.")
+    "The agent does not watch a device of that name.")
 AgentSilent = NodeAgentError.row("NVSHIM-E2758 agent-silent", Status.UNAVAILABLE,
     "The agent did not answer in time; the request is withdrawn.")
 
@@ -279,8 +279,8 @@ NriEnded = NodeAgentError.row("NVSHIM-E2750 nri-ended", Status.UNAVAILABLE,
     "The container engine ended the NRI connection, as when it restarts. The agent connects again.",
     remedy="see the engine's log if it stays so")
 NriUnsynchronized = NodeAgentError.row("NVSHIM-E2754 nri-unsynchronized", Status.UNAVAILABLE,
-    "The container engine accepted the agent as an NRI plugin, and does not synchronize it. It "
-    "waits until no container is being created, stopped or removed; one of these calls may hang.",
+    "The container engine accepted the agent as an NRI plugin, but does not synchronize with it. "
+    "It waits until no container is being created, stopped or removed; such a call may hang.",
     remedy="see which call hangs in the engine's log")
 NriUndecided = NodeAgentError.row("NVSHIM-E2751 nri-undecided", Status.UNAVAILABLE,
     "The kubelet may have allocated a GPU to a container, and the agent cannot decide now what it "
@@ -294,7 +294,7 @@ NriUnmapped = NodeAgentError.row("NVSHIM-E2753 nri-unmapped", Status.FAILED_PREC
     "nothing tells every engine to allow it in the device cgroup.",
     remedy="name the shim's RuntimeClass in the pod, or set hostUsers: true")
 NriVariableLost = NodeAgentError.row("NVSHIM-E2749 nri-variable-lost", Status.FAILED_PRECONDITION,
-    "A container has a variable twice, mostly from its image and its pod. Engines let NRI replace "
+    "A container has a variable twice, usually from its image and its pod. Engines let NRI replace "
     "the first, and keep the last. So the driver's libraries would not be found.",
     remedy="set the variable in the image or the pod only, or name the shim's RuntimeClass")
 
@@ -333,7 +333,7 @@ MigDeviceNotUndone = NodeAgentError.row(
     "A claim's MIG device cannot be destroyed now. Its pod stays until it is destroyed.",
     remedy="run `nvshim ps` on the node to see which container uses it; the kubelet retries")
 SharingConflict = NodeAgentError.row("NVSHIM-E2789 sharing-conflict", Status.FAILED_PRECONDITION,
-    "A claim asks for another kind of sharing than the claims that share the GPU already.",
+    "A claim requests another kind of sharing than the claims that already share the GPU.",
     remedy="give all these claims the same configuration, or wait until the others are released")
 ExtendedResourceClash = NodeAgentError.row(
     "NVSHIM-E2796 extended-resource-clash", Status.FAILED_PRECONDITION,

@@ -72,7 +72,7 @@ def runtime_failed(verb: str) -> str:
 
 # Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
 class ProgramNotFound(ShimError, code="NVSHIM-E1201", status=Status.FAILED_PRECONDITION):
-    """A program that is not there or cannot be executed. Raised by :mod:`shim.children`."""
+    """A program does not exist or cannot be executed. Raised by :mod:`shim.children`."""
 
 
 class ProgramTimeout(ShimError, code="NVSHIM-E1202", status=Status.DEADLINE_EXCEEDED):
@@ -166,32 +166,32 @@ CoreSchedulingUnavailable = ShimError.row(
     "``SCHED_CORE`` is set and the kernel refuses.")
 HandlerOptionsMalformed = ShimError.row(
     "NVSHIM-E1012 handler-options-malformed", Status.INVALID_ARGUMENT,
-    "The runtime's options on stdin are no options.")
+    "Stdin does not contain runtime options.")
 FeaturesUnknown = ShimError.row("NVSHIM-E1013 features-unknown", Status.UNIMPLEMENTED,
-    "A low-level runtime does not say what it can do.",
+    "A low-level runtime does not report its features.",
     remedy="update the low-level runtime: runc 1.1 and crun 1.8 say what they can do")
 
 # -- E11xx: mounts --------------------------------------------------------------------------
 # Not UNIMPLEMENTED: containerd 2 takes that for an older shim, and asks it once more as such.
 MountOptionUnsupported = ShimError.row(
     "NVSHIM-E1101 mount-option-unsupported", Status.INVALID_ARGUMENT,
-    "A mount option that this shim does not implement.")
+    "This shim does not support a mount option.")
 MountOptionsTooLong = ShimError.row("NVSHIM-E1102 mount-options-too-long", Status.INVALID_ARGUMENT,
-    "Mount options that do not fit the one page that mount(2) takes.")
+    "The mount options do not fit into one page, the limit of mount(2).")
 MountTargetUnusable = ShimError.row(
     "NVSHIM-E1104 mount-target-unusable", Status.FAILED_PRECONDITION,
     "The mount target is a link, or not a directory.",
     remedy="use an image with a directory there")
 MountMappingInvalid = ShimError.row("NVSHIM-E1106 mount-mapping-invalid", Status.INVALID_ARGUMENT,
-    "``uidmap`` and ``gidmap`` that are no mappings, or one without the other.")
+    "``uidmap`` or ``gidmap`` is not a mapping, or one of the two is missing.")
 
 # -- E12xx: the low-level runtime -----------------------------------------------------------
 RuntimeMisbehaved = ShimError.row("NVSHIM-E1204 runtime-misbehaved", Status.INTERNAL,
-    "A runtime reported success and did not do its work.")
+    "A runtime reported success but did not do its work.")
 SystemdNotRunning = ShimError.row("NVSHIM-E1206 systemd-not-running", Status.FAILED_PRECONDITION,
-    "systemd is to make the cgroups and is not there.")
+    "systemd should create the cgroups, but is not running.")
 ContainerLeft = ShimError.row("NVSHIM-E1207 container-left", Status.INTERNAL,
-    "A runtime says that it has deleted a container, and keeps it.")
+    "A runtime reports that it has deleted a container, but still has it.")
 
 # -- E13xx: the state of tasks and processes ------------------------------------------------
 TaskExists = ShimError.row("NVSHIM-E1302 task-exists", Status.ALREADY_EXISTS,
@@ -211,16 +211,16 @@ InvalidSignal = ShimError.row("NVSHIM-E1307 invalid-signal", Status.INVALID_ARGU
 # -- E14xx: stdio ---------------------------------------------------------------------------
 # Not UNIMPLEMENTED, as E1101 is not.
 StdioUnsupported = ShimError.row("NVSHIM-E1402 stdio-unsupported", Status.INVALID_ARGUMENT,
-    "A stdio URI of a scheme that this shim does not serve.")
+    "This shim does not support the scheme of a stdio URI.")
 InvalidLogUri = ShimError.row("NVSHIM-E1403 invalid-log-uri", Status.INVALID_ARGUMENT,
-    "A logger's URI that cannot be understood.")
+    "A logger's URI cannot be parsed.")
 LoggerNotAllowed = ShimError.row("NVSHIM-E1404 logger-not-allowed", Status.PERMISSION_DENIED,
-    "A logger that the operator does not allow.")
+    "The operator does not allow a logger.")
 LoggerFailed = ShimError.row("NVSHIM-E1405 logger-failed", Status.FAILED_PRECONDITION,
-    "A logger that was not ready when it ended or closed.")
+    "A logger exited, or closed its output, before it was ready.")
 # Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
 LoggerNotReady = ShimError.row("NVSHIM-E1406 logger-not-ready", Status.FAILED_PRECONDITION,
-    "A logger that did not become ready in time.")
+    "A logger did not become ready in time.")
 StdioTimeout = ShimError.row("NVSHIM-E1407 stdio-timeout", Status.FAILED_PRECONDITION,
     "The file system of a log or input file does not answer.")
 
@@ -228,12 +228,12 @@ StdioTimeout = ShimError.row("NVSHIM-E1407 stdio-timeout", Status.FAILED_PRECOND
 CgroupNotFound = ShimError.row("NVSHIM-E1501 cgroup-not-found", Status.NOT_FOUND,
     "The container has no cgroup of its own, or it is gone.")
 InvalidResources = ShimError.row("NVSHIM-E1502 invalid-resources", Status.INVALID_ARGUMENT,
-    "Limits that no runtime could understand.")
+    "The limits are malformed.")
 
 # -- E17xx: the worker -----------------------------------------------------------------------
 # Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
 WorkerTimeout = ShimError.row("NVSHIM-E1701 worker-timeout", Status.UNAVAILABLE,
     "Preparing a container took too long, and was stopped.")
 WorkerFailed = ShimError.row("NVSHIM-E1702 worker-failed", Status.INTERNAL,
-    "The process that prepares a container ended without an answer, or by a defect.",
+    "The process that prepares a container exited without an answer, or because of a bug.",
     remedy="create the container again; if that fails too, report this with containerd's log")

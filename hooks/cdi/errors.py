@@ -24,7 +24,7 @@ class CdiDeviceUnknown(CdiError, code="NVSHIM-E0604"):
 
 
 class CdiNotGenerated(CdiError, code="NVSHIM-E0611"):
-    """The node has nothing that a spec could be made of. Raised by :mod:`generating`."""
+    """The node has no device for which a spec could be generated. Raised by :mod:`generating`."""
 
 
 # fmt: off
@@ -33,17 +33,17 @@ CdiNameMalformed = CdiError.row("NVSHIM-E0603 cdi-name-malformed", Status.FAILED
 CdiDeviceConflict = CdiError.row("NVSHIM-E0605 cdi-device-conflict", Status.FAILED_PRECONDITION,
     "Two files of one directory have the device.")
 CdiResourceMissing = CdiError.row("NVSHIM-E0606 cdi-resource-missing", Status.FAILED_PRECONDITION,
-    "A device node or file that a spec names is not there.")
+    "A device node or file that a spec names does not exist.")
 CdiHookRefused = CdiError.row("NVSHIM-E0607 cdi-hook-refused", Status.PERMISSION_DENIED,
-    "A spec has a hook that the operator has not allowed.")
+    "A spec contains a hook that the operator has not allowed.")
 CdiHookMalformed = CdiError.row("NVSHIM-E0608 cdi-hook-malformed", Status.FAILED_PRECONDITION,
-    "A hook of NVIDIA's has arguments of unknown meaning.",
+    "One of NVIDIA's hooks has unknown arguments.",
     remedy="make the spec again with the tool that made it")
 CdiEditRefused = CdiError.row("NVSHIM-E0609 cdi-edit-refused", Status.FAILED_PRECONDITION,
-    "A spec asks for an edit that no container gets.",
+    "A spec requests an edit that is not allowed for any container.",
     remedy="correct the CDI spec, or take the device out of the request")
 CdiUnsupported = CdiError.row("NVSHIM-E0610 cdi-unsupported", Status.FAILED_PRECONDITION,
     "The low-level runtime does not support what a spec needs.")
 RuntimeUnasked = CdiError.row("NVSHIM-E0612 runtime-unasked", Status.FAILED_PRECONDITION,
-    "A spec needs a feature that some low-level runtimes lack, and this one was not asked.",
+    "A spec needs a feature that some low-level runtimes lack, and this one could not be asked.",
     remedy="name the low-level runtime in the handler's options (BinaryName)")

@@ -235,7 +235,7 @@ class _Look:
             raise MigCapabilityMissing(
                 f"the capability {feature}",
                 found=node,
-                do="see that the node's GPUs can MIG, and make its nodes (nvidia-smi does)",
+                do="check that the node's GPUs support MIG, and create its nodes (nvidia-smi does)",
             )
         self.devices.append(device_of(node, feature))
 

@@ -281,7 +281,7 @@ def _check_node(path: str, whose: str, inventory: Inventory) -> None:
 
 
 _NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/mig-minors"
-_MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
+_MAKE_NODES = "load the driver's kernel modules and create its nodes (nvidia-smi does, as root)"
 _RESET = "reset the GPU (nvidia-smi --gpu-reset), or reboot the node"
 _REMOVE = "remove what stands in the node's place, then run `nvshim devices create`"
 _LOOK = "run `nvshim list` on the node"

@@ -235,5 +235,5 @@ def _malformed(variable: str, expression: str, found: str) -> RequestError:
         f"{variable}={expression}",
         found=f"{found}{quotes_in(expression)}",
         do='write comparisons such as "cuda>=12.4 driver>=535,brand=tesla": cuda, driver, arch, '
-        "brand; a space for or, a comma for and",
+        "brand; a space means or, a comma means and",
     )

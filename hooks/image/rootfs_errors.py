@@ -11,14 +11,14 @@ class PathRefused(
     code="NVSHIM-E0303",
     remedy="use a path that leads somewhere inside the image, or remove what is in its way",
 ):
-    """A path that leads nowhere inside the image: a dangling or cyclic link, ``..``, a NUL.
+    """A path leads nowhere inside the image: a dangling or cyclic link, ``..``, or a NUL.
 
     Raised by every write, and by reads whose path is itself malformed.
     """
 
 
 class NotARegularFile(RootfsError, code="NVSHIM-E0304", remedy="remove it from the image"):
-    """A directory, FIFO, socket or device where a regular file was expected."""
+    """There is a directory, FIFO, socket or device where a regular file was expected."""
 
 
 class FileTooLarge(
@@ -27,19 +27,19 @@ class FileTooLarge(
     status=Status.RESOURCE_EXHAUSTED,
     remedy="remove it from the image, or make it smaller",
 ):
-    """A file or directory of the image is larger than its kind may be."""
+    """A file or directory of the image is too large."""
 
 
 class DirectoryInTheWay(RootfsError, code="NVSHIM-E0309", remedy="remove it from the image"):
-    """A directory stands where a file, a link or a mount point of a file has to be."""
+    """There is a directory where a file, a link or the mount point of a file has to be."""
 
 
 class MalformedElf(RootfsError, code="NVSHIM-E0310", remedy="put another file in its place"):
-    """Not an ELF file of a known shape, or one whose tables point outside of it."""
+    """A file is not a supported ELF file, or its tables point outside of it."""
 
 
 class MalformedCache(RootfsError, code="NVSHIM-E0311", remedy="run ldconfig in the image"):
-    """Not an ld.so.cache of format glibc-ld.so.cache1.1 for a little-endian machine."""
+    """A file is not an ld.so.cache of format glibc-ld.so.cache1.1 in little-endian order."""
 
 
 # fmt: off
@@ -50,15 +50,15 @@ RootfsUnavailable = RootfsError.row("NVSHIM-E0302 rootfs-unavailable", Status.FA
     "The directory that should hold the rootfs cannot be opened.",
     remedy="look whether its mounts were made")
 RootfsBusy = RootfsError.row("NVSHIM-E0306 rootfs-busy", Status.ABORTED,
-    "Renames or mounts raced with path resolution until patience ran out.",
+    "Other processes renamed or mounted so often that a path could not be resolved.",
     remedy="try again")
 RootfsReadOnly = RootfsError.row("NVSHIM-E0307 rootfs-read-only", Status.FAILED_PRECONDITION,
-    "A write met a read-only file system, and nothing else could take its place.",
+    "A file system is read-only, and there is no other place for what has to be written.",
     remedy="use a writable snapshot")
 RootfsIo = RootfsError.row("NVSHIM-E0308 rootfs-io", Status.INTERNAL,
     "The file system below the rootfs failed: no space, quota, I/O error, no permission.",
     remedy="look for room on its disk, and at the kernel's log (dmesg)")
 DeviceDirectoryUnsafe = RootfsError.row(
     "NVSHIM-E0312 device-directory-unsafe", Status.FAILED_PRECONDITION,
-    "The image's /dev is a link, and a runtime may make device nodes where it leads.",
+    "The image's /dev is a link, and a runtime may create device nodes where it leads.",
     remedy="use an image with a directory there")

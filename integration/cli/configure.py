@@ -81,7 +81,8 @@ _common = stacked(
 @click.option(
     "--systemd-cgroup", type=click.Choice(["auto", "yes", "no"]), default="auto",
     show_default=True,
-    help="Use the systemd cgroup driver; auto: as runc's handler does, or by the cgroups' names.",
+    help="Use the systemd cgroup driver; auto: as in runc's handler, or else by the name that the "
+    "kubelet gives a pod's cgroup.",
 )  # fmt: skip
 @click.option(
     "--runtime-type", type=click.Choice([RUNTIME_TYPE, RUNC_TYPE]),

@@ -12,4 +12,4 @@ class ChildFailed(
     status=Status.UNAVAILABLE,
     remedy="see that nvidia-smi works on the node",
 ):
-    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
+    """A child process that talks to NVML hangs, has crashed, or reports that NVML failed."""

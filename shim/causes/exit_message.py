@@ -64,7 +64,7 @@ _NEEDS: Final = {
     Action.RESET_LATER: "The GPU needs a reset when it is free.",
     Action.REPLACE: "The GPU needs a reset, and a replacement if it fails again.",
     Action.REBOOT: "{node} needs a reboot.",
-    Action.LINKS: "{node} needs its NVLinks checked, and the GPU a reset.",
+    Action.LINKS: "Check the NVLinks of {node}, and reset the GPU.",
     Action.MECHANICS: "{node} needs its power cables and cooling checked.",
     Action.SOFTWARE: "{node} needs newer driver and firmware.",
     Action.SUPPORT: "If it comes back, ask the hardware's vendor.",

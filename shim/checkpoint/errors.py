@@ -13,7 +13,7 @@ CheckpointOptionsInvalid = ShimError.row(
     remedy="use the options that containerd documents for a checkpoint")
 CheckpointPathUnusable = ShimError.row(
     "NVSHIM-E1522 checkpoint-path-unusable", Status.FAILED_PRECONDITION,
-    "There is no directory to write a checkpoint to.")
+    "The directory to write a checkpoint to cannot be used.")
 CriuNotFound = ShimError.row("NVSHIM-E1523 criu-not-found", Status.FAILED_PRECONDITION,
     "CRIU is not installed, or not where CriuPath says.")
 CriuTooOld = ShimError.row("NVSHIM-E1524 criu-too-old", Status.FAILED_PRECONDITION,
@@ -25,7 +25,7 @@ CriuUnsupportedByKernel = ShimError.row(
     "NVSHIM-E1526 criu-unsupported-by-kernel", Status.FAILED_PRECONDITION,
     "CRIU does not understand this kernel, or the kernel lacks what it needs.")
 CheckpointFailed = ShimError.row("NVSHIM-E1527 checkpoint-failed", Status.UNKNOWN,
-    "CRIU could not save the container, which goes on.",
+    "CRIU could not save the container, which continues to run.",
     remedy="do what CRIU's log says")
 CheckpointUnusable = ShimError.row("NVSHIM-E1528 checkpoint-unusable", Status.FAILED_PRECONDITION,
     "The directory to restore from is missing, incomplete or not a checkpoint.",

@@ -233,7 +233,7 @@ class DaemonSupervisor:
             raise self._failed(
                 f"it has died, and its servers ({', '.join(map(str, servers))}) may have clients "
                 f"in {', '.join(users)}",
-                "stop those containers; the agent starts a new daemon then",
+                "stop those containers; the agent then starts a new daemon",
             )
         for pid in servers:
             with suppress(ProcessLookupError):

@@ -118,7 +118,7 @@ def test_named_gpu_without_its_nodes_is_an_error(mixed: Node, node_name: str) ->
     (mixed.dev / node_name).unlink()
     with pytest.raises(DeviceNodeMissing, match=node_name) as caught:
         granted(taken(mixed), "0")
-    assert "make its nodes" in caught.value.do
+    assert "create its nodes" in caught.value.do
 
 
 def test_a_lost_gpu_is_an_error_that_advises_a_reset(mixed: Node) -> None:
