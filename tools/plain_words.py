@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import json
 import math
 import os
 import re
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -142,9 +140,19 @@ def _strings(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, prose
 
 
+_STRING_OR_COMMENT: Final = re.compile(
+    r"""(?s:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(\#.*)"""
+)
+
+
 def _python_comments(text: str) -> Iterator[tuple[int, str]]:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = ((t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT)
+    # The tokenizer of the standard library takes half of the time of a whole run.
+    line, at = 1, 0
+    comments = []
+    for match in _STRING_OR_COMMENT.finditer(text):
+        if match[1]:
+            line, at = line + text.count("\n", at, match.start()), match.start()
+            comments.append((line, match[1]))
     yield from _joined(comments)
 
 
