@@ -235,7 +235,7 @@ def text_of(version: Number) -> str:
 
 
 class Walk:
-    """A walk through a file: whose file it is, the present position, and what needs which version.
+    """The state of a walk through a file: its name, the position, and which versions it needs.
 
     ``path`` has the names of fields and the indices of lists on the way; ``used`` has, for each
     field of a later version, its place and the versions that added and removed it.

@@ -56,8 +56,8 @@ def key_of(spec: Mapping[str, Any], inventory: Inventory) -> object | None:
     """Return what the files of a container depend on if its engine has applied NVIDIA's CDI spec.
 
     Returns:
-        Values whose representation is the same if all dependencies are; None if libraries of
-        volumes are among those that the hooks examine.
+        Values that have the same representation while nothing has changed; None if the hooks also
+        examine libraries of volumes.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.

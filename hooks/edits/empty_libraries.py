@@ -1,17 +1,19 @@
 """Empty files of an image that have the names of the driver's libraries.
 
-"docker commit" of a container with a GPU leaves one in the image for each library that was mounted
-there, and "docker run -v" an empty directory for what the host lacked. A dynamic loader that finds
-one of them goes no further, and the program fails with "file too short". Where the driver's own
-libraries go, they are mounted over. Here it is done in directories that a loader searches before.
+If a container with a GPU is committed, the image has an empty file for each library that was
+mounted there. "docker run -v" leaves an empty directory if the host lacked the file. A dynamic
+loader that finds one of them stops searching, and the program fails with "file too short". Where
+the driver's own libraries go, they are mounted over such files anyway. This module mounts them over
+those in the directories that a loader searches first.
 
 Rules
-- Only for a name of a library that the container gets, and only over a regular file without content
-  or a directory without names: nothing of the image that anybody could use is covered. Links are
-  followed, to a file of the same library.
+- Only names of libraries that the container gets are covered, and only empty regular files and
+  empty directories, so nothing of the image that could be used is hidden. A link is followed if it
+  leads to a file of the same library.
 - The directories are those of LD_LIBRARY_PATH, and those that musl searches first. The image's
-  value is data like its files: bounded, and looked up inside of the image.
-- What is covered by a volume is not looked at, and covered by no mount of ours.
+  variable is untrusted like its files: its length is limited, and paths are resolved inside the
+  image.
+- Paths that a volume covers are neither read nor mounted over.
 
 Source: ld.so(8); musl's ldso/dynlink.c.
 """

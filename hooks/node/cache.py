@@ -46,7 +46,7 @@ class StoredInventory:
     notes: tuple[str, ...]
     nvml_failure: str
     taken: float
-    # what NVML reported and procfs cannot confirm, so that no observation shows a change of it; ""
+    # what only NVML reported. procfs cannot confirm it, so no observation would show a change; ""
     # for nothing
     unsettled: str = ""
     cuda_version: str = ""

@@ -138,7 +138,7 @@ def _is_ours(handler: Mapping[str, Any]) -> bool:
 
 
 def _shim_for_runc_type(shim: str | None) -> str:
-    """Return the path that makes a handler of runc's type ours; only the program's name does that.
+    """Return the path by which a handler of runc's type uses our shim, if the program has our name.
 
     Raises:
         ShimNotFound: there is no such program, or it has another name.

@@ -271,7 +271,7 @@ class _Rounds:
         self._changed = bool(which) or changed or is_requested
 
     async def keep_written(self, pause: float, *topics: Watched) -> NoReturn:
-        """Write the status file whenever one of some topics changes, until cancelled.
+        """Write the status file whenever one of these topics changes, until cancelled.
 
         Args:
             pause: seconds to wait for more changes before writing.

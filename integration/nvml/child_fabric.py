@@ -6,7 +6,7 @@ Rules
 - nvml.h declares the state as one byte, pynvml as four. A library need not write the other three,
   so only the lowest byte counts.
 - A GPU whose registration has not succeeded has no cluster and no clique, whatever the other fields
-  say. A cluster of zeros is none: the fabric of a single machine has no name.
+  say. An id of zeros means that there is no cluster: the fabric of a single machine has no name.
 
 Source: the NVML API, "Fabric definitions", nvmlGpuFabricInfo_v3_t.
 """

@@ -92,10 +92,10 @@ def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
 
     Args:
         faults: in any order.
-        end: when the container ended, in seconds since the epoch. A fault before the end is more
-            relevant than one after it, then a certain one, and then the one nearest to the end. A
-            neighbour's crash is less relevant than the container's own fault, unless it certainly
-            reached this container.
+        end: when the container ended, in seconds since the epoch. Faults before the end come before
+            later ones; among these, certain faults come before uncertain ones, and then those
+            nearer to the end. A neighbour's crash comes after the container's own faults, unless it
+            certainly reached this container.
     """
     order = [*Whose]
 

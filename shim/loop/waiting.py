@@ -186,7 +186,7 @@ def unwatch(fd: int) -> None:
 
 @contextmanager
 def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[None]:
-    """Have the loop call a function whenever a signal arrives, once for several at a time.
+    """Make the loop call a function whenever signals arrive; several of a kind may be one call.
 
     The interpreter's own handler writes the numbers into a pipe. The functions run outside of any
     task, as with :func:`watch`.

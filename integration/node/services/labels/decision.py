@@ -8,8 +8,9 @@ Rules
   replaces the labels of GPUs by those of MIG devices; if GPUs are in different modes, or MIG
   devices of different profiles, or missing, the product ends with ``-MIG-INVALID`` and the count is
   0. ``mixed`` adds labels for each profile.
-- The labels of GPUs describe one model: the one of most GPUs without MIG mode, or else of most
-  GPUs, or else the first by name. GFD chooses at random, each time. A note names the other models.
+- The labels of GPUs describe one model. It is the model of most GPUs without MIG mode; without such
+  GPUs, that of most GPUs; between equals, the first by name. GFD chooses at random, each time. A
+  note names the other models.
 - A value is shortened to 63 valid characters. A product keeps its end, which tells what the
   resource is. A label that is still not valid, such as that of a profile with an unusual name, is
   left out: because of it, the API server would refuse all the others, too.

@@ -255,7 +255,7 @@ GPUS: Final = Group("GPUs and MIG devices", (
     _sampled("nvshim_gpu_nvlink_received_bytes_total", "Data that it received over all NVLinks.",
              lambda gpu: gpu.nvlink_received_bytes),
     _sampled("nvshim_gpu_memory_unrepairable",
-             "Whether the GPU has memory that cannot be repaired: exchange it.",
+             "Whether the GPU has memory that cannot be repaired. Replace the GPU then.",
              lambda gpu: gpu.unrepairable_memory),
     Metric("nvshim_gpu_repair_pending",
            "Whether a part of the GPU (channel: of memory, or tpc) is repaired at the next reset.",
