@@ -19,6 +19,8 @@ def own_process_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with guarded() as guard:
         yield
+    if request.node.funcargs is None:
+        return  # after Ctrl-C the session ends first, and what it has open
     # pytest drops the fixtures' values only after this, and what they hold open with them.
     request.node.funcargs.clear()
     if lines := guard.differences():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -138,6 +139,16 @@ def test_innocent_of_what_is_collected():
 """
 
 
+def run_guarded(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests in a directory with the guard."""
+    options = ["-p", "tests.harness.process_guard", "-p", "no:cacheprovider", "-q", "--timeout=100"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *more, "test_file.py"],
+        env={**os.environ, "PYTHONPATH": REPOSITORY, "GIVEN": "1", "NVSHIM_PATIENCE": "0.05"},
+        cwd=directory, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the result of each test: empty, or the text of its error."""
@@ -147,12 +158,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         tests.append(f"def test_guilty_{number}():\n    {line}\n")
         tests.append(f"def test_neighbour_{number}(): pass\n")
     (directory / "test_file.py").write_text("\n".join(tests))
-    options = ["-p", "tests.harness.process_guard", "-p", "no:cacheprovider", "-q", "--timeout=100"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--junit-xml=report.xml", "test_file.py"],
-        env={**os.environ, "PYTHONPATH": REPOSITORY, "GIVEN": "1", "NVSHIM_PATIENCE": "0.05"},
-        cwd=directory, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_guarded(directory, "--junit-xml=report.xml")
     found: dict[str, str] = {}
     for case in ET.parse(directory / "report.xml").iter("testcase"):
         name = case.attrib["name"]
@@ -183,3 +189,11 @@ def test_one_that_fails_has_not_changed_the_timer_that_is_stopped_then(
 ) -> None:
     assert "assert not held" in outcomes["test_that_fails"]
     assert "changed" not in outcomes["test_that_fails"]
+
+
+def test_a_run_that_is_interrupted_ends_without_an_error_of_the_guard(tmp_path: Path) -> None:
+    (tmp_path / "test_file.py").write_text("def test_it():\n    raise KeyboardInterrupt\n")
+    done = run_guarded(tmp_path)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt" in done.stdout
+    assert "Error" not in done.stdout + done.stderr
