@@ -136,7 +136,8 @@ class Server:
             await self._left.wait()
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> OSError:
-        """Accept connections until the listener fails, and say how it did."""
+        """Accept connections until the listener fails; return how it failed."""
+        is_short = False  # of descriptors, which is logged once until it is over
         while True:
             await anyio.wait_readable(listener)
             try:
@@ -145,11 +146,14 @@ class Server:
                 continue
             except OSError as error:
                 if error.errno in PASSING:
-                    self._log("cannot accept a connection now", {"error": str(error)})
+                    if not is_short:
+                        self._log("cannot accept a connection now", {"error": str(error)})
+                    is_short = True
                     await anyio.sleep(_PAUSE)
                 elif error.errno not in ABORTED:
                     return error
                 continue
+            is_short = False
             try:
                 peer = check_peer(sock)
             except PeerRejected as error:

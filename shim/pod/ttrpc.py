@@ -176,7 +176,8 @@ class Server:
             scope.deadline = min(scope.deadline, loop.current_time() + grace)
 
     async def _accept(self, listener: socket.socket) -> OSError:
-        """Accept connections until the listener fails; returns how it did."""
+        """Accept connections until the listener fails; return how it failed."""
+        is_short = False  # of descriptors, which is logged once until it is over
         while True:
             await loop.wait_readable(listener)
             try:
@@ -185,11 +186,14 @@ class Server:
                 continue
             except OSError as error:
                 if error.errno in sockets.PASSING:
-                    self.log("cannot accept a connection now", {"error": str(error)})
+                    if not is_short:
+                        self.log("cannot accept a connection now", {"error": str(error)})
+                    is_short = True
                     await loop.sleep(_PAUSE)
                 elif error.errno not in sockets.ABORTED:
                     return error
                 continue
+            is_short = False
             try:
                 self.sessions.add(Session(sock, sockets.check_peer(sock), self))
             except (PeerRejected, OSError) as error:

@@ -268,7 +268,17 @@ async def test_hostile_bytes_disturb_nobody_else(serve: Any, seed: int) -> None:
         assert {event for event, _ in served.log} <= {"a client broke off"}
 
 
-async def test_a_lack_of_file_descriptors_passes(serve: Any, until: Any) -> None:
+async def test_a_lack_of_file_descriptors_passes_and_is_logged_once(
+    serve: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[socket.socket] = []
+    accept = socket.socket.accept
+
+    def attempt(listener: socket.socket) -> tuple[socket.socket, Any]:
+        attempts.append(listener)
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", attempt)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with serve({"Say": echo}) as served:
         with socket.socket(socket.AF_UNIX) as late, contextlib.ExitStack() as full:
@@ -280,13 +290,14 @@ async def test_a_lack_of_file_descriptors_passes(serve: Any, until: Any) -> None
                 while True:
                     full.callback(os.close, os.dup(0))
             late.connect(served.path)
-            await until(lambda: "cannot accept a connection now" in [e for e, _ in served.log])
+            await until(lambda: len(attempts) > 2)
             full.close()
             async with anyio.create_task_group() as tasks:
                 client = Client(late, tasks)
                 with anyio.fail_after(20):
                     assert await Caller(client).say() == "hi"
                 client.close()
+        assert [event for event, _ in served.log] == ["cannot accept a connection now"]
 
 
 async def test_a_bug_that_one_connection_meets_is_not_for_all_to_pay(serve: Any) -> None:
