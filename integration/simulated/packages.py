@@ -48,6 +48,9 @@ Dir::Etc::preferencesparts "/dev/null";
 Dir::State::lists "{root}/lists";
 Dir::State::status "{root}/status";
 Dir::Cache "{root}/cache";
+// Images of containers turn these off, and apt would parse the lists again in each call.
+Dir::Cache::pkgcache "pkgcache.bin";
+Dir::Cache::srcpkgcache "srcpkgcache.bin";
 APT::Update::Error-Mode "any";
 // The cache may be below a home that the user _apt cannot enter; apt would warn and run as root.
 APT::Sandbox::User "root";
