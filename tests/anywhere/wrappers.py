@@ -117,7 +117,9 @@ def installed(_: str) -> list[str]:
 
 def stuck_mount(directory: str) -> list[str]:
     """Run while a file system is mounted that never answers."""
-    stuck = [sys.executable, "-m", "tests.anywhere.stuck", os.path.join(directory, "stuck"), "--"]
+    # Shims that tests start in /tmp consider the directories two levels below /tmp to be bundles.
+    path = os.path.join(_made(directory, "below"), "stuck")
+    stuck = [sys.executable, "-m", "tests.anywhere.stuck", path, "--"]
     return [*_mounting(), "sh", "-c", _SHARED, "sh", *stuck]
 
 

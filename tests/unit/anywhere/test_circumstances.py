@@ -73,8 +73,8 @@ def test_names_and_mounts_are_seen_inside_alone(tmp_path: Path) -> None:
 
 def test_a_stuck_mount_is_there_as_long_as_the_command_runs(tmp_path: Path) -> None:
     mounts = inside("stuck-mount", tmp_path, "cat", "/proc/self/mountinfo")
-    assert re.search(f" {tmp_path}/stuck .* - fuse", mounts)
-    assert list((tmp_path / "stuck").iterdir()) == []
+    assert re.search(f" {tmp_path}/below/stuck .* - fuse", mounts)
+    assert list((tmp_path / "below/stuck").iterdir()) == []
 
 
 def test_limits_and_variables_are_as_they_are_called(tmp_path: Path) -> None:
