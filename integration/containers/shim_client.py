@@ -151,7 +151,7 @@ def execute_verb(
 
     Raises:
         OSError: it cannot be executed.
-        subprocess.TimeoutExpired: it did not exit within ten seconds and was killed.
+        subprocess.TimeoutExpired: it did not exit within a minute and was killed.
     """
     return subprocess.run(
         words,
@@ -159,7 +159,7 @@ def execute_verb(
         input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=10 * PATIENCE,
+        timeout=60 * PATIENCE,
         check=False,
         env=environment,
     )
