@@ -99,7 +99,7 @@ class Children:
             raise ChildFailed(
                 asked,
                 found=f"the driver holds {held} processes that asked before: no other is started",
-                do="look at the kernel's log; the node may have to be rebooted",
+                do="check the kernel's log; the node may need a reboot",
             )
         try:
             return _start(task, library, self._state)

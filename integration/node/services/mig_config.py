@@ -230,7 +230,7 @@ class _Reports:
         self._written: tuple[str, str] | None = None
         # What the server has not taken, or in part: a label without its event.
         self._owed: tuple[str, str] | None = None
-        self._one_writes = threading.Lock()  # a write that is given up goes on
+        self._one_writes = threading.Lock()  # an abandoned write continues
 
     async def write(self, state: str, message: str) -> None:
         """Report a state. An event contains the message, unless that is empty.

@@ -149,7 +149,7 @@ def _device(
             why = f"it is of the pool {result.get('pool')}, and this is {pool}"
         raise ClaimedDeviceMissing(
             f"the device {name} of {asked}", found=why,
-            do="have the pod made anew, and see `nvshim list` on the node",
+            do="see `nvshim list` on the node, and delete the pod",
         )  # fmt: skip
     share, memory, shares = consumed(result)
     if share and device.part is not None:
@@ -216,7 +216,7 @@ def refuse_drained(claim: Claim, drained: Mapping[str, str]) -> None:
             raise DeviceDrained(
                 f"the device {device.device} of {claim}",
                 found=f"is out of service {why}",
-                do="have the pod made anew; it gets another device, or another node",
+                do="delete the pod; its controller recreates it with another device",
             )
 
 

@@ -165,7 +165,7 @@ class DynamicMig:
         ):
             raise ClaimedDeviceMissing(
                 f"the devices of {claim}", found="the GPU cannot be cut so now",
-                do="have the pod made anew, and see `nvidia-smi mig -lgi` on the node",
+                do="see `nvidia-smi mig -lgi` on the node, and delete the pod",
             )  # fmt: skip
         if any(map(is_unmade, claim.devices)):
             cut = {each.gpu for each in claim.devices if is_unmade(each) and not each.admin}

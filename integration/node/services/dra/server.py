@@ -254,7 +254,7 @@ class DriverServer:
             raise PluginFailed(
                 f"to serve {self._driver}",
                 found="its server has ended by itself",
-                do="it is begun again",
+                do="the agent starts it again",
             )
 
     def _fault(self, concern: str, line: str) -> None:

@@ -122,7 +122,7 @@ class ClaimTransactions:
             await self.table.remove(uid, partial(self.specs.remove, uid))
 
     async def recover(self) -> None:
-        """Complete the transactions that an earlier agent began, or roll them back."""
+        """Complete the transactions of an earlier agent, or roll them back."""
         async with anyio.create_task_group() as tasks:
             for claim in self.table.claims.values():
                 if not claim.is_prepared:
