@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 from api.values import dataclass, field
 from integration.node.values.health import HealthState
@@ -120,14 +120,17 @@ class Settings:
         return tuple(name for name, is_enabled in enabled.items() if is_enabled)
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device, or a share of a device, as the kubelet knows it."""
+class Device(NamedTuple):
+    """A device, or a share of a device, as the kubelet knows it.
+
+    A tuple, because there may be thousands of them, and a change of one makes all of them anew.
+    """
 
     id: str  # the kubelet's id: the UUID, or "UUID::N" for share N
     uuid: str  # UUID of the GPU or MIG device
     gpu: str  # UUID of its GPU; for a whole GPU, the same as ``uuid``
-    index: str  # nvidia-smi's index: "0"; "0:1" for a MIG device
+    # nvidia-smi's index: "0"; "0:1" for a MIG device
+    index: str  # type: ignore[assignment] # nobody asks for the index of a field
     minor: int  # minor number of its GPU's device node
     numa_node: int | None = None  # None if unknown
     memory_bytes: int | None = None  # memory of the whole device; None if unknown

@@ -334,7 +334,7 @@ def test_a_device_that_has_become_unhealthy_is_given_as_nvidias_plugin_does() ->
     told = settings(DeviceList.ENVVAR)
     known = resource(told)
     sick = replace(
-        known, devices=tuple(replace(each, state=HealthState.UNHEALTHY) for each in known.devices)
+        known, devices=tuple(each._replace(state=HealthState.UNHEALTHY) for each in known.devices)
     )
     answer = allocate(sick, [GPUS[0]], context_of(told), token="token")
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == GPUS[0]

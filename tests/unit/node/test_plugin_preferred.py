@@ -298,7 +298,7 @@ def test_what_is_not_there_any_more_is_left_out() -> None:
 def test_what_is_not_healthy_any_more_is_left_out_as_long_as_others_do() -> None:
     whole = gpus(4)
     dead = tuple(
-        replace(device, state=HealthState.UNHEALTHY) if device.index in {"0", "2"} else device
+        device._replace(state=HealthState.UNHEALTHY) if device.index in {"0", "2"} else device
         for device in whole.devices
     )
     resource = replace(whole, devices=dead)

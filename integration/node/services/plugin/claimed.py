@@ -39,7 +39,7 @@ def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resou
     return replace(
         resource,
         devices=tuple(
-            replace(each, state=HealthState.UNHEALTHY) if taken.has(each) else each
+            each._replace(state=HealthState.UNHEALTHY) if taken.has(each) else each
             for each in resource.devices
         ),
     )

@@ -375,7 +375,7 @@ def _split(
         devices: the devices of the original resource, in the order of indices.
     """
     shares = tuple(
-        replace(device, id=f"{device.uuid}::{number}")
+        device._replace(id=f"{device.uuid}::{number}")
         for device in devices
         for number in range(replicas.get(device.uuid, 0))
     )
@@ -466,7 +466,7 @@ def unhealthy(resources: Iterable[Resource], but: Collection[str] = ()) -> tuple
         replace(
             each,
             devices=tuple(
-                device if device.uuid in but else replace(device, state=HealthState.UNHEALTHY)
+                device if device.uuid in but else device._replace(state=HealthState.UNHEALTHY)
                 for device in each.devices
             ),
         )

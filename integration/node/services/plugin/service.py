@@ -236,10 +236,9 @@ class _Reconciler:
         settings, inventory = self._state.settings.value, self._state.node.value.inventory
         if version == before.version or settings is None:
             return before
-        resources = unhealthy(before.resources)
+        resources = None
         try:
             if inventory is not None:
-                resources = unhealthy(before.resources, but=_gpus_without_nvml(inventory))
                 numa = numa_nodes(self._context.config, inventory.gpus)
                 resources = resources_of(inventory, settings, self._state.health.value, numa)
         except NvshimError as error:
@@ -247,6 +246,9 @@ class _Reconciler:
         else:
             self.fault("resources", "")
             self._warn_unmatched(inventory, settings)
+        if resources is None:  # the previous devices may come back
+            known = _gpus_without_nvml(inventory) if inventory is not None else ()
+            resources = unhealthy(before.resources, but=known)
         resources = tuple(map(self._with_ready_mps, resources))
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources

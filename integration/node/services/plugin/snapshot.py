@@ -95,7 +95,8 @@ class Snapshot:
         """
         if not self.specs.devices.issuperset(required_channel_names(self.in_effect)):
             return unhealthy((resource,))[0]
-        names = {each.uuid: cdi_name(each, self.in_effect) for each in resource.devices}
+        devices = {each.uuid: each for each in resource.devices}  # of many shares, one each
+        names = {uuid: cdi_name(each, self.in_effect) for uuid, each in devices.items()}
         described = {uuid for uuid, name in names.items() if name in self.specs.devices}
         if len(described) == len(names):
             return resource
