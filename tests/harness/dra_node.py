@@ -96,7 +96,8 @@ class Place:
     def have(self, *claims: Reference) -> None:
         """Prepare claims."""
         for claim in claims:
-            assert self.refusal(claim) == "", claim[2]
+            refusal = self.refusal(claim)
+            assert not refusal, f"{claim[2]}: {refusal}"
 
     def give_back(self, *claims: Reference) -> None:
         """Unprepare claims."""
