@@ -126,6 +126,8 @@ def _listening(path: str, links: tuple[str, str]) -> Iterator[socket.socket | No
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield socket.socket(fileno=listener)
     finally:
+        # It is ending; SIGTERM would keep it from removing its files.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         _remove_links(links, name)
         sockets.remove_own(path, identity)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from typing import Any, Final
 
 from api.values import replace
@@ -96,6 +97,8 @@ def warm_up(directory: str, times: int) -> None:
         load_modules=False,
         make_nodes=False,
     )
+    # It takes milliseconds, and would otherwise leave files behind.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         os.makedirs(directory, 0o700, exist_ok=True)
         files.write(os.path.join(directory, bundle_files.CONFIG), _SPEC)
@@ -105,6 +108,7 @@ def warm_up(directory: str, times: int) -> None:
             _work(directory, config)
     finally:
         files.remove_tree(directory)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _work(bundle: str, config: Config) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from hooks.config import Config
 from hooks.node import cache
 from hooks.node.inventory import load_inventory
+from shim import files
 from shim.forkserver import gpu_warmup
 
 if TYPE_CHECKING:
@@ -35,6 +37,28 @@ def test_a_warmup_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None
     (left / "nvidia-before.json").write_text("{}")
     gpu_warmup.warm_up(str(left), 1)
     assert not left.exists()
+
+
+def test_a_warmup_that_is_told_to_end_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = files.remove_tree
+
+    def remove_later(path: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        remove(path)
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit
+
+    monkeypatch.setattr(files, "remove_tree", remove_later)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit):
+            gpu_warmup.warm_up(str(tmp_path / "warmup"), 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_inventory_that_was_decoded_ahead_is_not_parsed_by_who_loads_it(
