@@ -11,7 +11,7 @@ import marshal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from api.values import dataclass
+from api.values import dataclass, replace
 from hooks import platforms
 from hooks.config import Config
 from hooks.edits import applied, empty_libraries, features
@@ -106,8 +106,6 @@ def contribute(
     if grant is not None and case.inventory is not None:
         if not isinstance(case.request.devices, Void):
             plan = make_plan(grant, case.inventory, layout)
-            if case.image is not None:
-                plan = empty_libraries.with_covers(plan, case.image, layout, case.variables())
             compat = _compat_of(case, case.inventory, grant, plan, layout)
             bounds = Bounds(case.inventory.nodes.majors, case.inventory.sources)
             found.append(Contribution(with_compat(plan, compat), bounds))
@@ -127,7 +125,25 @@ def contribute(
         of_hooks, decided = nvidia_hooks.contribute(case.spec, case.config, find)
         found.append(of_hooks)
         compat = compat if compat.why else decided
-    return (*found, *_of_others(case, layout)), compat
+    found += _of_others(case, layout)
+    return tuple(_with_covers(each, case, layout) for each in found), compat
+
+
+def _with_covers(contribution: Contribution, case: Case, layout: Layout) -> Contribution:
+    """Return a contribution that mounts its libraries over empty files of the image, too."""
+    plan = contribution.plan
+    if case.image is None or not plan.libraries:
+        return contribution
+    covers = empty_libraries.covers
+    if plan.mounts:
+        more = covers(plan, case.image, layout, case.variables())
+        return replace(contribution, plan=replace(plan, mounts=(*plan.mounts, *more)))
+    # An engine has mounted them. Of these mounts, those are safe to repeat that we would make.
+    driver = case.inventory.driver.libraries if case.inventory is not None else ()
+    there = applied.driver_mounts(case.spec, {library.source for library in driver})
+    more = covers(replace(plan, mounts=there), case.image, layout, case.variables())
+    bounds = contribution.bounds | Bounds(source_roots=tuple({mount.source for mount in more}))
+    return replace(contribution, plan=replace(plan, mounts=more), bounds=bounds)
 
 
 def _compat_of(

@@ -27,7 +27,6 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from api.values import replace
 from hooks.errors import RootfsError
 from hooks.image.layout import Layout, Libc
 from hooks.image.loader_files import musl_directories
@@ -41,11 +40,13 @@ _LONGEST: Final = 16 << 10
 _MOST_DIRECTORIES: Final = 16
 
 
-def with_covers(plan: Plan, rootfs: Rootfs, layout: Layout, variables: Mapping[str, str]) -> Plan:
-    """A plan that mounts libraries over the image's empty files of their names, too.
+def covers(
+    plan: Plan, rootfs: Rootfs, layout: Layout, variables: Mapping[str, str]
+) -> tuple[Mount, ...]:
+    """Return mounts of libraries over the image's empty files of their names.
 
     Args:
-        plan: of the driver.
+        plan: of the driver, with the mounts of its libraries.
         variables: of the container.
 
     Raises:
@@ -65,7 +66,7 @@ def with_covers(plan: Plan, rootfs: Rootfs, layout: Layout, variables: Mapping[s
                     covered.setdefault(place, Mount(sources[name], place, reason=REASON))
         except RootfsError:
             continue  # whatever is in this directory is none of ours
-    return replace(plan, mounts=(*plan.mounts, *covered.values())) if covered else plan
+    return tuple(covered.values())
 
 
 def _searched_first(rootfs: Rootfs, layout: Layout, variables: Mapping[str, str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hooks import platforms
+from hooks import engine, platforms
 from hooks.config import Config, Platform, load_config, parse_config
 from hooks.config.nvidia import parse_nvidia_config
 from hooks.errors import WrongConfigValue
@@ -391,6 +391,23 @@ def test_container_gets(
         {str(config.driver_root): "ROOT", config.dev: "DEV", STORE: "STORE", MACHINE: "MACHINE"},
     )
     Golden("platforms.json").compare(name, found)
+
+
+@pytest.mark.parametrize("name", ["tegra", "wsl"])
+def test_empty_file_of_the_image_does_not_hide_libcuda(
+    pristine: dict[str, SimulatedNode], rootfs: Path, tmp_path: Path, name: str
+) -> None:
+    (rootfs / "opt/lib").mkdir(parents=True)
+    (rootfs / "opt/lib/libcuda.so.1").touch()
+    variables = ["NVIDIA_VISIBLE_DEVICES=all", "LD_LIBRARY_PATH=/opt/lib"]
+    spec = {"process": {"env": variables, "user": {"uid": 0, "gid": 0}}, "mounts": []}
+    config = config_of(pristine[name])
+    target = engine.RootfsTarget(str(rootfs), str(tmp_path / "staging"))
+    done = engine.inject(spec, engine.read_request(spec, config), None, target, config=config).spec
+    sources = {mount["destination"]: mount["source"] for mount in done["mounts"]}
+    cover = sources.pop("/opt/lib/libcuda.so.1")
+    assert os.path.basename(cover).startswith("libcuda.so.1")
+    assert cover in sources.values()
 
 
 @pytest.mark.parametrize(

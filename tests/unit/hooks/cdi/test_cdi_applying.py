@@ -348,6 +348,22 @@ def test_everything_a_spec_may_say_is_in_its_place(
     assert injected(bare_node, rootfs, done, f"{KIND}=0").spec == done
 
 
+def test_empty_file_of_the_image_does_not_hide_a_library_of_a_spec(
+    bare_node: Node, specs: Path, rootfs: Path, elves: Elves
+) -> None:
+    library, at = bare_node.base / "libvendor.so.1", "/usr/lib/x86_64-linux-gnu/libvendor.so.1"
+    elves.write(library, "libvendor.so.1")
+    hook = nvidia("update-ldcache", "--folder", os.path.dirname(at))
+    mount = {"hostPath": str(library), "containerPath": at, "options": ["ro", "bind"]}
+    write(specs, {"0": {"mounts": [mount], "hooks": [hook]}})
+    (rootfs / "opt/lib").mkdir(parents=True)
+    (rootfs / "opt/lib/libvendor.so.1").touch()
+    spec = oci(process={"env": ["LD_LIBRARY_PATH=/opt/lib"], "user": {"uid": 0, "gid": 0}})
+    done = injected(bare_node, rootfs, spec, f"{KIND}=0").spec
+    places = {mount["destination"]: mount["source"] for mount in done["mounts"][2:]}
+    assert places == {at: str(library), "/opt/lib/libvendor.so.1": str(library)}
+
+
 def test_what_the_container_has_already_stays(bare_node: Node, specs: Path, rootfs: Path) -> None:
     bare_node.config = replace(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
     write(specs, {"0": EVERYTHING})

@@ -16,6 +16,8 @@ from hooks import engine
 from hooks.cdi import nvidia_hooks
 from hooks.edits.applied import driver_mounts, without
 from hooks.errors import MalformedSpec
+from hooks.image.rootfs import Rootfs
+from hooks.targets import Target
 from tests.harness.raising import raises
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu
 from tests.unit.hooks.image.images import alpine
@@ -282,6 +284,35 @@ def test_mount_of_the_driver_is_known_by_its_options(
     there = driver_mounts(spec, {source: ()})
     assert without(spec["mounts"], there) == spec["mounts"][: -1 if is_alike else None]
     assert without(spec["mounts"], ()) == spec["mounts"]
+
+
+@pytest.mark.parametrize("options", [DRIVER, ["rw", "bind"]], ids=["driver", "volume"])
+@pytest.mark.parametrize("in_layer", [False, True], ids=["rootfs", "layer"])
+def test_empty_file_of_the_image_does_not_hide_a_library_that_the_engine_mounts(
+    node: Node, rootfs: Path, options: list[str], in_layer: bool
+) -> None:
+    """A mount that may be a tenant's volume is not repeated elsewhere."""
+    inventory = node.take_inventory(nvml_gpu(0))
+    library = f"{HOME}/libcuda.so.{VERSION}"
+    spec = applied(node, call("update-ldcache", *FOLDER))
+    spec = mounted(spec, f"{node.driver}{library}", library, options)
+    spec["process"]["env"].append("LD_LIBRARY_PATH=/opt/lib")
+    (rootfs / "opt/lib").mkdir(parents=True)
+    (rootfs / "opt/lib/libcuda.so.1").touch()
+    request, staging = engine.read_request(spec), str(node.base / "staging")
+    target: Target = engine.RootfsTarget(str(rootfs), staging)
+    if in_layer:
+        with Rootfs.open(str(rootfs)) as layer:
+            prepared, files = engine.prepare(
+                spec, request, inventory, layer, rootfs="/rootfs", config=node.config
+            )
+        # They can be in the layer; here they stay mounts.
+        covers = {"/opt/lib/libcuda.so.1", library} if options is DRIVER else set()
+        assert {file.path for file in files} == covers
+        target = engine.LayerTarget(prepared, "/rootfs", staging)
+    done = engine.inject(spec, request, inventory, target, config=node.config)
+    cover = {**spec["mounts"][-1], "destination": "/opt/lib/libcuda.so.1"}
+    assert done.spec["mounts"] == [*spec["mounts"], *([cover] if options is DRIVER else [])]
 
 
 def test_layer_depends_on_all_that_an_engine_has_applied(node: Node, tmp_path: Path) -> None:

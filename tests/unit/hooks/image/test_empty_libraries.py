@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hooks.edits.empty_libraries import REASON, with_covers
+from hooks.edits.empty_libraries import REASON, covers
 from hooks.image.layout import read_layout
 from hooks.image.rootfs import Rootfs
 from hooks.plan import CachedLibrary, Link, Mount, Plan
@@ -132,10 +132,9 @@ def test_libraries_are_mounted_over_empty_files_that_hide_them(tmp_path: Path, c
     plan = driver(MUSL if case.image is alpine else DEBIAN)
     with Rootfs.open(root) as rootfs:
         layout = read_layout(rootfs, (Arch.X86_64, Arch.I386), case.mounts)
-        made = with_covers(plan, rootfs, layout, {"LD_LIBRARY_PATH": case.path})
-    assert made.mounts[: len(plan.mounts)] == plan.mounts
-    covers = {Mount(source, path, reason=REASON) for path, source in case.covers.items()}
-    assert set(made.mounts[len(plan.mounts) :]) == covers
+        more = covers(plan, rootfs, layout, {"LD_LIBRARY_PATH": case.path})
+    assert set(more) == {Mount(source, at, reason=REASON) for at, source in case.covers.items()}
+    made = replace(plan, mounts=(*plan.mounts, *more))
     # Each has its mount point in the image: a regular file, and no link.
     placed = put_in(root, made, case.mounts, arches=(Arch.X86_64, Arch.I386))
     assert placed.omitted == ()
