@@ -48,7 +48,8 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 
 DIRECTORY: Final = "/run/containerd/s"
 
-_BACKLOG: Final = 128
+# The kernel lowers it to net.core.somaxconn. Who connects while the backlog is full has to wait.
+_BACKLOG: Final = 1 << 16
 _LOCK_PAUSE: Final = 0.001  # seconds
 _LOCK_PATIENCE: Final = 1.0
 _LOCKED: Final = "~"

@@ -96,12 +96,30 @@ static uint64_t fnv1a(uint64_t hash, const char *text)
     return hash;
 }
 
+/* Let each call that receives or sends end after so many milliseconds. */
+static int set_timeout(int fd, int option, int milliseconds)
+{
+    struct timeval value = {milliseconds / 1000, milliseconds % 1000 * 1000};
+
+    return !setsockopt(fd, SOL_SOCKET, option, &value, sizeof value);
+}
+
+/* Connect; while the server's backlog is full, wait and subtract that from patience. */
+static int connect_within(int fd, const struct sockaddr_un *name, int *patience)
+{
+    for (; *patience > 0; *patience -= STEP) {
+        if (!connect(fd, (const struct sockaddr *)name, sizeof *name))
+            return 1;
+        if (errno != EAGAIN && errno != EINTR)
+            return 0;
+    }
+    return 0;
+}
+
 /* Connect to the fork server that listens at a name in a directory; -1 if there is none of ours. */
-static int reach_in(const char *directory, const char *link, pid_t *server)
+static int reach_in(const char *directory, const char *link, int *patience, pid_t *server)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
-    struct timeval step = {STEP / 1000, STEP % 1000 * 1000};
-    struct timeval patience = {PATIENCE / 1000, PATIENCE % 1000 * 1000};
     struct ucred peer;
     socklen_t size = sizeof peer;
     int fd;
@@ -112,9 +130,8 @@ static int reach_in(const char *directory, const char *link, pid_t *server)
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
-    if (!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &step, sizeof step) &&
-        !setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) &&
-        !connect(fd, (struct sockaddr *)&name, sizeof name) &&
+    if (set_timeout(fd, SO_SNDTIMEO, STEP) && connect_within(fd, &name, patience) &&
+        set_timeout(fd, SO_SNDTIMEO, *patience) && set_timeout(fd, SO_RCVTIMEO, STEP) &&
         !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
         peer.uid == geteuid() && peer.gid == getegid()) {
         *server = peer.pid;
@@ -126,8 +143,10 @@ static int reach_in(const char *directory, const char *link, pid_t *server)
 
 /* Connect to the fork server of this containerd, wherever its sockets are (directories() of
  * shim/sockets.py); -1 if there is none of ours. The link of one that still imports has its own
- * kind. */
-static int reach(char kind, const char *address, const char *script, pid_t *server)
+ * kind.
+ *
+ * patience: milliseconds until it has to have the connection; what it took is subtracted. */
+static int reach(char kind, const char *address, const char *script, int *patience, pid_t *server)
 {
     char mounts[64], link[32], own[PATH_MAX];
     const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -140,13 +159,13 @@ static int reach(char kind, const char *address, const char *script, pid_t *serv
     mounts[got] = 0;
     hash = fnv1a(fnv1a(fnv1a(hash, address), script), mounts);
     snprintf(link, sizeof link, "%c%016llx", kind, (unsigned long long)hash);
-    fd = reach_in(DIRECTORY, link, server);
+    fd = reach_in(DIRECTORY, link, patience, server);
     if (fd < 0 && runtime && *runtime == '/' &&
         snprintf(own, sizeof own, "%s/containerd/s", runtime) < (int)sizeof own)
-        fd = reach_in(own, link, server);
+        fd = reach_in(own, link, patience, server);
     for (size_t i = 0; fd < 0 && i < sizeof of_user / sizeof *of_user; i++) {
         snprintf(own, sizeof own, of_user[i], (unsigned)geteuid());
-        fd = reach_in(own, link, server);
+        fd = reach_in(own, link, patience, server);
     }
     return fd;
 }
@@ -185,7 +204,7 @@ static int moves(pid_t pid)
 
 /* Wait until a fork of the fork server is there, unless that takes too long.
  *
- * patience: milliseconds until it has to have the connection. */
+ * patience: the rest of the milliseconds until it has to have the connection. */
 static int ready(int fd, pid_t server, int patience)
 {
     int accepted = 0;
@@ -255,7 +274,6 @@ static int send_go(int fd, int directory)
 static int ask(int argc, char **argv, const char *script)
 {
     char number[32], byte;
-    struct timeval ever = {0};
     int directory = -1, status = -1, patience = PATIENCE;
     const char *off = getenv(SWITCH);
     pid_t server;
@@ -275,16 +293,16 @@ static int ask(int argc, char **argv, const char *script)
     for (int standard = 0; standard <= 2; standard++)
         if (fcntl(standard, F_GETFD) < 0)
             return -1;
-    fd = reach(READY_LINK, flag(argc, argv, "address"), script, &server);
-    if (fd < 0) {
-        fd = reach(STARTING_LINK, flag(argc, argv, "address"), script, &server);
+    fd = reach(READY_LINK, flag(argc, argv, "address"), script, &patience, &server);
+    if (fd < 0 && patience > 0) {
         patience = PATIENCE_AT_START;
+        fd = reach(STARTING_LINK, flag(argc, argv, "address"), script, &patience, &server);
     }
     if (fd < 0)
         return -1;
     directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (directory >= 0 && send_request(fd) && ready(fd, server, patience) &&
-        !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ever, sizeof ever) && send_go(fd, directory)) {
+        set_timeout(fd, SO_RCVTIMEO, 0) && send_go(fd, directory)) {
         ssize_t got;
 
         while ((got = recv(fd, &byte, 1, 0)) < 0 && errno == EINTR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -117,6 +118,61 @@ def test_a_start_whose_process_was_killed_is_not_done_twice(
         thread.start()
         assert _run(compiled, short_path) == 1
         thread.join()
+
+
+# Steps of 100 milliseconds until the launcher becomes the Python program.
+STEPS = {READY_LINK: 40, STARTING_LINK: 5}
+
+
+def _failing(compiled: str, directory: Path, call: str, when: str = "1+") -> list[str]:
+    """Run the launcher, with a call that fails at once as it would after a step.
+
+    Returns:
+        Its calls of that name, one a line.
+    """
+    trace = directory / "trace"
+    inject = f"inject={call}:error=EAGAIN:when={when}"
+    strace = ["strace", "-qq", "-s", "200", "-e", f"trace={call}", "-e", inject, "-o", str(trace)]
+    done = subprocess.run(
+        [*strace, compiled, *WORDS], cwd=directory, timeout=60, check=False,
+        env={"XDG_RUNTIME_DIR": str(directory)},
+    )  # fmt: skip
+    assert done.returncode == 99
+    return [line for line in trace.read_text().splitlines() if line.startswith(f"{call}(")]
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_one_whose_backlog_is_full_is_waited_for_no_longer_than_one_that_does_not_accept(
+    compiled: str, short_path: Path, kind: str
+) -> None:
+    # Of one that still imports, the first link is in none of four directories.
+    calls = _failing(compiled, short_path, "connect", "1+" if kind == READY_LINK else "5+")
+    full = [line for line in calls if "EAGAIN" in line]
+    assert len(full) == STEPS[kind]
+    name = link_name("/c.sock", f"{compiled}.py", kind)
+    assert all(f"/{name}" in line for line in full)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_one_that_works_and_does_not_accept_is_given_up(
+    compiled: str, short_path: Path, kind: str
+) -> None:
+    program = (
+        "import socket; listener = socket.socket(socket.AF_UNIX, fileno=0); listener.listen()\n"
+        "print(flush=True)\nwhile True: pass"
+    )
+    with (
+        _listen(compiled, short_path, kind) as listener,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=listener.fileno(), stdout=subprocess.PIPE
+        ) as busy,
+    ):
+        try:
+            assert busy.stdout is not None
+            assert busy.stdout.readline() == b"\n"  # it has become the peer of who connects
+            assert len(_failing(compiled, short_path, "recvfrom")) == STEPS[kind]
+        finally:
+            busy.kill()
 
 
 def test_it_can_be_turned_off(compiled: str, short_path: Path) -> None:

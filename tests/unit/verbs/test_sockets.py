@@ -76,6 +76,15 @@ def test_a_listener_with_a_full_backlog_lives(path: str) -> None:
         assert sockets.listen(path) is None
 
 
+def test_as_many_wait_for_a_listener_as_the_system_allows(path: str) -> None:
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    with _listening(path):
+        for _ in range(min(most, 1000)):
+            with socket.socket(socket.AF_UNIX) as client:  # which counts until it is accepted
+                client.setblocking(False)
+                client.connect(path)
+
+
 def test_a_dead_socket_is_replaced(path: str) -> None:
     with _listening(path):
         pass
