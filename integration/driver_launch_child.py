@@ -10,7 +10,7 @@ JSON is an object. Missing keys are "", or empty::
     binds                host directories to mount at the same paths below root
     dev                  the directory of the host's device nodes
     shm                  a directory to mount at /dev/shm; "" to leave that unchanged
-    cgroup               the name of a cgroup at the top of every hierarchy; "" to stay
+    cgroups              the directories of cgroups to move to; they are made if they are missing
     lock                 a descriptor that holds a lock as long as the program, or a child of it,
                          lives; -1 for none
     record               what to write into that file, besides "pid" and "start"
@@ -49,7 +49,7 @@ _NOTHING = {
     "arguments": [],
     "binds": [],
     "shm": "",
-    "cgroup": "",
+    "cgroups": [],
     "lock": -1,
     "record": {},
     "ends_with": 0,
@@ -63,8 +63,7 @@ def main(text: str) -> None:
     try:
         if request["ends_with"]:
             _end_with(request["ends_with"])
-        if request["cgroup"]:
-            _leave(request["cgroup"])
+        _leave(request["cgroups"])
         if request["root"] or request["shm"]:
             _own_mounts(request)
         if request["lock"] >= 0:
@@ -97,42 +96,15 @@ def _note(lock: int, record: dict[str, Any]) -> None:
     os.pwrite(lock, json.dumps(record).encode(), 0)
 
 
-def cgroup_tops() -> dict[str, bool]:
-    """Return where the top of each cgroup hierarchy is mounted, and whether it has cpusets.
-
-    A new cgroup with cpusets has no processors, so no process can join it: its top is used.
-    Only cgroup file systems are touched, because any other may hang.
-    """
-    found = {}
-    with open("/proc/self/mountinfo", "rb") as file:
-        lines = file.read().split(b"\n")  # names may have any other line end
-    for line in lines:
-        mount, _, rest = line.partition(b" - ")
-        kind, _, options = rest.partition(b" ")
-        if kind not in {b"cgroup", b"cgroup2"}:
-            continue
-        top = os.fsdecode(mount.split(b" ")[4])
-        # In a container a part of a hierarchy may be mounted at its place.
-        is_top = (
-            not os.path.exists(f"{top}/cgroup.type")
-            if kind == b"cgroup2"
-            else os.path.exists(f"{top}/release_agent")
-        )
-        if is_top:
-            found[top] = b"cpuset" in options.split(b" ")[-1].split(b",")
-    return found
-
-
-def _leave(name: str) -> None:
-    """Move this process from its cgroups to those of a name."""
-    for top, has_cpusets in cgroup_tops().items():
-        own = top if has_cpusets else f"{top}/{name}"
+def _leave(cgroups: list[str]) -> None:
+    """Move this process to cgroups, one of each hierarchy, from those that it is in."""
+    for path in cgroups:
         try:
-            os.makedirs(own, exist_ok=True)
-            with open(f"{own}/cgroup.procs", "w", encoding="ascii") as file:
+            os.makedirs(path, exist_ok=True)
+            with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
                 file.write("0")
         except OSError as error:
-            sys.stderr.write(f"stays in its cgroup of {top}: {error.strerror}\n")
+            sys.stderr.write(f"cannot move to the cgroup {path}: {error.strerror}\n")
 
 
 def _own_mounts(request: dict[str, Any]) -> None:

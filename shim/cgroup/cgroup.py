@@ -243,7 +243,7 @@ def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
     for line in mountinfo:
         before, _, after = line.partition(b" - ")
         kind, _, rest = after.partition(b" ")
-        fields = before.split()
+        fields = before.split(b" ")  # other white space may be a part of a name
         if kind not in (b"cgroup", b"cgroup2") or len(fields) <= _POINT_FIELD:
             continue
         root, point = (

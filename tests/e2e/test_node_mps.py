@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration.containers.procfs import Procfs
-from integration.driver_launch_child import cgroup_tops
 from integration.node.services.mps import host_setup
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.mps_agent import PROGRAM, RESOURCE, STEPS, Agent, agent_of
@@ -81,7 +80,7 @@ def mode_of(path: Path) -> str:
 @contextmanager
 def in_a_cpuset(agent: Agent) -> Iterator[None]:
     """Run an agent in its own cpuset, like a pod's."""
-    tops = [top for top, has_cpusets in cgroup_tops().items() if has_cpusets]
+    tops = [top for top, has_cpusets in host_setup.cgroup_tops().items() if has_cpusets]
     paths = [Path(top, f"mps-test-{os.getpid()}") for top in tops]
     assert agent.process is not None
     for path in paths:

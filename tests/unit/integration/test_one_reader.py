@@ -22,7 +22,7 @@ READER: Final = "containers"
 # Modules that may do it, with the reason. None of these reads a tenant's process.
 EXCEPTIONS: Final = {
     "apiserver/connection.py": "gives OpenSSL a certificate by a descriptor of its own",
-    "driver_launch_child.py": "reads its own stat and mountinfo, in a program without imports",
+    "driver_launch_child.py": "reads its own stat, in a program without imports",
     "install/selftest.py": "makes a bundle of its own, and reads none",
     "kubelet/sockets.py": "changes the mode of its own socket by its descriptor",
     "kubernetes/host.py": "reaches a directory by its own descriptor, with no link followed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -337,12 +338,30 @@ def test_shared_memory_that_the_node_would_not_see_is_refused(tmp_path: Path) ->
     assert "mountPropagation: Bidirectional" in done.stderr
 
 
+TOPS: Final = (
+    "import json\n"
+    "from integration.node.services.mps import host_setup\n"
+    "print(json.dumps([*host_setup.cgroup_tops()]))\n"
+)
+
+
 def test_cgroups_are_found_beside_a_mount_that_hangs_and_has_an_odd_name(tmp_path: Path) -> None:
-    program = "from integration import driver_launch_child as c; print(sorted(c.cgroup_tops()))"
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", TOPS]
     tops = subprocess.check_output(command)
-    assert len(tops) > len("[]\n")
+    assert json.loads(tops)
     with fuse(str(tmp_path / "one\rtwo\x0bthree")) as server:
         server.hang()
         assert subprocess.check_output(command) == tops
         assert not server.asked.is_set()
+
+
+def test_cgroups_are_found_at_a_path_that_the_kernel_escapes(tmp_path: Path) -> None:
+    odd = tmp_path / "a b\\c\nd"
+    odd.mkdir()
+    (top, *_) = host_setup.cgroup_tops()
+    script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    command = [
+        "unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", top, str(odd),
+        sys.executable, "-c", TOPS,
+    ]  # fmt: skip
+    assert str(odd) in json.loads(subprocess.check_output(command))

@@ -148,6 +148,13 @@ NESTED = b"""\
         (NESTED, False, "pids", "/docker/abc/a", "/sys/fs/cgroup/pids/a"),
         (NESTED, False, "pids", "/docker/abc", "/sys/fs/cgroup/pids"),
         (NESTED, False, "pids", "/docker/abcd", None),
+        (
+            b"30 25 0:26 / /a\x0bb\\040c rw - cgroup cgroup rw,cpu\n",
+            False,
+            "cpu",
+            "/d",
+            "/a\x0bb c/d",
+        ),
         (b"garbage\n\n - cgroup\n1 2 3 - cgroup cgroup rw,cpu\n", False, "cpu", "/a", None),
     ],
 )

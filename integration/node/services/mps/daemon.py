@@ -142,7 +142,7 @@ class Daemon:
             binds=(places.directory,),
             dev=self._config.dev,
             shm=shm(places.root),
-            cgroup=host_setup.CGROUP,
+            cgroups=host_setup.daemon_cgroups(),
             lock=_LOCK,
             record={"devices": plan.devices, "driver": plan.driver},
         )

@@ -25,7 +25,6 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from integration import driver_launch_child as launch
 from integration.agent_errors import MpsStateUnusable, NodeAgentError
 from integration.containers.procfs import Procfs
 from integration.node.mps.paths import Places, shm
@@ -176,9 +175,35 @@ def remove_shm(root: str) -> None:
         os.rmdir(memory)
 
 
+def cgroup_tops() -> dict[str, bool]:
+    """Return where the top of each cgroup hierarchy is mounted, and whether it has cpusets.
+
+    Only cgroup file systems are touched, because any other may hang.
+    """
+    found = {}
+    for mount in Procfs().mounts():
+        # In a container a part of a hierarchy may be mounted at its place.
+        if mount.kind == "cgroup2":
+            is_top = not os.path.exists(f"{mount.point}/cgroup.type")
+        else:
+            is_top = mount.kind == "cgroup" and os.path.exists(f"{mount.point}/release_agent")
+        if is_top:
+            found[mount.point] = mount.kind == "cgroup" and "cpuset" in mount.options
+    return found
+
+
+def daemon_cgroups() -> list[str]:
+    """Return the cgroup of all daemons and servers in each hierarchy.
+
+    A new cgroup with cpusets has no processors, so no process can join it: its top is used.
+    """
+    tops = cgroup_tops().items()
+    return [top if has_cpusets else os.path.join(top, CGROUP) for top, has_cpusets in tops]
+
+
 def remove_cgroups() -> None:
     """Remove the cgroups of daemons that contain no process."""
-    for top in launch.cgroup_tops():
+    for top in cgroup_tops():
         with suppress(OSError):
             os.rmdir(os.path.join(top, CGROUP))
 
