@@ -38,7 +38,8 @@ from shim.pod.process import Event, Process, State, fill_exit
 from shim.runtime.options import RuntimeOptions
 from shim.stdio.uris import StdioUris
 
-_SIGNALS: Final = range(1, 65)
+# With 0, nothing is signalled: the answer tells whether the process exists.
+_SIGNALS: Final = range(65)
 
 
 class Container:
@@ -171,7 +172,7 @@ class Container:
 
         Raises:
             ProcessExists: the id is taken.
-            WrongProcessState: init does not run.
+            WrongProcessState: there is no init process, or it is paused.
         """
         async with self._operations.turn(Kind.EXEC, exec_id):
             # An exit of init's id would be taken for init's: events tell them apart by that alone.
@@ -180,7 +181,7 @@ class Container:
                 raise ProcessExists(
                     f"exec {exec_id} in {self.id}", found=found, do="choose another"
                 )
-            self._refuse_unless_running()
+            self._refuse_without_init()
             spec = {**spec, "terminal": uris.terminal}
             if self._resources.injection is not None:
                 spec = self._resources.injection.edit_process(spec)
@@ -190,7 +191,7 @@ class Container:
     async def _start_exec(self, process: Exec) -> None:
         process.await_exit()
         try:
-            self._refuse_unless_running()
+            self._refuse_without_init()
             await process.start(self._resources, self._shim.reaper)
         except Exception as error:
             process.fail_waiters(
@@ -252,8 +253,10 @@ class Container:
         process = self.process(exec_id)
         asked = f"signal {signum} to {process.id}"
         if signum not in _SIGNALS:
-            raise InvalidSignal(asked, found="signals 1 to 64", do="use one of them")
+            raise InvalidSignal(asked, found="signals 0 to 64", do="use one of them")
         if process.state in (State.STOPPED, State.DELETED):
+            if everyone and not exec_id:
+                return  # none is left
             raise ProcessFinished(asked, found="it has ended")
         if not exec_id:
             async with self._operations.turn(Kind.KILL):
@@ -481,12 +484,14 @@ class Container:
                 asked, found=f"it is {self.init.state.name.lower()}", do="ask for its state first"
             )
 
-    def _refuse_unless_running(self) -> None:
-        """Refuse an exec unless init runs, and goes on running."""
+    def _refuse_without_init(self) -> None:
+        """Refuse an exec unless init runs, and goes on running, or waits for its start."""
         state = "stopped" if self._exits.init_reaped else self.init.state.name.lower()
         if state == "running" and self._operations.has(Kind.PAUSE):
             state = "being paused"
-        if state != "running":
+        if self.init.child is None:
+            state = "not restored yet"
+        if state not in ("created", "running"):
             raise WrongProcessState(
                 f"an exec in {self.id}",
                 found=f"its init process is {state}",
@@ -495,7 +500,8 @@ class Container:
 
     def _refuse_while_running(self, asked: str) -> None:
         if self.init.state in (State.RUNNING, State.PAUSED):
-            raise WrongProcessState(asked, found="it is running", do="kill it first")
+            found = f"it is {self.init.state.name.lower()}"
+            raise WrongProcessState(asked, found=found, do="kill it first")
 
     def _refuse_while_starting(self, overdue: Sequence[Kind], asked: str) -> None:
         if Kind.START in overdue or Kind.START_EXEC in overdue:

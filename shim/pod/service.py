@@ -285,12 +285,14 @@ class TaskService:
         """Return the state of a process."""
         container = self._container(request.id)
         process = container.process(request.exec_id)
-        uris = process.uris
+        uris, state = process.uris, process.state
+        if state is State.RUNNING and container.init.state is State.PAUSED:
+            state = State.PAUSED  # an exec, with its container
         response = task_pb2.StateResponse(
-            id=request.id,
+            id=process.id,
             bundle=container.bundle,
             pid=process.pid,
-            status=_STATUS[process.state],
+            status=_STATUS[state],
             stdin=uris.stdin,
             stdout=uris.stdout,
             stderr=uris.stderr,

@@ -48,6 +48,8 @@ async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(
         whole = (saved / core).read_bytes()
         (saved / core).write_bytes(b"garbage")
         await shim.call("Create", checkpoint=str(saved), **create)
+        with pytest.raises(RemoteError, match="its init process is not restored yet"):
+            await shim.exec("c2", "e1", "true")
         _, message = await refusal(shim, "Start", id="c2")
         assert "NVSHIM-E1529 restore-failed" in message
         assert "CRIU: " in message
