@@ -119,7 +119,8 @@ def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
         sysctls=choose_sysctls(
             linux.sysctls, own_network=own_network, own_ipc=own_ipc, own_users=bool(uids)
         ),
-        resolv_conf=_resolv_conf(config.dns_config) if config.HasField("dns_config") else None,
+        # Without a server, a search list or an option, containerd's own sandboxes have the node's.
+        resolv_conf=_resolv_conf(config.dns_config) or None,
         cgroup_parent=linux.cgroup_parent,
     )
 

@@ -49,6 +49,11 @@ def test_all_of_it() -> None:
     )
 
 
+def test_a_pod_without_any_dns_configuration_has_the_nodes() -> None:
+    assert _read().resolv_conf is None
+    assert _read(dns_config={}).resolv_conf is None
+
+
 def test_a_pod_on_the_nodes_network_has_neither_its_name_nor_its_sysctls() -> None:
     pod = _read("/run/netns/a", hostname="web-1", linux=_namespaces(network=pod_pb2.NODE))
     assert (pod.own_network, pod.network_path, pod.hostname, pod.sysctls) == (False, "", "", ())
