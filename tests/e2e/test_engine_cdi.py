@@ -150,9 +150,17 @@ def test_hooks_of_a_spec_that_the_engine_applied_are_done_and_none_runs(
         covers = Path(bundles).glob("*/*/nvidia/proc-file-*")
         parameters.extend(cover.read_text() for cover in covers)
 
-    env = (f"LINKS={' '.join(links)}", f"NAMES={' '.join(LOADED)}", PRELOADED)
+    env = (
+        f"LINKS={' '.join(links)}",
+        f"NAMES={' '.join(LOADED)}",
+        PRELOADED,
+        "LD_LIBRARY_PATH=/opt",
+    )
+    image = ground.image()
+    (Path(image) / "opt").mkdir()
+    (Path(image) / "opt/libcuda.so.1").touch()  # of a commit: the loader stops there
     done = ground.run(
-        ground.image(), "sh", "-c", LOOK, env=env, low_level=low_levels[low_level],
+        image, "sh", "-c", LOOK, env=env, low_level=low_levels[low_level],
         edit=partial(apply, node=node, program=path, stage=stage), while_created=read_cover,
     )  # fmt: skip
     assert not done.refused
