@@ -8,12 +8,19 @@ levels, so a deeper one counts as invalid.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
-__all__ = ["DEEPEST", "NestedTooDeeply", "parse_json"]
+__all__ = ["DEEPEST", "MALFORMED", "NestedTooDeeply", "parse_json", "read_each"]
+
+T = TypeVar("T")
 
 DEEPEST: Final = 100
 """The largest allowed depth of nested objects and lists."""
+
+
+MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading a document of another shape than the expected one raises."""
 
 
 class NestedTooDeeply(ValueError):
@@ -45,3 +52,21 @@ def parse_json(content: bytes | str) -> Any:
             if isinstance(inner, dict | list)
         ]
     raise NestedTooDeeply
+
+
+def read_each(entries: Iterable[Any], read: Callable[[Any], T]) -> tuple[list[T], int]:
+    """Read the entries of a list, so that a malformed one does not hide the others.
+
+    Args:
+        read: reads one entry; raises one of :data:`MALFORMED` for another shape.
+
+    Returns:
+        The results for the valid entries, and how many entries are malformed.
+    """
+    found, malformed = [], 0
+    for each in entries:
+        try:
+            found.append(read(each))
+        except MALFORMED:
+            malformed += 1
+    return found, malformed

@@ -20,7 +20,7 @@ from typing import Any, Final
 from hooks.config import Config
 from hooks.node.kubelet import read_claims
 from integration.containers.bundles import Container
-from integration.json_documents import parse_json
+from integration.json_documents import MALFORMED, parse_json, read_each
 from integration.kubelet.values import Claimed
 from integration.node.values.claims import Claim
 
@@ -39,20 +39,29 @@ def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
         config: locates the kubelet's root directory.
 
     Returns:
-        The claims, or None and the reason if the record cannot be read.
+        The claims, and which entries of the record are malformed, "" if none is; None and the
+        reason if it cannot be read.
     """
     record = read_claims(config)
     if record.fault:
         return None, f"{record.path}: {record.fault}"
-    found: dict[str, set[str]] = {}
     try:
         data: Any = parse_json(parse_json(record.content)["Data"])
-        for claim in data["ClaimInfoStateList"] or ():
-            for pod in claim["PodUIDs"] or ():
-                found.setdefault(str(pod), set()).add(str(claim["ClaimUID"]))
-    except (ValueError, KeyError, TypeError) as error:
+        entries = iter(data["ClaimInfoStateList"] or ())
+    except MALFORMED as error:
         return None, f"{record.path}: not as a kubelet writes it ({error})"
-    return {pod: frozenset(claims) for pod, claims in found.items()}, ""
+    claims, malformed = read_each(entries, _pods_of)
+    found: dict[str, set[str]] = {}
+    for uid, pods in claims:
+        for pod in pods:
+            found.setdefault(pod, set()).add(uid)
+    why = f"{record.path}: {malformed} of its entries are malformed" if malformed else ""
+    return {pod: frozenset(uids) for pod, uids in found.items()}, why
+
+
+def _pods_of(entry: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the UID of a claim in the kubelet's record, and those of its pods."""
+    return str(entry["ClaimUID"]), tuple(map(str, entry["PodUIDs"] or ()))
 
 
 def share_limits(

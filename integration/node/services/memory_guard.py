@@ -127,7 +127,9 @@ class _Guard:
             return {}
         of_pods, why = await run_detached(pod_claims, context.config)
         of_containers = await context.kubelet.claims(context.options.pod_resources)
-        is_known = of_pods is not None or of_containers is not None
+        is_known = of_containers is not None or not why
+        if why and of_containers is not None:
+            of_pods = None  # a record without some entries must not lift the limits of these
         line = "" if is_known else f"cannot tell which pods have shares of GPUs: {why}"
         context.fault(_FAULT, line)
         return share_limits(

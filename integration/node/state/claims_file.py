@@ -11,7 +11,8 @@ Rules
   as that of agents without phases; those agents treat every claim in the file as prepared.
 - If ``dra.json`` is missing, damaged or from another boot, the kubelet's own record of claims tells
   what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server tells how they
-  share it. A claim in neither of them has nothing.
+  share it. A claim in neither of them has nothing. A malformed entry of the kubelet's record does
+  not count, and hides no other.
 - The file is not synced to disk, since it is not valid after a crash of the machine anyway. If the
   disk is full, a shorter file is written over the old one: unpreparing must work, or the pods that
   fill the disk could never end.
@@ -26,9 +27,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from hooks.config import Config
@@ -37,7 +38,7 @@ from hooks.node.fingerprint import read_text
 from hooks.node.kubelet import read_checkpoint, read_claims
 from integration.agent_errors import DraStateUnwritten
 from integration.files import read_file, replace_file, sweep
-from integration.json_documents import parse_json
+from integration.json_documents import MALFORMED, parse_json, read_each
 from integration.node.values.claims import (
     Claim,
     ClaimDevice,
@@ -63,12 +64,20 @@ _MOST_TEXTS: Final = 1024
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def load(config: Config, driver: str) -> dict[str, Claim]:
-    """Return the claims of the checkpoint, or of the kubelet's record, by their UIDs."""
+def load(
+    config: Config, driver: str, report: Callable[[str], object] = lambda _: None
+) -> dict[str, Claim]:
+    """Return the claims of the checkpoint, or of the kubelet's record, by their UIDs.
+
+    Args:
+        report: called with a line if something in the kubelet's record does not count.
+    """
     sweep(os.path.join(config.state, _FILE))
     claims = _read(config)
     if claims is None:
-        claims = list(_from_kubelet(read_claims(config).content, driver))
+        claims, fault = _from_kubelet(config, driver)
+        if fault:
+            report(fault)
     return {claim.uid: claim for claim in claims}
 
 
@@ -77,9 +86,13 @@ def is_written(config: Config) -> bool:
     return _read(config) is not None
 
 
-def recorded(config: Config, driver: str) -> frozenset[str]:
-    """Return the UIDs of the driver's claims in the kubelet's own record."""
-    return frozenset(claim.uid for claim in _from_kubelet(read_claims(config).content, driver))
+def recorded(config: Config, driver: str) -> frozenset[str] | None:
+    """Return the UIDs of the driver's claims in the kubelet's own record.
+
+    None if not all of the record can be read: it may list any claim.
+    """
+    claims, fault = _from_kubelet(config, driver)
+    return None if fault else frozenset(claim.uid for claim in claims)
 
 
 def save(config: Config, claims: Iterable[Claim]) -> None:
@@ -244,53 +257,96 @@ def known_fields(kind: Any, entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name in names}
 
 
-def _from_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
-    """Yield the driver's claims in the kubelet's record; none if its format is unknown.
+def _from_kubelet(config: Config, driver: str) -> tuple[list[Claim], str]:
+    """Return the driver's claims in the kubelet's record, and what in it does not count.
 
     The record lacks the GPU of a MIG device that the driver did not create, and admin access.
     """
+    record = read_claims(config)
+    if record.is_missing:
+        return [], ""
+    if record.fault:
+        return [], f"{record.path}: {record.fault}"
     try:
-        data: Any = parse_json(parse_json(content or b"{}").get("Data") or "{}")
-        for each in data.get("ClaimInfoStateList") or ():
-            prepared = (each.get("DriverState") or {}).get(driver) or {}
-            # A kubelet that called twice recorded the answer twice.
-            unique = [*{str(one): one for one in prepared.get("Devices") or ()}.values()]
-            devices = tuple(
-                ClaimDevice(
-                    str((one.get("RequestNames") or [""])[0]),
-                    str(one["PoolName"]),
-                    str(one["DeviceName"]),
-                    uuid := uuid_of(str(one["DeviceName"])),
-                    gpu_of(str(one["DeviceName"])) or (uuid if uuid.startswith("GPU-") else ""),
-                    share=str(one.get("ShareID") or ""),
-                )
-                for one in unique
-            )
-            if devices:
-                names = [name for one in unique for name in one.get("CDIDeviceIDs") or ()]
-                yield Claim(
-                    str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices,
-                    pod_claim=None,
-                    has_metadata=any(str(name).startswith(f"{driver}/metadata=") for name in names),
-                )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return
+        data: Any = parse_json(parse_json(record.content or b"{}").get("Data") or "{}")
+        entries = iter(data.get("ClaimInfoStateList") or ())
+    except MALFORMED:
+        return [], f"{record.path}: not as a kubelet writes it"
+    found, malformed = read_each(entries, partial(_recorded, driver))
+    claims = [claim for claim, _ in found if claim.devices]
+    malformed += sum(wrong for _, wrong in found)
+    return claims, _not_counted(record.path, malformed)
 
 
-def plugin_allocated(config: Config) -> dict[str, str]:
+def _recorded(driver: str, entry: dict[str, Any]) -> tuple[Claim, int]:
+    """Return a claim in the kubelet's record, and how many of its devices are malformed.
+
+    The other devices stay reserved. A claim of other drivers has no devices.
+    """
+    prepared = entry["DriverState"].get(driver) if entry.get("DriverState") else None
+    # A kubelet that called twice recorded the answer twice.
+    unique = {str(each): each for each in (prepared or {}).get("Devices") or ()}
+    found, malformed = read_each(unique.values(), _recorded_device)
+    names = [name for _, cdi_names in found for name in cdi_names]
+    claim = Claim(
+        str(entry["ClaimUID"]), str(entry["Namespace"]), str(entry["ClaimName"]),
+        tuple(device for device, _ in found),
+        pod_claim=None,
+        has_metadata=any(str(name).startswith(f"{driver}/metadata=") for name in names),
+    )  # fmt: skip
+    return claim, malformed
+
+
+def _recorded_device(entry: dict[str, Any]) -> tuple[ClaimDevice, list[Any]]:
+    """Return a device in the kubelet's record, and its CDI names."""
+    name = str(entry["DeviceName"])
+    uuid = uuid_of(name)
+    device = ClaimDevice(
+        str((entry.get("RequestNames") or [""])[0]),
+        str(entry["PoolName"]),
+        name,
+        uuid,
+        gpu_of(name) or (uuid if uuid.startswith("GPU-") else ""),
+        share=str(entry.get("ShareID") or ""),
+    )
+    return device, list(entry.get("CDIDeviceIDs") or ())
+
+
+def _not_counted(path: str, malformed: int) -> str:
+    """Return a line for malformed entries of a record; "" without any."""
+    if not malformed:
+        return ""
+    return f"{path}: {malformed} of its entries are malformed, and do not count"
+
+
+def plugin_allocated(config: Config) -> tuple[dict[str, str], str]:
     """Return which pod a device plugin's device belongs to, by the device's UUID.
 
-    Empty if the format of the device manager's checkpoint is unknown.
+    Returns:
+        The pods by UUID, and what in the device manager's checkpoint does not count; "" for
+        nothing.
     """
+    record = read_checkpoint(config)
+    if record.is_missing:
+        return {}, ""
+    if record.fault:
+        return {}, f"{record.path}: {record.fault}"
     try:
-        content = read_checkpoint(config).content
-        entries = parse_json(content or b"{}")["Data"]["PodDeviceEntries"] or ()
-        return {
-            str(name).partition("::")[0]: f"pod {each['PodUID']}"
-            for each in entries
-            for names in (each["DeviceIDs"] or {}).values()
-            for name in names
-            if str(name).startswith(UUIDS)
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        entries = iter(parse_json(record.content)["Data"]["PodDeviceEntries"] or ())
+    except MALFORMED:
+        return {}, f"{record.path}: not as a kubelet writes it"
+    found, malformed = read_each(entries, _allocated)
+    return {uuid: pod for each in found for uuid, pod in each.items()}, _not_counted(
+        record.path, malformed
+    )
+
+
+def _allocated(entry: dict[str, Any]) -> dict[str, str]:
+    """Return the pod of an entry of the device manager's checkpoint, by each of its devices."""
+    pod = f"pod {entry['PodUID']}"
+    return {
+        str(name).partition("::")[0]: pod
+        for names in (entry["DeviceIDs"] or {}).values()
+        for name in names
+        if str(name).startswith(UUIDS)
+    }

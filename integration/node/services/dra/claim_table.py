@@ -94,8 +94,11 @@ class ClaimTable:
         """
         config = self._context.config
         is_written = claims_file.is_written(config)
-        load = partial(claims_file.load, config, self._driver)
+        faults: list[str] = []
+        load = partial(claims_file.load, config, self._driver, faults.append)
         self._claims = await anyio.to_thread.run_sync(load)
+        for line in faults:
+            self._context.say("warning", line)
         self._changed()
         return is_written
 

@@ -9,6 +9,7 @@ seconds.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final
 
 import anyio.to_thread
@@ -21,6 +22,9 @@ __all__ = ["PluginDevices"]
 
 # Seconds after which the kubelet has surely recorded an answer of the device plugin.
 _RECORDED_AFTER: Final = 5.0
+
+_RECORD: Final = "dra kubelet-record"
+"""The subject of the fault that the kubelet's checkpoint cannot be read in whole."""
 
 
 class PluginDevices:
@@ -44,8 +48,11 @@ class PluginDevices:
         allocated = await context.kubelet.allocated(context.options.pod_resources)
         found = {**self._shared_by_mps(), **self.recent()}
         if allocated is None:
-            recorded = await anyio.to_thread.run_sync(claims_file.plugin_allocated, context.config)
+            read = partial(claims_file.plugin_allocated, context.config)
+            recorded, fault = await anyio.to_thread.run_sync(read)
+            context.fault(_RECORD, fault, level="warning")
             return {**recorded, **found}
+        context.fault(_RECORD, "")
         for (namespace, pod), containers in allocated.items():
             for names in containers.values():
                 for _, name in names:

@@ -9,7 +9,8 @@ Rules
   own record, by which it unprepares the claims of its former pods, does not list it.
 - A stale claim is unprepared only after two checks in a row, since a kubelet that has just started
   knows no pods for a moment. SIGHUP starts a check at once.
-- A missing answer (a server that is unavailable or refuses, a proxy's page) counts as "not stale".
+- A missing answer (a server that is unavailable or refuses, a proxy's page, a damaged record)
+  counts as "not stale".
   With a kubelet's credentials, the node authorizer's answer that no pod of the node has the claim
   is enough, together with the other two sources.
 
@@ -84,6 +85,8 @@ class StaleClaims:
         recorded = await anyio.to_thread.run_sync(
             partial(claims_file.recorded, context.config, context.options.dra_driver)
         )
+        if recorded is None:
+            return []
         found: list[Claim] = []
         for claim in claims:
             if claim.uid in recorded or _is_named(claim, context.options.dra_driver, named):

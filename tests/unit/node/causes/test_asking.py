@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,19 @@ import pytest
 
 from hooks.config import Beyond, Config
 from integration.agent_errors import CausesUnreadable, ContainerNotKilled
-from integration.containers.bundles import Container
+from integration.containers.bundles import Container, Pod
+from integration.kubelet.pod_resources import PodResources
+from integration.kubelet.values import Claimed
 from integration.node.faults.limits import Excess
+from integration.node.holders.values import Ledger
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services import memory_guard
 from integration.node.services.causes.query import fault_of, fault_rows
 from integration.node.services.memory_guard import _kill_container
+from integration.node.values.claims import Claim, ClaimDevice
 from shim.causes.record import Fault, Whose, write_causes
+from tests.harness.node_state import publish
 from tests.harness.raising import raises
 from tests.unit.node.causes.holders import holding
 
@@ -87,3 +93,34 @@ async def test_a_container_that_has_ended_meanwhile_is_not_killed_nor_one_with_i
     excess = Excess(container, "GPU-0", "GPU-0", 2, 1)
     await guard._kill(excess, excess.hit(0.0))
     assert len(killed) == kills
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_claim_whose_entry_is_malformed_keeps_its_limit_if_the_kubelet_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    entries = [{"ClaimUID": "one", "PodUIDs": {"uid": {}}}, {"ClaimUID": "two", "PodUIDs": 1}]
+    data = json.dumps({"ClaimInfoStateList": entries})
+    (tmp_path / "dra_manager_state").write_text(json.dumps({"Data": data}))
+
+    async def claims(*_: object) -> tuple[Claimed, ...] | None:
+        names = ("one", "two") if answers else ()
+        where = ("research", "train", "main")
+        return tuple(Claimed("research", name, "d", (), where) for name in names) or None
+
+    monkeypatch.setattr(PodResources, "claims", claims)
+    config = Config(state=str(tmp_path), kubelet_root=str(tmp_path))
+    context = Context(config, Options("", 1), lambda *_, **__: None)
+    device = ClaimDevice("gpu", "node", "gpu-0", "GPU-0", "GPU-0", share="s", memory=1)
+    claimed = [
+        Claim(uid, "research", uid, (replace(device, share=uid, memory=memory),))
+        for uid, memory in (("one", 1), ("two", 2))
+    ]
+    container = holding("a").container
+    main = replace(container, bundle="/b/main", pod=Pod("research", "train", "uid"), name="main")
+    publish(context.state.claims, tuple(claimed))
+    publish(context.state.ledger, Ledger(containers=(main,)))
+    guard = memory_guard._Guard(context)
+    assert await guard._shares() == {"/b/main": {"GPU-0": (3 if answers else 1) << 20}}
+    assert bool(context.state.faults.lines) is not answers

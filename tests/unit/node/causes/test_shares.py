@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -94,6 +94,17 @@ def test_the_record_is_read_as_a_kubelet_writes_it(tmp_path: Path) -> None:
         data = {"kind": "DRACheckpoint", "ClaimInfoStateList": listed}
         path.write_text(json.dumps({"Data": json.dumps(data), "Checksum": 1}))
         assert pod_claims(config) == (expected, "")
+
+
+@pytest.mark.parametrize("bad", [None, 1, {}, {"ClaimUID": "bad"}, {"PodUIDs": {"a": {}}}])
+def test_a_malformed_entry_of_the_record_hides_no_other(tmp_path: Path, bad: Any) -> None:
+    entries: list[Any] = [{"ClaimUID": uid, "PodUIDs": {"a": {}}} for uid in ("one", "two")]
+    data = {"ClaimInfoStateList": [entries[0], bad, entries[1]]}
+    path = tmp_path / "dra_manager_state"
+    path.write_text(json.dumps({"Data": json.dumps(data)}))
+    pods = {"a": frozenset({"one", "two"})}
+    why = f"{path}: 1 of its entries are malformed"
+    assert pod_claims(Config(kubelet_root=str(tmp_path))) == (pods, why)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,14 @@ from integration.agent_errors import DraStateUnwritten
 from integration.node.services.dra import mig_create as cutting
 from integration.node.services.dra.mig_create import MigCreator, MigModes, MigNote
 from integration.node.services.dra.mig_layout import Part
-from integration.node.state.claims_file import held, load, save, write_record
+from integration.node.state.claims_file import (
+    held,
+    load,
+    plugin_allocated,
+    recorded,
+    save,
+    write_record,
+)
 from integration.node.values.claims import Claim, ClaimDevice, ClaimPhase
 
 if TYPE_CHECKING:
@@ -150,6 +157,66 @@ def test_the_kubelets_record_says_of_which_gpu_a_part_is(tmp_path: Path) -> None
     (tmp_path / "kubelet" / "dra_manager_state").write_text(json.dumps({"Data": data}))
     (claim,) = load(config, "driver").values()
     assert [each.gpu for each in claim.devices] == [f"GPU-{gpu}", f"GPU-{gpu}", ""]
+
+
+def entry_of(uid: str, device: Any, **more: Any) -> dict[str, Any]:
+    state = {"driver": {"Devices": [device]}}
+    return {"ClaimUID": uid, "Namespace": "n", "ClaimName": uid, "DriverState": state, **more}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None, 1, [], "uid", {}, {"ClaimUID": "bad"},
+        entry_of("bad", {"DeviceName": "gpu-bad"}),
+        entry_of("bad", "gpu-bad"),
+        entry_of("bad", {}, DriverState=[1]),
+        entry_of("bad", {}, DriverState={"driver": 1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_malformed_entry_of_the_kubelets_record_hides_no_other(tmp_path: Path, bad: Any) -> None:
+    config = config_of(tmp_path)
+    one, two = ({"PoolName": "node-1", "DeviceName": f"gpu-{n}"} for n in "12")
+    entries = [entry_of("one", one), bad, entry_of("two", two)]
+    (tmp_path / "kubelet").mkdir()
+    path, told = tmp_path / "kubelet" / "dra_manager_state", list[str]()
+    data = {"Data": json.dumps({"ClaimInfoStateList": entries})}
+    path.write_text(json.dumps(data))
+    assert load(config, "driver", told.append).keys() == {"one", "two"}
+    assert told == [f"{path}: 1 of its entries are malformed, and do not count"]
+    assert recorded(config, "driver") is None
+
+
+def test_a_malformed_device_of_a_claim_does_not_free_the_others(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    one = {"PoolName": "node-1", "DeviceName": "gpu-1"}
+    entry = entry_of("one", one)
+    entry["DriverState"]["driver"]["Devices"].insert(0, {"DeviceName": "gpu-bad"})
+    (tmp_path / "kubelet").mkdir()
+    data = {"Data": json.dumps({"ClaimInfoStateList": [entry]})}
+    (tmp_path / "kubelet" / "dra_manager_state").write_text(json.dumps(data))
+    told: list[str] = []
+    (claim,) = load(config, "driver", told.append).values()
+    assert [each.device for each in claim.devices] == ["gpu-1"]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("bad", [None, 1, {}, {"PodUID": "bad"}, {"PodUID": "bad", "DeviceIDs": 1}])
+def test_a_malformed_entry_of_the_device_managers_checkpoint_hides_no_other(
+    tmp_path: Path, bad: Any
+) -> None:
+    config = config_of(tmp_path)
+    assert plugin_allocated(config) == ({}, "")
+    (tmp_path / "kubelet" / "device-plugins").mkdir(parents=True)
+    path = tmp_path / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
+    one, two = ({"PodUID": n, "DeviceIDs": {"0": [f"GPU-{n}::1", "other"]}} for n in "12")
+    path.write_text(json.dumps({"Data": {"PodDeviceEntries": [one, bad, two]}}))
+    found, fault = plugin_allocated(config)
+    assert found == {"GPU-1": "pod 1", "GPU-2": "pod 2"}
+    assert fault == f"{path}: 1 of its entries are malformed, and do not count"
+    path.write_text("{}")
+    assert plugin_allocated(config) == ({}, f"{path}: not as a kubelet writes it")
 
 
 @pytest.mark.parametrize(

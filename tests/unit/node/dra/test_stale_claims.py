@@ -87,6 +87,12 @@ class Place:
             )
         ]
 
+    def damage(self) -> None:
+        """Put an entry in the kubelet's record of which nobody knows what claim it is."""
+        data = json.dumps({"ClaimInfoStateList": [{"ClaimName": "claim"}]})
+        with open(f"{self.root}/dra_manager_state", "w", encoding="utf-8") as file:
+            json.dump({"Data": data, "Checksum": 1}, file)
+
     def record(self) -> None:
         """Put the claim in the kubelet's record."""
         device = {"PoolName": "node-1", "DeviceName": "gpu-0", "RequestNames": ["gpu"]}
@@ -169,13 +175,20 @@ def refuse(code: int) -> Callable[[Place], None]:
         lambda place: place.runs(f"k8s.{DRA_DRIVER}/claim={CLAIM.uid}-gpu-0"),
         lambda place: place.runs(),
         lambda place: place.record(),
+        lambda place: place.damage(),
         refuse(503),
         refuse(403),
         refuse(404),
     ],
     ids=[
-        *("it is there", "it runs", "one of its name runs", "the kubelet knows it", "busy"),
-        *("forbidden", "the page of a proxy"),
+        *(
+            "it is there",
+            "it runs",
+            "one of its name runs",
+            "the kubelet knows it",
+            "the kubelet's record is damaged",
+        ),
+        *("busy", "forbidden", "the page of a proxy"),
     ],
 )
 async def test_what_somebody_may_have_stays(place: Place, trouble: Callable[[Place], Any]) -> None:
