@@ -7,6 +7,8 @@ Schedulers ignore the condition: the device plugin and the shim refuse devices o
 Rules
 - The service runs only with ``--node-condition``, and needs a token from the cluster.
 - It writes the condition only when the condition changes.
+- A GPU that fell off the bus may be out of service by its PCI address, or by that and its UUID. It
+  is named once, by its UUID if that is known.
 - If only the message changes, ``lastTransitionTime`` stays, even after a restart of the agent.
 
 Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status properties".
@@ -16,12 +18,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from hooks.node.drained import Drain, read_drains
+from hooks.config import Config
+from hooks.node.drained import DRIVER, Drain, read_drains
 from integration.apiserver.client import ApiServer
 from integration.node.device_health.device_state import Condition
+from integration.node.device_health.health_store import read_devices
 from integration.node.reporter import keep_reported
 from integration.node.service import Context
 
@@ -39,14 +44,23 @@ class NodeCondition(NamedTuple):
     message: str
 
 
-def condition_of(drains: Iterable[Drain], health: Mapping[str, Condition]) -> NodeCondition:
+def condition_of(
+    drains: Iterable[Drain],
+    health: Mapping[str, Condition],
+    addresses: Mapping[str, str] = MappingProxyType({}),
+) -> NodeCondition:
     """Return the condition of a node.
 
     Args:
         drains: the devices that administrators took out of service.
         health: the health of each device, by UUID.
+        addresses: the PCI address of each GPU, by UUID.
     """
-    drained = {each.device: f"{each.name} is out of service {each.why}" for each in drains}
+    named = {address: uuid for uuid, address in addresses.items()}
+    marks: dict[str, list[Drain]] = {}
+    for each in drains:
+        marks.setdefault(named.get(each.device, each.device), []).append(each)
+    drained = {name: _out_of_service(name, of_device) for name, of_device in marks.items()}
     unhealthy = [
         f"{uuid} is {known.state}{f': {known.reason}' if known.reason else ''}"
         for uuid, known in sorted(health.items())
@@ -59,6 +73,20 @@ def condition_of(drains: Iterable[Drain], health: Mapping[str, Condition]) -> No
     return NodeCondition(
         "True", reason, message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
     )
+
+
+def _out_of_service(name: str, marks: list[Drain]) -> str:
+    shown = marks[0].name if name == DRIVER else name
+    return f"{shown} is out of service {' and '.join(each.why for each in marks)}"
+
+
+def _addresses(config: Config) -> dict[str, str]:
+    """Return the PCI address of each GPU whose health is known, by UUID; present GPUs last."""
+    return {
+        each["uuid"]: each["bus_id"]
+        for each in sorted(read_devices(config) or (), key=lambda each: not each["gone"])
+        if each["uuid"] == each["gpu"] and each["bus_id"]
+    }
 
 
 def _write(api: ApiServer, node: str, wanted: NodeCondition) -> None:
@@ -88,7 +116,9 @@ async def run(context: Context) -> None:
     written: list[NodeCondition] = []
 
     def write(api: ApiServer) -> None:
-        wanted = condition_of(read_drains(context.config), context.state.health.value)
+        config = context.config
+        drains = read_drains(config)
+        wanted = condition_of(drains, context.state.health.value, _addresses(config))
         if written != [wanted]:
             _write(api, context.options.node_name, wanted)
             written[:] = [wanted]
