@@ -180,6 +180,7 @@ async def run_driver(context: Context) -> None:
                 driver.follow,
                 driver.specs.watch,
                 driver.mig.tidy,
+                driver.sharing.keep_slices,
                 driver.publisher.run,
                 stale.run,
             ):

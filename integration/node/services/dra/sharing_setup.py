@@ -9,17 +9,20 @@ Rules
 - A time slice applies to the whole GPU. It is set for the first claim and reset after the last one
   that asks for it. A failed reset is retried with the next claim: it only changes the slice length.
   A GPU that is gone or does not answer is left out until it is back.
-- Time slices that an earlier agent set for prepared claims are still set: both run in one boot.
+- A driver that is loaded again has forgotten the time slices, and a reset may clear them. So they
+  are set again when the agent starts, after NVML was closed for somebody, and when a GPU is back.
+  Until then it is not known what is set.
 
-Source: nvidia-smi(1), "compute-policy".
+Source: nvidia-smi(1), "compute-policy"; NVIDIA's open kernel modules, gpu_db.c.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 import anyio
 
@@ -42,6 +45,7 @@ _DEFAULT: Final = INTERVALS[0]
 _TO_SERVE: Final = 20.0 * PATIENCE
 _TO_END: Final = 15.0 * PATIENCE
 _TO_SET: Final = 10.0 * PATIENCE
+_RETRY_AFTER: Final = 30.0
 
 
 class SharingSetup:
@@ -54,6 +58,7 @@ class SharingSetup:
         self._claims: dict[str, Claim] = {}
         # Time slices that differ from the default, by the GPU's UUID.
         self._slices: dict[str, str] = {}
+        self._unsure: set[str] = set()  # those of which the driver may know nothing any longer
         self._slicing = anyio.Lock()
 
     @property
@@ -68,6 +73,7 @@ class SharingSetup:
         # An agent that was killed while it prepared a claim may not have set its slices.
         before = (claim.before for claim in self._claims.values())
         self._slices = _slices(claim for claim in before if claim is not None)
+        self._unsure = set(self._slices)
         self._post()
 
     async def apply(self, claim: Claim, before: Claim | None) -> None:
@@ -165,17 +171,51 @@ class SharingSetup:
 
     # Time slices
 
+    async def keep_slices(self) -> NoReturn:
+        """Set the time slices of claims again whenever the driver may have lost them."""
+        node, pause = self._state.node, self._state.nvml_pause
+        paused = pause.version
+        while True:
+            version = version_of(node, pause)
+            there = self._gpus()
+            self._unsure |= self._slices.keys() - there
+            if pause.version != paused:
+                paused = pause.version
+                self._unsure |= self._slices.keys()
+            failed = "" if pause.value else await self._set_again(there)
+            self._fault("lost time slices", failed)
+            await wait_any(node, pause, since=version, timeout=_RETRY_AFTER if failed else math.inf)
+
+    async def _set_again(self, gpus: frozenset[str]) -> str:
+        """Set what may be lost on these GPUs; return why that failed, "" if it did not."""
+        failed = ""
+        for uuid in sorted(self._unsure & gpus):
+            async with self._slicing:
+                interval = _slices(self._claims.values()).get(uuid)
+                if interval is None or uuid not in self._unsure:
+                    continue  # no claim asks for it now, or it was just set
+                try:
+                    await self._set(uuid, interval, "the claims that have it")
+                except TimeSliceFailed as error:
+                    failed = str(error)
+        return failed
+
+    def _gpus(self) -> frozenset[str]:
+        """Return the GPUs that answer."""
+        inventory = self._state.node.value.inventory
+        gpus = () if inventory is None else inventory.gpus
+        return frozenset(gpu.uuid for gpu in gpus if not gpu.lost)
+
     async def _set_slices(self, claim: Claim) -> None:
         async with self._slicing:
             for uuid, interval in _slices([claim]).items():
-                if self._slices.get(uuid, _DEFAULT) != interval:
+                if self._slices.get(uuid, _DEFAULT) != interval or uuid in self._unsure:
                     await self._set(uuid, interval, str(claim))
 
     async def _reset_slices(self) -> None:
-        failed, inventory = "", self._state.node.value.inventory
-        gpus = () if inventory is None else inventory.gpus
+        failed = ""
         async with self._slicing:
-            due = {gpu.uuid for gpu in gpus if not gpu.lost} - _slices(self._claims.values()).keys()
+            due = self._gpus() - _slices(self._claims.values()).keys()
             for uuid in [uuid for uuid in self._slices if uuid in due]:
                 try:
                     await self._set(uuid, _DEFAULT, "no claim")
@@ -195,6 +235,7 @@ class SharingSetup:
             await run_detached(run, inventory.driver, self._context.config, arguments)
         except SmiFailed as error:
             raise TimeSliceFailed(asked, found=error.found, do=error.do) from error
+        self._unsure.discard(uuid)
         if interval == _DEFAULT:
             self._slices.pop(uuid, None)
         else:

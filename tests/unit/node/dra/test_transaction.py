@@ -451,6 +451,86 @@ async def test_the_time_slice_of_a_gpu_that_is_gone_is_not_reset_again_and_again
     assert asked == ["--set-timeslice=0"]
 
 
+async def until_idle(driver: Driver) -> None:
+    """Wait until the driver has set all time slices that may be lost."""
+    with anyio.fail_after(20):
+        while driver.sharing._unsure & driver.sharing._gpus():
+            await anyio.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("how", ["reset", "driver", "gpu", "agent"])
+async def test_a_time_slice_that_the_driver_has_lost_is_set_again(node: Node, how: str) -> None:
+    driver = await started(node)
+    node.allocate(WHOLE.lower(), SLICED)
+    await driver.transactions.prepare(REFERENCE)
+    before = dict(node.slices)
+    assert before
+    if how == "agent":  # the driver was loaded again while no agent ran
+        driver = await started(node)
+    state = driver._context.state
+    async with anyio.create_task_group() as tasks:
+        if how != "agent":
+            tasks.start_soon(driver.sharing.keep_slices)
+            await anyio.wait_all_tasks_blocked()
+        node.slices.clear()
+        gone = replace(INVENTORY, gpus=tuple(g for g in INVENTORY.gpus if g.uuid != WHOLE))
+        match how:
+            case "reset":
+                publish(state.nvml_pause, "GPU 0 is out of service")
+                await anyio.wait_all_tasks_blocked()
+                assert not node.slices, "nvidia-smi runs alone"
+                publish(state.nvml_pause, "")
+            case "driver" | "gpu":
+                publish(state.node, NodeSnapshot(gone if how == "gpu" else None))
+                await anyio.wait_all_tasks_blocked()
+                publish(state.node, NodeSnapshot(INVENTORY))
+            case _:
+                tasks.start_soon(driver.sharing.keep_slices)
+        await anyio.wait_all_tasks_blocked()
+        await until_idle(driver)
+        tasks.cancel_scope.cancel()
+    assert node.slices == before
+
+
+async def test_a_time_slice_that_cannot_be_set_again_is_a_fault_until_it_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def smi(*_: Any, **__: Any) -> str:
+        raise SmiFailed("the GPU is busy")
+
+    driver = await started(node)
+    node.allocate(WHOLE.lower(), SLICED)
+    await driver.transactions.prepare(REFERENCE)
+    faults, before = driver._context.state.faults, dict(node.slices)
+    monkeypatch.setattr(sharing_setup, "_RETRY_AFTER", 0.01)
+    async with anyio.create_task_group() as tasks:
+        with monkeypatch.context() as patch:
+            patch.setattr(sharing_setup, "run_nvidia_smi", smi)
+            node.slices.clear()
+            driver.sharing._unsure = {WHOLE}
+            tasks.start_soon(driver.sharing.keep_slices)
+            with anyio.fail_after(20):
+                while "dra lost time slices" not in faults.lines:
+                    await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(20):
+            while faults.lines:
+                await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert node.slices == before
+
+
+async def test_a_lost_time_slice_is_set_again_by_the_claim_that_is_prepared_again(
+    node: Node,
+) -> None:
+    driver = await started(node)
+    node.allocate(WHOLE.lower(), SLICED)
+    await driver.transactions.prepare(REFERENCE)
+    driver, before = await started(node), dict(node.slices)
+    node.slices.clear()
+    await driver.transactions.prepare(REFERENCE)
+    assert node.slices == before
+
+
 async def test_a_device_on_a_gpu_that_nvml_does_not_list_is_not_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
