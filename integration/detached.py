@@ -12,7 +12,9 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Generic, TypeVar, cast
 
-__all__ = ["run_detached"]
+import anyio
+
+__all__ = ["SlowCall", "run_detached"]
 
 T = TypeVar("T")
 
@@ -104,3 +106,42 @@ async def run_detached(
         handover.abandon()
         raise
     return handover.take()
+
+
+class SlowCall:
+    """Makes calls that may hang, one at a time, and waits only so long for each.
+
+    A call that takes too long continues in its thread. Until it has ended no other is made, because
+    that would probably hang, too, and need another thread.
+    """
+
+    def __init__(self) -> None:
+        self._calling = anyio.Lock()
+        self._ended: threading.Event | None = None
+
+    async def run(self, do: Callable[[], T], seconds: float) -> T:
+        """Call a function in a thread of its own.
+
+        Args:
+            do: the function.
+            seconds: the time limit.
+
+        Returns:
+            The result of ``do``. An exception in ``do`` is raised here.
+
+        Raises:
+            TimeoutError: the call took too long, or an earlier one still does.
+        """
+        async with self._calling:
+            if self._ended is not None and not self._ended.is_set():
+                raise TimeoutError
+            self._ended = ended = threading.Event()
+
+            def run() -> T:
+                try:
+                    return do()
+                finally:
+                    ended.set()
+
+            with anyio.fail_after(seconds):
+                return await run_detached(run)

@@ -22,12 +22,14 @@ import math
 import os
 import select
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 import anyio
 
+from integration.detached import run_detached
 from shim import syscalls
 
 # struct inotify_event: wd, mask, cookie, len; then the name.
@@ -74,15 +76,25 @@ class Watcher:
         self._paths: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._ended: set[int] = set()
+        self._following = threading.Lock()
+        self._is_left = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_inotify()
-        for pid in tuple(self._pids):
-            self._close_process(pid)
-        self._epoll.close()
+        self._is_left = True
+        if self._following.acquire(blocking=False):
+            self._following.release()
+            self._close()
+        # else a thread still follows; it closes the descriptors afterwards
+
+    def _close(self) -> None:
+        with self._following:
+            self._close_inotify()
+            for pid in tuple(self._pids):
+                self._close_process(pid)
+            self._epoll.close()
 
     def add(self, fd: int, read: Callable[[], bool]) -> None:
         """Watch another descriptor until its owner closes it, or the watcher is left.
@@ -103,6 +115,20 @@ class Watcher:
         Returns:
             Whether there is a new watch, so that the caller has to look again.
         """
+        with self._following:
+            is_new = self._follow(wanted)
+        if self._is_left:
+            self._close()
+        return is_new
+
+    async def follow_detached(self, wanted: Mapping[str, Interest]) -> bool:
+        """Do the same in a thread: a directory may be on a file system that does not answer.
+
+        After a cancellation the watcher must be left.
+        """
+        return await run_detached(self.follow, wanted)
+
+    def _follow(self, wanted: Mapping[str, Interest]) -> bool:
         there = _resolved(wanted)
         # The watch of a removed directory has ended; one that is not wanted now has not.
         if any(os.path.lexists(path) for path in self._watched.keys() - there.keys()):
@@ -164,13 +190,16 @@ class Watcher:
                     pass
         return True
 
-    async def change(self, wanted: Mapping[str, Interest]) -> None:
+    async def change(self, wanted: Mapping[str, Interest], *, may_hang: bool = False) -> None:
         """Wait until there is a reason to look; return at once after a new watch.
 
         Args:
             wanted: as for :meth:`follow`.
+            may_hang: whether a directory may be on a file system that does not answer. This waits
+                then, and everything else continues.
         """
-        if not self.follow(wanted):
+        is_new = await self.follow_detached(wanted) if may_hang else self.follow(wanted)
+        if not is_new:
             await self.wait(_UNHEARD if self.deaf else math.inf)
 
     async def _one(self, seconds: float) -> bool:

@@ -47,7 +47,7 @@ from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
 from integration.agent_errors import AgentStateUnusable
 from integration.agent_status import status_path
-from integration.detached import run_detached
+from integration.detached import SlowCall, run_detached
 from integration.devices.creating import CreateOptions, StepState, create
 from integration.files import read_file, replace_file
 from integration.install_layout import CURRENT
@@ -62,6 +62,7 @@ from integration.nvml.process import Stop, fork_server
 from integration.nvml.query import STOP
 from integration.nvml.snapshot import NodeSnapshot
 from integration.signal_receiver import open_signal_receiver
+from integration.timeouts import PATIENCE
 from integration.tree import own_tree
 from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import VERSION
@@ -80,6 +81,9 @@ _TO_ANNOUNCE: Final = 1.0
 
 # Seconds without a change after which a burst of changes is over.
 _QUIET: Final = 0.3
+
+# Seconds until a round goes on without the CDI spec.
+_LONGEST_KEEP: Final = 10.0 * PATIENCE
 
 # Seconds until the child that queries the driver is killed.
 _CHILD_TIMEOUT: Final = 2.0
@@ -193,6 +197,7 @@ class _Rounds:
         self._directories: tuple[str, ...] = ()
         self._looked = self._to_read = 0.0
         self._spec_text = SpecText()
+        self._keeping = SlowCall()
         self._logged = NodeSnapshot()
 
     async def read(self, *, first: bool = False) -> NodeSnapshot:
@@ -229,11 +234,14 @@ class _Rounds:
         """
         config, options, state = self._context.config, self._context.options, self._context.state
         started = time.monotonic()
-        node = await _detached(
-            partial(
-                keep_spec, config, options.spec, node, changed=self._changed, text=self._spec_text
-            )
+        keep = partial(
+            keep_spec, config, options.spec, node, changed=self._changed, text=self._spec_text
         )
+        try:
+            node = await self._keeping.run(keep, _LONGEST_KEEP)
+        except TimeoutError:
+            line = f"{options.spec}: its file system does not answer"
+            node = replace(node, faults=(line, *node.faults))
         took = self._to_read + time.monotonic() - started
         state.counters.checked(took, faults=bool(node.faults))
         self._looked = time.time()
@@ -253,7 +261,7 @@ class _Rounds:
         places = dict.fromkeys((*self._directories, config.drained), ANY)
         for nodes in (config.dev, os.path.join(config.dev, *CAPS)):
             places[nodes] = Interest(content=False)  # writing to a device node changes nothing
-        self._changed = self._watcher.follow(places)
+        self._changed = await self._watcher.follow_detached(places)
         why = {"announcements": self._unannounced, "files": self._watcher.deaf}
         unwatched = {what: line for what, line in why.items() if line}
         if unwatched != self._unwatched:

@@ -19,6 +19,9 @@ from integration.node.agent import serve
 from integration.node.options import NO, Options
 from integration.node.service import SERVICES, Context
 from integration.node.values.service_name import ServiceName
+from integration.nvml.snapshot import NodeSnapshot
+from integration.watcher import Watcher
+from tests.harness.fuse import fuse
 from tests.harness.node_state import publish
 from tests.harness.raising import raises
 
@@ -108,3 +111,23 @@ async def test_other_work_waits_until_a_kubelet_has_the_devices(
         publish(context.state.announced, True)
         with anyio.fail_after(20):
             await done.wait()
+
+
+async def test_a_spec_whose_directory_hangs_keeps_no_round_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "_LONGEST_KEEP", 0.1)
+    with fuse(str(tmp_path / "cdi")) as server, Watcher(0) as watcher:
+        spec = str(tmp_path / "cdi" / "nvidia.yaml")
+        context = Context(nothing(tmp_path), Options(spec, 1), silent)
+        rounds = agent._Rounds(context, watcher, "")
+        server.hang()
+        for _ in range(2):
+            node = await rounds.keep(NodeSnapshot(faults=("no driver",)))
+            assert node.faults == (f"{spec}: its file system does not answer", "no driver")
+        assert context.state.node.value == node
+        server.go_on()
+        with anyio.fail_after(20):
+            while len(node.faults) > 1:
+                await anyio.sleep(0.01)
+                node = await rounds.keep(NodeSnapshot(faults=("no driver",)))

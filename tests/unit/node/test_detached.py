@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from integration.detached import run_detached
+from integration.detached import SlowCall, run_detached
 from tests.harness.waiting import eventually
 
 
@@ -59,3 +59,32 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
 
     with pytest.raises(KeyError, match="why"):
         asyncio.run(run_detached(fail))
+
+
+def test_a_call_that_hangs_is_waited_for_once_and_no_other_is_made_meanwhile() -> None:
+    goes_on, calls = threading.Event(), list[int]()
+
+    def hang() -> None:
+        calls.append(1)
+        goes_on.wait(60)
+
+    def work() -> str:
+        calls.append(2)
+        return "done"
+
+    async def run() -> None:
+        slow = SlowCall()
+        with pytest.raises(TimeoutError):
+            await slow.run(hang, 0.01)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await slow.run(work, 60)
+        assert calls == [1]
+        goes_on.set()
+        assert slow._ended is not None
+        await asyncio.to_thread(slow._ended.wait, 60)
+        # Callers at the same time take turns.
+        assert await asyncio.gather(*(slow.run(work, 60) for _ in range(2))) == ["done", "done"]
+
+    asyncio.run(run())
+    assert calls == [1, 2, 2]

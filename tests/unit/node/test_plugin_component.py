@@ -23,7 +23,8 @@ from integration.node.device_health.device_state import Condition
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import AUTO, NO, YES, Options
 from integration.node.service import SERVICES, Context
-from integration.node.services.plugin import engine_watch
+from integration.node.services.plugin import answers, engine_watch
+from integration.node.services.plugin import cdi as plugin_cdi
 from integration.node.services.plugin import service as component
 from integration.node.services.plugin.cdi import Specs, path_of
 from integration.node.services.plugin.service import run
@@ -42,6 +43,7 @@ from integration.node.values.service_name import ServiceName
 from integration.nvml.snapshot import NodeSnapshot
 from integration.watcher import ANY, Watcher
 from tests.harness.cri_server import CriServer
+from tests.harness.fuse import FILE, fuse
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
 from tests.harness.node_state import publish
 from tests.harness.waiting import until
@@ -267,6 +269,33 @@ async def test_while_settings_change_answers_go_wholly_by_the_old_ones_and_then_
             while not answer.cdi_devices:
                 answer = await world.allocate(GPUS[0])
         assert [each.name for each in answer.cdi_devices] == [CDI_NAME]
+
+
+async def test_while_the_directory_of_the_specs_hangs_health_is_announced_as_ever(
+    world: World, specs: SlowSpecs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component, "_LONGEST_KEEP", 0.1)
+    monkeypatch.setattr(component, "_RETRY", 0.1)
+    monkeypatch.setattr(answers, "_TO_CHECK", 0.1)
+    ill = {GPUS[0]: Condition(HealthState.UNHEALTHY)}
+    (tmp_path / "nowhere").mkdir()
+    directory = str(tmp_path / "nowhere" / "cdi")
+    monkeypatch.setattr(plugin_cdi, "path_of", lambda *_: f"{directory}/{FILE}")
+    with fuse(directory) as server:
+        async with world.serving(BY_NAME) as context:
+            server.hang()
+            publish(context.state.health, ill)
+            await world.has(GPUS[2])
+            await world.refuses(GPUS[2], "E2706")
+            # What no spec is known to describe could only be refused.
+            await until(lambda: "plugin cdi" in context.state.faults.lines)
+            await world.has()
+            assert "NVSHIM-E2712" in context.state.faults.lines["plugin cdi"]
+            see(context, gpus=THERE.gpus[1:])
+            await until(lambda: set(world.kubelet.devices(GPU)) == {GPUS[2]})
+            server.go_on()
+            await world.has(GPUS[2])
+            assert "plugin cdi" not in context.state.faults.lines
 
 
 class WrittenSpecs:

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import syscalls
+from tests.harness.fuse import fuse
 from tests.harness.own_process import restored
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -161,6 +164,24 @@ async def test_descriptors_are_given_back(tmp_path: Path) -> None:
         watcher.follow({str(tmp_path): ANY})
         watcher.follow_processes([os.getpid()])
     # A thread of gRPC may have closed one of the descriptors meanwhile.
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_a_watcher_that_is_left_while_a_directory_hangs_closes_its_descriptors_later(
+    tmp_path: Path,
+) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with fuse(str(tmp_path / "hangs")) as server:
+        ours = set(os.listdir("/proc/self/fd"))
+        server.hang()
+        with Watcher(0) as watcher, anyio.move_on_after(20) as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watcher.follow_detached, {str(tmp_path / "hangs"): ANY})
+                assert await anyio.to_thread.run_sync(server.asked.wait, 20)
+                tasks.cancel_scope.cancel()
+        assert not scope.cancelled_caught
+        server.go_on()
+        await until(lambda: set(os.listdir("/proc/self/fd")) <= ours, "they are closed")
     assert set(os.listdir("/proc/self/fd")) <= before
 
 

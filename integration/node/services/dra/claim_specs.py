@@ -22,6 +22,7 @@ import anyio.to_thread
 
 from api.errors import NvshimError
 from integration.agent_errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
+from integration.detached import run_detached
 from integration.node.service import Context
 from integration.node.services.dra import cdi, metadata
 from integration.node.services.dra.claim_table import ClaimLocks, ClaimTable
@@ -62,14 +63,15 @@ class ClaimSpecs:
         """Whether a spec has to be tried again."""
         return bool(self._pending)
 
-    def sweep(self) -> None:
+    async def sweep(self) -> None:
         """Remove the specs of claims that are not in the table."""
-        self.fault("old specs", "")
+        claims, line = frozenset(self.table.claims), ""
         try:
-            cdi.sweep(self.context.config, self._driver, self.table.claims)
-            metadata.sweep(self.context.config, self._driver, self.table.claims)
+            await run_detached(cdi.sweep, self.context.config, self._driver, claims)
+            await run_detached(metadata.sweep, self.context.config, self._driver, claims)
         except DraStateUnwritten as error:  # harmless: no claim refers to them
-            self.fault("old specs", str(error))
+            line = str(error)
+        self.fault("old specs", line)
 
     async def write(self, claim: Claim, *, keep_existing: bool = False) -> None:
         """Write the spec of a claim, as :meth:`keep` does, for the node as it is in the end."""
@@ -149,11 +151,15 @@ class ClaimSpecs:
         directory = self.context.config.cdi_spec_dirs[-1]
         with Watcher(_QUIET, _LONGEST_BURST) as watcher:
             while True:
-                await watcher.change({directory: _MADE_OR_REMOVED})
-                await self.repair(filter(self._is_missing, self.table.claims.values()))
+                await watcher.change({directory: _MADE_OR_REMOVED}, may_hang=True)
+                claims = tuple(self.table.claims.values())
+                await self.repair(await run_detached(self._missing, claims))
 
     def _has_spec(self, claim: Claim) -> bool:
         return os.path.lexists(cdi.path_of(self.context.config, self._driver, claim.uid))
+
+    def _missing(self, claims: Iterable[Claim]) -> list[Claim]:
+        return list(filter(self._is_missing, claims))
 
     def _is_missing(self, claim: Claim) -> bool:
         is_due = metadata.is_due(self.context.config, self._driver, claim)

@@ -87,7 +87,7 @@ class Driver:
         is_recorded = await self.table.load()
         await self.mig.load()
         await self._former.start()
-        self.specs.sweep()
+        await self.specs.sweep()
         await self._discover()
         if not is_recorded:
             await self._recall()

@@ -17,14 +17,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from api.errors import NvshimError
 from api.proto import deviceplugin_pb2 as pb
-from integration.agent_errors import DeviceUnknown
+from integration.agent_errors import CdiDeviceUnwritten, DeviceUnknown
+from integration.detached import SlowCall
 from integration.node.mps.clients import add_client, refuse_unready
 from integration.node.service import Context
 from integration.node.services.plugin.allocation import AllocationContext, allocate
+from integration.node.services.plugin.cdi import directory_of
 from integration.node.services.plugin.claimed import (
     claimed_on,
     refuse_claimed,
@@ -35,6 +37,9 @@ from integration.node.services.plugin.snapshot import Snapshot
 from integration.node.values.counters import FAILED, OK, REFUSED
 from integration.node.values.resources import MPS, Device, Resource, Settings
 from integration.node.values.service_name import ServiceName
+
+_TO_CHECK: Final = 5.0
+"""Seconds for a check of a few files."""
 
 
 class Reconciling(Protocol):
@@ -66,13 +71,14 @@ class SnapshotAnswers:
         self._serves_claims = context.options.dra
         self._allocations = context.state.plugin_allocations.publisher(ServiceName.PLUGIN)
         self._reconciling = reconciling
+        self._checking = SlowCall()
 
     async def allocate(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         """See :class:`~integration.node.services.plugin.server.Answers`."""
         result, started = FAILED, time.monotonic()
         try:
             snapshot = self._reconciling.snapshot
-            if snapshot.uses_specs and not snapshot.specs.are_in_place:
+            if snapshot.uses_specs and not await self._has_specs(snapshot):
                 await self._reconciling.repair_specs()
             answer = self._allocate(self._reconciling.snapshot, name, ids)
             result = OK
@@ -102,6 +108,22 @@ class SnapshotAnswers:
             policy=snapshot.in_effect.shared_devices_allocation_policy,
             beside_claims=self._serves_claims,
         )
+
+    async def _has_specs(self, snapshot: Snapshot) -> bool:
+        """Return whether the specs are in place.
+
+        Raises:
+            CdiDeviceUnwritten: the file system of their directory does not answer.
+        """
+        try:
+            return await self._checking.run(lambda: snapshot.specs.are_in_place, _TO_CHECK)
+        except TimeoutError as error:
+            directory = directory_of(self._config)
+            raise CdiDeviceUnwritten(
+                "the device plugin's CDI specs",
+                found=f"the file system of {directory} does not answer",
+                do="check the disk",
+            ) from error
 
     def _allocate(
         self, snapshot: Snapshot, name: str, ids: Sequence[str]

@@ -26,6 +26,8 @@ Rules
   kubelet's calls are answered from it (:mod:`integration.node.services.plugin.answers`). A round
   without new devices publishes at once which ones are gone or unhealthy, and again after it has
   written the specs.
+- The directory of the specs may be on a file system that does not answer. A round waits for it only
+  so long, and goes on without specs: health and everything else is announced as ever.
 - The service imports gRPC only when it starts to serve.
 - The service asks the engine whether it applies CDI devices, and asks again when the engine has
   restarted. If the engine does not apply them, containers also receive their devices in another
@@ -46,9 +48,15 @@ import anyio
 import anyio.abc
 
 from api.errors import NvshimError, one_line
+from hooks.config import Config
 from hooks.node.inventory import Inventory
-from integration.agent_errors import CdiDeviceUnwritten, KubeletUnreachable, OtherPlugin
-from integration.detached import run_detached
+from integration.agent_errors import (
+    CdiDeviceUnwritten,
+    KubeletUnreachable,
+    OtherPlugin,
+    PluginSpecUnwritten,
+)
+from integration.detached import SlowCall, run_detached
 from integration.kubelet import sockets
 from integration.node.delivery import ENABLE, DeliveryMode
 from integration.node.mps.clients import unready
@@ -80,6 +88,7 @@ from integration.node.state.topic import Signal, Watched, call_on_change, versio
 from integration.node.values.resources import MPS, Resource, Settings
 from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import numa_nodes
+from integration.timeouts import PATIENCE
 from integration.watcher import ANY, Interest, Watcher, first_of
 
 if TYPE_CHECKING:  # it imports gRPC, which the service needs only when it serves
@@ -92,10 +101,14 @@ _LOOK_FOR_OTHERS: Final = 30.0
 # Seconds until specs that cannot be written are tried again, and until a call waits no longer.
 _RETRY: Final = 30.0
 _LONGEST_REPAIR: Final = 5.0
+# Seconds until a round goes on without the specs.
+_LONGEST_KEEP: Final = 10.0 * PATIENCE
 _FEW: Final = 3
 # Seconds without a change that end a burst of changes, and the longest burst.
 _SWARM: Final = 0.05
 _LONGEST_SWARM: Final = 1.0
+# Seconds between two looks at the specs while they are not watched.
+_UNHEARD: Final = 0.25
 # Seconds between two checks of the kubelet's directory, however often it changes.
 _PAUSE: Final = 0.01
 
@@ -134,6 +147,7 @@ class _Reconciler:
         self._specs_of: tuple[object, ...] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
+        self._keeping = SlowCall()
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
         self._engine: EngineAnswer | None = None
@@ -161,13 +175,14 @@ class _Reconciler:
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
                 version = version_of(node)
-                wanted = {
-                    **feature_directories(node.value.inventory, config),
-                    directory_of(config): Interest(specs),
-                }
-                # A new driver may be below another root.
-                new_driver = partial(wait_any, node, since=version)
-                await first_of(partial(watcher.change, wanted), new_driver)
+                features = await run_detached(feature_directories, node.value.inventory, config)
+                wanted = {**features, directory_of(config): Interest(specs)}
+                # Not cancelled by a new driver, because a thread may be at it.
+                if not await watcher.follow_detached(wanted):
+                    # A new driver may be below another root.
+                    new_driver = partial(wait_any, node, since=version)
+                    pause = _UNHEARD if watcher.deaf else math.inf
+                    await first_of(partial(watcher.wait, pause), new_driver)
                 self.wake()
 
     async def watch_engine(self) -> None:
@@ -350,16 +365,22 @@ class _Reconciler:
     async def _keep_specs(self, settings: Settings | None, inventory: Inventory | None) -> Specs:
         """Bring the specs up to date, unless they are; one caller at a time."""
         config = self._context.config
-        files = files_of(config)
-        of = (settings, inventory, feature_files(inventory, config), files)
-        if settings is None or self._specs_of == of:
+        if settings is None:
             return self._specs
-        specs = await run_detached(keep_specs, settings, inventory, config)
-        # `files` is from before they were read, so a later removal will make a difference. If a
-        # file was just written, compare once more in the next round.
-        settled = not specs.fault and not specs.written
-        self._specs_of = of if settled else None
-        self._specs = replace(specs, files=files if settled else None)
+        keep = partial(_kept, settings, inventory, config, self._specs_of)
+        try:
+            of, specs = await self._keeping.run(keep, _LONGEST_KEEP)
+        except TimeoutError:
+            directory, of = directory_of(config), None
+            unanswered = PluginSpecUnwritten(
+                f"to keep the device plugin's CDI specs in {directory}",
+                found="its file system does not answer",
+                do="check the disk; the agent tries again",
+            )
+            specs = Specs(fault=str(unanswered))
+        if specs is None:
+            return self._specs
+        self._specs_of, self._specs = of, specs
         for path in specs.written:
             self._context.say("info", "CDI spec of the device plugin is up to date", path=path)
         self.fault("cdi", specs.fault)
@@ -418,6 +439,30 @@ class _Reconciler:
     def fault(self, concern: str, line: str) -> None:
         """Report what is wrong with a subject of this service; "" if nothing is any longer."""
         self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
+
+
+def _kept(
+    settings: Settings, inventory: Inventory | None, config: Config, before: object
+) -> tuple[tuple[object, ...] | None, Specs | None]:
+    """Bring the specs up to date, unless they are.
+
+    Args:
+        before: what the specs were made of; None if that is not certain.
+
+    Returns:
+        What they are made of now, None if that is not certain; and the specs, None if they were up
+        to date.
+    """
+    files = files_of(config)
+    of = (settings, inventory, feature_files(inventory, config), files)
+    if before == of:
+        return of, None
+    specs = keep_specs(settings, inventory, config)
+    # `files` is from before they were read, so a later removal will make a difference. If a file
+    # was just written, compare once more in the next round.
+    if specs.fault or specs.written:
+        return None, specs
+    return of, replace(specs, files=files)
 
 
 def _gpus_without_nvml(inventory: Inventory) -> frozenset[str]:
