@@ -1,11 +1,13 @@
 """Write to the API server whenever topics change, and retry on failure.
 
-A refused call is logged once and repeated after a minute.
+A refused call is logged once and repeated after a minute. What was written is checked from time to
+time: a Node that was deleted and registered again, for example, has nothing of it.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Final, NoReturn
@@ -18,18 +20,24 @@ from integration.node.service import Context
 from integration.node.state.topic import Watched, version_of, wait_any
 
 _RETRY_AFTER: Final = 60.0  # seconds
+_CHECK_AFTER: Final = 600.0  # the same
 
 
 async def keep_reported(
-    context: Context, write: Callable[[ApiServer], None], *topics: Watched
+    context: Context,
+    write: Callable[[ApiServer], None],
+    *topics: Watched,
+    forget: Callable[[], object] | None = None,
 ) -> NoReturn:
     """Write to the cluster now, and whenever one of the topics changes, until cancelled.
 
     Args:
         write: called in a thread; raises a typed error if the server refuses.
         topics: what ``write`` reads.
+        forget: called before ``write`` has to compare with the cluster again; None if nothing is
+            to be checked.
     """
-    failed = ""
+    failed, due = "", time.monotonic() + _CHECK_AFTER
     with closing(api_server_of(context.options)) as api:
         while True:
             version, line = version_of(*topics), ""
@@ -41,7 +49,12 @@ async def keep_reported(
                 context.say("warning", line)
             failed = line
             timeout = _RETRY_AFTER if line else math.inf
+            if forget is not None:
+                timeout = min(timeout, max(0.0, due - time.monotonic()))
             await wait_any(*topics, since=version, timeout=timeout)
+            if forget is not None and time.monotonic() >= due:
+                forget()
+                due = time.monotonic() + _CHECK_AFTER
 
 
 def api_server_of(options: Options) -> ApiServer:

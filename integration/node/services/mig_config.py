@@ -23,6 +23,7 @@ Rules
   is interrupted and undoes its changes. If a child was killed, the next one undoes its changes.
 - Undoing may take long, so a child may outlive its agent. The next agent waits for it, as for a
   person's reset.
+- A Node that was deleted and registered again gets the state again.
 - Without the label nothing is changed. If the label is removed while its layout is pending, the
   state is removed, too.
 
@@ -40,7 +41,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 import anyio
@@ -85,19 +86,22 @@ async def run(context: Context) -> None:
     with closing(api_server_of(context.options)) as api:
         reports = _Reports(context, api)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_follow, context, api, label)
+            tasks.start_soon(_follow, context, api, label, reports)
             while True:
                 await _apply_once(context, label, reports)
 
 
-async def _follow(context: Context, api: ApiServer, label: Topic[str]) -> None:
-    """Publish the Node's label, now and whenever it changes."""
+async def _follow(
+    context: Context, api: ApiServer, label: Topic[str], reports: _Reports
+) -> NoReturn:
+    """Publish the Node's label, now and whenever it changes, and keep the state on the Node."""
     publisher, node = label.publisher(ServiceName.MIG_CONFIG), context.options.node_name
     path, query = f"{_NODES}/{quote(node, safe='')}", {"fieldSelector": f"metadata.name={node}"}
     while True:
         try:
             metadata = (await run_detached(partial(api.call, "GET", path))).get("metadata") or {}
             publisher.publish(_label_of(metadata))
+            await reports.restore(metadata)
             version = str(metadata.get("resourceVersion", ""))
             start = partial(api.watch, _NODES, version, query)
             watch = await run_detached(start, drop=Watch.close)
@@ -105,7 +109,9 @@ async def _follow(context: Context, api: ApiServer, label: Topic[str]) -> None:
             try:
                 while (change := await run_detached(watch.next)) is not None:
                     if change[0] in {"ADDED", "MODIFIED"}:
-                        publisher.publish(_label_of(change[1].get("metadata") or {}))
+                        metadata = change[1].get("metadata") or {}
+                        publisher.publish(_label_of(metadata))
+                        await reports.restore(metadata)
             finally:
                 watch.close()
             await anyio.sleep(_PAUSE)
@@ -253,6 +259,20 @@ class _Reports:
         last = self._owed or self._written
         if last is None or last[0] == PENDING:
             await self.write("", "")
+
+    async def restore(self, metadata: dict[str, Any]) -> None:
+        """Write the last state again if a Node has the layout's label but no state.
+
+        Args:
+            metadata: the Node's, perhaps from before the last state was written.
+        """
+        state = self._written[0] if self._written else ""
+        if state and _label_of(metadata) and STATE not in metadata["labels"]:
+            try:
+                await run_detached(self._write, state, "")
+                self._context.fault("mig-config state", "")
+            except NvshimError as error:  # the next change, or the next watch, tries again
+                self._context.fault("mig-config state", str(error), level="warning")
 
     async def catch_up(self) -> None:
         """Report the last state again until the server takes it."""

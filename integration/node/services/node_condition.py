@@ -6,7 +6,8 @@ Schedulers ignore the condition: the device plugin and the shim refuse devices o
 
 Rules
 - The service runs only with ``--node-condition``, and needs a token from the cluster.
-- It writes the condition only when the condition changes.
+- It writes the condition when it changes. Every ten minutes it compares, because the Node may have
+  been registered again.
 - A GPU that fell off the bus may be out of service by its PCI address, or by that and its UUID. It
   is named once, by its UUID if that is known.
 - If only the message changes, ``lastTransitionTime`` stays, even after a restart of the agent.
@@ -123,4 +124,5 @@ async def run(context: Context) -> None:
             _write(api, context.options.node_name, wanted)
             written[:] = [wanted]
 
-    await keep_reported(context, write, context.state.node, context.state.health)
+    state = context.state
+    await keep_reported(context, write, state.node, state.health, forget=written.clear)

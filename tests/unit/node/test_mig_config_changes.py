@@ -158,7 +158,9 @@ async def test_a_label_that_is_followed_again_is_no_fault(monkeypatch: pytest.Mo
 
     label = Topic("", ServiceName.MIG_CONFIG, "")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(mig_config._follow, context, Server("", 0, ""), label)
+        server = Server("", 0, "")
+        reports = mig_config._Reports(context, server)
+        tasks.start_soon(mig_config._follow, context, server, label, reports)
         await until(lambda: len(faults) > 1 and not context.state.faults.lines)
         tasks.cancel_scope.cancel()
     assert "mig-config label" in faults[1]
@@ -234,6 +236,27 @@ async def test_a_state_that_is_taken_without_its_event_is_not_the_last(node: Nod
     await reports.write(mig_config.PENDING, "the layout one waits for a claim")
     await reports.withdraw()
     assert node.states[3:] == ["pending", None]
+
+
+async def test_a_node_that_is_registered_again_gets_its_state_again(node: Node) -> None:
+    context = Context(Config(), Options(), say=lambda *_, **__: None)
+    reports = mig_config._Reports(context, node)
+    labels = {mig_config.LABEL: "one"}
+    await reports.restore({"labels": labels})
+    assert node.states == [], "nothing is known yet"
+    await reports.write(mig_config.SUCCESS, "the GPUs are as one says")
+    node.asked.clear()
+    await reports.restore({"labels": {**labels, mig_config.STATE: "success"}})
+    await reports.restore({})
+    assert node.asked == []
+    node.states.append(None)  # the new Node
+    node.refuses.append("GET")
+    await reports.restore({"labels": labels})
+    assert "mig-config state" in context.state.faults.lines
+    await reports.restore({"labels": labels})
+    assert node.states == ["success", None, "success"]
+    assert node.asked == ["GET", "GET", "PATCH"]
+    assert not context.state.faults.lines
 
 
 async def test_a_state_that_is_given_up_is_not_taken_after_a_later_one(node: Node) -> None:

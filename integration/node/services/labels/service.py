@@ -2,8 +2,8 @@
 
 Rules
 - The service runs only with ``--node-labels``. It writes when the inventory, the device plugin's
-  settings or the NVLink cliques have changed, and when the agent gets SIGHUP. It does nothing in
-  between, so a label that another program removes is missing until then.
+  settings or the NVLink cliques have changed, and when the agent gets SIGHUP. Every ten minutes it
+  compares: another program may have removed labels, or the Node was registered again.
 - While a GPU is lost, or NVML or the driver does not answer, the labels stay as they are. They are
   removed when the node's last GPU is removed.
 - NVML is asked only if the GPUs or MIG devices have changed, and not while it is paused.
@@ -49,6 +49,7 @@ async def run(context: Context) -> None:
             state.settings,
             state.reloads,
             state.cliques,
+            forget=labeller.forget,
         )
     except anyio.get_cancelled_exc_class():
         if context.options.node_labels_remove:
@@ -86,6 +87,10 @@ class Labeller:
                 if not self._is_removed:  # a cancelled thread goes on
                     self._write(api, self._context.options, wanted)
             self._done = wanted, reloads
+
+    def forget(self) -> None:
+        """Compare with the labels that are there again at the next :meth:`write`."""
+        self._done = None
 
     def remove(self) -> None:
         """Remove the labels for good. An error is logged."""

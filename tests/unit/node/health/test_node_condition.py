@@ -81,6 +81,27 @@ async def test_the_addresses_of_gpus_are_those_of_the_health_table(tmp_path: Pat
     assert api.nodes["one"][0]["message"] == "GPU-c is out of service fan"
 
 
+@pytest.mark.anyio
+async def test_a_node_that_is_registered_again_gets_the_condition_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "_CHECK_AFTER", 0.05)
+    config = Config(state=str(tmp_path), drained=str(tmp_path / "drained"))
+    with ApiServer(str(tmp_path / "account")) as api:
+        api.nodes["one"] = []
+        options = Options(
+            "", 1, api_server="127.0.0.1", api_port=api.port, service_account=api.service_account,
+            node_name="one",
+        )  # fmt: skip
+        context = Context(config, options, lambda *_, **__: None)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, context)
+            await until(lambda: api.nodes["one"], "it is written")
+            api.nodes["one"] = []
+            await until(lambda: api.nodes["one"], "it is written again")
+            tasks.cancel_scope.cancel()
+
+
 def test_a_message_has_an_end() -> None:
     told = condition_of([Drain(f"GPU-{n:04}", reason="x" * 99) for n in range(64)], {})
     assert len(told.message) == 1025

@@ -152,6 +152,18 @@ async def test_labels_follow_the_settings_and_are_written_again_on_sighup(
     assert cluster.labels["nvidia.com/gpu.count"] == "56", "they stay when the agent stops"
 
 
+async def test_labels_that_were_removed_or_went_with_the_node_are_written_again(
+    cluster: Cluster, agent: Agent, there: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "_CHECK_AFTER", 0.05)
+    agent.sees(there)
+    agent.reads(MIXED)
+    async with agent.running():
+        await labelled(cluster, "gpu.count", "8")
+        cluster.reset()
+        await labelled(cluster, "gpu.count", "8")
+
+
 @needs("nvmlDeviceGetGpuFabricInfoV")
 async def test_the_clique_is_that_of_all_gpus_in_a_fabric(
     cluster: Cluster, agent: Agent, there: Inventory
