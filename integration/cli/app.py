@@ -6,8 +6,9 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
 
 import click
 from click.shell_completion import shell_complete
@@ -123,24 +124,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nvshim.invoke(context)
             sys.stdout.flush()
     except NvshimError as error:
-        print_error(error, meta.get("nvshim.format", Format.TABLE))
+        with _best_effort():
+            print_error(error, meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        error.show()
+        with _best_effort():
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        _silence()
+        _silence(sys.stdout)
         return exits.BROKEN_PIPE
     except OSError as error:
         # An error with a file name is a command's own; only stdout's errors are reported here.
         if error.filename is not None or error.errno not in _UNWRITTEN:
             raise
-        _silence()
-        print_error(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
+        _silence(sys.stdout)
+        with _best_effort():
+            print_error(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     return exits.OK
 
@@ -164,9 +168,18 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _silence() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter's final flush cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _silence(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null, so that the interpreter's final flush cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def _best_effort() -> Iterator[None]:
+    """Drop a message that stderr does not take: the exit status still says how it ended."""
+    try:
+        yield
+    except OSError:
+        _silence(sys.stderr)
 
 
 def _unwritten(error: OSError) -> NvshimError:

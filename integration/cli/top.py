@@ -8,13 +8,14 @@ import json
 import math
 import os
 import signal
+import stat
 import sys
 import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import anyio
 import click
@@ -101,7 +102,14 @@ def _first(error: Exception) -> Exception:
 
 
 class _Display:
-    """Shows frames."""
+    """Shows frames.
+
+    Args:
+        stream: where they are shown.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -127,6 +135,7 @@ async def _run(watch: Callable[[], Any], show: _Display, sort: Any, interval: fl
             tasks.cancel_scope.cancel()
 
         await tasks.start(_handle_signals, show, stop)
+        tasks.start_soon(_watch_reader, show.stream, stop)
         with show.shown():
             if isinstance(show, _Screen):
                 tasks.start_soon(_handle_keys, stop)
@@ -153,6 +162,18 @@ async def _handle_signals(show: _Display, stop: Callable[[int], None], *, task_s
                 stop(exits.OK if number == signal.SIGINT else exits.TERMINATED)
 
 
+async def _watch_reader(stream: TextIO, stop: Callable[[int], None]) -> None:
+    """Stop when nobody reads a pipe any more; the next frame may be an hour away."""
+    try:
+        number = stream.fileno()
+    except OSError:
+        return  # not a file, in a test
+    if stat.S_ISFIFO(os.fstat(number).st_mode):
+        # Of a pipe's writing end, epoll(7) reports only that the last reader has closed it.
+        await anyio.wait_readable(number)
+        stop(exits.BROKEN_PIPE)
+
+
 async def _handle_keys(stop: Callable[[int], None]) -> None:
     """Stop when the user types q; without a terminal on stdin only signals stop the command."""
     keys = sys.stdin.fileno()
@@ -171,6 +192,7 @@ class _Frames(_Display):
     """Writes frames one after the other: for programs, files and dumb terminals."""
 
     def __init__(self, output: Output, *, once: bool) -> None:
+        super().__init__(output.stream)
         self._output, self._once = output, once
         self._first = True
 
@@ -211,12 +233,12 @@ class _Screen(_Display):
     """Uses the whole terminal, and restores its content at the end."""
 
     def __init__(self, output: Output) -> None:
+        super().__init__(output.stream)
         self._console = Console(file=output.stream, highlight=False, markup=False, emoji=False)
         self._live = Live(
             Text("querying…"), console=self._console, screen=True, auto_refresh=False,
             redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
-        self._terminal = output.stream.fileno()
         self._frame: Mapping[str, Any] | None = None
 
     @contextmanager
@@ -232,7 +254,7 @@ class _Screen(_Display):
     def _fit(self) -> None:
         """Use the terminal's current size, not the environment's LINES and COLUMNS."""
         with contextlib.suppress(OSError):
-            self._console.size = ConsoleDimensions(*os.get_terminal_size(self._terminal))
+            self._console.size = ConsoleDimensions(*os.get_terminal_size(self.stream.fileno()))
 
     def redraw(self) -> None:
         self._fit()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -339,3 +340,22 @@ def test_what_others_wrote_moves_no_cursor_in_any_form() -> None:
         assert form is Format.YAML or "é" in text
         if form is Format.JSON:
             assert json.loads(text)["items"] == [row]
+
+
+@pytest.mark.parametrize("taken", ["full", "closed"])
+@pytest.mark.parametrize(
+    ("words", "status"), [("nonsense", exits.USAGE), ("config get no.such", exits.FAILED)]
+)
+def test_message_that_stderr_does_not_take_leaves_the_status(
+    words: str, status: int, taken: str
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full" if taken == "full" else writing, "wb") as stderr:
+        done = subprocess.run(
+            [sys.executable, "-m", "integration.cli", *words.split()], stdout=subprocess.PIPE,
+            stderr=stderr, check=False,
+        )  # fmt: skip
+    if taken == "full":
+        os.close(writing)
+    assert (done.returncode, done.stdout) == (status, b"")

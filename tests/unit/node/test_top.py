@@ -165,8 +165,9 @@ def test_the_terminal_is_as_it_was_and_nothing_stops_in_between(
     os.close(master)
 
 
-def test_who_reads_no_more_is_no_error(tmp_path: Path) -> None:
-    argv = ["top", "-o", "json", "--interval", "0.2", "--containerd-state", str(tmp_path)]
+@pytest.mark.parametrize("interval", ["0.2", "3600"])
+def test_who_reads_no_more_is_no_error_and_ends_it_at_once(tmp_path: Path, interval: str) -> None:
+    argv = ["top", "-o", "json", "--interval", interval, "--containerd-state", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "integration.cli", *argv],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
