@@ -2,21 +2,28 @@
 
 Rules
 - CRI-O calls a containerd shim for a handler of type ``vm``. It starts the shim as containerd did
-  before 2.3 and uses version 2 of the task API. ``runtime_path`` is the shim's path. No other type
-  calls a shim.
+  before 2.3 and uses version 2 of the task API. No other type calls a shim.
+- CRI-O ignores such a handler, or does not start if it is the default, unless the file name in
+  ``runtime_path`` has the form ``containerd-shim-NAME-v2``. So a script with such a name, next to
+  the shim, executes it.
+- CRI-O creates the fifos of a container below ``runtime_root``. Without one their paths are
+  relative, and the shim does not find them.
 - CRI-O reads every file in crio.conf.d, sorted by name, after its own. A handler's table does not
   affect others. The whole drop-in is ours. A handler of that name in another file is removed only
   with ``replace``; --remove restores it.
 - This has not been tested with a real CRI-O: the shim is driven with the calls found in CRI-O's
   source, and CRI-O checks the drop-in (``crio config``) where it is installed.
 
-Source: crio.conf(5), crio.conf.d(5); CRI-O internal/oci/runtime_vm.go.
+Source: crio.conf(5), crio.conf.d(5); CRI-O internal/oci/runtime_vm.go, pkg/config/config.go
+(RuntimeTypeVMBinaryPattern, ValidateRuntimes).
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
+import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -43,6 +50,11 @@ DEFAULT_CONFIG: Final = "/etc/crio/crio.conf"
 DEFAULT_DROP_IN: Final = "/etc/crio/crio.conf.d/99-nvshim.conf"
 SHIM: Final = "containerd-shim-nvidia-v1"
 
+_NAME: Final = re.compile(r"containerd-shim-[a-zA-Z0-9+-]+-v2")
+_SCRIPT: Final = "containerd-shim-nvidia-v2"
+_SCRIPT_HEAD: Final = f"#!/bin/sh\n{HEAD}# CRI-O accepts no other name of a shim.\n"
+_RUNTIME_ROOT: Final = "/run/nvshim"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
@@ -61,21 +73,21 @@ def plan(options: Options) -> Change:
     options.check_name()
     record = read_record(options.record)
     previous = without(record, force=options.force)
-    if previous.text(options.drop_in) is not None and not options.force:
-        raise NotOurs(
-            f"to write {options.drop_in}", found="the file exists and nvshim did not write it",
-            do="choose another path with --drop-in, or overwrite the file with --force",
-        )  # fmt: skip
     is_replaced = record.replaces(options.runtime_name, options.replace)
     view = _without_replaced(options, previous, is_replaced=is_replaced)
-    shim = options.shim or shutil.which(SHIM, path=PATH)
+    shim = options.shim or _earlier_shim(options, record) or shutil.which(SHIM, path=PATH)
     if shim is None:
         raise EngineNotInstalled(
             f"the path of {SHIM}, which CRI-O needs", found=f"none in {PATH}",
             do="install it, or name it with --shim",
         )  # fmt: skip
-    text = _body(options, shim, record)
-    view = view.with_text(options.drop_in, text)
+    program = shim
+    if _NAME.fullmatch(os.path.basename(shim)) is None:
+        program = os.path.join(os.path.dirname(shim), _SCRIPT)
+        script = f'{_SCRIPT_HEAD}exec {shlex.quote(shim)} "$@"\n'
+        view = _with_file(options, view, program, script, "--shim")
+    text = _body(options, program, record)
+    view = _with_file(options, view, options.drop_in, text, "--drop-in")
     return _change(
         options, record, previous, view, replaced=is_replaced, notes=_validated(options, text)
     )
@@ -88,6 +100,31 @@ def plan_removal(options: Options) -> Change:
     if options.drop_in in record.files and not options.force:
         _check_default(options, previous, record.files[options.drop_in].after)
     return _change(options, record, previous, previous)
+
+
+def _with_file(options: Options, view: View, path: str, text: str, option: str) -> View:
+    """Return the node with a file that is wholly ours.
+
+    Args:
+        option: the option that chooses another path.
+    """
+    if view.text(path) is not None and not options.force:
+        raise NotOurs(
+            f"to write {path}", found="the file exists and nvshim did not write it",
+            do=f"choose another path with {option}, or overwrite the file with --force",
+        )  # fmt: skip
+    return view.with_text(path, text)
+
+
+def _earlier_shim(options: Options, record: Record) -> str | None:
+    """Return the shim that an earlier call has configured; None for none that is still there."""
+    written = record.files.get(options.drop_in)
+    if written is None:
+        return None
+    program = str(_runtimes(tomltext.parse(written.after))[record.name]["runtime_path"])
+    if script := record.files.get(program):
+        program = shlex.split(script.after.splitlines()[-1])[1]
+    return program if os.access(program, os.X_OK) else None
 
 
 def _without_replaced(options: Options, view: View, *, is_replaced: bool) -> View:
@@ -153,7 +190,7 @@ def _check_default(options: Options, previous: View, ours: str) -> None:
             )
 
 
-def _body(options: Options, shim: str, record: Record) -> str:
+def _body(options: Options, program: str, record: Record) -> str:
     lines = []
     default = options.set_default
     if default is None and options.drop_in in record.files:
@@ -166,8 +203,9 @@ def _body(options: Options, shim: str, record: Record) -> str:
         [
             *lines,
             f"[{tomltext.to_key('crio', 'runtime', 'runtimes', options.runtime_name)}]",
-            f"runtime_path = {tomltext.to_value(shim)}",
+            f"runtime_path = {tomltext.to_value(program)}",
             'runtime_type = "vm"',
+            f"runtime_root = {tomltext.to_value(_RUNTIME_ROOT)}",
             "",
         ]
     )
@@ -203,6 +241,7 @@ def _change(
 ) -> Change:
     files = changes(
         options, record, previous, desired, config=options.drop_in, replaced=replaced,
+        mode=dict.fromkeys((p for p in desired.changed if os.path.basename(p) == _SCRIPT), 0o755),
         # CRI-O reads every file of its directory, whatever its name.
         staging=os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in))),
     )  # fmt: skip

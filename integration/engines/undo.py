@@ -281,8 +281,8 @@ def changes(
         desired: the node with our changes; ``previous`` for a removal.
         config: the engine's own file, which refers to the others.
         replaced: whether ours replaces an existing handler.
-        mode: the modes of new files that should not have 0644.
-        staging: see :class:`FileChange`.
+        mode: the modes of new files that should not have 0644; no engine reads these files.
+        staging: see :class:`FileChange`; for the files that an engine reads.
     """
     files = {
         path: Written(previous.text(path), after, desired.edits.get(path, ()))
@@ -300,7 +300,7 @@ def changes(
     planned = [
         FileChange.of(
             path, previous.on_disk(path), text, made=record.directories.get(path, ()),
-            mode=modes.get(path), staging=None if path == record.path else staging,
+            mode=modes.get(path), staging=None if path in modes else staging,
         )
         for path, text in texts.items()
     ]  # fmt: skip

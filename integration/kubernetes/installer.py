@@ -246,10 +246,12 @@ class Installer:
         settings = self._settings
         options = _switch("set-default", settings.set_default)
         options += ["--replace"] if settings.replace else []
+        has_path = settings.engine == "crio"  # whether a handler names the shim by its path
         if settings.runtime_type and settings.engine == "containerd":
             options += ["--runtime-type", settings.runtime_type]
-            if settings.runtime_type == RUNC_TYPE:
-                options += ["--shim", os.path.join(settings.bindir, SHIM)]
+            has_path = settings.runtime_type == RUNC_TYPE
+        if has_path:
+            options += ["--shim", os.path.join(settings.bindir, SHIM)]
         if settings.engine not in _ALWAYS_CDI:
             options += _switch("enable-cdi", settings.enable_cdi)
         answer = self._nvshim(self._current, *self._engine_words(restart), *options)

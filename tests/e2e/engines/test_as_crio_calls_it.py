@@ -1,8 +1,8 @@
 """The shim as CRI-O calls one for a handler with the type ``vm``. No CRI-O is installed here.
 
 CRI-O differs from containerd: it has no socket for events, mounts the root itself, puts an absolute
-path to it in the spec, and expects a bare address. The arguments and variables are those in its
-internal/oci/runtime_vm.go.
+path to it in the spec, expects a bare address, and accepts only some names of a shim. The arguments
+and variables are those in its internal/oci/runtime_vm.go.
 """
 
 from __future__ import annotations
@@ -13,15 +13,34 @@ import os
 import signal
 import subprocess
 import tempfile
+import tomllib
 
 import pytest
 
 from api.ttrpc.client import connect
+from integration.engines import plan
+from integration.engines.crio import Options
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, content_of
 from tests.harness.waiting import eventually
 
 STATE = "/run/containerd/runc/default"
+
+
+def configured(launcher: str, directory: str) -> str:
+    """Return the program that ``nvshim configure crio`` names to CRI-O."""
+    drop_in = f"{directory}/crio.conf.d/nvshim.conf"
+    where = {"config": f"{directory}/crio.conf", "records": f"{directory}/records"}
+    change = plan(Options(shim=launcher, drop_in=drop_in, **where))
+    planned = {file.path: file.new for file in change.files}
+    (handler,) = tomllib.loads((planned[drop_in] or b"").decode())["crio"]["runtime"][
+        "runtimes"
+    ].values()
+    script = f"{directory}/{os.path.basename(handler['runtime_path'])}"
+    with open(script, "wb") as file:
+        file.write(planned[handler["runtime_path"]] or b"")
+    os.chmod(script, 0o755)
+    return script
 
 
 def start(launcher: str, bundle: str) -> str:
@@ -60,7 +79,8 @@ async def test_container_lives_and_dies_as_crio_drives_it(shim_directory: str) -
         bundle = f"{shim.directory}/{name}"
         shim.bundle(name, "sh", "-c", "echo ran; exit 3")
         log = os.open(f"{bundle}/log", os.O_RDONLY | os.O_NONBLOCK)
-        async with connect(start(launcher, bundle)) as shim.client:
+        program = configured(launcher, shim.directory)
+        async with connect(start(program, bundle)) as shim.client:
             shim.pid = (await shim.call("Connect", id=name)).shim_pid
             output = f"{shim.directory}/out"
             await shim.call("Create", id=name, bundle=bundle, stdout=f"file://{output}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
@@ -29,10 +30,10 @@ from tests.harness.raising import raises
 @pytest.fixture
 def options(tmp_path: Path) -> Any:
     def options(**more: Any) -> Options:
+        more = {"shim": f"{tmp_path}/bin/containerd-shim-nvidia-v1", **more}
         return Options(
             config=f"{tmp_path}/crio/crio.conf",
             drop_in=f"{tmp_path}/crio/crio.conf.d/99-nvshim.conf",
-            shim="/opt/shim",
             records=f"{tmp_path}/records",
             **more,
         )
@@ -48,12 +49,66 @@ def test_handler_is_a_file_of_its_own_that_goes_again(options: Any, tmp_path: Pa
         runtime = tomllib.load(file)["crio"]["runtime"]
     assert runtime == {
         "default_runtime": "nvidia",
-        "runtimes": {"nvidia": {"runtime_path": "/opt/shim", "runtime_type": "vm"}},
+        "runtimes": {
+            "nvidia": {
+                "runtime_path": f"{tmp_path}/bin/containerd-shim-nvidia-v2",
+                "runtime_type": "vm",
+                "runtime_root": "/run/nvshim",
+            }
+        },
     }
     assert plan(options(set_default=True)).files == ()
     apply(plan_removal(options()))
     assert os.listdir(tmp_path) == []
     assert plan_removal(options()).files == ()
+
+
+def made_shim(path: Path) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('#!/bin/sh\necho "$0 $*"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_program_has_a_name_that_cri_o_accepts_and_executes_the_shim(
+    options: Any, tmp_path: Path
+) -> None:
+    """CRI-O ignores the handler otherwise, and does not start if it is the default."""
+    shim = made_shim(tmp_path / "a 'place'/containerd-shim-nvidia-v1")
+    named = options(shim=shim)
+    change = plan(named)
+    script = f"{tmp_path}/a 'place'/containerd-shim-nvidia-v2"
+    assert [file.path for file in change.files] == [named.record, script, named.drop_in]
+    apply(change)
+    done = subprocess.run([script, "-id", "a b", "start"], stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode() == f"{shim} -id a b start\n"
+    # A later call without the option keeps it.
+    assert plan(options(shim=None)).files == ()
+    moved = made_shim(tmp_path / "other/containerd-shim-nvidia-v1")
+    apply(plan(options(shim=moved)))
+    assert os.listdir(os.path.dirname(script)) == ["containerd-shim-nvidia-v1"]
+    apply(plan_removal(options()))
+    assert os.listdir(tmp_path / "other") == ["containerd-shim-nvidia-v1"]
+
+
+def test_shim_whose_own_name_cri_o_accepts_is_named_itself(options: Any, tmp_path: Path) -> None:
+    shim = made_shim(tmp_path / "bin/containerd-shim-gpu-v2")
+    apply(plan(options(shim=shim)))
+    assert tomllib.loads(Path(options().drop_in).read_text())["crio"]["runtime"]["runtimes"][
+        "nvidia"
+    ]["runtime_path"] == shim  # fmt: skip
+    assert plan(options(shim=None)).files == ()
+    assert os.listdir(tmp_path / "bin") == ["containerd-shim-gpu-v2"]
+
+
+def test_program_of_others_in_the_place_of_ours_is_not_overwritten(
+    options: Any, tmp_path: Path
+) -> None:
+    theirs = made_shim(tmp_path / "bin/containerd-shim-nvidia-v2")
+    with raises(NotOurs, match=r"nvidia-v2.* did not write it.*--shim"):
+        plan(options())
+    assert os.listdir(tmp_path) == ["bin"]
+    assert Path(theirs).read_text().startswith("#!/bin/sh\necho")
 
 
 def test_nothing_is_ever_in_its_directory_but_whole_files(
@@ -64,12 +119,13 @@ def test_nothing_is_ever_in_its_directory_but_whole_files(
     rename = os.rename
 
     def look(source: str, target: str) -> None:
-        seen.append(os.listdir(os.path.dirname(target)))
+        if target == options().drop_in:
+            seen.append(os.listdir(os.path.dirname(target)))
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", look)
     apply(plan(options()))
-    assert seen[1:] == [[]], "behind the record"
+    assert seen == [[]]
     hidden = tmp_path / "crio/crio.conf.d/.more/.hidden"
     hidden.parent.mkdir()
     hidden.write_text('[crio.runtime]\ndefault_runtime = "nvidia"\n')

@@ -307,6 +307,8 @@ def test_each_wish_becomes_an_option(node: Node) -> None:
     node.run(runtime_type=RUNC_TYPE, bindir="/opt/bin")
     words = f"--runtime-type {RUNC_TYPE} --shim /opt/bin/{PROGRAM}"
     assert words in node.calls.splitlines()[-1]
+    node.run(engine="crio", bindir="/opt/bin")
+    assert f"--shim /opt/bin/{PROGRAM}" in node.calls.splitlines()[-1]
 
 
 def test_an_engine_that_is_to_be_left_alone_is(node: Node) -> None:
