@@ -462,7 +462,35 @@ def test_setting_that_only_the_cri_plugin_refuses_is_said_before_a_restart_stops
     assert plan(node.options(force=True)).files
 
 
-@pytest.mark.parametrize("release", ["installed", "trixie"])
+@pytest.mark.parametrize("release", of_releases(UNSTABLE))
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(
+    ("below", "setting", "told"),
+    [
+        ("runtime", 'drain_exec_sync_io_timeout = "soon"', "invalid `drain_exec_sync_io_timeout`"),
+        ("runtime.containerd.runtimes.runc", 'base_runtime_spec = "/none.json"', "/none.json: no"),
+        ("images", 'image_pull_progress_timeout = "soon"', "invalid image pull progress timeout"),
+        (
+            "images.registry",
+            'config_path = "/etc/containerd/certs.d"\nmirrors."docker.io".endpoint = ["x"]',
+            "`mirrors` cannot be set when `config_path` is provided",
+        ),
+        ("", 'stream_idle_timeout = "soon"', "invalid stream idle timeout"),
+        ("", "enable_tls_streaming = true\nx509_key_pair_streaming.tls_cert_file = '/x'", "Key"),
+    ],
+)
+def test_setting_that_only_a_cri_plugin_of_containerd_2_refuses_is_said_too(
+    make: MakeEtc, release: str, version: int, below: str, setting: str, told: str
+) -> None:
+    plugin, *tables = below.split(".", 1)
+    name = f"io.containerd.cri.v1.{plugin}" if plugin and version > 2 else CRI[2]
+    table = ".".join([f"plugins.'{name}'", *tables])
+    node = make(release, f"version = {version}\n[{table}]\n{setting}\n")
+    refused(node, ConfigRefused, f"CRI plugin would not start.*{told}.*--force")
+    assert plan(node.options(force=True)).files
+
+
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
 def test_what_the_cri_plugin_needs_of_the_node_is_not_tried(make: MakeEtc, release: str) -> None:
     """No other snapshotter, port or directory of the node is used, and none is missed."""
     cni = f"{make(release, None).directory}/cni"
