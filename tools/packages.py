@@ -3,7 +3,8 @@
     debs = fetch(["containerd"], "/somewhere/trixie", release="trixie", dependencies=True)
 
 They come from the machine's own archive (:mod:`integration.simulated.archive`), with another
-release. A cache directory contains packages of one release.
+release. A cache directory contains packages of one release. Caches next to each other share the
+lists of their release.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def fetch(
     into: str | None = None,
     *,
     release: str | None = None,
-    dependencies: bool = False,
+    dependencies: bool | Callable[[str], bool] = False,
     sources: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
@@ -48,7 +49,8 @@ def fetch(
     Args:
         into: the cache directory; by default one that is named after the release.
         release: the release to download from ("trixie"); the machine's own by default.
-        dependencies: whether to include all dependencies, as for a machine without packages.
+        dependencies: whether to include all dependencies, as for a machine without packages; or
+            which of them to include, by name.
         sources: deb822 text of the archive to use instead of the machine's own.
         say: called with one line about each download.
 
@@ -64,15 +66,22 @@ def fetch(
     # The archive's answer about dependencies, after the packages that it is for.
     note, question = os.path.join(into, "dependencies"), " ".join(wanted)
     os.makedirs(os.path.join(into, "apt"), exist_ok=True)
+    lists = os.path.join(into, "apt")
+    if release and not sources:
+        own = release == machine_release()
+        lists = os.path.join(os.path.dirname(into), "apt" if own else f"apt-{release}")
     with locked(os.path.join(into, "apt")):
         asked, _, answer = read(note).partition("\n") if dependencies else (question, "", question)
         known = answer.split() if asked == question else []
         if not known or not all(in_cache(name, into) for name in known):
             sources = sources or sources_of(release, say)
             if dependencies:
-                apt = Apt.prepare(into, sources, wanted)
-                known = list(dict.fromkeys((*wanted, *sorted(apt.resolve(wanted, *_INSTALL)))))
-        found = packages.fetch(known, into, sources=sources, say=say)
+                apt = Apt.prepare(lists, sources, wanted)
+                needed = sorted(apt.resolve(wanted, *_INSTALL))
+                if not isinstance(dependencies, bool):
+                    needed = list(filter(dependencies, needed))
+                known = list(dict.fromkeys((*wanted, *needed)))
+        found = packages.fetch(known, into, sources=sources, lists=lists, say=say)
         said = "\n".join((question, *known)) + "\n"
         # A complete cache may be read-only, as in a virtual machine.
         if dependencies and read(note) != said:
@@ -94,13 +103,13 @@ def sources_of(release: str | None, say: Callable[[str], None] | None = None) ->
     Raises:
         PackagesError: there is no archive, or the keys of that release cannot be downloaded.
     """
-    if release is None:
+    if release in {None, machine_release()}:
         return machine_sources()
     # A machine that is older than that release does not have its keys. The newest keyring package
     # of the machine's own release does, signed with keys that the machine has.
-    cache = os.path.join(default_cache(), "keyring")
+    cache, lists = (os.path.join(default_cache(), name) for name in ("keyring", "apt"))
     keyring = os.path.join(cache, "unpacked")
-    unpack(packages.fetch([_KEYRING_PACKAGE], cache, say=say), keyring)
+    unpack(packages.fetch([_KEYRING_PACKAGE], cache, lists=lists, say=say), keyring)
     own = read_deb822(machine_sources(()))
     exchanged = in_release(own, machine_release(), release, os.path.join(keyring, _KEYRING))
     return write_deb822(exchanged, ())

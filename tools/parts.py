@@ -16,7 +16,8 @@ Rules
   child processes must not load another release's libraries.
 - A release means its current packages. Nothing here depends on their version.
 
-Source: ld.so(8), elf(5) PT_INTERP and DT_RPATH; patchelf(1).
+Source: ld.so(8), elf(5) PT_INTERP and DT_RPATH; patchelf(1); Debian Policy 8.1 (names of libraries'
+packages).
 """
 
 from __future__ import annotations
@@ -161,9 +162,14 @@ def _unpacked(
     # The path becomes part of the programs, so resolve links: it must not depend on the caller.
     into = os.path.join(os.path.realpath(default_cache() if cache is None else cache), place)
     directory = os.path.join(into, "unpacked")
-    debs = fetch(packages, into, release=release, dependencies=True, say=say)
+    debs = fetch(packages, into, release=release, dependencies=_has_libraries, say=say)
     unpack(debs, directory, finish=lambda new: _adapt_all(new, directory, parts))
     return os.path.join(directory, "parts")
+
+
+def _has_libraries(package: str) -> bool:
+    """Whether a package has shared libraries: the programs run no program of their dependencies."""
+    return package.startswith(("lib", "zlib")) and "perl" not in package
 
 
 def _adapt_all(new: str, directory: str, parts: Mapping[str, Sequence[str]]) -> None:

@@ -79,6 +79,7 @@ def fetch(
     *,
     sources: str | None = None,
     architecture: str = "",
+    lists: str = "",
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Return the packages ``names`` as files; download those that are missing.
@@ -87,6 +88,8 @@ def fetch(
         into: the cache directory, created if missing; by default :func:`default_cache`.
         sources: deb822 text of the archive to use instead of the machine's own.
         architecture: Debian's name of their architecture ("i386"); the machine's own if empty.
+        lists: the directory of apt's lists, which caches of one archive may share; in the cache
+            directory by default.
         say: receives a line about each download.
 
     Returns:
@@ -104,7 +107,8 @@ def fetch(
     with locked(into):
         present = {name: in_cache(name, into) for name in wanted}
         if None in present.values():
-            apt = Apt.prepare(into, sources or machine_sources(), wanted, architecture)
+            lists = lists or os.path.join(into, "apt")
+            apt = Apt.prepare(lists, sources or machine_sources(), wanted, architecture)
             files = apt.resolve(wanted)
             missing = [
                 name
@@ -173,11 +177,11 @@ class Apt:
     conf: str  # the path of its configuration
 
     @classmethod
-    def prepare(cls, cache: str, sources: str, names: Sequence[str], architecture: str = "") -> Apt:
+    def prepare(cls, root: str, sources: str, names: Sequence[str], architecture: str = "") -> Apt:
         """Download the lists of an archive.
 
         Args:
-            cache: the directory of packages, locked by the caller.
+            root: the directory for them.
             sources: deb822 text of the archive.
             names: the packages to fetch later.
             architecture: see :func:`fetch`.
@@ -185,18 +189,21 @@ class Apt:
         Raises:
             ArchiveUnreachable: the lists cannot be read.
         """
-        root = os.path.join(cache, "apt")
         for directory in ("lists/partial", "cache/archives/partial"):
             os.makedirs(os.path.join(root, directory), exist_ok=True)
-        _write(os.path.join(root, "status"), "")
-        _write(os.path.join(root, "archive.sources"), sources)
         apt = cls(os.path.join(root, "apt.conf"))
         conf = _APT_CONF.format(root=root)
         if architecture:
             conf += f'APT::Architecture "{architecture}";\n'
             conf += f'APT::Architectures {{ "{architecture}"; }};\n'
-        _write(apt.conf, conf)
-        done = apt.run("update")
+        with locked(os.path.join(root, "lists")):
+            for name, text in (("status", ""), ("archive.sources", sources), ("apt.conf", conf)):
+                path = os.path.join(root, name)
+                # apt parses its lists again if one of these is newer.
+                if not os.path.exists(path) or read(path) != text:
+                    _write(path, text)
+            # The next call parses the lists if they have changed; an update always would.
+            done = apt.run("update", "-o", "pkgCacheFile::Generate=false")
         if done.returncode:
             raise ArchiveUnreachable(
                 f"to read the archive's lists for {_some(names)}",
@@ -219,7 +226,8 @@ class Apt:
         Raises:
             PackageNotFound: there is no such package.
         """
-        done = self.run(*(verb or ("download",)), "--print-uris", *names)
+        with locked(os.path.join(os.path.dirname(self.conf), "lists")):
+            done = self.run(*(verb or ("download",)), "--print-uris", *names)
         if done.returncode:
             raise PackageNotFound(
                 f"to fetch {_some(names)}",

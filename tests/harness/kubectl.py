@@ -30,9 +30,9 @@ from tools.parts import programs_of_release
 
 MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
 
-_PACKAGE: Final = "kubernetes-client"
+_PACKAGE: Final = "kubectl"
 # There the program is static, and needs no libraries.
-_STATIC: Final = frozenset({"bookworm"})
+_STATIC: Final = {"bookworm": "kubernetes-client"}
 
 # Group version → plural, kind, whether it is namespaced.
 _RESOURCES: Final = {
@@ -66,9 +66,10 @@ class Kubectl:
     def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:
         """Return the kubectl of a Debian release."""
         if release in _STATIC:
-            into = os.path.join(default_cache(), f"{release}-{_PACKAGE}")
+            package = _STATIC[release]
+            into = os.path.join(default_cache(), f"{release}-{package}")
             directory = os.path.join(into, "unpacked")
-            unpack(fetch([_PACKAGE], into, release=release, say=say), directory)
+            unpack(fetch([package], into, release=release, say=say), directory)
             return cls(release, os.path.join(directory, "usr", "bin", "kubectl"))
         where = programs_of_release({"kubectl": ("kubectl",)}, [_PACKAGE], release, say=say)
         return cls(release, f"{where}/kubectl/kubectl")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from integration.simulated import driver, packages
 from integration.simulated.archive import (
     Archive,
+    machine_release,
     machine_sources,
     own_release,
     read_deb822,
@@ -174,6 +175,41 @@ def test_what_a_package_depends_on_comes_with_it(shelf: Shelf, cache: str) -> No
     assert f"{cache}/foot_2.0_all.deb" in fetch(
         ["bee", "ant"], cache, sources=shelf.sources, dependencies=True
     )
+
+
+def test_only_the_dependencies_that_were_asked_for_come_with_a_package(
+    shelf: Shelf, cache: str
+) -> None:
+    shelf.add("ant", depends="leg, libeye")
+    shelf.add("leg")
+    shelf.add("libeye")
+
+    def is_library(name: str) -> bool:
+        return name.startswith("lib")
+
+    found = fetch(["ant"], cache, sources=shelf.sources, dependencies=is_library)
+    assert [os.path.basename(path) for path in found] == ["ant_1.0_all.deb", "libeye_1.0_all.deb"]
+    assert fetch(["ant"], cache, sources="nonsense", dependencies=is_library) == found
+    assert kept(cache) == ["ant_1.0_all.deb", "dependencies", "libeye_1.0_all.deb"]
+
+
+def test_caches_of_one_release_share_its_lists(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = machine_release()
+    monkeypatch.setattr("tools.packages.sources_of", lambda release, _: shelf.sources)
+    for name in ("ant", "bee", "cat"):
+        shelf.add(name)
+    fetch(["ant"], str(tmp_path / "caches/a"), release="other")
+    parsed = tmp_path / "caches/apt-other/cache/pkgcache.bin"
+    before = parsed.stat()
+    fetch(["bee"], str(tmp_path / "caches/b"), release="other", dependencies=True)
+    assert os.path.samestat(parsed.stat(), before)  # apt has not parsed them again
+    # What is new in the archive is found all the same.
+    shelf.add("dog")
+    fetch(["dog"], str(tmp_path / "caches/c"), release="other")
+    fetch(["cat"], str(tmp_path / "caches/d"), release=own)
+    assert sorted(os.listdir(tmp_path / "caches")) == ["a", "apt", "apt-other", "b", "c", "d"]
 
 
 def test_a_package_whose_dependencies_are_missing_is_not_found(shelf: Shelf, cache: str) -> None:
