@@ -122,6 +122,9 @@ def _c(text: str) -> Iterator[tuple[int, str]]:
         yield text.count("\n", 0, match.start()) + 1, match[1] or match[2] or ""
 
 
+_LEAVES: Final = (ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boolop)
+
+
 def _strings(text: str) -> Iterator[tuple[int, str]]:
     """Yield docstrings and messages. What an f-string inserts is left out."""
     todo: list[ast.AST] = [ast.parse(text)]
@@ -134,7 +137,12 @@ def _strings(text: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             prose = node.value
         else:
-            todo += ast.iter_child_nodes(node)
+            # ast.iter_child_nodes takes three times as long.
+            for child in vars(node).values():
+                if isinstance(child, list):
+                    todo += [each for each in child if isinstance(each, ast.AST)]
+                elif isinstance(child, ast.AST) and not isinstance(child, _LEAVES):
+                    todo.append(child)
             continue
         if len(prose.split()) >= _MESSAGE_WORDS:
             yield node.lineno, prose
