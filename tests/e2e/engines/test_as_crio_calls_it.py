@@ -30,8 +30,11 @@ STATE = "/run/containerd/runc/default"
 def configured(launcher: str, directory: str) -> str:
     """Return the program that ``nvshim configure crio`` names to CRI-O."""
     drop_in = f"{directory}/crio.conf.d/nvshim.conf"
-    where = {"config": f"{directory}/crio.conf", "records": f"{directory}/records"}
-    change = plan(Options(shim=launcher, drop_in=drop_in, **where))
+    options = Options(
+        shim=launcher, config=f"{directory}/crio.conf", drop_in=drop_in,
+        records=f"{directory}/records",
+    )  # fmt: skip
+    change = plan(options)
     planned = {file.path: file.new for file in change.files}
     (handler,) = tomllib.loads((planned[drop_in] or b"").decode())["crio"]["runtime"][
         "runtimes"
