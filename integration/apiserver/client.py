@@ -101,7 +101,8 @@ class ApiServer:
 
         Args:
             path: the path of a resource type.
-            version: the resourceVersion after which to start.
+            version: the resourceVersion of a list, after which to start; "" to start with what
+                there is now, as changes of the type ADDED.
             query: the selectors.
 
         Raises:

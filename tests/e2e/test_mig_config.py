@@ -76,7 +76,8 @@ class Cluster(ApiServer):
     def answer(self, request: Request) -> tuple[int, Any]:
         path, _, query = request.path.partition("?")
         if path == "/api/v1/nodes" and "watch=1" in query and "metadata.name%3Done" in query:
-            return 200, self._watch(int(query.partition("resourceVersion=")[2].partition("&")[0]))
+            assert "resourceVersion=&" in query, "any version may be too old"
+            return 200, self._watch()
         if path != f"/api/v1/nodes/{NODE}":
             return super().answer(request) if path.endswith("/events") else refusal(404)
         if request.method == "PATCH":
@@ -90,7 +91,10 @@ class Cluster(ApiServer):
         self.port = 0  # this stops the watches
         super().__exit__(*details)
 
-    def _watch(self, since: int) -> Iterator[Any]:
+    def _watch(self) -> Iterator[Any]:
+        with self._changed:
+            since, found = self._version, self._node()
+        yield {"type": "ADDED", "object": found}
         yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(since)}}}
         while self.port:
             with self._changed:

@@ -102,8 +102,9 @@ async def _follow(
             metadata = (await run_detached(partial(api.call, "GET", path))).get("metadata") or {}
             publisher.publish(_label_of(metadata))
             await reports.restore(metadata)
-            version = str(metadata.get("resourceVersion", ""))
-            start = partial(api.watch, _NODES, version, query)
+            # From now on, whatever that is. The version of a Node that has not changed for minutes
+            # may be too old for a server with many Nodes, which answers 410 each time.
+            start = partial(api.watch, _NODES, "", query)
             watch = await run_detached(start, drop=Watch.close)
             context.fault("mig-config label", "")
             try:

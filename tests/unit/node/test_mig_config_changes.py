@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.agent_errors import ApiServerSilent
+from integration.agent_errors import ApiServerRefused, ApiServerSilent
 from integration.apiserver.client import ApiServer
 from integration.node.options import Options
 from integration.node.service import Context
@@ -164,6 +164,38 @@ async def test_a_label_that_is_followed_again_is_no_fault(monkeypatch: pytest.Mo
         await until(lambda: len(faults) > 1 and not context.state.faults.lines)
         tasks.cancel_scope.cancel()
     assert "mig-config label" in faults[1]
+
+
+async def test_a_node_that_has_not_changed_for_long_is_followed_all_the_same() -> None:
+    """A server with many Nodes forgets its version after a minute or two."""
+    context, started = Context(Config(), Options(), say=lambda *_, **__: None), list[str]()
+    is_over = threading.Event()
+
+    class Quiet:
+        def next(self) -> None:
+            is_over.wait()
+
+        def close(self) -> None:
+            is_over.set()
+
+    class Server(ApiServer):
+        def call(self, *_: Any) -> dict[str, Any]:
+            return {"metadata": {"resourceVersion": "7", "labels": {mig_config.LABEL: "two"}}}
+
+        def watch(self, _: str, version: str, __: Any) -> Any:
+            started.append(version)
+            if version:
+                raise ApiServerRefused("to watch /api/v1/nodes", found="410 Gone: too old")
+            return Quiet()
+
+    label, server = Topic("", ServiceName.MIG_CONFIG, ""), Server("", 0, "")
+    reports = mig_config._Reports(context, server)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mig_config._follow, context, server, label, reports)
+        await until(lambda: started)
+        await anyio.wait_all_tasks_blocked()
+        assert (label.value, context.state.faults.lines) == ("two", {})
+        tasks.cancel_scope.cancel()
 
 
 async def test_nothing_is_pending_once_the_label_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
