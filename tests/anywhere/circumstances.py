@@ -101,6 +101,7 @@ CIRCUMSTANCES: Final = (
         tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=_GUEST_NEEDS,
     ),
     Circumstance("stuck-mount", "a mounted file system that never answers", wrappers.stuck_mount),
+    Circumstance("odd-names", "a mount and a process with names not in UTF-8", wrappers.odd_names),
     Circumstance("installed", "the product installed and in use", wrappers.installed),
     Circumstance(
         "umask", "umask 077 from the clone on, on a bare Debian 12",

@@ -36,6 +36,13 @@ _OVERLAY: Final = (
     'mount -t overlay overlay -o "lowerdir=$0.lower,upperdir=$0.upper,workdir=$0.work" /tmp && '
     f"{_ON_TMP}"
 )
+# A name as any user of the machine may give: not in UTF-8, with a tab, a space and a parenthesis.
+_ODD: Final = (
+    f'{_SHARE}name="$(printf "a\\377\\t b)")" && odd="$0/$name" && mkdir "$odd" && '
+    'mount -t tmpfs tmpfs "$odd" && cp /bin/sleep "$odd/$name" && '
+    '{ setpriv --pdeathsig KILL "$odd/$name" infinity & } && "$@" && code=0 || code=$?; '
+    "kill $! && exit $code"
+)
 
 
 def uptime(_: str, seconds: int) -> list[str]:
@@ -121,6 +128,11 @@ def stuck_mount(directory: str) -> list[str]:
     path = os.path.join(_made(directory, "below"), "stuck")
     stuck = [sys.executable, "-m", "tests.anywhere.stuck", path, "--"]
     return [*_mounting(), "sh", "-c", _SHARED, "sh", *stuck]
+
+
+def odd_names(directory: str) -> list[str]:
+    """Run beside a mount, a program and a command line that have odd names."""
+    return [*_mounting(), "sh", "-c", _ODD, _made(directory, "below")]
 
 
 def in_root(_: str, release: str, umask: str = "022") -> list[str]:

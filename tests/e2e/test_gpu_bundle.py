@@ -105,12 +105,12 @@ def _left_of(work: str) -> set[str]:
     found = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/cmdline") as file:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
                 words = file.read()
         except OSError:
             continue
         if work in words:
             found.add(words)
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         found |= {line for line in file if work in line}
     return found

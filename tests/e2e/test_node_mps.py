@@ -209,7 +209,7 @@ def test_a_driver_root_with_a_loader_is_the_daemons_root(
     assert os.readlink(f"/proc/{pid}/root") == root
     assert os.stat(f"/proc/{pid}/root/dev/shm").st_dev == os.stat(agent.root / "shm").st_dev
     # Only the daemon sees the mounts in that root.
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         assert root not in file.read()
     assert agent.end() == 0
     nothing_is_left(agent)

@@ -119,7 +119,7 @@ def created(runtime: str, tmp_path: Path, change: Any = None) -> Iterator[Contai
 
 
 def mounts_of_host() -> list[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return sorted(line.split(" ", 2)[2] for line in file if "/proc/version" in line)
 
 

@@ -357,6 +357,6 @@ async def _no_loop_of(file: str) -> None:
 
 
 def _mounts(directory: str) -> list[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         points = [line.split()[4] for line in file]
     return [point for point in points if point.startswith(f"{directory}/")]

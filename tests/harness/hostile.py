@@ -298,7 +298,7 @@ def host_mounts(*ours: str) -> list[str]:
     Args:
         ours: directories to include although other software mounts there.
     """
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         points = [f"{line.split()[4]}/" for line in file]
     others = (f"{tempfile.gettempdir()}/", *_OF_OTHERS)
     watched = tuple(f"{directory}/" for directory in ours)
@@ -328,7 +328,7 @@ def foreign_mounts(seen: Seen, *, allowed: Sequence[str]) -> list[str]:
 
 def _place_on_disk(path: str) -> str:
     """Return a path relative to the root of its file system, which may be mounted anywhere."""
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounts = [line.split()[3:5] for line in file]
     # The last mount at a point is on top.
     root, point = max(

@@ -143,7 +143,10 @@ def pids() -> list[int]:
 
 
 def _state(pid: int) -> str:
-    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+    with (
+        suppress(OSError),
+        open(f"/proc/{pid}/stat", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         return file.read().rpartition(")")[2].split()[0]
     return ""
 
@@ -162,7 +165,7 @@ def _file(pid: int, descriptor: int) -> str:
 
 def words_of(pid: int) -> list[str]:
     try:
-        with open(f"/proc/{pid}/cmdline") as file:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
             return [word for word in file.read().split("\0") if word]
     except OSError:
         return []

@@ -281,7 +281,10 @@ class ShimByHand:
         """Return the shim's children, each as its pid, name and state."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            with (
+                suppress(OSError),
+                open(f"/proc/{pid}/stat", encoding="utf-8", errors="surrogateescape") as file,
+            ):
                 name, _, rest = file.read().rpartition(")")
                 state, parent = rest.split()[:2]
                 if int(parent) == self.pid:
@@ -361,7 +364,7 @@ class ShimByHand:
 
     def _mounts(self) -> list[str]:
         # os.path.ismount does not detect a bind mount of the same file system.
-        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             points = [line.split()[4] for line in file]
         return [point for point in points if point.startswith(f"{self.directory}/")]
 

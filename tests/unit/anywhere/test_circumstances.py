@@ -27,7 +27,13 @@ def _is_root() -> None:
 def inside(name: str, directory: Path, *argv: str) -> str:
     """Return the output of a program in a circumstance."""
     words = [*ROWS[name].wrapper(str(directory)), *argv]
-    return subprocess.run(words, capture_output=True, check=True, text=True).stdout.strip()
+    return subprocess.run(
+        words,
+        capture_output=True,
+        check=True,
+        text=True,
+        errors="surrogateescape",
+    ).stdout.strip()
 
 
 def test_each_has_a_name_of_its_own_and_says_why_it_runs_a_part() -> None:
@@ -75,6 +81,15 @@ def test_a_stuck_mount_is_there_as_long_as_the_command_runs(tmp_path: Path) -> N
     mounts = inside("stuck-mount", tmp_path, "cat", "/proc/self/mountinfo")
     assert re.search(f" {tmp_path}/below/stuck .* - fuse", mounts)
     assert list((tmp_path / "below/stuck").iterdir()) == []
+
+
+def test_odd_names_are_there_as_long_as_the_command_runs(tmp_path: Path) -> None:
+    look = ["sh", "-c", "cat /proc/self/mountinfo; cat /proc/[0-9]*/comm /proc/[0-9]*/cmdline; true"]
+    seen = inside("odd-names", tmp_path, *look)
+    assert f" {tmp_path}/below/a\udcff\\011\\040b) " in seen
+    assert "\na\udcff\t b)\n" in seen
+    name = os.fsencode(f"{tmp_path}/below/a")
+    assert name not in subprocess.check_output(look, stderr=subprocess.DEVNULL)
 
 
 def test_limits_and_variables_are_as_they_are_called(tmp_path: Path) -> None:

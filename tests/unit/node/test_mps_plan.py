@@ -267,7 +267,7 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
     assert modes == {places.root: 0o755, places.pipe: 0o755, places.log: 0o700}
     for path in (places.pipe, f"{places.root}/shm"):
         assert b":container_file_t:" in os.getxattr(path, "security.selinux")
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounted = [line for line in file if f" {places.root}/shm " in line]
     assert len(mounted) == 1
     assert "nosuid,nodev,noexec" in mounted[0]

@@ -64,7 +64,7 @@ def servers() -> list[int]:
     for pid in family(os.getpid())[1:]:
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
             if parent == os.getpid() and any(
                 word.endswith(b"/nvml/fork_server.py") for word in words
             ):
