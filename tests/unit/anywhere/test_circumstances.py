@@ -84,7 +84,8 @@ def test_a_stuck_mount_is_there_as_long_as_the_command_runs(tmp_path: Path) -> N
 
 
 def test_odd_names_are_there_as_long_as_the_command_runs(tmp_path: Path) -> None:
-    look = ["sh", "-c", "cat /proc/self/mountinfo; cat /proc/[0-9]*/comm /proc/[0-9]*/cmdline; true"]
+    script = "cd /proc && cat self/mountinfo; cat [0-9]*/comm [0-9]*/cmdline; true"
+    look = ["sh", "-c", script]
     seen = inside("odd-names", tmp_path, *look)
     assert f" {tmp_path}/below/a\udcff\\011\\040b) " in seen
     assert "\na\udcff\t b)\n" in seen
