@@ -185,7 +185,7 @@ proto: $(VENV)/.ready #- Regenerate the modules of api/proto from the .proto fil
 	$(VENV)/bin/python -m tools.protos
 
 .PHONY: lock
-lock: $(VENV)/.ready #- Update the pinned dependencies, with hashes
+lock: $(CACHE)/.lock #- Update the pinned dependencies, with hashes
 	$(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  --extra cli --extra dev --extra node -o requirements/dev.txt pyproject.toml
@@ -201,6 +201,13 @@ lock: $(VENV)/.ready #- Update the pinned dependencies, with hashes
 	echo 'py-spy>=0.4' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
 	  -o requirements/profile.txt -
+	echo 'pip-tools==7.6.2' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras \
+	  --allow-unsafe --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --no-annotate -c requirements/dev.txt -o requirements/lock.txt -
+	echo 'kubernetes-validate>=1.33' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
+	  -o $(CACHE)/schemas.txt -
+	sed -n '/^kubernetes-validate==/,/[0-9a-f]$$/p' $(CACHE)/schemas.txt >requirements/schemas.txt
 	printf '%s\n' 'cyclonedx-python-lib[json-validation]>=11' 'spdx-tools>=0.8' \
 	  | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
@@ -268,6 +275,10 @@ $(CACHE)/.profile: requirements/profile.txt $(VENV)/.ready
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/profile.txt
 	@touch $@
 
+$(CACHE)/.lock: requirements/lock.txt $(VENV)/.ready
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	@touch $@
+
 # Validators for the lists of a release's contents.
 $(CACHE)/release-site/.ready: requirements/release.txt $(VENV)/.ready
 	rm -rf $(@D)
@@ -291,8 +302,15 @@ $(CACHE)/.programs: integration/simulated/driver.py tools/parts.py | $(CACHE)/.p
 	$(PYTHON) -m tools.parts trixie
 	@touch $@
 
+# Kubernetes' schemas (tests/harness/schemas.py).
+$(CACHE)/.schemas: requirements/schemas.txt $(VENV)/.ready
+	@rm -rf $(CACHE)/schemas
+	$(VENV)/bin/pip download -q --disable-pip-version-check --no-deps --require-hashes \
+	  --only-binary :all: --dest $(CACHE)/schemas -r requirements/schemas.txt
+	@touch $@
+
 # They mostly wait for the network, and have a directory each or a lock.
-$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py loaders.py musl.py prometheus.py)
+$(CACHE)/.parts: $(CACHE)/.programs $(CACHE)/.schemas $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py loaders.py musl.py prometheus.py)
 	@pids=(); \
 	for part in 'docker bookworm' 'docker trixie' 'kubectl bookworm' 'kubectl trixie' loaders musl prometheus; do \
 	  $(VENV)/bin/python -m tests.harness.$$part & pids+=($$!); done; \

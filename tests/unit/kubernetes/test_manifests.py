@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,14 +35,10 @@ from shim import VERSION
 from tests.harness.helm import OPTIONS, merged
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
+from tests.harness.schemas import validate
 from tests.unit.node.dra.test_slices import DEVICES
 from tools.node_image import IMAGE, NAME
 from tools.release.chart import files
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import kubernetes_validate
-
 
 OVERLAYS: Final = (
     "beside-gpu-operator", "default-runtime", "driver-container", "host-driver", "not-default",
@@ -164,7 +159,7 @@ def test_every_manifest_is_valid_in_every_version_of_the_api(
             continue
         # The kinds of the Prometheus operator are not part of the API.
         if not document["apiVersion"].startswith("monitoring.coreos.com/"):
-            kubernetes_validate.validate(document, version, strict=True)
+            validate(document, version)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -173,8 +168,8 @@ def _number(version: str) -> tuple[int, ...]:
 
 def test_the_validator_would_find_a_field_that_does_not_exist(rendered: Rendered) -> None:
     wrong = _one(rendered["not-default"], "RuntimeClass") | {"handlers": "nvidia"}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+    with pytest.raises(jsonschema.ValidationError):
+        validate(wrong, VERSIONS[-1])
 
 
 @pytest.mark.parametrize("release", of_releases("bookworm", RENDERS, UNSTABLE))
@@ -666,7 +661,7 @@ def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_publish
     assert len(read_all(configured, DRA_DRIVER, "the documentation")) == len(configured) > 0
     for each in objects:
         for version in ("1.37",) if each["kind"] == rule else ("1.34", "1.37"):
-            kubernetes_validate.validate(each, version, strict=True)
+            validate(each, version)
     published = {name for device in publishable(DEVICES, {}) for name in device.attributes}
     for name in published:
         assert f"`{name.rpartition('/')[2]}`" in text or f"/{name.rpartition('/')[2]}`" in text
@@ -764,7 +759,7 @@ def jobs() -> Jobs:
 def test_the_jobs_are_valid_in_every_version_of_the_api(jobs: Jobs, version: str) -> None:
     assert set(jobs) == {"verify", "verify-gpu", "verify-no-gpu"}
     for job in jobs.values():
-        kubernetes_validate.validate(job, version, strict=True)
+        validate(job, version)
         assert job["metadata"]["namespace"] == "containerd-shim-nvidia"
         spec = job["spec"]["template"]["spec"]
         assert (job["spec"]["backoffLimit"], spec["restartPolicy"]) == (0, "Never")

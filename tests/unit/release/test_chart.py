@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import tarfile
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonschema
@@ -15,12 +14,9 @@ import yaml
 from shim import VERSION
 from tests.harness.helm import OPTIONS, merged, notes, render_chart
 from tests.harness.kubectl import MANIFESTS, Kubectl, render
+from tests.harness.schemas import validate
 from tools.dist.project import Project
 from tools.release.chart import chart_name, files, write_chart
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import kubernetes_validate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +138,7 @@ def test_values_that_charts_have_reach_both_daemon_sets(rendered: Any) -> None:
     # Objects that the kustomizations render, too, are validated in their tests.
     for document in made.values():
         for version in VERSIONS:
-            kubernetes_validate.validate(document, version, strict=True)
+            validate(document, version)
 
 
 def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: Any) -> None:
