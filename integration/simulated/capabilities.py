@@ -9,6 +9,7 @@ Source: NVIDIA's MIG user guide, "Device Nodes and Capabilities".
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 CONFIG_MINOR: Final = 1
@@ -35,6 +36,7 @@ def access_minor(gpu: int, instance: int, compute: int | None = None) -> int:
     return of_instance if compute is None else of_instance + 1 + compute
 
 
+@functools.cache
 def mig_minors() -> str:
     """Return the content of ``/proc/driver/nvidia-caps/mig-minors``."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import platform
 import re
@@ -181,9 +182,15 @@ def fetch_packages(cache: str, say: Callable[[str], None] | None = None) -> list
     """
     wanted = [*PACKAGES, *(name for name in _LATER_PACKAGES if in_cache(name, cache))]
     debs = fetch(wanted, cache, say=say)
-    needed = run(["dpkg-deb", "-f", debs[wanted.index("libnvidia-eglcore")], "Depends"]).stdout
+    needed = _dependencies(debs[wanted.index("libnvidia-eglcore")])
     more = [name for name in _LATER_PACKAGES if name in needed and name not in wanted]
     return fetch([*wanted, *more], cache, say=say) if more else debs
+
+
+@functools.cache
+def _dependencies(deb: str) -> str:
+    """Return the packages that a package needs. A file of the cache never changes."""
+    return run(["dpkg-deb", "-f", deb, "Depends"]).stdout
 
 
 def add_companion(
@@ -257,13 +264,16 @@ def write_loader_cache(root: str, triplet: str) -> None:
     subprocess.run(["/sbin/ldconfig", "-X", "-r", root], check=True, capture_output=True)
 
 
+@functools.cache
 def _moves(
-    files: DriverFiles, version: str, rules: Sequence[tuple[str, str]]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield where each file of the packages goes, in order; files without a place are skipped.
+    files: DriverFiles, version: str, rules: tuple[tuple[str, str], ...]
+) -> Sequence[tuple[str, str, str]]:
+    """Return where each file of the packages goes, in order; files without a place are left out.
+
+    A process computes it once: the unpacked packages never change.
 
     Returns:
-        Its path in the packages, its path below the driver root, and a link's target.
+        Of each file its path in the packages, its path below the driver root, and a link's target.
     """
     lib = f"usr/lib/{files.triplet}"
     compiled = [(re.compile(p.replace("{lib}", lib)), to.replace("{lib}", lib)) for p, to in rules]
@@ -272,6 +282,7 @@ def _moves(
         found = (match.expand(to) for pattern, to in compiled if (match := pattern.fullmatch(path)))
         return next(found, None)
 
+    moves = []
     for path in sorted(_files_below(files.directory)):
         if (place := destination(path)) is None:
             continue
@@ -281,7 +292,9 @@ def _moves(
             # The library that a link points to may have moved elsewhere.
             beside = os.path.join(os.path.dirname(path), os.readlink(source))
             target = os.path.relpath(destination(beside) or beside, os.path.dirname(place))
-        yield path, place.replace(files.version, version), target.replace(files.version, version)
+        places = (place.replace(files.version, version), target.replace(files.version, version))
+        moves.append((path, *places))
+    return moves
 
 
 def _files_below(directory: str) -> Iterator[str]:

@@ -221,6 +221,7 @@ def _table(kind: str, name: str, rows: Sequence[str]) -> str:
     return f"{kind} {name}[] = {{\n    {body}\n}};\n"
 
 
+@functools.cache
 def _quoted(text: str) -> str:
     escaped = "".join(
         chr(byte)
