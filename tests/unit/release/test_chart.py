@@ -166,6 +166,11 @@ def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: 
         {"nodeLabels": "nfd"}, {"runtimeClass": {"selector": {}}},
         {"metrics": {"enabled": True, "names": ["dcgm-4.7"]}},
         {"runtimeClass": {"nodeSelector": {"a": True}}},
+        # The API server would refuse these, of which some come from --set.
+        {"nodeAgent": {"env": [{"name": "A", "value": 1}]}}, {"nodeAgent": {"args": ["--x", 1]}},
+        {"installer": {"env": [{"value": "a"}]}}, {"installer": {"resources": {"limit": {}}}},
+        {"tolerations": [{"key": "a", "value": True}]}, {"tolerations": [{"effect": "no"}]},
+        {"imagePullSecrets": ["secret"]}, {"image": {"repository": ""}},
     ],
 )  # fmt: skip
 def test_a_value_that_is_misspelt_is_refused(rendered: Any, values: dict[str, Any]) -> None:
