@@ -43,7 +43,7 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 # Make failures repeatable: each run has the same examples and the same order of sets.
 test test-thorough: export PYTHONHASHSEED := 0
 # Compile each module once, not in each worker and program, even if the environment forbids it.
-$(CACHE)/.collected test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
+$(CACHE)/.collected demo lint test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run in parallel: two for each processor, because end-to-end tests also wait. Three or four
 # take as long, and are late more often.
@@ -259,10 +259,12 @@ $(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile $$
 	    || { tail -n 20 $(CACHE)/apt.log >&2; exit 1; }; fi
 	@touch $@
 
-# Start with an empty environment: an interrupted run may have left half of a package.
+# Start with an empty environment: an interrupted run may have left half of a package. Most modules
+# are never imported, so each is compiled when it is.
 $(VENV)/.ready: requirements/dev.txt | $(CACHE)/.packages
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check --no-compile --require-hashes \
+	  -r requirements/dev.txt
 	@touch $@
 
 # atheris exists for some versions of CPython only. Without it the fuzzer mutates blindly and warns.
