@@ -22,8 +22,9 @@ from tests.harness.waiting import eventually
 GROUP = "io.containerd.runc.v2.group"
 
 
-def test_a_hundred_containers_at_once_are_created_run_and_deleted(runtime: Runtime) -> None:
-    codes = {new_name(): number % 64 for number in range(100)}
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.thorough)])
+def test_many_containers_at_once_are_created_run_and_deleted(runtime: Runtime, count: int) -> None:
+    codes = {new_name(): number % 64 for number in range(count)}
     running = [
         runtime.containerd.spawn_ctr(
             *runtime.words("sh", "-c", f"exit {code}", name=name, flags=("--rm", "--null-io")),
