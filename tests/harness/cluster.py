@@ -112,14 +112,15 @@ class Cluster(ApiServer):
 
     def published(self) -> set[str]:
         """Return the names of the devices of the newest generation."""
-        specs = [each["spec"] for each in self.slices()]
-        newest = max((spec["pool"]["generation"] for spec in specs), default=0)
-        return {
-            device["name"]
-            for spec in specs
-            if spec["pool"]["generation"] == newest
-            for device in spec.get("devices", ())
-        }
+        with self._changed:  # without a copy of everything: tests poll it
+            specs = [each["spec"] for each in self._slices.values()]
+            newest = max((spec["pool"]["generation"] for spec in specs), default=0)
+            return {
+                device["name"]
+                for spec in specs
+                if spec["pool"]["generation"] == newest
+                for device in spec.get("devices", ())
+            }
 
     def taints(self) -> dict[str, list[dict[str, str]]]:
         """Return the taints of each tainted device, by its name."""

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
@@ -38,8 +38,7 @@ _STATES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A line of a CRI container log: its time, stream, completeness and text."""
 
     time: str

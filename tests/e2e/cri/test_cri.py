@@ -147,8 +147,11 @@ def test_log_has_both_streams_line_by_line_and_can_be_reopened(pods: Pods) -> No
 def test_long_output_arrives_whole(pods: Pods) -> None:
     pod = pods.run()
     container = pod.run("sh", "-c", "seq 1 200000; seq 1 1000 >&2")
-    eventually(lambda: container.output().endswith("\n200000\n"), "the last line")
-    assert container.output() == "".join(f"{n}\n" for n in range(1, 200001))
+    out = eventually(
+        lambda: text if (text := container.output()).endswith("\n200000\n") else "",
+        "the last line",
+    )
+    assert out == "".join(f"{n}\n" for n in range(1, 200001))
     assert container.output("stderr") == "".join(f"{n}\n" for n in range(1, 1001))
 
 
