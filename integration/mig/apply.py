@@ -41,6 +41,7 @@ from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
 from integration.devices import drain_marks as marks
 from integration.devices.creating import CreateOptions, create
+from integration.devices.drain_errors import DrainError
 from integration.devices.targets import Target
 from integration.drain.holders import Holder, find_holders
 from integration.drain.serving import DrainOptions, wait_for_holders
@@ -262,22 +263,28 @@ def _recover(config: Config, say: Say, *, finishes: bool = True) -> frozenset[st
     failed: MigError | None = None
     for entry, before, _ in () if is_done else changed:
         switches = Change(gpus[entry.uuid], before).switches
-        marks.step(config, entry.uuid, _UNDOING, closed=switches)
+        _try_step(config, entry.uuid, _UNDOING, closed=switches)
         try:
             instances.reach(gpus[entry.uuid].gpu, before)
         except SmiFailed as error:
-            marks.step(config, entry.uuid, f"{_UNDOING}: {one_line(error.found)}")
+            _try_step(config, entry.uuid, f"{_UNDOING}: {one_line(error.found)}")
             asked = f"to undo a MIG layout on {gpus[entry.uuid].gpu}"
             failed = failed or LayoutNotUndone(asked, found=error.found, do=error.do)
             left.append(entry)
     for each in lost:
-        marks.step(config, each.uuid, f"{_UNDOING} when the GPU answers again")
+        _try_step(config, each.uuid, f"{_UNDOING} when the GPU answers again")
     if changed:
         _renew(config)
     _finish(config, (each.uuid for each in begun if each not in left), left)
     if failed is not None:
         raise failed
     return frozenset(each.uuid for each in lost)
+
+
+def _try_step(config: Config, uuid: str, how_far: str, *, closed: bool = False) -> None:
+    """Record the progress of undoing, if that is possible: a full disk must not prevent undoing."""
+    with suppress(DrainError):
+        marks.step(config, uuid, how_far, closed=closed)
 
 
 def _begun(config: Config, entries: Iterable[JournalEntry]) -> list[JournalEntry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -20,8 +21,9 @@ import pytest
 from hooks.config import Config, load_config
 from hooks.node.drained import Drain, read_drains
 from integration.devices import drain_marks as marks
-from integration.devices.drain_errors import ResetRunning
+from integration.devices.drain_errors import MarkUnwritten, ResetRunning
 from integration.drain.serving import DrainOptions
+from integration.files import replace_file
 from integration.mig import apply as apply_module
 from integration.mig import instances, journal
 from integration.mig.apply import apply
@@ -325,6 +327,26 @@ def test_what_fails_is_undone_on_all_gpus(place: Place) -> None:
         raises(LayoutFailed, match="on GPU 1 .*nvidia-smi ended with status .*Unknown Error"),
     ):
         place.apply(NEXT)
+    assert place.state() == before
+    place.is_clean()
+
+
+def test_a_disk_that_is_full_in_the_middle_keeps_nothing_from_being_undone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.apply(layout("1g.10gb", "3g.40gb"))
+    before = place.state()
+    place.said.clear()
+
+    def full(path: str, content: bytes) -> None:
+        if place.said:  # the first instance is being destroyed
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        replace_file(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(marks, "replace_file", full)
+        with raises(MarkUnwritten, match="No space left on device"):
+            place.apply(layout("2g.20gb", "4g.40gb"))
     assert place.state() == before
     place.is_clean()
 
