@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 import anyio
 
@@ -36,7 +36,7 @@ from integration.node.services.dra.server import DriverServer
 from integration.node.services.dra.sharing_setup import SharingSetup
 from integration.node.services.dra.stale_claims import StaleClaims
 from integration.node.services.dra.transaction import ClaimTransactions
-from integration.node.state.topic import wait_any
+from integration.node.state.topic import Signal, wait_any
 from integration.node.values.claims import Claim, Health
 from integration.node.values.service_name import ServiceName
 
@@ -69,6 +69,7 @@ class Driver:
         self.specs = ClaimSpecs(
             context, self.table, locks, self.discovery, self.sharing, self.fault
         )
+        self._specs_due = Signal("the specs of claims may have to be written again")
         self.transactions = ClaimTransactions(
             context=context,
             table=self.table,
@@ -115,6 +116,17 @@ class Driver:
 
     async def follow(self) -> None:
         """Follow the changes of the node, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_specs, self._specs_due.version)
+            await self._follow()
+
+    async def _keep_specs(self, version: int) -> NoReturn:
+        """Write specs again when that is due: their directory may hang, and health must not."""
+        while True:
+            version = await wait_any(self._specs_due, since=version)
+            await self.specs.repair()
+
+    async def _follow(self) -> NoReturn:
         state, version = self._context.state, -1
         inputs = (
             state.node, state.health, state.plugin_allocations, state.ledger, state.mps_daemons,
@@ -122,7 +134,7 @@ class Driver:
         while True:
             version = await wait_any(*inputs, since=version, timeout=_LOOK_AGAIN)
             if await self._discover() or self.specs.has_pending:
-                await self.specs.repair()
+                self._specs_due.send()
             # Wakes the health streams, after the devices that they report are known.
             state.dra_health.publisher(ServiceName.DRA).publish(tuple(self.health()))
             given = await self.plugins.allocated()

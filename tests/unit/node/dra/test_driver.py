@@ -15,6 +15,7 @@ from hooks.config import Config
 from hooks.node.gpus import Gpu
 from integration.agent_errors import DeviceTaken, DraStateUnwritten, MpsNotReady
 from integration.apiserver.client import ApiServer
+from integration.node.device_health.device_state import Condition
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.service import Context
@@ -28,6 +29,7 @@ from integration.node.services.dra.transaction import ClaimTransactions
 from integration.node.state import claims_file
 from integration.node.state.topic import Topic
 from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
+from integration.node.values.health import HealthState
 from integration.node.values.service_name import ServiceName
 from integration.nvml.mig_parts import GpuParts, Instance, Parts
 from integration.nvml.snapshot import NodeSnapshot
@@ -166,6 +168,41 @@ async def test_a_spec_that_cannot_be_written_is_a_fault_and_tried_again(
         with anyio.fail_after(20):
             while "dra specs" in driver._context.state.faults.lines:
                 await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+
+
+async def test_while_a_spec_cannot_be_written_health_and_devices_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, hangs = driver_of(tmp_path), anyio.Event()
+    driver.table.put(Claim("uid", "default", "claim", ()))
+    state, wanted = driver._context.state, list[Any]()
+
+    async def discover(*_: Any) -> bool:
+        return True
+
+    async def write(*_: Any, **__: Any) -> None:
+        hangs.set()
+        await anyio.sleep_forever()
+
+    async def allocated() -> dict[str, str]:
+        return {}
+
+    monkeypatch.setattr(driver, "_discover", discover)
+    monkeypatch.setattr(driver.plugins, "allocated", allocated)
+    monkeypatch.setattr(driver.specs, "write", write)
+    monkeypatch.setattr(driver.publisher, "want", wanted.append)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(driver.follow)
+        with anyio.fail_after(20):
+            await hangs.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert len(wanted) == 1
+        ill = Condition(HealthState.UNHEALTHY, reason="Xid 79")
+        publish(state.health, {DEVICES[0].uuid: ill})
+        await anyio.wait_all_tasks_blocked()
+        assert len(wanted) == 2
+        assert [each.message for each in state.dra_health.value if not each.is_healthy]
         tasks.cancel_scope.cancel()
 
 
