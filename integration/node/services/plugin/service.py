@@ -375,7 +375,7 @@ class _Reconciler:
             unanswered = PluginSpecUnwritten(
                 f"to keep the device plugin's CDI specs in {directory}",
                 found="its file system does not answer",
-                do="check the disk; the agent tries again",
+                do="check the disk, or name another directory in spec-dirs; the agent tries again",
             )
             specs = Specs(fault=str(unanswered))
         if specs is None:
