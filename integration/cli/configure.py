@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import click
@@ -153,9 +154,10 @@ def crio(output: Output, **options: Any) -> None:
 def _configure(output: Output, kind: Callable[..., Options], options: dict[str, Any]) -> None:
     dry_run, remove = options.pop("dry_run"), options.pop("remove")
     mode, address, unit = Mode(options.pop("mode")), options.pop("socket"), options.pop("unit")
+    for key, value in options.items():
+        if fault := _fault_of(key, value):
+            raise click.BadParameter(fault, param_hint=f"--{key.replace('_', '-')}")
     for key in _PATHS & options.keys():
-        if options[key] == "":  # as from an unset variable; it would be the working directory
-            raise click.BadParameter("It is empty.", param_hint=f"--{key.replace('_', '-')}")
         if options[key] is not None:
             options[key] = os.path.abspath(options[key])
     if kind is ContainerdOptions and (address or options["config"] == DEFAULT_CONFIG):
@@ -164,6 +166,8 @@ def _configure(output: Output, kind: Callable[..., Options], options: dict[str, 
     options["replace"] = options["replace"] or None
     wanted = kind(**options)
     change = plan_removal(wanted) if remove else plan(wanted)
+    if wanted.shim and not remove and (note := _missing(wanted.shim)):
+        change = replace(change, notes=(*change.notes, note))
     done = Mode.NONE
     if not dry_run:
         apply(change)
@@ -175,6 +179,29 @@ def _configure(output: Output, kind: Callable[..., Options], options: dict[str, 
         # The files are written even if the restart failed.
         _show(output, change, done, dry_run=dry_run)
     found_if(dry_run and change.files)
+
+
+def _fault_of(key: str, value: Any) -> str:
+    """Return why an option's value cannot be used; "" if nothing prevents it."""
+    # As from an unset variable; it would be the working directory.
+    if value == "" and key in _PATHS:
+        return "It is empty."
+    try:
+        ("".join(value) if isinstance(value, tuple) else str(value)).encode()
+    except UnicodeEncodeError:
+        return "It is not UTF-8, as an engine's configuration has to be."
+    return ""
+
+
+def _missing(shim: str) -> str:
+    """Return a note on a program that a handler names and that is not there; "" if it is.
+
+    It is no error: an image of a node may be configured before the shim is installed in it.
+    """
+    if os.path.isfile(shim) and os.access(shim, os.X_OK):
+        return ""
+    why = "is not a program" if os.path.exists(shim) else "does not exist"
+    return f"{shim} {why}: no container with the handler starts before it is installed"
 
 
 def _show(output: Output, change: Change, done: str, *, dry_run: bool) -> None:

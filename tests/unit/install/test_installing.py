@@ -263,6 +263,36 @@ def test_an_empty_path_is_not_the_working_directory(
     assert "It is empty." in capfd.readouterr().err
 
 
+def test_a_shim_that_is_not_there_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its pods do not start, and with --set-default no pod does."""
+    containerd = ["configure", "containerd", f"--config={tmp_path}/c", f"--records={tmp_path}/r"]
+    shim = tmp_path / "containerd-shim-nvidia-v1"
+    assert main([*containerd, f"--shim={shim}"]) == 0
+    assert f"{shim} does not exist" in capfd.readouterr().out
+    shim.touch()
+    assert main([*containerd, f"--shim={shim}"]) == 0
+    assert f"{shim} is not a program" in capfd.readouterr().out
+    shim.chmod(0o755)
+    assert main([*containerd, f"--shim={shim}"]) == 0
+    assert str(shim) not in capfd.readouterr().out
+    shim.unlink()
+    assert main([*containerd, f"--shim={shim}", "--remove"]) == 0
+    assert str(shim) not in capfd.readouterr().out
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("option", ["--shim", "--pod-annotation"])
+def test_a_value_that_is_not_utf_8_is_not_configured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str
+) -> None:
+    containerd = ["configure", "containerd", f"--config={tmp_path}/c", f"--records={tmp_path}/r"]
+    assert main([*containerd, f"{option}=\udcff"]) == 2
+    assert "It is not UTF-8" in capfd.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_purge_on_a_read_only_file_system_needs_nothing_there(tmp_path: Path) -> None:
     directory = str(tmp_path)
     config = Config(
