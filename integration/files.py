@@ -6,7 +6,8 @@ Rules
   could redirect the write. The kernel can prevent this, but not for a program that resolves the
   link before it opens the file.
 
-Source: rename(2); fsync(2); proc_sys_fs(5), protected_symlinks and protected_regular.
+Source: rename(2); fsync(2); proc_pid_fdinfo(5); proc_sys_fs(5), protected_symlinks and
+protected_regular.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def replace_file(
         path: the file's path. The file may be missing, but must not be anything other than a file.
         content: the complete content.
         mode: the mode of a new file.
-        staging: a directory for the temporary file, if that is on the same file system. Use it for
+        staging: a directory for the temporary file, if that is on the same mount. Use it for
             a directory of which other programs read every file, whatever its name.
         durable: sync the file, so that it survives a power failure; otherwise it may then be empty.
 
@@ -173,11 +174,21 @@ def sweep(path: str, *, staging: str | None = None) -> None:
 
 def _staging(directory: str, wanted: str | None) -> str:
     try:
-        if wanted is not None and os.stat(wanted).st_dev == os.stat(directory).st_dev:
+        if wanted is not None and _mount_of(wanted) == _mount_of(directory):
             return wanted
     except OSError:
         pass
     return directory
+
+
+def _mount_of(directory: str) -> str:
+    """Return the mount that a directory is on: rename(2) does not cross bind mounts either."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            return next(line for line in file if line.startswith("mnt_id:"))
+    finally:
+        os.close(fd)
 
 
 def resolved(path: str) -> str:

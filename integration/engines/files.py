@@ -55,7 +55,7 @@ class FileChange:
     mode: int = _MODE  # of a new file; and who may see the content
     # directories created for the file, or removed with it if they are empty then; parents first
     directories: tuple[str, ...] = ()
-    # the directory for the temporary file, if it is on the same file system; None for the directory
+    # the directory for the temporary file, if it is on the same mount; None for the directory
     # of the file itself. Used where an engine may read every file of the directory.
     staging: str | None = None
 

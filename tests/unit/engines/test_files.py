@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -236,3 +237,19 @@ def test_kill_at_any_step_leaves_old_or_new_and_the_next_one_sweeps(tmp_path: Pa
             if not was_killed:
                 break
         assert step > 3, "it was killed at steps of its own"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mount(2) is root's")
+def test_file_below_another_mount_of_the_same_file_system_is_written(tmp_path: Path) -> None:
+    """rename(2) refuses to cross mounts, also where both show one file system."""
+    source, mounted, staging = (tmp_path / name for name in ("source", "mounted", "staging"))
+    for directory in (source, mounted, staging):
+        directory.mkdir()
+    subprocess.run(["mount", "--bind", source, mounted], check=True)
+    try:
+        path = str(mounted / "file")
+        apply(change(FileChange(path, None, b"new", staging=str(staging))))
+        assert (mounted / "file").read_bytes() == b"new"
+        assert os.listdir(staging) == []
+    finally:
+        subprocess.run(["umount", mounted], check=True)
