@@ -104,7 +104,7 @@ def plan(options: Options) -> Change:
             do="add --replace to replace it (--remove restores it), or choose another "
             "--runtime-name",
         )
-    members = _members(options, before, _own_members(options, record))
+    members = _members(options, before, record)
     desired = "{}\n" if text is None or _is_blank(text) else text
     for path, value in members:
         try:
@@ -149,12 +149,15 @@ def _check_release(program: str) -> None:
 
 
 def _members(
-    options: Options, before: Mapping[str, Any], there: frozenset[tuple[str, ...]]
+    options: Options, before: Mapping[str, Any], record: Record
 ) -> list[tuple[tuple[str, ...], Any]]:
+    there = _own_members(options, record)
+    earlier = (there.get(("runtimes", record.name)) or {}).get("runtimeType")
+    kind = options.shim or earlier or RUNTIME_TYPE
     default = _DEFAULT in there if options.set_default is None else options.set_default
     cdi = _CDI in there if options.enable_cdi is None else options.enable_cdi
     members: list[tuple[tuple[str, ...], Any]] = [
-        (("runtimes", options.runtime_name), {"runtimeType": options.shim or RUNTIME_TYPE})
+        (("runtimes", options.runtime_name), {"runtimeType": kind})
     ]
     if default and _value_at(before, _DEFAULT) != options.runtime_name:
         members.append((_DEFAULT, options.runtime_name))
@@ -184,11 +187,11 @@ def _without_nvshim(options: Options, record: Record) -> View:
     return without(record, force=options.force, undo=undo)
 
 
-def _own_members(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
-    """Return the paths of the members of daemon.json that we wrote."""
+def _own_members(options: Options, record: Record) -> dict[tuple[str, ...], Any]:
+    """Return the members of daemon.json that we wrote, by their paths."""
     written = record.files.get(options.config)
     found = () if written is None else _written_members(options.config, written)
-    return frozenset(path for path, _, _ in found)
+    return {path: value for path, value, _ in found}
 
 
 def _written_members(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:

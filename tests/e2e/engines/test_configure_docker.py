@@ -101,6 +101,16 @@ def test_members_are_added_as_their_neighbours_are_and_come_out_again(
     assert text is None or node.read() == text
 
 
+def test_shim_of_an_earlier_call_stays(node: Node) -> None:
+    apply(plan(node.options(shim="/opt/containerd-shim-nvidia-v1")))
+    assert plan(node.options()).files == ()
+    apply(plan(node.options(runtime_name="gpu")))
+    runtimes = json.loads(node.read())["runtimes"]
+    assert runtimes == {"gpu": {"runtimeType": "/opt/containerd-shim-nvidia-v1"}}
+    apply(plan_removal(node.options()))
+    assert node.tree() == []
+
+
 NVIDIAS: Final = """{
     "data-root": "/srv/docker",
     "default-runtime": "nvidia",
