@@ -36,7 +36,7 @@ _OVERLAY: Final = (
     'mount -t overlay overlay -o "lowerdir=$0.lower,upperdir=$0.upper,workdir=$0.work" /tmp && '
     f"{_ON_TMP}"
 )
-# A name as any user of the machine may give: not in UTF-8, with a tab, a space and a parenthesis.
+# A valid name that is not UTF-8, with a tab, a space and a parenthesis.
 _ODD: Final = (
     f'{_SHARE}name="$(printf "a\\377\\t b)")" && odd="$0/$name" && mkdir "$odd" && '
     'mount -t tmpfs tmpfs "$odd" && cp /bin/sleep "$odd/$name" && '
@@ -131,7 +131,7 @@ def stuck_mount(directory: str) -> list[str]:
 
 
 def odd_names(directory: str) -> list[str]:
-    """Run beside a mount, a program and a command line that have odd names."""
+    """Run next to a mount, a program and a command line with odd names."""
     return [*_mounting(), "sh", "-c", _ODD, _made(directory, "below")]
 
 
