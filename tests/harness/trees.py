@@ -29,8 +29,8 @@ def small_tree(path: str, version: str = "1.0", *, more: int = 3) -> Tree:
         os.makedirs(os.path.join(path, folder))
     for name in ("containerd-shim-nvidia-v1", "nvshim"):
         _write(path, f"bin/{name}", _PROGRAM.format(name=name, version=version), mode=0o755)
-    shutil.copy("/bin/busybox", os.path.join(path, "runtime/lib/busybox"))
-    os.symlink("busybox", os.path.join(path, "runtime/lib/sleep"))
+    shutil.copy("/bin/sleep", os.path.join(path, "runtime/lib/program"))
+    os.symlink("program", os.path.join(path, "runtime/lib/sleep"))
     for number in range(more):
         _write(path, f"lib/api/module{number}.py", f"VERSION = {version!r}\n", mode=0o644)
     return write_tree(

@@ -76,7 +76,7 @@ def test_a_copy_is_the_tree_and_nothing_that_lies_beside_it(tree: Tree, target: 
 def test_an_archive_unpacks_to_the_tree(tree: Tree, target: str, tmp_path: Path, mode: str) -> None:
     archive = _archive(tree, tmp_path / "a.tar", mode=mode)
     seen, size = copying.inspect_source(archive)
-    assert (seen.digest, size > 1 << 20) == (tree.digest, True)
+    assert (seen.digest, size > os.path.getsize("/bin/sleep")) == (tree.digest, True)
     unpacked = copying.unpack(archive, target)
     copying.verify_copy(seen, target, tree.name)
     assert unpacked.digest == tree.digest
@@ -152,7 +152,7 @@ def test_an_archive_that_is_cut_off_or_damaged_gives_the_whole_tree_or_none(
         lambda tree: os.unlink(f"{tree}/lib/api/module0.py"),
         lambda tree: os.truncate(f"{tree}/lib/api/module0.py", 3),
         lambda tree: os.chmod(f"{tree}/bin/nvshim", 0o644),
-        lambda tree: os.replace(f"{tree}/runtime/lib/sleep", f"{tree}/runtime/lib/busybox"),
+        lambda tree: os.replace(f"{tree}/runtime/lib/sleep", f"{tree}/runtime/lib/program"),
     ],
     ids=["missing", "changed", "not executable", "a link"],
 )  # fmt: skip

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def _using(tree: str) -> Iterator[None]:
     with subprocess.Popen([f"{tree}/runtime/lib/sleep", "100"]) as process:
         try:
-            while not os.readlink(f"/proc/{process.pid}/exe").endswith("busybox"):
+            while not os.readlink(f"/proc/{process.pid}/exe").endswith("/program"):
                 pass
             yield
         finally:

@@ -128,7 +128,7 @@ def test_a_file_under_the_path_of_a_tree_in_a_container_is_none_of_the_tree(tmp_
 def test_a_mapped_file_is_known_by_its_inode_where_its_path_is_another(tmp_path: Path) -> None:
     tree = f"{tmp_path}/a"
     small_tree(tree)
-    seen = os.stat(f"{tree}/runtime/lib/busybox")
+    seen = os.stat(f"{tree}/runtime/lib/program")
     device = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}"
     maps = f"7f00-7f01 r-xp 00000000 {device} {seen.st_ino} /elsewhere/lib\n"
     _process(tmp_path / "proc", 5, "x", maps)
