@@ -20,7 +20,7 @@ from typing import Any, Final
 from api.errors import printable
 from integration.agent_errors import ApiServerRefused, ApiServerSilent
 
-__all__ = ["Refusal", "is_away", "parse_status", "remedy_of"]
+__all__ = ["Refusal", "is_away", "parse_status", "remedy_of", "retry_after"]
 
 _DENIALS: Final = (
     re.compile(r"\b((?:Validating|Mutating)AdmissionPolicy) '([^']{1,253})'"),
@@ -90,6 +90,16 @@ def is_away(error: BaseException | None) -> bool:
         is_its_own = error.http == _BUSY or error.http >= _FIRST_FAILURE
         return is_its_own and not error.denied_by
     return isinstance(error, ApiServerSilent)
+
+
+def retry_after(error: BaseException) -> float:
+    """Return after how many seconds the server that refused wants to be asked again; 0 if unknown.
+
+    Args:
+        error: the refusal, or an error that has it as its cause.
+    """
+    found = (getattr(each, "retry_after", 0.0) for each in (error, error.__cause__))
+    return max(map(float, found))
 
 
 def remedy_of(code: int, path: str, refusal: Refusal) -> str:

@@ -1,7 +1,8 @@
 """Write to the API server whenever topics change, and retry on failure.
 
-A refused call is logged once and repeated after a minute. What was written is checked from time to
-time: a Node that was deleted and registered again, for example, has nothing of it.
+A refused call is logged once and repeated after a minute, or sooner if a topic has changed, but not
+before the time that a busy server names. What was written is checked from time to time: a Node that
+was deleted and registered again, for example, has nothing of it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final, NoReturn
 
+import anyio
+
 from api.errors import NvshimError
 from integration.apiserver.client import ApiServer
+from integration.apiserver.status import retry_after
 from integration.detached import run_detached
 from integration.node.options import Options
 from integration.node.service import Context
@@ -40,15 +44,17 @@ async def keep_reported(
     failed, due = "", time.monotonic() + _CHECK_AFTER
     with closing(api_server_of(context.options)) as api:
         while True:
-            version, line = version_of(*topics), ""
+            version, line, busy = version_of(*topics), "", 0.0
             try:
                 await run_detached(write, api)
             except NvshimError as error:
-                line = str(error)
+                line, busy = str(error), min(retry_after(error), _RETRY_AFTER)
             if line and line != failed:
                 context.say("warning", line)
             failed = line
-            timeout = _RETRY_AFTER if line else math.inf
+            if busy:
+                await anyio.sleep(busy)
+            timeout = _RETRY_AFTER - busy if line else math.inf
             if forget is not None:
                 timeout = min(timeout, max(0.0, due - time.monotonic()))
             await wait_any(*topics, since=version, timeout=timeout)
