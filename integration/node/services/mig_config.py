@@ -270,7 +270,7 @@ class _Reports:
         state = self._written[0] if self._written else ""
         if state and _label_of(metadata) and STATE not in metadata["labels"]:
             try:
-                await run_detached(self._write, state, "")
+                await run_detached(self._restore, state)
                 self._context.fault("mig-config state", "")
             except NvshimError as error:  # the next change, or the next watch, tries again
                 self._context.fault("mig-config state", str(error), level="warning")
@@ -281,11 +281,21 @@ class _Reports:
             await anyio.sleep(_UNANSWERED)
             await self.write(*self._owed)
 
+    def _restore(self, state: str) -> None:
+        with self._one_writes:
+            path, labels = self._node()
+            if STATE not in labels:  # a later state may have been written meanwhile
+                self._api.call("PATCH", path, {"metadata": {"labels": {STATE: state}}})
+
+    def _node(self) -> tuple[str, dict[str, Any]]:
+        """Return the path of the Node, and its labels."""
+        path = f"{_NODES}/{quote(self._context.options.node_name, safe='')}"
+        return path, (self._api.call("GET", path).get("metadata") or {}).get("labels") or {}
+
     def _write(self, state: str, message: str) -> None:
         node = self._context.options.node_name
-        path = f"{_NODES}/{quote(node, safe='')}"
         with self._one_writes:
-            labels = (self._api.call("GET", path).get("metadata") or {}).get("labels") or {}
+            path, labels = self._node()
             if labels.get(STATE) == state == SUCCESS:
                 return  # nothing has changed since an earlier agent said so
             if not state and labels.get(STATE) != PENDING:

@@ -244,7 +244,8 @@ class Node(ApiServer):
         if method == "PATCH":
             self.may_label.wait()
             self.states.append(body["metadata"]["labels"][mig_config.STATE])
-        return {"metadata": {"labels": {mig_config.STATE: (self.states or [None])[-1]}}}
+        state = self.states[-1] if self.states else None
+        return {"metadata": {"labels": {} if state is None else {mig_config.STATE: state}}}
 
 
 @pytest.fixture
@@ -289,6 +290,10 @@ async def test_a_node_that_is_registered_again_gets_its_state_again(node: Node) 
     assert node.states == ["success", None, "success"]
     assert node.asked == ["GET", "GET", "PATCH"]
     assert not context.state.faults.lines
+    await reports.write(mig_config.PENDING, "")
+    node.states.append("success")  # a later state, written just before it is restored
+    await reports.restore({"labels": labels})
+    assert node.states[-1] == "success"
 
 
 async def test_a_state_that_is_given_up_is_not_taken_after_a_later_one(node: Node) -> None:

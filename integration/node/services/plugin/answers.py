@@ -37,8 +37,9 @@ from integration.node.services.plugin.snapshot import Snapshot
 from integration.node.values.counters import FAILED, OK, REFUSED
 from integration.node.values.resources import MPS, Device, Resource, Settings
 from integration.node.values.service_name import ServiceName
+from integration.timeouts import PATIENCE
 
-_TO_CHECK: Final = 5.0
+_TO_CHECK: Final = 5.0 * PATIENCE
 """Seconds for a check of a few files."""
 
 
