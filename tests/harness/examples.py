@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 __all__ = ["CHOICE", "FIXED", "RANDOM", "THOROUGH", "load_profile", "seeds", "some"]
 
@@ -59,6 +60,10 @@ T = TypeVar("T")
 def load_profile() -> None:
     """Set hypothesis to the chosen profile for all tests that are imported from now on."""
     settings.load_profile(CHOICE)
+    if CHOICE == FIXED:
+        # Constants of the product would be among the examples, so any change would change them.
+        # Each worker would also take half a second to find the constants.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def seeds(count: int) -> list[int]:

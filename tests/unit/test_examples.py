@@ -46,6 +46,11 @@ def test_examples_are_the_same_in_each_run() -> None:
     assert first.endswith("[1, 2, 3]\n")
 
 
+def test_what_is_imported_does_not_change_the_examples() -> None:
+    script = _TRY.replace("st.integers()", "st.lists(st.integers(), min_size=20)")
+    assert tried(FIXED, f"import hooks.engine\n{script}") == tried(FIXED, script)
+
+
 def test_thorough_runs_try_many() -> None:
     first = tried(THOROUGH)
     assert first.count("\n") > 1000
