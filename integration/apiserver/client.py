@@ -18,6 +18,7 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
 _GONE: Final = 410
 _PATCH: Final = "application/strategic-merge-patch+json"
+_CUT: Final = (ConnectionError, ssl.SSLError, http.client.HTTPException)
 _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -203,8 +205,11 @@ class Watch:
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield type and object of each change, until the server ends the watch, or it is closed.
 
+        A connection that is cut is such an end, too: load balancers cut idle ones, and servers that
+        restart. If no server is there, the next call says so.
+
         Raises:
-            ApiServerSilent: the connection broke, or a line is not a change.
+            ApiServerSilent: the server is silent for too long, or a line is not a change.
             ApiServerRefused: 410, the server has forgotten the version.
         """
         while (change := self.next()) is not None:
@@ -232,14 +237,16 @@ class Watch:
     def _read(self) -> tuple[str, dict[str, Any]] | None:
         try:
             line = self._answer.readline(_LONGEST)
-            if not line:
+            if not line or (line[-1:] != b"\n" and len(line) < _LONGEST):
                 return None
             change = parse_json(line)
             kind, found = change["type"], change["object"]
             if kind != "ERROR":
                 return str(kind), dict(found)
             code = int(found.get("code") or _GONE)
-        except (*_NO_CHANGE, OSError, http.client.HTTPException) as error:
+        except _CUT:
+            return None
+        except (*_NO_CHANGE, OSError) as error:
             raise self._server.silent(self._asked, error) from error
         raise _refused(self._asked, code, "", parse_status(code, json.dumps(found)))
 

@@ -49,6 +49,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from api.errors import NvshimError, one_line
 from integration.apiserver.client import ApiServer, Watch
+from integration.backoff import Backoff
 from integration.detached import run_detached
 from integration.devices.drain_errors import ResetRunning
 from integration.devices.drain_marks import is_resetting
@@ -73,7 +74,7 @@ _ERROR: Final = "NVSHIM-"  # so its last line begins if it fails
 _RUNNING: Final = ResetRunning.code
 _NODES: Final = "/api/v1/nodes"
 _EVENTS: Final = "/api/v1/namespaces/default/events"  # of objects without a namespace
-_PAUSE: Final = 1.0  # seconds between watches, and after a change
+_PAUSE: Final = 1.0  # seconds between two looks whether a command has ended
 _RETRY_AFTER: Final = 300.0
 _UNANSWERED: Final = 60.0
 _LONGEST: Final = 1 << 16
@@ -97,7 +98,9 @@ async def _follow(
     """Publish the Node's label, now and whenever it changes, and keep the state on the Node."""
     publisher, node = label.publisher(ServiceName.MIG_CONFIG), context.options.node_name
     path, query = f"{_NODES}/{quote(node, safe='')}", {"fieldSelector": f"metadata.name={node}"}
+    backoff = Backoff()
     while True:
+        started = time.monotonic()
         try:
             metadata = (await run_detached(partial(api.call, "GET", path))).get("metadata") or {}
             publisher.publish(_label_of(metadata))
@@ -115,7 +118,7 @@ async def _follow(
                         await reports.restore(metadata)
             finally:
                 watch.close()
-            await anyio.sleep(_PAUSE)
+            await anyio.sleep(backoff.pause(time.monotonic() - started))
         except NvshimError as error:
             context.fault("mig-config label", str(error), level="warning")
             await anyio.sleep(_UNANSWERED)

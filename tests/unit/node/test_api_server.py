@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,6 +115,26 @@ def test_a_version_that_is_too_old_is_a_refusal(client: ApiServer, cluster: Clus
     with pytest.raises(ApiServerRefused) as refused:
         client.watch(SLICES, "1", {})
     assert refused.value.http == 410
+
+
+@pytest.mark.parametrize(
+    "end",
+    [b'{"type": "MODI', ConnectionResetError("reset"), IncompleteRead(b"")],
+    ids=["in a line", "reset", "in a chunk"],
+)
+def test_a_watch_whose_connection_is_cut_has_ended(
+    client: ApiServer, monkeypatch: pytest.MonkeyPatch, end: bytes | Exception
+) -> None:
+    """Load balancers cut idle connections, and a server that restarts cuts all."""
+
+    def readline(_: int) -> bytes:
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    watch = client.watch(SLICES, "100", {})
+    monkeypatch.setattr(watch._answer, "readline", readline)
+    assert watch.next() is None
 
 
 def test_a_watch_that_is_closed_ends_for_the_thread_that_waits_in_it(
