@@ -1,10 +1,10 @@
 #!/bin/bash
 # Packages:  apptainer 1.4.5-2 (Debian sid)
-# Guess:     A container of Apptainer has the GPUs with --nv, and none without it or with NVIDIA_VISIBLE_DEVICES=void. --nv
-#            finds the driver's libraries where the dynamic loader does, or says that it found none.
+# Guess:     A container of Apptainer has the GPUs with --nv, and none without it or with NVIDIA_VISIBLE_DEVICES=void.
+#            --nv finds the driver's libraries where the dynamic loader does, or says that it found none.
 # Behaviour: The option is about libraries: without it the container has the host's whole /dev, so it can use the GPUs
-#            with a driver of its own. Only --contain makes a small /dev. The variable counts for nothing. And --nv asks
-#            ldconfig only: a driver in a directory of LD_LIBRARY_PATH, as clusters mount one and as it is in a
+#            with a driver of its own. Only --contain makes a small /dev. The variable counts for nothing. And --nv
+#            asks ldconfig only: a driver in a directory of LD_LIBRARY_PATH, as clusters mount one and as it is in a
 #            container that got its driver so, is not found, without a word, and the status is 0.
 # Seen (the host has nvidia0 and nvidiactl, and libcuda.so.1 in the linker's cache or in LD_LIBRARY_PATH):
 #   cache: nvidia0 nvidiactl, no library

@@ -2,9 +2,9 @@
 # Packages:  GPUtil 1.4.0, nvsmi 0.4.2 (PyPI)
 # Guess:     A GPU in MIG mode, for which nvidia-smi has no utilization ("[N/A]"), counts as idle, or is an error, for
 #            libraries that choose a free GPU by what nvidia-smi says.
-# Behaviour: Both read it as NaN, which is below no limit: the GPU is never free, however idle it is. GPUtil says that it
-#            could not find one, and nvsmi gives an empty list, as on a node whose GPUs are all in use; nvsmi does so
-#            with the default limit, 100%, too. GPUtil's includeNan=True helps.
+# Behaviour: Both read it as NaN, which is below no limit: the GPU is never free, however idle it is. GPUtil says that
+#            it could not find one, and nvsmi gives an empty list, as on a node whose GPUs are all in use; nvsmi does
+#            so with the default limit, 100%, too. GPUtil's includeNan=True helps.
 # Seen (nvidia-smi's answer for an idle GPU in MIG mode):
 #   GPUtil, the GPU: load nan, memory 0%
 #   GPUtil, getAvailable(): []

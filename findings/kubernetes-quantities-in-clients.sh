@@ -3,11 +3,11 @@
 #            kubernetes-resource-parser 0.1.0 (npm)
 # Guess:     Libraries that read Kubernetes' quantities read each one that the API server takes, and refuse what it
 #            refuses: there is one grammar, with examples.
-# Behaviour: lightkube refuses 1E3, 100u and 100n; the last is how the metrics API gives CPU usage. For the npm package it
-#            is 100 processors, and 39.5Gi of a GPU's memory are 39 bytes, without an error. Python's official client
-#            reads all, but it takes 1K, 1_000 and Infinity as well: a check with it passes what the API server
-#            refuses. The API server writes quantities of its own objects without fractions; those are what people
-#            write in manifests and settings.
+# Behaviour: lightkube refuses 1E3, 100u and 100n; the last is how the metrics API gives CPU usage. For the npm
+#            package it is 100 processors, and 39.5Gi of a GPU's memory are 39 bytes, without an error. Python's
+#            official client reads all, but it takes 1K, 1_000 and Infinity as well: a check with it passes what the
+#            API server refuses. The API server writes quantities of its own objects without fractions; those are what
+#            people write in manifests and settings.
 # Seen (memory and CPU: the two functions of the npm package):
 #   quantity   API server    Python        lightkube               memory   CPU
 #   1.5k       1500          1500          1500                    1        1.5

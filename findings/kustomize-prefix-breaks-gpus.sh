@@ -1,7 +1,7 @@
 #!/bin/bash
 # Packages:  kustomize 5.6.0+ds-1+b2, kubectl 1.32.3+ds-2 (Debian 13)
-# Guess:     kustomize's namePrefix renames an object and all references to it, for all kinds of Kubernetes itself, as it
-#            does for a ConfigMap or a PriorityClass. Its namespace is set for the objects that have one.
+# Guess:     kustomize's namePrefix renames an object and all references to it, for all kinds of Kubernetes itself, as
+#            it does for a ConfigMap or a PriorityClass. Its namespace is set for the objects that have one.
 # Behaviour: It does not know the references that pods with GPUs have: runtimeClassName, deviceClassName,
 #            resourceClaimName and resourceClaimTemplateName keep the old names, while the objects get new ones. There
 #            is no message, and each object is valid by itself, so it shows only where the pods do not start. And it

@@ -1,12 +1,12 @@
 #!/bin/bash
 # Package:   nvidia-nccl-cu13 2.32.3 (PyPI)
-# Guess:     A line of /etc/nccl.conf, or of the file that NCCL_CONF_FILE names, may have spaces around "=", quotes, or a
-#            comment behind the value, as in systemd's environment files or in a shell; or NCCL says that it does not
-#            understand the line.
-# Behaviour: The line is taken to the byte, but for a carriage return at its end. A space before "=" or at the beginning,
-#            or "export", makes it another variable, so it is ignored. Quotes, a comment behind the value, and spaces
-#            around it belong to the value: a number is invalid then and counts for nothing, and the interface "eth0" of
-#            NCCL_SOCKET_IFNAME="eth0" does not exist. There is no error for the line.
+# Guess:     A line of /etc/nccl.conf, or of the file that NCCL_CONF_FILE names, may have spaces around "=", quotes,
+#            or a comment behind the value, as in systemd's environment files or in a shell; or NCCL says that it does
+#            not understand the line.
+# Behaviour: The line is taken to the byte, but for a carriage return at its end. A space before "=" or at the
+#            beginning, or "export", makes it another variable, so it is ignored. Quotes, a comment behind the value,
+#            and spaces around it belong to the value: a number is invalid then and counts for nothing, and the
+#            interface "eth0" of NCCL_SOCKET_IFNAME="eth0" does not exist. There is no error for the line.
 # Seen (NAME is NCCL_SET_THREAD_NAME, which is FALSE by default):
 #   NAME=1:                   TRUE
 #   NAME=1, carriage return:  TRUE

@@ -1,11 +1,11 @@
 #!/bin/bash
 # Packages:  runc 1.1.5+ds1-1+deb12u1, crun 1.8.1-1+deb12u1 (Debian 12)
-# Guess:     A key of config.json whose letters have another case, as "Devices" for "devices", is an unknown one, which a
-#            runtime ignores, as the runtime specification demands. So a spec that works with one runtime works with
-#            the other, and what reads a spec finds all that counts by the exact names.
-# Behaviour: runc takes it for the key, as Go's JSON decoder does; crun ignores it. So a misspelled spec has its GPU with
-#            runc and none with crun, without a word. Of two spellings in one object runc takes the one that comes
-#            last. runc up to 1.3 and crun up to 1.28 do the same.
+# Guess:     A key of config.json whose letters have another case, as "Devices" for "devices", is an unknown one,
+#            which a runtime ignores, as the runtime specification demands. So a spec that works with one runtime
+#            works with the other, and what reads a spec finds all that counts by the exact names.
+# Behaviour: runc takes it for the key, as Go's JSON decoder does; crun ignores it. So a misspelled spec has its GPU
+#            with runc and none with crun, without a word. Of two spellings in one object runc takes the one that
+#            comes last. runc up to 1.3 and crun up to 1.28 do the same.
 # Seen (gpu0 is 1:3 by the spec, gpu0 of "Devices" 1:5):
 #   runc, devices: 1:3
 #   runc, Devices: 1:5
