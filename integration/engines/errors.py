@@ -72,7 +72,7 @@ ConfigLocked = EnginesError.row("NVSHIM-E2565 config-locked", Status.UNAVAILABLE
 ChangedMeanwhile = EnginesError.row("NVSHIM-E2566 changed-meanwhile", Status.ABORTED,
     "A file changed between plan and apply. Nothing was written.")
 WriteFailed = EnginesError.row("NVSHIM-E2567 write-failed", Status.PERMISSION_DENIED,
-    "A file could not be written or removed. The files after it in the plan are unchanged.",
+    "A file could not be written or removed. The other files are as they were.",
     remedy="check that the file system is writable, and run this as root")
 RecordInvalid = EnginesError.row("NVSHIM-E2570 record-invalid", Status.DATA_LOSS,
     "Our own record of the earlier configuration cannot be read.")

@@ -22,7 +22,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from integration.engines.errors import (
     ChangedMeanwhile,
     ConfigLocked,
     ConfigUnreadable,
+    EnginesError,
     WriteFailed,
 )
 from integration.files import remove_file, replace_file, sweep
@@ -196,8 +197,7 @@ def apply(change: Change) -> None:
     Raises:
         ConfigLocked: another process is applying a change.
         ChangedMeanwhile: a file differs from what the plan read. Nothing was written.
-        WriteFailed: a file could not be written. The files before it in the plan were written,
-            those after it were not.
+        WriteFailed: a file could not be written. The files before it in the plan were restored.
     """
     if not change.files:
         return
@@ -208,10 +208,11 @@ def apply(change: Change) -> None:
                     f"to write {file.path}", found="it has changed since it was read",
                     do="try again",
                 )  # fmt: skip
-        for file in change.files:
+        for done, file in enumerate(change.files):
             try:
                 _replace(file)
             except OSError as error:
+                _undo(change.files[: done + 1])
                 verb = "remove" if file.new is None else "write"
                 raise WriteFailed(
                     f"to {verb} {file.path}",
@@ -283,6 +284,19 @@ def _replace(change: FileChange) -> None:
         return
     remove_file(change.path)
     _remove_empty(change.directories)
+
+
+def _undo(files: Sequence[FileChange]) -> None:
+    """Restore files of a change, the last one first, as far as that is possible.
+
+    What cannot be restored stays in the record, with which the next run continues.
+    """
+    for file in reversed(files):
+        with contextlib.suppress(OSError, EnginesError):
+            if read(file.path) == file.new:  # the last one may not have been written
+                _replace(replace(file, old=file.new, new=file.old))
+        if file.old is None:
+            _remove_empty(file.directories)
 
 
 def _lines(content: bytes | None) -> Sequence[str]:

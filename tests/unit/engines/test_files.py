@@ -150,6 +150,27 @@ def test_failure_at_any_step_leaves_the_old_file_and_no_other(
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_files_before_one_that_cannot_be_written_are_restored(tmp_path: Path) -> None:
+    """Among others a configuration that is a link to /dev/null, or a mount of its own."""
+    theirs, gone, link = (tmp_path / name for name in ("theirs", "gone", "link"))
+    theirs.write_bytes(b"old")
+    theirs.chmod(0o600)
+    gone.write_bytes(b"old")
+    link.symlink_to("/dev/null")
+    made = f"{tmp_path}/a/b/file"
+    before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
+    wanted = change(
+        FileChange(made, None, b"new", directories=missing_directories(made)),
+        FileChange(str(theirs), b"old", b"new"),
+        FileChange(str(gone), b"old", None),
+        FileChange(str(link), b"", b"new"),
+    )
+    with raises(WriteFailed, match=r"link: is not a file"):
+        apply(wanted)
+    assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before
+    assert (theirs.read_bytes(), gone.read_bytes()) == (b"old", b"old")
+
+
 def test_diff_says_what_is_at_the_end_of_a_file() -> None:
     diff = FileChange("/f", b"a\nb", b"a\nb\n").diff()
     assert diff.startswith("--- /f\n+++ /f\n")
