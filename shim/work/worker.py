@@ -278,21 +278,22 @@ def _run(
     kept: set[int],
 ) -> NoReturn:
     """Be the worker."""
-    link = Link(connection)
+    link, status = Link(connection), 1
     try:
-        os.setpgid(0, 0)
-        # What is collected here is the shim's, whose descriptors have other numbers' files.
-        gc.disable()
-        forked.set_up_child(shim, kept)
-        _signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
+            os.setpgid(0, 0)
+            # What is collected here is the shim's, whose descriptors have other numbers' files.
+            gc.disable()
+            forked.set_up_child(shim, kept)
+            _signal.pthread_sigmask(signal.SIG_SETMASK, ())
             answer = work(link)
             if answer is not None:
                 link.answer(*answer)
         except Exception as error:  # noqa: BLE001 - the shim raises it
             link.fail(error)
+        status = 0
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def _read_all(fd: int, deadline: float) -> bytes | None:
