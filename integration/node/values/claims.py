@@ -170,7 +170,8 @@ def uuid_of(name: str) -> str:
 MEBI: Final = 1 << 20
 
 _FORM: Final = re.compile(
-    r"([0-9]{1,20}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(?:([KMGTPE]i)|([numkMGTPE])|[eE]([0-9]{1,2}))?",
+    r"\+?([0-9]{1,20}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
+    r"(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?[0-9]{1,2}))?",
     re.ASCII,
 )
 _BINARY: Final = {f"{letter}i": 1 << 10 * n for n, letter in enumerate("KMGTPE", 1)}

@@ -240,7 +240,8 @@ def test_containers_find_the_daemon_of_their_claim() -> None:
     [
         ("10Gi", 10 << 30), ("1", 1), (4, 4), ("1k", 1000), ("1.5Gi", 3 << 29), ("1e3", 1000),
         ("1E3", 1000), ("1E", 10**18), ("500m", 1), ("", None), ("Gi", None), ("1gi", None),
-        ("-1", None), (None, None), (True, None), ("\u0661", None),
+        ("-1", None), (None, None), (True, None), ("\u0661", None), ("+1", 1), ("2e+3", 2000),
+        ("1e-3", 1), ("2500E-3", 3), ("++1", None), ("1e", None),
     ],
 )  # fmt: skip
 def test_a_quantity_is_read_as_kubernetes_does(text: Any, size: int | None) -> None:
