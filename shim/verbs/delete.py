@@ -181,7 +181,7 @@ def _end_calls(path: str, logs: Sequence[str]) -> None:
 def _end_sandbox(path: str) -> None:
     """End the containers of a sandbox's pod and its holder; no other process does."""
     members = sandbox_members.members(path)
-    pid, start_time = sandbox_members.read_holder(path)
+    pid, start_time = _read(lambda: sandbox_members.read_holder(path)) or (0, 0)
     if not (members or pid):
         return
     deadline = time.monotonic() + _MEMBERS_TIMEOUT

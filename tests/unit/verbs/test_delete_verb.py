@@ -26,6 +26,7 @@ from shim.bundle import RuntimeRecord
 from shim.mountinfo import mount_points_below
 from shim.processes import start_time_of
 from shim.runtime import orphans
+from shim.sandbox import members
 from shim.verbs import unfinished
 from tests.harness.waiting import eventually
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
@@ -178,6 +179,23 @@ def test_container_is_ended(program: Program, bundle: Path, root: Path, name: st
     if case.change is _hanging:
         started = (program.directory / "pids").read_text().split()
         assert [pid for pid in map(int, started) if not has_ended(pid)] == []
+
+
+@in_private_mount_namespace
+def test_containers_of_a_sandbox_are_ended_also_if_the_record_of_its_holder_is_malformed(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    sandbox = program.bundle(f"{bundle.name}-pod")
+    (sandbox / members.HOLDER).write_text("soon\n")
+    with container(bundle, root) as left:
+        left.run()
+        processes = left.processes()
+        record = RuntimeRecord("runc", str(root), systemd_cgroup=False)
+        members.write_member(str(sandbox), left.id, str(bundle), record)
+        _, complaints = _delete(program, sandbox)
+        assert complaints.startswith("NVSHIM-E1004")
+        assert complaints.count("\n") == 1
+        _assert_nothing_left(left, processes)
 
 
 def _have_own_sockets() -> None:
