@@ -15,7 +15,7 @@ from click.shell_completion import shell_complete
 
 from api.errors import NvshimError
 from integration import exits
-from integration.cli.errors import AnswerUnwritten
+from integration.cli.errors import AnswerUnwritten, FileUnusable
 from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
 from integration.cli.output import Format, print_error
@@ -139,12 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _silence(sys.stdout)
         return exits.BROKEN_PIPE
     except OSError as error:
-        # An error with a file name is a command's own; only stdout's errors are reported here.
-        if error.filename is not None or error.errno not in _UNWRITTEN:
-            raise
-        _silence(sys.stdout)
+        # Without a file name it is an error of stdout.
+        if error.filename is None:
+            if error.errno not in _UNWRITTEN:
+                raise
+            _silence(sys.stdout)
         with _best_effort():
-            print_error(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
+            print_error(_described(error), meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     return exits.OK
 
@@ -182,10 +183,13 @@ def _best_effort() -> Iterator[None]:
         _silence(sys.stderr)
 
 
-def _unwritten(error: OSError) -> NvshimError:
+def _described(error: OSError) -> NvshimError:
+    found = os.strerror(error.errno or 0).lower()
+    if error.filename is not None:
+        return FileUnusable(f"to use {os.fsdecode(error.filename)}", found=found)
     return AnswerUnwritten(
         "to write the output to stdout",
-        found=os.strerror(error.errno or 0).lower(),
+        found=found,
         do="free disk space there, and check whether the command took effect",
     )
 

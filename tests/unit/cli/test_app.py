@@ -342,6 +342,21 @@ def test_what_others_wrote_moves_no_cursor_in_any_form() -> None:
             assert json.loads(text)["items"] == [row]
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "why"),
+    [
+        (["info", f"--prefix=/{'a' * 300}"], f"/{'a' * 300}", "file name too long"),
+        (["list", "--procfs=/dev/null"], "/dev/null", "not a directory"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], path: str, why: str
+) -> None:
+    assert app.main(words) == exits.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"NVSHIM-E2502 file-unusable: cannot use {path}: {why}. ")
+
+
 @pytest.mark.parametrize("taken", ["full", "closed"])
 @pytest.mark.parametrize(
     ("words", "status"), [("nonsense", exits.USAGE), ("config get no.such", exits.FAILED)]
