@@ -231,6 +231,16 @@ def _room(path: str) -> str:
     return path
 
 
+def _link(source: str, target: str) -> None:
+    """Copy a tree as ``cp -al`` does, which takes three times as long."""
+    for above, directories, names in os.walk(source):
+        copy = target + above.removeprefix(source)
+        os.mkdir(copy, stat.S_IMODE(os.stat(above).st_mode))
+        links = [name for name in directories if os.path.islink(os.path.join(above, name))]
+        for name in (*names, *links):
+            os.link(os.path.join(above, name), os.path.join(copy, name), follow_symlinks=False)
+
+
 class Healthy:
     """A node without faults, which tests copy."""
 
@@ -255,7 +265,7 @@ class Healthy:
         """Copy the node; the copy shares its files until they are replaced."""
         self._made += 1
         root = os.path.join(self.directory, f"c{self._made}")
-        subprocess.run(["cp", "-al", self.tree.root, root], check=True)
+        _link(self.tree.root, root)
         tree = Tree(root)
         tree.container(self.uuids[:1], self.driver)
         return tree
