@@ -213,7 +213,7 @@ def test_a_place_that_is_no_place_is_refused_before_anything_is_written(
 def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_up_is_left_as_it_was(
     node: Node, small_disk: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = small_disk("1m")
+    disk = small_disk("32k")
     layout = InstallLayout(f"{disk}/opt", node.layout.bindir)
     wanted = InstallOptions(layout, source=node.old.path, test=False, installer=Installer(layout))
     with raises(NoSpace, match="MiB"):
