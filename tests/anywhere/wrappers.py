@@ -40,7 +40,8 @@ _OVERLAY: Final = (
 _ODD: Final = (
     f'{_SHARE}name="$(printf "a\\377\\t b)")" && odd="$0/$name" && mkdir "$odd" && '
     'mount -t tmpfs tmpfs "$odd" && cp /bin/sleep "$odd/$name" && '
-    '{ setpriv --pdeathsig KILL "$odd/$name" infinity & } && "$@" && code=0 || code=$?; '
+    '{ setpriv --pdeathsig KILL "$odd/$name" infinity & } && '
+    'until [ /proc/$!/exe -ef "$odd/$name" ]; do :; done && "$@" && code=0 || code=$?; '
     "kill $! && exit $code"
 )
 

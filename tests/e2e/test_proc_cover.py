@@ -302,7 +302,7 @@ async def test_node_is_owned_by_who_has_its_numbers_in_the_container(
         assert tmp_path.joinpath("nodes").stat().st_mode & 0o777 == 0o700
         assert container.run() == ["0:44 640 1:7", "opened"]
     assert os.stat("/dev/full") == before
-    assert "/dev/full" not in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    assert b"/dev/full" not in Path("/proc/self/mountinfo").read_bytes()
 
 
 async def test_node_that_is_uncovered_is_the_hosts_again_and_can_be_covered_again(

@@ -302,8 +302,8 @@ def test_drivers_files_are_in_the_layer_instead_of_being_mounted(
 
 def _layer_of(one: Container) -> str:
     """Return the topmost lower directory of a container's rootfs."""
-    for line in Path("/proc/thread-self/mountinfo").read_text(encoding="utf-8").splitlines():
-        if line.split()[4] == str(one.rootfs):
+    for line in os.fsdecode(Path("/proc/thread-self/mountinfo").read_bytes()).split("\n")[:-1]:
+        if line.split(" ")[4] == str(one.rootfs):
             return line.partition("lowerdir=")[2].partition(":")[0]
     message = "it is not mounted"
     raise AssertionError(message)

@@ -34,9 +34,9 @@ TMPFS: Mount = ("tmpfs", "tmpfs", "", ["size=1m"])
 def _options_of(point: Path) -> set[str]:
     """Return the options of the topmost mount at a path, from the kernel."""
     found: set[str] = set()
-    for line in Path("/proc/thread-self/mountinfo").read_text(encoding="utf-8").splitlines():
+    for line in os.fsdecode(Path("/proc/thread-self/mountinfo").read_bytes()).split("\n")[:-1]:
         fields = line.split(" ")
-        if unescape(fields[4].encode()) == os.fsencode(point):
+        if unescape(os.fsencode(fields[4])) == os.fsencode(point):
             optional = fields[6 : fields.index("-")]
             found = {*fields[5].split(","), *(name.partition(":")[0] for name in optional)}
     return found

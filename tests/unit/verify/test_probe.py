@@ -21,8 +21,9 @@ PROGRAM: Final = find_program()
 
 def probe(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PROGRAM, *words], capture_output=True, text=True, check=False, env={}, timeout=60
-    )
+        [PROGRAM, *words], capture_output=True, text=True, errors="replace", check=False, env={},
+        timeout=60,
+    )  # fmt: skip
 
 
 def test_it_needs_no_file_of_the_image() -> None:
@@ -66,7 +67,7 @@ def test_a_pod_of_a_cluster_is_judged_by_how_many_it_has(count: str, status: int
 def test_it_looks_again_when_it_is_told_to_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with open(log, "wb") as file, subprocess.Popen([PROGRAM, "hold"], stdout=file) as process:
-        eventually(lambda: log.read_text().endswith(f"{END}\n"), "the first look")
+        eventually(lambda: log.read_bytes().endswith(f"{END}\n".encode()), "the first look")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-    assert log.read_text().splitlines().count(END) == 2
+    assert log.read_bytes().split(b"\n").count(END.encode()) == 2
