@@ -41,6 +41,9 @@ _STEPS: Final = (
 )
 _LAYOUTS: Final = (Column("LAYOUT", "name"), Column("STATE", "state"), Column("WHY", "why"))
 
+# Seconds until an interrupt is repeated.
+_AGAIN: Final = 1.0
+
 _FILE: Final = click.argument("file", type=click.Path(dir_okay=False))
 _of_file: Final = stacked(_FILE, click.argument("layout", required=False))
 
@@ -134,6 +137,9 @@ def list_(output: Output, config: Config, *, file: str) -> None:
 def _undone_by_sigterm(parent: int | None) -> Iterator[None]:
     """Treat SIGTERM, which systemd sends, as Ctrl-C.
 
+    Python drops an exception that a signal raises in a finalizer. After the parent's end nobody
+    sends another signal, so an alarm repeats it.
+
     Args:
         parent: the process that started this one, and whose end counts as SIGTERM; None for none.
     """
@@ -145,9 +151,12 @@ def _undone_by_sigterm(parent: int | None) -> Iterator[None]:
     def interrupt(*_: object) -> None:
         nonlocal came
         came = True
+        if parent is not None:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    handled = (signal.SIGTERM,) if parent is None else (signal.SIGTERM, signal.SIGALRM)
+    before = {each: signal.signal(each, interrupt) for each in handled}
     try:
         if parent is not None:
             syscalls.die_with_parent(signal.SIGTERM)
@@ -159,7 +168,10 @@ def _undone_by_sigterm(parent: int | None) -> Iterator[None]:
             raise click.exceptions.Exit(exits.TERMINATED) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if parent is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _show(output: Output, answer: Mapping[str, Any]) -> None:
