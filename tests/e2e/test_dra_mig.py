@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -542,6 +543,18 @@ def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(fresh: Cut) ->
     gpu = fresh.node.scenario.gpus[0].uuid.lower()
     eventually(lambda: gpu not in fresh.cluster.published(), "it is not offered as a whole")
     assert fresh.mode() == ON
+
+
+def test_a_mode_that_a_person_has_just_switched_off_is_switched_on_for_a_claim(fresh: Cut) -> None:
+    claim = fresh.claim("one", fresh.part("1g10gb", 2, gpu=0))
+    assert fresh.smi("-i", "0", "-mig", "1")
+    gpu = fresh.node.scenario.gpus[0].uuid.lower()
+    os.kill(fresh.agent.pid, signal.SIGHUP)  # or it looks within a minute
+    eventually(lambda: gpu not in fresh.cluster.published(), "the agent has seen it")
+    assert fresh.smi("-i", "0", "-mig", "0")  # before the agent scans the node again
+    fresh.have(claim)
+    fresh.give_back(claim)
+    eventually(fresh.is_whole, "nothing is left")
 
 
 @pytest.mark.parametrize(

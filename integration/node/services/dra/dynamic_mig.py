@@ -170,12 +170,21 @@ class DynamicMig:
         if any(map(is_unmade, claim.devices)):
             cut = {each.gpu for each in claim.devices if is_unmade(each) and not each.admin}
             for gpu in inventory.gpus:
-                if gpu.uuid in cut and not gpu.mig:
+                if gpu.uuid in cut and not await self._is_in_mig_mode(gpu):
                     await self._switch(gpu, partial(self.modes.on, gpu, inventory, str(claim)))
             create = partial(self.creator.create, claim, parts, inventory)
             claim = await run_detached(create)
             await self._rediscover()
         return claim
+
+    async def _is_in_mig_mode(self, gpu: Gpu) -> bool:
+        """Return whether MIG mode of a GPU is on.
+
+        The inventory may be from before somebody switched it off: an administrator, or this driver.
+        """
+        if gpu.mig and gpu.uuid not in self.modes.switched:
+            return await run_detached(partial(self.modes.is_on, gpu))
+        return gpu.mig
 
     async def delete(self, uid: str) -> None:
         """Delete the MIG devices that were created for a claim, by its UID.

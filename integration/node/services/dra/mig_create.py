@@ -111,6 +111,13 @@ class MigModes:
                 f"to switch MIG mode of {gpu.uuid} on for {whom}", found=error.found, do=error.do
             ) from error
 
+    def is_on(self, gpu: Gpu) -> bool:
+        """Return whether MIG mode of a GPU is on; False if NVML does not tell."""
+        try:
+            return self._is_on(gpu)
+        except SmiFailed:
+            return False
+
     def off(self, gpu: Gpu, inventory: Inventory) -> None:
         """Switch MIG mode of a GPU off, unless an administrator created instances.
 
