@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -549,11 +548,12 @@ def test_a_mode_that_a_person_has_just_switched_off_is_switched_on_for_a_claim(f
     claim = fresh.claim("one", fresh.part("1g10gb", 2, gpu=0))
     assert fresh.smi("-i", "0", "-mig", "1")
     gpu = fresh.node.scenario.gpus[0].uuid.lower()
-    os.kill(fresh.agent.pid, signal.SIGHUP)  # or it looks within a minute
+    other = fresh.claim("other", fresh.part("1g10gb", 3, gpu=1))
+    fresh.have(other)  # afterwards the agent asks NVML about all GPUs
     eventually(lambda: gpu not in fresh.cluster.published(), "the agent has seen it")
     assert fresh.smi("-i", "0", "-mig", "0")  # before the agent scans the node again
     fresh.have(claim)
-    fresh.give_back(claim)
+    fresh.give_back(claim, other)
     eventually(fresh.is_whole, "nothing is left")
 
 
