@@ -163,7 +163,7 @@ async def _handle_signals(show: _Display, stop: Callable[[int], None], *, task_s
 
 
 async def _watch_reader(stream: TextIO, stop: Callable[[int], None]) -> None:
-    """Stop when nobody reads a pipe any more; the next frame may be an hour away."""
+    """Stop when a pipe loses its last reader; the next frame may be an hour away."""
     try:
         number = stream.fileno()
     except OSError:

@@ -123,14 +123,14 @@ class Settings:
 class Device(NamedTuple):
     """A device, or a share of a device, as the kubelet knows it.
 
-    A tuple, because there may be thousands of them, and a change of one makes all of them anew.
+    A tuple, because there may be thousands of them, and each change creates all of them again.
     """
 
     id: str  # the kubelet's id: the UUID, or "UUID::N" for share N
     uuid: str  # UUID of the GPU or MIG device
     gpu: str  # UUID of its GPU; for a whole GPU, the same as ``uuid``
     # nvidia-smi's index: "0"; "0:1" for a MIG device
-    index: str  # type: ignore[assignment] # nobody asks for the index of a field
+    index: str  # type: ignore[assignment] # hides tuple.index
     minor: int  # minor number of its GPU's device node
     numa_node: int | None = None  # None if unknown
     memory_bytes: int | None = None  # memory of the whole device; None if unknown
