@@ -13,6 +13,8 @@ import pytest
 
 from integration.errors import IntegrationError
 from integration.simulated import Scenario, SimulatedNode
+from integration.tree import MANIFEST
+from tests.harness.launcher import launcher_with
 from tests.harness.node import Node, node_of
 from tests.harness.raising import is_error
 from tests.harness.runtime import Runtime, is_alive
@@ -25,13 +27,20 @@ from tools.parts import Parts
 
 
 @pytest.fixture
-def start_shim(shim_directory: str, parts: Parts) -> StartShim:
+def start_shim(
+    shim_directory: str, parts: Parts, request: pytest.FixtureRequest, tmp_path: Path
+) -> StartShim:
     """Start a shim for its first container.
 
     The shim stops with the block, unless the block has stopped it. Its containers are killed and
-    deleted in any state, and nothing may be left.
+    deleted in any state, and nothing may be left. With the marker ``constants`` it has other
+    constants, except the shim of a tree.
     """
     launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
+    marker = request.node.get_closest_marker("constants")
+    is_tree = os.path.exists(os.path.join(os.path.dirname(shim_directory), MANIFEST))
+    if marker is not None and not is_tree:
+        launcher = launcher_with(marker.args[0], launcher, str(tmp_path / "launcher"))
 
     @asynccontextmanager
     async def start(first: str, *args: str, **more: Any) -> AsyncIterator[ShimByHand]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -30,8 +29,9 @@ def loggers() -> Iterator[Loggers]:
         yield loggers
 
 
+# It exits by itself, before any signal.
+@pytest.mark.constants({"shim.stdio.logger._OWN_END_SECONDS": 3600.0})
 @pytest.mark.parametrize("scheme", ["binary", "binary-v2"])
-@pytest.mark.serial
 async def test_a_logger_takes_both_outputs_whole_and_ends(
     start_shim: StartShim, loggers: Loggers, scheme: str
 ) -> None:
@@ -40,10 +40,7 @@ async def test_a_logger_takes_both_outputs_whole_and_ends(
         uri = loggers.uri(script, scheme) + "&flag&env.COLOUR=green"
         await shim.run("c1", stdout=uri, stderr=uri)
         await shim.call("Wait", id="c1")
-        began = time.monotonic()
         await shim.call("Delete", id="c1")
-        # It exited by itself, before any signal.
-        assert time.monotonic() - began < 2
         assert loggers.read("c1.out") == bytes(8 << 20) + b"end\n"
         assert loggers.read("c1.err") == b"oops\n"
         assert loggers.read("c1.end") == b"ended\n"
@@ -102,6 +99,9 @@ async def test_a_logger_that_waits_to_be_told_is_told(
         assert not is_alive(loggers.pid("c1"))
 
 
+@pytest.mark.constants(
+    {"shim.stdio.logger._OWN_END_SECONDS": 0.2, "shim.stdio.logger._TERM_SECONDS": 0.5}
+)
 async def test_a_logger_that_does_not_end_when_told_is_killed(
     start_shim: StartShim, loggers: Loggers
 ) -> None:
@@ -109,9 +109,7 @@ async def test_a_logger_that_does_not_end_when_told_is_killed(
         uri = loggers.uri(programs.WAITING.replace("trap '", "trap '' TERM; : '"))
         await shim.run("c1", stdout=uri, stderr=uri)
         await shim.call("Wait", id="c1")
-        began = time.monotonic()
-        await shim.call("Delete", id="c1", timeout=30)
-        assert 12 < time.monotonic() - began < 25
+        await shim.call("Delete", id="c1")
         assert not is_alive(loggers.pid("c1"))
 
 
@@ -188,7 +186,13 @@ async def test_only_loggers_that_the_operator_allows_are_started(
         assert loggers.read("c1.out") == b"hello\n"
 
 
-@pytest.mark.serial
+@pytest.mark.constants(
+    {
+        "shim.stdio.streams.DRAIN_SECONDS": 3600.0,
+        "shim.stdio.logger._OWN_END_SECONDS": 3600.0,
+        "shim.stdio.logger._TERM_SECONDS": 3600.0,
+    }
+)
 async def test_a_container_outlives_its_logger(start_shim: StartShim, loggers: Loggers) -> None:
     script = "echo first; sleep 0.3; dd if=/dev/zero bs=65536 count=64 2>/dev/null; exit 5"
     async with start_shim("c1", "sh", "-c", script) as shim:
@@ -196,9 +200,7 @@ async def test_a_container_outlives_its_logger(start_shim: StartShim, loggers: L
         await shim.run("c1", stdout=uri, stderr=uri)
         # SIGPIPE has not killed it, and it is not blocked.
         assert (await shim.call("Wait", id="c1", timeout=10)).exit_status == 5
-        began = time.monotonic()
         await shim.call("Delete", id="c1")
-        assert time.monotonic() - began < 1
         assert loggers.read("c1.out") == b"first\n"
         assert any("output is lost" in line for line in await shim.log_lines("c1"))
 

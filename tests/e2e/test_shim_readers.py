@@ -10,12 +10,18 @@ from typing import Final
 import anyio
 import pytest
 
-from api.proto import events_pb2
 from tests.harness.shim import ShimByHand, content_of, shell
 from tests.harness.stdio import begin, reading
 
 pytestmark = pytest.mark.anyio
 
+
+def _waits(**seconds: float) -> pytest.MarkDecorator:
+    """Change constants of :mod:`shim.stdio.streams`: who waits for one that is endless fails."""
+    return pytest.mark.constants({f"shim.stdio.streams.{name}": s for name, s in seconds.items()})
+
+
+_ENDLESS: Final = 3600.0
 
 TERMINAL: Final = pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
 
@@ -33,14 +39,7 @@ async def test_a_client_that_opens_its_fifo_late_misses_nothing(
     assert content_of(f"{stdout}.copy").strip() == b"before you look"
 
 
-def _told_after(shim: ShimByHand) -> float:
-    """Return the seconds between init's exit and the exit event."""
-    (envelope,) = [e for e in shim.events.envelopes if e.topic == "/tasks/exit"]
-    (event,) = [e for e in shim.events.events if isinstance(e, events_pb2.TaskExit)]
-    return (envelope.timestamp.ToNanoseconds() - event.exited_at.ToNanoseconds()) / 1e9
-
-
-@pytest.mark.serial
+@_waits(_READER_SECONDS=_ENDLESS, _TAKING_SECONDS=_ENDLESS, DRAIN_SECONDS=_ENDLESS)
 @pytest.mark.parametrize(
     ("terminal", "size"),
     [(False, 6), (True, 6), (True, 65536 + 2000)],
@@ -53,8 +52,6 @@ async def test_an_exit_is_told_at_once_though_nobody_reads_and_who_comes_then_mi
     command = ("head", "-c", str(size), "/dev/zero")
     await begin(shim, "", *command, stdout=stdout, terminal=terminal)
     await shim.events.until("TaskExit")
-    # It used to take two seconds; now the event follows at once.
-    assert _told_after(shim) < 1.8
     # The output ends without a Delete.
     with reading(stdout) as copy:
         pass
@@ -62,7 +59,7 @@ async def test_an_exit_is_told_at_once_though_nobody_reads_and_who_comes_then_mi
 
 
 # A client that is connected and reads nothing, and one that never connects.
-@pytest.mark.serial
+@_waits(_READER_SECONDS=0.5, _TAKING_SECONDS=_ENDLESS, DRAIN_SECONDS=_ENDLESS)
 @pytest.mark.parametrize("opens", [False, True], ids=["never comes", "reads nothing"])
 async def test_a_client_holds_up_the_end_no_longer_than_a_moment(
     shim: ShimByHand, *, opens: bool
@@ -70,16 +67,14 @@ async def test_a_client_holds_up_the_end_no_longer_than_a_moment(
     stdout = shim.fifo("out")
     reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK) if opens else -1
     await begin(shim, "", "echo", "hello", stdout=stdout)
-    began = time.monotonic()
     await shim.reap("c1")
-    assert time.monotonic() - began < 4
     if opens:
         assert os.read(reader, 100) == b"hello\n"
         os.close(reader)
 
 
 # The shim copies an exec's output through a pipe; pipe and fifo have grown to 256 KiB.
-@pytest.mark.serial
+@_waits(DRAIN_SECONDS=_ENDLESS)
 @pytest.mark.parametrize(
     ("exec_id", "size", "terminal", "is_read"),
     [
@@ -98,9 +93,7 @@ async def test_more_output_than_a_fifo_holds_holds_no_delete_up_and_is_there_for
     writes = ("head", "-c", str(size), "/dev/zero")
     await begin(shim, exec_id, *writes, stdout=stdout, terminal=terminal)
     await shim.call("Wait", id="c1", exec_id=exec_id)
-    began = time.monotonic()
     await shim.call("Delete", id="c1", exec_id=exec_id)
-    assert time.monotonic() - began < 6  # it was 10 s
     if is_read:
         read = b""
         while chunk := os.read(reader, 1 << 16):
@@ -111,7 +104,6 @@ async def test_more_output_than_a_fifo_holds_holds_no_delete_up_and_is_there_for
 
 # Like a busy machine, and like containerd, which writes each chunk to a log of short lines on a
 # slow disk before it continues to read.
-@pytest.mark.serial
 @pytest.mark.parametrize(("chunk", "pause"), [(8192, 0.03), (16384, 0.4)], ids=["often", "seldom"])
 async def test_the_end_is_told_when_a_client_has_read_what_was_written(
     shim: ShimByHand, chunk: int, pause: float
@@ -147,7 +139,7 @@ async def test_what_a_client_has_not_read_when_it_goes_is_there_for_the_next(
     assert content_of(copy).strip() == b"hello"
 
 
-@pytest.mark.serial
+@_waits(_READER_SECONDS=_ENDLESS, DRAIN_SECONDS=_ENDLESS)
 async def test_a_client_that_has_gone_is_not_waited_for_by_delete(
     shim: ShimByHand,
 ) -> None:
@@ -157,6 +149,4 @@ async def test_a_client_that_has_gone_is_not_waited_for_by_delete(
     await begin(shim, "", "echo", "hello", stdout=stdout)
     os.close(client)
     await shim.call("Wait", id="c1")
-    began = time.monotonic()
     await shim.call("Delete", id="c1")
-    assert time.monotonic() - began < 1.5  # it was 2 s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +28,15 @@ EITHER: Final = pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exe
 TERMINAL: Final = pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
 MEBIBYTES: Final = ("sh", "-c", "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end")
 LINES: Final = ("sh", "-c", "seq 100000 254000; echo end")
+
+# Whoever waits for one of these waits for ever.
+_NOTHING_TO_WAIT_FOR: Final = pytest.mark.constants(
+    {
+        "shim.stdio.streams.DRAIN_SECONDS": 3600.0,
+        "shim.stdio.streams._READER_SECONDS": 3600.0,
+        "shim.stdio.streams._TAKING_SECONDS": 3600.0,
+    }
+)
 
 
 def _options(**fields: Any) -> AnyMessage:
@@ -79,7 +87,6 @@ async def test_a_container_cannot_reach_the_log_that_it_writes_to(shim: ShimByHa
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["nobody reads", "somebody reads fast"])
-@pytest.mark.serial
 async def test_endless_terminal_output_does_not_hold_up_requests(
     shim: ShimByHand, *, read: bool
 ) -> None:
@@ -89,11 +96,9 @@ async def test_endless_terminal_output_does_not_hold_up_requests(
         await begin(shim, "", "yes", stdout=stdout, terminal=True)
         await anyio.sleep(0.2)
         for _ in range(20):
-            began = time.monotonic()
-            await shim.call("State", id="c1", timeout=5)
-            assert time.monotonic() - began < 1
-        await shim.call("Kill", id="c1", signal=9, timeout=5)
-        await shim.call("Wait", id="c1", timeout=5)
+            await shim.call("State", id="c1")
+        await shim.call("Kill", id="c1", signal=9)
+        await shim.call("Wait", id="c1")
         if not read:
             reader = shell(f"cat {stdout} >/dev/null")
         await shim.call("Delete", id="c1")
@@ -102,15 +107,13 @@ async def test_endless_terminal_output_does_not_hold_up_requests(
             reader.wait(10)
 
 
+@_NOTHING_TO_WAIT_FOR
 @TERMINAL
-@pytest.mark.serial
 async def test_a_container_that_was_never_started_is_deleted_at_once(
     shim: ShimByHand, *, terminal: bool
 ) -> None:
     await shim.create("c1", stdout=shim.fifo("out"), terminal=terminal)
-    began = time.monotonic()
     await shim.call("Delete", id="c1")
-    assert time.monotonic() - began < 3
 
 
 @EITHER
@@ -180,7 +183,7 @@ async def test_twenty_mebibytes_go_through_an_exec(shim: ShimByHand) -> None:
     assert os.path.getsize(copy) == size
 
 
-@pytest.mark.serial
+@_NOTHING_TO_WAIT_FOR
 async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(shim: ShimByHand) -> None:
     await shim.run("c1")
     before = await shim.files_at_rest()
@@ -189,10 +192,8 @@ async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(shim: ShimB
         script = "sleep 999 & seq 100000"
         await shim.start_exec("c1", "e1", "sh", "-c", script, stdout=stdout)
         await shim.call("Wait", id="c1", exec_id="e1")
-        began = time.monotonic()
         await shim.call("Delete", id="c1", exec_id="e1")
     # The client has received all output, and its end.
-    assert time.monotonic() - began < 3
     assert content_of(copy).decode().split() == [str(n) for n in range(1, 100001)]
     assert await shim.files_at_rest(before) == before
     assert await shim.status("c1") == "RUNNING"
