@@ -26,6 +26,8 @@ Rules
   If the engine does not report a container's name (cri-dockerd), the same applies to every entry of
   a pod. If one container takes devices of another in this way, both have the same author.
 - The UID decides. An entry of an earlier pod with the same name grants nothing.
+- A malformed entry voids its file only if it is this pod's, or may be: if it has the pod's UID
+  anywhere. The files have the devices of all pods, also of plugins and drivers of any release.
 - Parsing is total: any content of the files results in a record, whose ``found`` says what is
   wrong.
 
@@ -143,10 +145,9 @@ def _by_plugins(content: bytes, pod: str, container: str, config: Config) -> Ite
     # The file has all devices of the node, and most pods have none of them.
     if pod.encode() not in content:
         return
-    for entry in _objects(_part(json.loads(content), "Data", dict), "PodDeviceEntries"):
-        if entry.get("PodUID") != pod:
-            continue
-        if container in {"", _part(entry, "ContainerName", str)}:
+    data = _part(json.loads(content), "Data", dict)
+    for entry in _entries(data, "PodDeviceEntries", "PodUID", str, pod):
+        if entry["PodUID"] == pod and container in {"", _part(entry, "ContainerName", str)}:
             yield from _requests(binascii.a2b_base64(_part(entry, "AllocResp", str)), config)
 
 
@@ -155,13 +156,16 @@ def _by_claims(content: bytes, pod: str, _: str, config: Config) -> Iterator[Req
     if pod.encode() not in content:
         return
     data = json.loads(_part(json.loads(content), "Data", str))
-    for claim in _objects(data, "ClaimInfoStateList"):
-        if pod not in _part(claim, "PodUIDs", dict):
+    for claim in _entries(data, "ClaimInfoStateList", "PodUIDs", dict, pod):
+        if pod not in claim["PodUIDs"]:
             continue
         drivers = _part(claim, "DriverState", dict)
         for driver in drivers:
             for device in _objects(_part(drivers, driver, dict), "Devices"):
-                yield from _of_names(map(str, _part(device, "CDIDeviceIDs", list)), config)
+                names = _part(device, "CDIDeviceIDs", list)
+                if not all(isinstance(name, str) for name in names):
+                    raise ValueError("CDIDeviceIDs has other things than strings")
+                yield from _of_names(names, config)
 
 
 def _requests(answer: bytes, config: Config) -> Iterator[Request]:
@@ -236,14 +240,34 @@ def _part(table: object, name: str, kind: type[_T]) -> _T:
     """Return a part of a JSON object; empty for null, which Go writes for an empty slice or map.
 
     Raises:
-        ValueError: the part has another type.
+        ValueError: the part is missing or has another type.
     """
     value = table.get(name) if isinstance(table, dict) else None
-    if value is None and isinstance(table, dict):
+    if value is None and isinstance(table, dict) and name in table:
         return kind()
     if not isinstance(value, kind):
         raise ValueError(f"{name} is missing or of another kind")  # noqa: TRY004 - of a file
     return value
+
+
+def _entries(
+    table: object, name: str, key: str, kind: type[object], pod: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a list that say which pods they are of.
+
+    Args:
+        key: what says so, in each entry.
+        kind: the type of its value.
+        pod: a malformed entry may be of this pod if it has its UID anywhere.
+
+    Raises:
+        ValueError: there is no such list, or an entry that may be of the pod is malformed.
+    """
+    for entry in _part(table, name, list):
+        if isinstance(entry, dict) and isinstance(entry.get(key), kind):
+            yield entry
+        elif pod in json.dumps(entry):
+            raise ValueError(f"an entry of {name} with this pod's UID is malformed")
 
 
 def _objects(table: object, name: str) -> list[dict[str, Any]]:

@@ -235,6 +235,65 @@ def test_damaged_file_gives_nothing_and_is_said_to_be_wrong(content: bytes) -> N
     assert "/k/dra_manager_state: not as a kubelet writes it" in as_claims.found
 
 
+ODD: list[Any] = [
+    None, 7, "text", ["x"], {}, {"PodUID": None}, {"PodUID": ["9-9"]}, {"podUID": "9-9"},
+    {"PodUID": "9-9", "ContainerName": 1, "AllocResp": "A"}, {"ClaimUID": "c", "PodUIDs": None},
+    {"ClaimUID": "c", "PodUIDs": ["9-9"]}, {"ClaimUID": "c", "PodUIDs": "9-9"},
+    {"PodUIDs": {"9-9": {}}, "DriverState": "odd"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_entry_of_another_pod_voids_nothing_of_this_one(odd: Any) -> None:
+    plugins = json.loads(checkpoint_of("1-2", "main", ANSWERS[0][0]))
+    plugins["Data"]["PodDeviceEntries"][:0] = [odd]
+    document = json.loads(recorded("claims-shared"))
+    state = json.loads(document["Data"])
+    state["ClaimInfoStateList"][:0] = [odd]
+    state["ClaimInfoStateList"][1]["PodUIDs"] = {"1-2": {}}
+    claims = json.dumps(document | {"Data": json.dumps(state)}).encode()
+    record = look(json.dumps(plugins).encode(), "1-2", "main", claims)
+    assert record.devices == (GpuUuid(FIRST), MigUuid(MIG))
+    assert record.cdi_devices == {
+        "gpu.example.com/claim=b9aed2d9-ead1-4183-b411-abf8aeefa541-gpu-0"
+    }
+    assert record.doubt == ""
+
+
+# Entries with this pod's UID. As one of a newer kubelet may be written, or with a part missing.
+OWN_PLUGIN: list[Any] = [
+    "1-2", ["1-2"], {"podUID": "1-2"}, {"PodUID": ["1-2"]}, {"PodUID": None, "Pod": {"UID": "1-2"}},
+    {"PodUID": "1-2"}, {"PodUID": "1-2", "ContainerName": "main"},
+    {"PodUID": "1-2", "Container": "main", "AllocResp": ""},
+]  # fmt: skip
+OWN_CLAIM: list[Any] = [
+    "1-2", {"PodUIDs": ["1-2"]}, {"PodUIDs": "1-2"}, {"Pods": {"1-2": {}}},
+    {"PodUIDs": {"1-2": {}}},
+    {"PodUIDs": {"1-2": {}}, "DriverState": {"d": None}},
+    {"PodUIDs": {"1-2": {}}, "DriverState": {"d": {"devices": []}}},
+    {"PodUIDs": {"1-2": {}}, "DriverState": {"d": {"Devices": [{"PoolName": "p"}]}}},
+    {"PodUIDs": {"1-2": {}}, "DriverState": {"d": {"Devices": [{"CDIDeviceIDs": [None]}]}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", OWN_PLUGIN)
+def test_odd_entry_of_this_pod_is_said_and_never_nothing(odd: Any) -> None:
+    content = json.dumps({"Data": {"PodDeviceEntries": [odd], "RegisteredDevices": {}}}).encode()
+    record = look(content, "1-2", "main")
+    assert not record.gave_anything
+    assert record.doubt.startswith("/k/c: not as a kubelet writes it (")
+    assert "\n" not in record.found
+
+
+@pytest.mark.parametrize("odd", OWN_CLAIM)
+def test_odd_claim_of_this_pod_is_said_and_never_nothing(odd: Any) -> None:
+    content = json.dumps({"Data": json.dumps({"ClaimInfoStateList": [odd]})}).encode()
+    record = look(b"{}", "1-2", "main", content)
+    assert not record.gave_anything
+    assert record.doubt.startswith("/k/dra_manager_state: not as a kubelet writes it (")
+    assert "\n" not in record.found
+
+
 @given(st.binary(max_size=200))
 def test_answer_of_any_bytes_is_read_or_said_to_be_wrong(answer: bytes) -> None:
     entry = {
