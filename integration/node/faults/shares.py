@@ -61,7 +61,7 @@ def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
 
 def _pods_of(entry: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return the UID of a claim in the kubelet's record, and those of its pods."""
-    return str(entry["ClaimUID"]), tuple(map(str, entry["PodUIDs"] or ()))
+    return str(entry["ClaimUID"]), tuple(map(str, (entry["PodUIDs"] or {}).keys()))
 
 
 def share_limits(

@@ -11,8 +11,8 @@ Rules
   as that of agents without phases; those agents treat every claim in the file as prepared.
 - If ``dra.json`` is missing, damaged or from another boot, the kubelet's own record of claims tells
   what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server tells how they
-  share it. A claim in neither of them has nothing. A malformed entry of the kubelet's record does
-  not count, and hides no other.
+  share it. A claim in neither of them has nothing. A malformed entry of either file does not count,
+  and hides no other.
 - The file is not synced to disk, since it is not valid after a crash of the machine anyway. If the
   disk is full, a shorter file is written over the old one: unpreparing must work, or the pods that
   fill the disk could never end.
@@ -73,17 +73,19 @@ def load(
         report: called with a line if something in the kubelet's record does not count.
     """
     sweep(os.path.join(config.state, _FILE))
-    claims = _read(config)
-    if claims is None:
-        claims, fault = _from_kubelet(config, driver)
+    claims, is_whole = _read(config)
+    others: list[Claim] = []
+    if not is_whole:
+        others, fault = _from_kubelet(config, driver)
         if fault:
             report(fault)
-    return {claim.uid: claim for claim in claims}
+    return {claim.uid: claim for claim in (*others, *claims)}
 
 
 def is_written(config: Config) -> bool:
-    """Return whether there is a usable checkpoint of this boot."""
-    return _read(config) is not None
+    """Return whether there is a checkpoint of this boot in which each claim can be read."""
+    _, is_whole = _read(config)
+    return is_whole
 
 
 def recorded(config: Config, driver: str) -> frozenset[str] | None:
@@ -213,31 +215,35 @@ def held(config: Config) -> tuple[ClaimDevice, ...]:
 
 def claims_of(config: Config) -> tuple[Claim, ...]:
     """Return the claims in the checkpoint; none without a checkpoint of this boot."""
-    return tuple(_read(config) or ())
+    claims, _ = _read(config)
+    return tuple(claims)
 
 
 def _boot(config: Config) -> str:
     return (read_text(boot_id_path(config)) or "").strip()
 
 
-def _read(config: Config) -> list[Claim] | None:
-    """Return the claims of the file; None if it does not count."""
+def _read(config: Config) -> tuple[list[Claim], bool]:
+    """Return the claims of the file that can be read, and whether these are all."""
     try:
-        return [
-            Claim(
-                str(each["uid"]),
-                str(each["namespace"]),
-                str(each["name"]),
-                tuple(map(_device, each["devices"])),
-                _phase(each.get("phase")),
-                tuple(map(_device, each.get("previous", ()))),
-                None if (name := each.get("pod_claim", "")) is None else str(name),
-                each.get("has_metadata") is True,
-            )
-            for each in read_record(config, _FILE)["claims"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        entries = iter(read_record(config, _FILE)["claims"])
+    except (OSError, *MALFORMED):
+        return [], False
+    claims, malformed = read_each(entries, _claim)
+    return claims, not malformed
+
+
+def _claim(entry: dict[str, Any]) -> Claim:
+    return Claim(
+        str(entry["uid"]),
+        str(entry["namespace"]),
+        str(entry["name"]),
+        tuple(map(_device, entry["devices"])),
+        _phase(entry.get("phase")),
+        tuple(map(_device, entry.get("previous", ()))),
+        None if (name := entry.get("pod_claim", "")) is None else str(name),
+        entry.get("has_metadata") is True,
+    )
 
 
 def _phase(word: object) -> ClaimPhase:
@@ -269,7 +275,11 @@ def _from_kubelet(config: Config, driver: str) -> tuple[list[Claim], str]:
         return [], f"{record.path}: {record.fault}"
     try:
         data: Any = parse_json(parse_json(record.content or b"{}").get("Data") or "{}")
-        entries = iter(data.get("ClaimInfoStateList") or ())
+        entries = [
+            entry
+            for entry in data.get("ClaimInfoStateList") or ()
+            if not _is_of_others(driver, entry)
+        ]
     except MALFORMED:
         return [], f"{record.path}: not as a kubelet writes it"
     found, malformed = read_each(entries, partial(_recorded, driver))
@@ -278,12 +288,18 @@ def _from_kubelet(config: Config, driver: str) -> tuple[list[Claim], str]:
     return claims, _not_counted(record.path, malformed)
 
 
+def _is_of_others(driver: str, entry: Any) -> bool:
+    """Whether an entry of the kubelet's record is surely a claim of other drivers only."""
+    drivers = entry.get("DriverState") if isinstance(entry, dict) else None
+    return isinstance(drivers, dict) and driver not in drivers
+
+
 def _recorded(driver: str, entry: dict[str, Any]) -> tuple[Claim, int]:
     """Return a claim in the kubelet's record, and how many of its devices are malformed.
 
-    The other devices stay reserved. A claim of other drivers has no devices.
+    The other devices stay reserved.
     """
-    prepared = entry["DriverState"].get(driver) if entry.get("DriverState") else None
+    prepared = entry["DriverState"][driver] if entry.get("DriverState") else None
     # A kubelet that called twice recorded the answer twice.
     unique = {str(each): each for each in (prepared or {}).get("Devices") or ()}
     found, malformed = read_each(unique.values(), _recorded_device)

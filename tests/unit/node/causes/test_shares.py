@@ -96,7 +96,10 @@ def test_the_record_is_read_as_a_kubelet_writes_it(tmp_path: Path) -> None:
         assert pod_claims(config) == (expected, "")
 
 
-@pytest.mark.parametrize("bad", [None, 1, {}, {"ClaimUID": "bad"}, {"PodUIDs": {"a": {}}}])
+@pytest.mark.parametrize(
+    "bad",
+    [None, 1, {}, {"ClaimUID": "bad"}, {"PodUIDs": {"a": {}}}, {"ClaimUID": "bad", "PodUIDs": "a"}],
+)
 def test_a_malformed_entry_of_the_record_hides_no_other(tmp_path: Path, bad: Any) -> None:
     entries: list[Any] = [{"ClaimUID": uid, "PodUIDs": {"a": {}}} for uid in ("one", "two")]
     data = {"ClaimInfoStateList": [entries[0], bad, entries[1]]}

@@ -20,6 +20,7 @@ from integration.node.services.dra.mig_create import MigCreator, MigModes, MigNo
 from integration.node.services.dra.mig_layout import Part
 from integration.node.state.claims_file import (
     held,
+    is_written,
     load,
     plugin_allocated,
     recorded,
@@ -186,6 +187,45 @@ def test_a_malformed_entry_of_the_kubelets_record_hides_no_other(tmp_path: Path,
     assert load(config, "driver", told.append).keys() == {"one", "two"}
     assert told == [f"{path}: 1 of its entries are malformed, and do not count"]
     assert recorded(config, "driver") is None
+
+
+@pytest.mark.parametrize("other", ["other", 7, None])
+def test_a_claim_of_another_driver_need_not_be_as_ours_are(tmp_path: Path, other: Any) -> None:
+    config = config_of(tmp_path)
+    one = {"PoolName": "node-1", "DeviceName": "gpu-1"}
+    entries = [{"DriverState": {"nic": other}, "Namespace": None}, entry_of("one", one)]
+    (tmp_path / "kubelet").mkdir()
+    data = {"Data": json.dumps({"ClaimInfoStateList": entries})}
+    (tmp_path / "kubelet" / "dra_manager_state").write_text(json.dumps(data))
+    told: list[str] = []
+    assert load(config, "driver", told.append).keys() == {"one"}
+    assert told == []
+    assert recorded(config, "driver") == frozenset({"one"})
+
+
+BAD: Final[list[Any]] = [
+    None, 1, "uid", [], {}, {"uid": "bad", "namespace": "n", "name": "n", "devices": [{"new": 1}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_a_malformed_claim_of_the_checkpoint_frees_no_other(tmp_path: Path, bad: Any) -> None:
+    config = config_of(tmp_path)
+    kept = [replace(each, devices=(replace(DEVICE, admin=False),)) for each in CLAIMS[:2]]
+    save(config, kept)
+    path = tmp_path / "state" / "dra.json"
+    document = json.loads(path.read_text())
+    document["claims"].insert(1, bad)
+    path.write_text(json.dumps(document))
+    (tmp_path / "kubelet").mkdir()
+    entry = entry_of("bad", {"PoolName": "node-1", "DeviceName": "gpu-bad"})
+    data = {"Data": json.dumps({"ClaimInfoStateList": [entry]})}
+    (tmp_path / "kubelet" / "dra_manager_state").write_text(json.dumps(data))
+    assert held(config) == (DEVICE, DEVICE)
+    assert not is_written(config)  # so the API server is asked about the one that is malformed
+    found = load(config, "driver")
+    assert found.keys() == {"bad", "uid-0", "uid-1"}
+    assert found["uid-0"] == kept[0]
 
 
 def test_a_malformed_device_of_a_claim_does_not_free_the_others(tmp_path: Path) -> None:
