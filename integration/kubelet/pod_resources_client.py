@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
 import grpc.aio  # type: ignore[import-untyped] # the same
+from google.protobuf.message import DecodeError
 
 from api.proto import podresources_pb2 as pb
 from integration.grpc_anyio import answer_of
@@ -45,7 +46,6 @@ class Lister:
         self._list = self._channel.unary_unary(
             _LIST,
             request_serializer=pb.ListPodResourcesRequest.SerializeToString,
-            response_deserializer=pb.ListPodResourcesResponse.FromString,
         )
 
     async def ask(self, timeout: float) -> Listed | None:
@@ -56,9 +56,12 @@ class Lister:
         """
         try:
             call = self._list(pb.ListPodResourcesRequest(), timeout=timeout)
-            return _read(await answer_of(call))
+            # Decoded here: grpc.aio would log a traceback and return None.
+            return _read(pb.ListPodResourcesResponse.FromString(await answer_of(call)))
         except grpc.RpcError as error:
             self.is_lost = self.is_lost or error.code() in _LOST
+            return None
+        except DecodeError:
             return None
 
     async def close(self) -> None:

@@ -159,3 +159,23 @@ async def test_who_asks_while_the_connection_is_replaced_is_answered(
                 await anyio.sleep(0.01)
             assert found == [KNOWN, KNOWN]
             assert len(another.asked_by) == 2
+
+
+async def test_an_answer_that_is_no_message_is_none(kubelet: PodResources, tmp_path: Path) -> None:
+    path = str(tmp_path / "garbage.sock")
+    server = grpc.aio.server()
+    method = grpc.unary_unary_rpc_method_handler(_answer_garbage)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": method}),)
+    )
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        assert await kubelet.allocated(path, timeout=30) is None
+        assert await kubelet.claims(path, timeout=30) is None
+    finally:
+        await server.stop(None)
+
+
+async def _answer_garbage(_request: bytes, _context: Any) -> bytes:
+    return b"\xff\xff\xff"
