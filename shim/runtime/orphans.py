@@ -352,7 +352,7 @@ def _from_runc(state: dict[str, Any]) -> Recorded:
     return Recorded(
         _integer(state.get("init_process_pid")),
         _integer(state.get("init_process_start")),
-        [p for p in paths.values() if isinstance(p, str)] if isinstance(paths, dict) else (),
+        [p for p in paths.values() if _is_path(p)] if isinstance(paths, dict) else (),
     )
 
 
@@ -365,7 +365,15 @@ def _from_crun(state: dict[str, Any]) -> Recorded:
 
 
 def _integer(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if type(value) is int and value > 0 else 0  # a bool is an int as well
+
+
+def _is_path(value: object) -> bool:
+    """Whether a value is a path that the kernel can be asked for."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def _below_each_hierarchy(path: str) -> list[str]:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from shim.bundle import RuntimeRecord
 from shim.cgroup import cgroup
 from shim.runtime import orphans
@@ -78,6 +80,28 @@ def test_a_pid_that_no_process_can_have_is_that_of_none(tmp_path: Path) -> None:
     problems = orphans.end_container(record, "c1", 0, cgroup_path="", ask_runtime=False)
     assert problems == ["runc delete c1: no time is left for it"]
     assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"init_process_pid": True, "init_process_start": True},
+        {"init_process_pid": [1], "cgroup_paths": ["/sys/fs/cgroup/x"]},
+        {"cgroup_paths": {"a": "x\0y", "b": "\ud800", "c": 1, "d": None}},
+    ],
+)
+def test_a_malformed_state_of_a_runtime_does_not_keep_the_container(
+    tmp_path: Path, state: dict[str, object]
+) -> None:
+    for name in ("state.json", "status"):
+        directory = tmp_path / "c1"
+        directory.mkdir()
+        (directory / name).write_text(json.dumps(state))
+        assert orphans.read_state(str(directory), []).pid == 0
+        record = RuntimeRecord("runc", str(tmp_path), systemd_cgroup=False)
+        problems = orphans.end_container(record, "c1", 0, cgroup_path="", ask_runtime=False)
+        assert problems == ["runc delete c1: no time is left for it"]
+        assert not directory.exists()
 
 
 def test_a_cgroup_is_looked_for_where_hierarchies_are_mounted() -> None:
