@@ -54,6 +54,7 @@ _NAME: Final = re.compile(r"containerd-shim-[a-zA-Z0-9+-]+-v2")
 _SCRIPT: Final = "containerd-shim-nvidia-v2"
 _SCRIPT_HEAD: Final = f"#!/bin/sh\n{HEAD}# CRI-O accepts no other name of a shim.\n"
 _RUNTIME_ROOT: Final = "/run/nvshim"
+_RUNTIMES: Final = ("crio", "runtime", "runtimes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +171,24 @@ def _others(options: Options, view: View) -> Iterator[tuple[str, dict[str, Any]]
         if text is None:
             continue
         try:
-            yield path, tomltext.parse(text)
+            table = tomltext.parse(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigInvalid(
                 f"to read {path}", found=f"it is not valid TOML: {error}", do="correct it"
             ) from error
+        _check_tables(path, table)
+        yield path, table
+
+
+def _check_tables(path: str, table: Any) -> None:
+    """Check that what contains the handlers is tables."""
+    for depth, name in enumerate(_RUNTIMES, 1):
+        table = table.get(name, {})
+        if not isinstance(table, dict):
+            raise ConfigInvalid(
+                f"to read {path}", found=f"{'.'.join(_RUNTIMES[:depth])} is not a table",
+                do="correct it",
+            )  # fmt: skip
 
 
 def _check_default(options: Options, previous: View, ours: str) -> None:
@@ -182,6 +196,8 @@ def _check_default(options: Options, previous: View, ours: str) -> None:
     there = [_runtimes(table) for _, table in _others(options, previous)]
     for path, table in _others(options, previous):
         name = table.get("crio", {}).get("runtime", {}).get("default_runtime")
+        if not isinstance(name, str):
+            continue
         if name in _runtimes(tomltext.parse(ours)) and not any(name in each for each in there):
             raise HandlerInUse(
                 f"to remove the handler {name}",

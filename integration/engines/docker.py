@@ -227,7 +227,7 @@ def _check_default(options: Options, previous: View, text: str | None) -> None:
     there = previous.on_disk(options.config)
     now, after = _parsed(options.config, there), _parsed(options.config, text)
     name = after.get("default-runtime")
-    gone = name in (now.get("runtimes") or {}) and name not in (after.get("runtimes") or {})
+    gone = _has_runtime(now, name) and not _has_runtime(after, name)
     if gone and not options.force:
         raise HandlerInUse(
             f"to remove the runtime {name}",
@@ -235,6 +235,11 @@ def _check_default(options: Options, previous: View, text: str | None) -> None:
             "without the runtime dockerd would not start",
             do="set it to another runtime first, such as runc; --force removes the runtime anyway",
         )
+
+
+def _has_runtime(table: Mapping[str, Any], name: object) -> bool:
+    runtimes = table.get("runtimes")
+    return isinstance(name, str) and isinstance(runtimes, dict) and name in runtimes
 
 
 def _value_at(value: Any, path: Any) -> Any:

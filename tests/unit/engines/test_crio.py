@@ -135,6 +135,28 @@ def test_nothing_is_ever_in_its_directory_but_whole_files(
     assert os.listdir(tmp_path / "crio/crio.conf.d") == [".more"]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("crio = 1", "crio is not a table"),
+        ('crio = ["runtime"]', "crio is not a table"),
+        ("[crio]\nruntime = 1", r"crio\.runtime is not a table"),
+        ('[crio.runtime]\nruntimes = "nvidia"', r"crio\.runtime\.runtimes is not a table"),
+    ],
+)
+def test_what_is_no_table_is_one_line(options: Any, tmp_path: Path, text: str, found: str) -> None:
+    apply(plan(options()))
+    config = tmp_path / "crio/crio.conf"
+    config.write_text(text)
+    for each in (plan, plan_removal):
+        with raises(ConfigInvalid, match=rf"crio/crio\.conf: {found}\. Correct it"):
+            each(options())
+    config.write_text('[crio.runtime]\ndefault_runtime = ["nvidia"]\nruntimes.other = 1\n')
+    assert plan(options()).files == ()
+    apply(plan_removal(options()))
+    assert os.listdir(tmp_path / "crio") == ["crio.conf"]
+
+
 def test_what_others_wrote_is_not_touched(options: Any, tmp_path: Path) -> None:
     (tmp_path / "crio/crio.conf.d").mkdir(parents=True)
     theirs = tmp_path / "crio/crio.conf.d/99-nvidia.conf"
