@@ -162,6 +162,15 @@ class DraStateUnwritten(
     """The checkpoint of prepared claims cannot be written, so no claim is prepared."""
 
 
+class FilesSilent(
+    NodeAgentError,
+    code="NVSHIM-E2798",
+    status=Status.UNAVAILABLE,
+    remedy="check its disk, or the server that it is mounted from; the agent tries again",
+):
+    """The file system of a directory does not answer. The agent continues without its files."""
+
+
 class MigModeNotSwitched(
     NodeAgentError,
     code="NVSHIM-E2782",

@@ -113,9 +113,14 @@ class SlowCall:
 
     A call that takes too long continues in its thread. Until it has ended no other is made, because
     that would probably hang, too, and need another thread.
+
+    Args:
+        to_finish: seconds that a call may take after a cancellation. Without them the next caller
+            may find it under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, to_finish: float = 0.0) -> None:
+        self._to_finish = to_finish
         self._calling = anyio.Lock()
         self._ended: threading.Event | None = None
 
@@ -143,5 +148,11 @@ class SlowCall:
                 finally:
                     ended.set()
 
-            with anyio.fail_after(seconds):
-                return await run_detached(run)
+            try:
+                with anyio.fail_after(seconds):
+                    return await run_detached(run)
+            except anyio.get_cancelled_exc_class():
+                if self._to_finish:
+                    with anyio.CancelScope(shield=True):
+                        await run_detached(ended.wait, self._to_finish)
+                raise

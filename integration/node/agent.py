@@ -39,7 +39,6 @@ from typing import Final, NoReturn
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from hooks.config import Config
 from hooks.node.device_nodes import CAPS

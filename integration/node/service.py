@@ -22,6 +22,7 @@ from api.errors import NvshimError, one_line
 from hooks.config import Config
 from integration.backoff import Backoff
 from integration.kubelet.pod_resources import PodResources
+from integration.node.file_calls import FileCalls
 from integration.node.options import FILE, NO, NONE, Options
 from integration.node.state.store import State
 from integration.node.values.resources import Settings
@@ -51,6 +52,7 @@ class Context:
     # the DRA server of an agent that stood by until it got the node; None if it had it at once
     serving: Serves | None = None
     kubelet: PodResources = field(default_factory=PodResources)  # which pod has which devices
+    files: FileCalls = field(default_factory=FileCalls, repr=False)  # reads and writes files
     topologies: Topologies = field(init=False, repr=False)  # how close GPUs are to each other
 
     def __post_init__(self) -> None:

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
+from integration.containers.procfs import Procfs
 from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra import fresh as place
 from tests.harness.front import Front
+from tests.harness.fuse import fuse
 from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.harness.dra_node import Place
 
@@ -137,3 +140,36 @@ def test_an_agent_ends_in_time_whatever_the_server_does(place: Place) -> None:
         place.agent.process.terminate()
         assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
         call.join()
+
+
+def test_while_the_directory_of_specs_hangs_calls_are_answered_and_the_agent_ends(
+    place: Place, tmp_path: Path
+) -> None:
+    given, new = place.claim("given", place.gpus[0]), place.claim("new", place.gpus[1])
+    place.have(given)
+    os.rename(place.cdi, f"{place.cdi}.before")
+    with fuse(f"{tmp_path}/silent") as server:
+        os.symlink(server.mount_point, place.cdi)
+        server.hang()
+        driver = place.driver
+        errors = driver.prepare(new, patience=20)[new[1]].error, driver.unprepare(given)[given[1]]
+        for error in errors:
+            assert "NVSHIM-E2798" in error, error
+            assert f"{place.cdi} does not answer" in error, error
+        assert f"{given[1]}.json" in errors[1]
+        agent = place.agent.process
+        assert agent is not None
+        agent.terminate()
+        what = "all threads have, but for those in the kernel"
+        eventually(lambda: _has_ended(agent.pid), what, timeout=13)
+    assert agent.wait(20) == 0
+    os.unlink(place.cdi)
+    os.rename(f"{place.cdi}.before", place.cdi)
+    place.start_again()
+    place.have(given, new)
+    place.give_back(given, new)
+
+
+def _has_ended(pid: int) -> bool:
+    status = Procfs().status(pid)
+    return status is not None and status.is_zombie

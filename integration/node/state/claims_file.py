@@ -49,7 +49,7 @@ from integration.node.values.claims import (
 )
 
 __all__ = [
-    "UUIDS", "claims_of", "drivers", "held", "is_written", "known_fields", "load",
+    "UUIDS", "claims_of", "drivers", "held", "is_written", "known_fields", "load", "path_of",
     "plugin_allocated", "read_record", "recorded", "save", "save_drivers", "write_record",
 ]  # fmt: skip
 
@@ -72,7 +72,7 @@ def load(
     Args:
         report: called with a line if something in the kubelet's record does not count.
     """
-    sweep(os.path.join(config.state, _FILE))
+    sweep(path_of(config))
     claims, is_whole = _read(config)
     others: list[Claim] = []
     if not is_whole:
@@ -97,6 +97,11 @@ def recorded(config: Config, driver: str) -> frozenset[str] | None:
     return None if fault else frozenset(claim.uid for claim in claims)
 
 
+def path_of(config: Config) -> str:
+    """Return the path of the checkpoint."""
+    return os.path.join(config.state, _FILE)
+
+
 def save(config: Config, claims: Iterable[Claim]) -> None:
     """Write the checkpoint.
 
@@ -107,7 +112,7 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
         _text(claim, claim.phase, claim.previous, claim.pod_claim, has_metadata=claim.has_metadata)
         for claim in claims
     ]
-    if texts or os.path.lexists(os.path.join(config.state, _FILE)):
+    if texts or os.path.lexists(path_of(config)):
         write_record(config, _FILE, "claims", f"[{', '.join(texts)}]")
 
 

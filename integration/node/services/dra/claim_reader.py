@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 
 from integration.agent_errors import (
     ApiServerRefused,

@@ -7,6 +7,13 @@ Rules
 - A claim in a transaction is skipped. Its transaction writes the spec, and writes it again if the
   node has changed in the meantime.
 - A spec that cannot be written is a fault, and is retried in the next round.
+- If a directory does not answer, a write that was given up may put a spec there later
+  (:mod:`integration.node.file_calls`), but always before anything that is written or removed
+  afterwards. So a claim that is prepared has the spec that was written last. A spec of a claim that
+  was rolled back may appear. No container refers to it; it is replaced when the claim is prepared
+  again, and the next agent removes it.
+- The files of metadata do not share their calls with the specs: while the kubelet's directory does
+  not answer, claims without metadata continue.
 - A claim that was prepared with metadata (:mod:`.metadata`) keeps it, even if the option is off.
 """
 
@@ -16,12 +23,15 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
-
-import anyio.to_thread
+from typing import Final, TypeVar
 
 from api.errors import NvshimError
-from integration.agent_errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
+from integration.agent_errors import (
+    ClaimedDeviceMissing,
+    DraStateUnwritten,
+    FilesSilent,
+    MpsNotReady,
+)
 from integration.detached import run_detached
 from integration.node.service import Context
 from integration.node.services.dra import cdi, metadata
@@ -33,6 +43,8 @@ from integration.node.values.claims import Claim
 from integration.watcher import Interest, Watcher
 
 __all__ = ["ClaimSpecs"]
+
+T = TypeVar("T")
 
 # Seconds without a change after which a burst of changes is over, and the longest burst.
 _QUIET: Final = 0.05
@@ -66,20 +78,38 @@ class ClaimSpecs:
     async def sweep(self) -> None:
         """Remove the specs of claims that are not in the table."""
         claims, line = frozenset(self.table.claims), ""
+        asked, what = (
+            "to remove files of earlier claims",
+            (self.context.config, self._driver, claims),
+        )
         try:
-            await run_detached(cdi.sweep, self.context.config, self._driver, claims)
-            await run_detached(metadata.sweep, self.context.config, self._driver, claims)
-        except DraStateUnwritten as error:  # harmless: no claim refers to them
+            await self._of_specs(asked, cdi.sweep, *what)
+            await self._of_metadata(asked, metadata.sweep, *what)
+        except (DraStateUnwritten, FilesSilent) as error:  # harmless: no claim refers to them
             line = str(error)
         self.fault("old specs", line)
 
     async def write(self, claim: Claim, *, keep_existing: bool = False) -> None:
-        """Write the spec of a claim, as :meth:`keep` does, for the node as it is in the end."""
+        """Write the files of a claim, as :meth:`write_once`, for the node as it is in the end."""
         while True:
             template = self.discovery.template
-            await anyio.to_thread.run_sync(partial(self.keep, claim, keep_existing=keep_existing))
+            await self.write_once(claim, keep_existing=keep_existing)
             if self.discovery.template is template:
                 return
+
+    async def write_once(self, claim: Claim, *, keep_existing: bool = False) -> None:
+        """Write the spec and the metadata of a claim, unless they are up to date.
+
+        Raises:
+            NvshimError: as for :meth:`keep`.
+            FilesSilent: a file system does not answer.
+        """
+        template = self.discovery.template
+        asked = f"to write {cdi.path_of(self.context.config, self._driver, claim.uid)} for {claim}"
+        await self._of_specs(asked, partial(self.keep, claim, keep_existing=keep_existing))
+        if template is not None and claim.has_metadata:  # what the devices are is known then
+            asked = f"to write the metadata of {claim}"
+            await self._of_metadata(asked, self._keep_metadata, claim)
 
     def keep(self, claim: Claim, *, keep_existing: bool = False) -> None:
         """Write the spec of a claim, unless its file is up to date. Blocks, so call it in a thread.
@@ -101,31 +131,60 @@ class ClaimSpecs:
         except (ClaimedDeviceMissing, MpsNotReady):
             if not keep_existing:
                 raise
-        # What the devices are is known then.
-        if template is not None and metadata.is_due(self.context.config, self._driver, claim):
-            self._write_metadata(claim)
 
     async def describe(self, claim: Claim) -> Claim:
         """Write the metadata of a claim, and return the claim with what it has then."""
         try:
-            await anyio.to_thread.run_sync(self._write_metadata, claim)
+            asked = f"to write the metadata of {claim}"
+            await self._of_metadata(asked, self._write_metadata, claim)
         except NvshimError as error:
             self.context.say("warning", str(error), claim=str(claim), left_out="its metadata")
             return replace(claim, has_metadata=False)
         return replace(claim, has_metadata=True)
 
+    def _keep_metadata(self, claim: Claim) -> None:
+        if metadata.is_due(self.context.config, self._driver, claim):
+            self._write_metadata(claim)
+
     def _write_metadata(self, claim: Claim) -> None:
         devices = self.discovery.devices or {}
         metadata.write_all(self.context.config, self._driver, claim, devices)
 
-    def remove(self, uid: str) -> None:
-        """Remove the spec and the metadata of a claim, if any. Blocks, so call it in a thread.
+    async def remove(self, uid: str) -> None:
+        """Remove the spec and the metadata of a claim, if any.
 
         Raises:
             DraStateUnwritten: a file cannot be removed.
+            FilesSilent: a file system does not answer.
         """
-        cdi.remove(self.context.config, self._driver, uid)
-        metadata.remove(self.context.config, self._driver, uid)
+        config, driver, claim = self.context.config, self._driver, self.table.claims.get(uid)
+        asked = f"to remove {cdi.path_of(config, driver, uid)}"
+        await self._of_specs(asked, cdi.remove, config, driver, uid)
+        asked = f"to remove the metadata of the claim {uid}"
+        try:
+            await self._of_metadata(asked, metadata.remove, config, driver, uid)
+        except FilesSilent:
+            if claim is not None and claim.has_metadata:
+                raise
+            # What an attempt to write it may have left, the next agent removes.
+
+    def doubt(self, uid: str, line: str) -> None:
+        """Write the files of a claim again in the next round.
+
+        Args:
+            line: why they may not be as they should.
+        """
+        self._pending[uid] = line
+
+    async def _of_specs(self, asked: str, do: Callable[..., T], *arguments: object) -> T:
+        """Call a function about the CDI specs of claims, as :meth:`.FileCalls.run` does."""
+        directory = self.context.config.cdi_spec_dirs[-1]
+        return await self.context.files.run(directory, asked, do, *arguments)
+
+    async def _of_metadata(self, asked: str, do: Callable[..., T], *arguments: object) -> T:
+        """Call a function about metadata, which has files in two directories."""
+        directories = " or ".join(metadata.directories(self.context.config, self._driver))
+        return await self.context.files.run(directories, asked, do, *arguments)
 
     async def repair(self, claims: Iterable[Claim] | None = None) -> None:
         """Write the specs of prepared claims again; of all if ``claims`` is None."""

@@ -7,20 +7,22 @@ Rules
   write.
 - An unprepared claim is removed from the checkpoint before it is removed from memory. So if the
   write fails, no other claim gets its devices.
+- A write that fails, or is given up (:mod:`integration.node.file_calls`), leaves the file doubtful:
+  it may have, or get at any moment, claims that memory has not, or lack some. It is written again
+  when the directory answers (:meth:`ClaimTable.catch_up`). If the agent exits before, the file has
+  each claim as it is or as a step was about to make it, as after a kill at that step.
 - Other services learn which devices claims hold, and the device plugin does not allocate these.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 import anyio
-import anyio.to_thread
 
-from integration.agent_errors import DraStateUnwritten
+from integration.agent_errors import DraStateUnwritten, FilesSilent
 from integration.node.service import Context
 from integration.node.state import claims_file
 from integration.node.values.claims import Claim, ClaimPhase
@@ -79,6 +81,7 @@ class ClaimTable:
         self._leaving: set[str] = set()
         # Counts changes; the second is the count at the last write.
         self._version = self._written = 0
+        self._is_doubtful = False
         self._writing = anyio.Lock()
 
     @property
@@ -86,17 +89,29 @@ class ClaimTable:
         """The claims now."""
         return self._claims
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the checkpoint may differ from the claims, since a write failed."""
+        return self._is_doubtful
+
     async def load(self) -> bool:
         """Read the claims that an earlier agent prepared.
 
         Returns:
             Whether there is a checkpoint; if not, the claims come from the kubelet's record.
+
+        Raises:
+            FilesSilent: the file system does not answer.
         """
         config = self._context.config
-        is_written = claims_file.is_written(config)
         faults: list[str] = []
-        load = partial(claims_file.load, config, self._driver, faults.append)
-        self._claims = await anyio.to_thread.run_sync(load)
+
+        def load() -> tuple[bool, dict[str, Claim]]:
+            is_written = claims_file.is_written(config)
+            return is_written, claims_file.load(config, self._driver, faults.append)
+
+        asked = f"to read {claims_file.path_of(config)}"
+        is_written, self._claims = await self._context.files.run(config.state, asked, load)
         for line in faults:
             self._context.say("warning", line)
         self._changed()
@@ -131,45 +146,41 @@ class ClaimTable:
                 self.restore(claim.uid, now)
         try:
             await self.write()
-        except DraStateUnwritten as error:  # the next agent settles the same claims again
+        except (DraStateUnwritten, FilesSilent) as error:  # written later, or settled again
             self._context.say("warning", str(error))
 
-    async def complete(self, claim: Claim, write_spec: Callable[[], None]) -> Claim:
+    async def complete(self, claim: Claim, write_spec: Callable[[], Awaitable[None]]) -> Claim:
         """Write a claim's spec, then that it is prepared, as the last step of a transaction.
-
-        Args:
-            write_spec: runs in the thread that writes the checkpoint afterwards.
 
         Raises:
             NvshimError: writing failed; the phase has not changed.
         """
+        # Not under the lock: a directory of specs that hangs must not delay the checkpoint.
+        await write_spec()
         known = self._claims.get(claim.uid)
         if known is not None and known.is_prepared:
-            await anyio.to_thread.run_sync(write_spec)
             return known
         prepared = replace(claim, phase=ClaimPhase.PREPARED, previous=())
         async with self._writing:
-            await self._save({**self._claims, claim.uid: prepared}, write_spec)
+            await self._save({**self._claims, claim.uid: prepared})
             self._claims[claim.uid] = prepared
         self._publish()
         return prepared
 
-    async def remove(self, uid: str, remove_spec: Callable[[], None]) -> None:
+    async def remove(self, uid: str, remove_spec: Callable[[], Awaitable[None]]) -> None:
         """Remove a claim's spec, then the claim from the checkpoint, then from memory.
-
-        Args:
-            remove_spec: runs in the thread that writes the checkpoint afterwards.
 
         Raises:
             DraStateUnwritten: removing failed; the claim keeps its devices.
+            FilesSilent: the same.
         """
+        await remove_spec()
         if uid not in self._claims:
-            await anyio.to_thread.run_sync(remove_spec)
             return
         async with self._writing:
             self._leaving.add(uid)
             try:
-                await self._save(self._claims, remove_spec)
+                await self._save(self._claims)
             finally:
                 self._leaving.discard(uid)
                 self._version += 1  # an error, or another write, may leave the claim in the file
@@ -181,24 +192,27 @@ class ClaimTable:
 
         Raises:
             DraStateUnwritten: writing failed. The file has not changed.
+            FilesSilent: the file system does not answer. The file may change later.
         """
         changed = self._version
         async with self._writing:
             if self._written < changed:
                 await self._save(self._claims)
 
-    async def _save(
-        self, claims: Mapping[str, Claim], first: Callable[[], None] | None = None
-    ) -> None:
+    async def catch_up(self) -> None:
+        """Write the checkpoint again if it is doubtful, and try again later if that fails."""
+        async with self._writing:
+            if self._is_doubtful:
+                with suppress(DraStateUnwritten, FilesSilent):
+                    await self._save(self._claims)
+
+    async def _save(self, claims: Mapping[str, Claim]) -> None:
         version = self._version
         kept = [each for uid, each in claims.items() if uid not in self._leaving]
-
-        def save() -> None:
-            if first is not None:
-                first()
-            claims_file.save(self._context.config, kept)
-
-        await anyio.to_thread.run_sync(save)
+        config, self._is_doubtful = self._context.config, True
+        asked = f"to write {claims_file.path_of(config)}"
+        await self._context.files.run(config.state, asked, claims_file.save, config, kept)
+        self._is_doubtful = False
         self._written = version
 
     def _changed(self) -> None:

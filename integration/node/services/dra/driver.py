@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from typing import Final, NoReturn
@@ -17,6 +17,7 @@ import anyio
 
 from api.errors import one_line
 from hooks.node.inventory import Inventory
+from integration.agent_errors import FilesSilent
 from integration.apiserver.client import ApiServer
 from integration.node.engine_query import EngineQuery
 from integration.node.reporter import api_server_of
@@ -69,7 +70,7 @@ class Driver:
         self.specs = ClaimSpecs(
             context, self.table, locks, self.discovery, self.sharing, self.fault
         )
-        self._specs_due = Signal("the specs of claims may have to be written again")
+        self._specs_due = Signal("the files of claims may have to be written again")
         self.transactions = ClaimTransactions(
             context=context,
             table=self.table,
@@ -105,10 +106,28 @@ class Driver:
             return read_claim(document, claim.reference, self._name, self._pool, devices)
 
         claims = tuple(self.table.claims.values())
-        needs = partial(has_daemon, self._context.config, self._name)
-        found = await recall(claims, read, needs, self.fault)
+        needing = await self._clients_of_daemons(claims)
+        found = await recall(claims, read, lambda each: each.uid in needing, self.fault)
         for claim in found.values():
             self.table.put(claim)
+
+    async def _clients_of_daemons(self, claims: Iterable[Claim]) -> frozenset[str]:
+        """Return the UIDs of claims whose containers may be clients of an MPS daemon that exists.
+
+        If their specs cannot be read, all of them may be.
+        """
+        config = self._context.config
+
+        def look() -> frozenset[str]:
+            has = partial(has_daemon, config, self._name)
+            return frozenset(each.uid for each in claims if has(each))
+
+        directory = config.cdi_spec_dirs[-1]
+        try:
+            return await self._context.files.run(directory, f"to read specs in {directory}", look)
+        except FilesSilent as error:
+            self._context.say("warning", str(error))
+            return frozenset(each.uid for each in claims)
 
     def fault(self, concern: str, line: str) -> None:
         """Report a fault of a part of the driver, or clear it with ""."""
@@ -121,9 +140,10 @@ class Driver:
             await self._follow()
 
     async def _keep_specs(self, version: int) -> NoReturn:
-        """Write specs again when that is due: their directory may hang, and health must not."""
+        """Write files again when that is due: their directory may hang, and health must not."""
         while True:
             version = await wait_any(self._specs_due, since=version)
+            await self.table.catch_up()
             await self.specs.repair()
 
     async def _follow(self) -> NoReturn:
@@ -133,7 +153,8 @@ class Driver:
         )  # fmt: skip
         while True:
             version = await wait_any(*inputs, since=version, timeout=_LOOK_AGAIN)
-            if await self._discover() or self.specs.has_pending:
+            is_due = self.specs.has_pending or self.table.is_doubtful
+            if await self._discover() or is_due:
                 self._specs_due.send()
             # Wakes the health streams, after the devices that they report are known.
             state.dra_health.publisher(ServiceName.DRA).publish(tuple(self.health()))

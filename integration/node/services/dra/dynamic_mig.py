@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 
 from api.errors import NvshimError
 from hooks.node.gpus import Gpu
@@ -63,6 +62,7 @@ class DynamicMig:
         discover: Callable[[Inventory | None], Awaitable[Any]],
         fault: Callable[[str, str], None],
     ) -> None:
+        self._context = context
         self._state = context.state
         self._table = table
         self._locks = locks
@@ -76,14 +76,23 @@ class DynamicMig:
         self._settled = anyio.Event()
 
     async def load(self) -> None:
-        """Read what an earlier agent created."""
-        await anyio.to_thread.run_sync(self.creator.load)
-        await anyio.to_thread.run_sync(self.modes.load)
+        """Read what an earlier agent created.
+
+        Raises:
+            FilesSilent: the file system does not answer.
+        """
+        await self._of_notes("to read", self.creator.load)
+        await self._of_notes("to read", self.modes.load)
         self._unsettled = {
             claim.uid
             for claim in self._table.claims.values()
             if any(parse_name(device.device) for device in claim.devices)
         }
+
+    async def _of_notes(self, verb: str, do: Callable[..., None], *arguments: object) -> None:
+        """Call a function about the notes of MIG devices, as :meth:`.FileCalls.run` does."""
+        asked = f"{verb} the notes of MIG devices"
+        await self._context.files.run(self._context.config.state, asked, do, *arguments)
 
     async def settle(self, parts: Parts) -> bool:
         """Decide about the claims of an earlier agent, once NVML has answered about their GPUs.
@@ -202,7 +211,7 @@ class DynamicMig:
         if deleted:
             # First, while the notes exist: else the devices would look like an administrator's.
             await self._rediscover()
-            await anyio.to_thread.run_sync(self.creator.forget, deleted)
+            await self._of_notes("to change", self.creator.forget, deleted)
             await self._discover(None)
             with suppress(NvshimError):  # tidy tries again, and reports it
                 for gpu in self._idle().intersection(each.part.gpu for each in deleted):
@@ -219,7 +228,7 @@ class DynamicMig:
             if inventory is not None and gpu.uuid == uuid and not gpu.lost:
                 await self._switch(gpu, partial(self.modes.off, gpu, inventory))
                 await self._rediscover()  # while the note exists, as in delete
-                await anyio.to_thread.run_sync(self.modes.forget, uuid)
+                await self._of_notes("to change", self.modes.forget, uuid)
                 await self._discover(None)
 
     async def _switch(self, gpu: Gpu, do: Callable[[], None]) -> None:

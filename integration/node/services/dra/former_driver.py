@@ -18,9 +18,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-import anyio.to_thread
-
-from integration.agent_errors import ApiServerRefused, DraStateUnwritten
+from integration.agent_errors import ApiServerRefused, DraStateUnwritten, FilesSilent
 from integration.apiserver.client import ApiServer
 from integration.apiserver.status import is_away
 from integration.detached import run_detached
@@ -49,8 +47,13 @@ class FormerSlices:
         self._names: tuple[str, ...] = ()
 
     async def start(self) -> None:
-        """Read under which names agents published, and record the present one."""
-        known = await anyio.to_thread.run_sync(state.drivers, self._context.config)
+        """Read under which names agents published, and record the present one.
+
+        Raises:
+            FilesSilent: the file system does not answer.
+        """
+        config, asked = self._context.config, "to read the names of former drivers"
+        known = await self._context.files.run(config.state, asked, state.drivers, config)
         self._names = tuple(name for name in known if name != self._driver)
         await self._save((*self._names, self._driver))
 
@@ -95,7 +98,8 @@ class FormerSlices:
         return len(slices)
 
     async def _save(self, names: tuple[str, ...]) -> None:
+        config, asked, save = self._context.config, "to write the driver's name", state.save_drivers
         try:
-            await anyio.to_thread.run_sync(state.save_drivers, self._context.config, names)
-        except DraStateUnwritten as error:  # then the kubelet deletes the slices
+            await self._context.files.run(config.state, asked, save, config, names)
+        except (DraStateUnwritten, FilesSilent) as error:  # then the kubelet deletes the slices
             self._context.say("warning", str(error))

@@ -44,7 +44,7 @@ from integration.files import read_file, remove_file
 from integration.node.services.dra.devices import NVIDIA, Device
 from integration.node.values.claims import Claim, ClaimDevice
 
-__all__ = ["id_of", "is_due", "remove", "requests_of", "sweep", "write_all"]
+__all__ = ["directories", "id_of", "is_due", "remove", "requests_of", "sweep", "write_all"]
 
 _VERSION: Final = "metadata.resource.k8s.io/v1alpha1"
 _IN_CONTAINER: Final = "/var/run/kubernetes.io/dra-device-attributes"
@@ -188,6 +188,11 @@ def _remove(paths: Iterator[str]) -> None:
             raise DraStateUnwritten(
                 f"to remove {path}", found=error.strerror or str(error)
             ) from error
+
+
+def directories(config: Config, driver: str) -> tuple[str, ...]:
+    """Return the directories that have files of metadata."""
+    return tuple(directory for directory, _ in _places(config, driver))
 
 
 def _places(config: Config, driver: str) -> tuple[tuple[str, str], ...]:

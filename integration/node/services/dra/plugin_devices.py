@@ -9,11 +9,10 @@ seconds.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Final
 
-import anyio.to_thread
-
+from hooks.node.kubelet import kubelet_root
+from integration.agent_errors import FilesSilent
 from integration.node.mps.claim_daemons import is_of_claims
 from integration.node.service import Context
 from integration.node.state import claims_file
@@ -48,8 +47,7 @@ class PluginDevices:
         allocated = await context.kubelet.allocated(context.options.pod_resources)
         found = {**self._shared_by_mps(), **self.recent()}
         if allocated is None:
-            read = partial(claims_file.plugin_allocated, context.config)
-            recorded, fault = await anyio.to_thread.run_sync(read)
+            recorded, fault = await self._recorded()
             context.fault(_RECORD, fault, level="warning")
             return {**recorded, **found}
         context.fault(_RECORD, "")
@@ -59,6 +57,15 @@ class PluginDevices:
                     if name.startswith(claims_file.UUIDS):
                         found[name.partition("::")[0]] = f"pod {namespace}/{pod}"
         return found
+
+    async def _recorded(self) -> tuple[dict[str, str], str]:
+        """Return what the kubelet's checkpoint has, as :func:`.claims_file.plugin_allocated`."""
+        config, read = self._context.config, claims_file.plugin_allocated
+        root = kubelet_root(config)
+        try:
+            return await self._context.files.run(root, "to read its checkpoint", read, config)
+        except FilesSilent as error:
+            return {}, str(error)
 
     def _shared_by_mps(self) -> dict[str, str]:
         """Return the devices that only clients of the device plugin's MPS daemons can open."""

@@ -44,7 +44,6 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import grpc  # type: ignore[import-untyped] # it ships no types
 
 from api.errors import one_line
@@ -52,7 +51,7 @@ from api.proto import dra_health_pb2 as health_pb
 from api.proto import dra_pb2 as pb
 from api.proto import pluginregistration_pb2 as registration
 from hooks.node.kubelet import kubelet_root
-from integration.agent_errors import PluginFailed, ServingError
+from integration.agent_errors import FilesSilent, PluginFailed, ServingError
 from integration.backoff import Backoff
 from integration.kubelet import sockets
 from integration.kubelet.grpc_server import SocketServer, serialize
@@ -178,7 +177,11 @@ class DriverServer:
     async def work(self, driver: DriverApi) -> None:
         """Answer calls by a driver, as the active instance, until cancelled."""
         paths = self._paths
-        await anyio.to_thread.run_sync(paths.sweep)
+        asked = "to remove the sockets of former instances"
+        try:
+            await self._context.files.run(paths.directory, asked, paths.sweep)
+        except FilesSilent as error:
+            self._context.say("warning", str(error), part="dra")
         async with anyio.create_task_group() as tasks:
             active = self._active = ActiveDriver(self._context, driver, tasks)
             self._wake()
@@ -214,7 +217,7 @@ class DriverServer:
             started = time.monotonic()
             try:
                 await self._serve(whom, doors, end)
-            except (ServingError, OSError) as error:
+            except (ServingError, OSError, FilesSilent) as error:
                 self._fault(whom, str(error))
                 await anyio.sleep(backoff.pause(time.monotonic() - started))
 
@@ -226,9 +229,8 @@ class DriverServer:
         servers: list[SocketServer] = []
         to_end = _TO_END
         with Watcher(quiet=0) as watcher:
-            while not _exists(registry):
-                await watcher.change({registry: ANY})
-            os.makedirs(directory, mode=_DIRECTORY_MODE, exist_ok=True)
+            while not await self._can_serve():
+                await watcher.change({registry: ANY}, may_hang=True)
             try:
                 for path, services in doors.items():
                     servers.append(SocketServer(path))
@@ -240,7 +242,7 @@ class DriverServer:
 
                 async def is_gone() -> None:
                     while all(each.is_in_place for each in servers):
-                        await watcher.change({registry: ANY, directory: ANY})
+                        await watcher.change({registry: ANY, directory: ANY}, may_hang=True)
 
                 which, _ = await first_of(*(each.crash for each in servers), is_gone)
             except anyio.get_cancelled_exc_class():
@@ -256,6 +258,22 @@ class DriverServer:
                 found="its server has ended by itself",
                 do="the agent starts it again",
             )
+
+    async def _can_serve(self) -> bool:
+        """Return whether the kubelet's directory exists; create the driver's in it.
+
+        Raises:
+            OSError: the directory cannot be created.
+            FilesSilent: its file system does not answer; a socket there would hang the agent.
+        """
+        registry, directory = self._paths.registry, self._paths.directory
+
+        def look() -> bool:
+            if is_there := os.path.isdir(registry):
+                os.makedirs(directory, mode=_DIRECTORY_MODE, exist_ok=True)
+            return is_there
+
+        return await self._context.files.run(directory, "to serve the kubelet", look)
 
     def _fault(self, concern: str, line: str) -> None:
         self._context.fault(f"dra {concern}", one_line(line), part="dra")
@@ -382,10 +400,6 @@ class DriverServer:
                 except RelayRefused as error:
                     await call.abort(error.code, error.details)
             await self._await_next(call)
-
-
-def _exists(directory: str) -> bool:
-    return os.path.isdir(directory)
 
 
 def _unary(answer: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:

@@ -21,13 +21,12 @@ claims every ten minutes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from contextlib import suppress
 from typing import Final
 
-import anyio.to_thread
-
 from api.errors import NvshimError
-from integration.agent_errors import ApiServerSilent
+from hooks.node.kubelet import kubelet_root
+from integration.agent_errors import ApiServerSilent, FilesSilent
 from integration.kubelet.values import Claimed
 from integration.node.service import Context
 from integration.node.services.dra.claim_reader import ClaimReader
@@ -82,9 +81,11 @@ class StaleClaims:
         named = await context.kubelet.claims(context.options.pod_resources)
         if named is None:
             return []
-        recorded = await anyio.to_thread.run_sync(
-            partial(claims_file.recorded, context.config, context.options.dra_driver)
-        )
+        config, root = context.config, kubelet_root(context.config)
+        read, driver = claims_file.recorded, context.options.dra_driver
+        recorded = None
+        with suppress(FilesSilent):
+            recorded = await context.files.run(root, "to read its claims", read, config, driver)
         if recorded is None:
             return []
         found: list[Claim] = []

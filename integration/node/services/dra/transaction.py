@@ -37,7 +37,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 from api.errors import NvshimError
 from hooks.node.drained import read_drains, reasons_by_device
@@ -114,6 +113,7 @@ class ClaimTransactions:
             MpsDaemonFailed: its MPS control daemon has not ended.
             MigDeviceNotUndone: its MIG devices cannot be deleted now.
             DraStateUnwritten: the checkpoint or the CDI spec cannot be changed.
+            FilesSilent: the file system of one of them does not answer.
         """
         uid = reference.uid
         async with self.locks.hold(uid), self.locks.hold(*self.mig.gpus_of(uid)):
@@ -194,7 +194,7 @@ class ClaimTransactions:
             if has_had or (self.context.options.dra_metadata and not is_again):
                 claim = await self.specs.describe(claim)
             template = self.discovery.template
-            write_spec = partial(self.specs.keep, claim, keep_existing=is_again)
+            write_spec = partial(self.specs.write_once, claim, keep_existing=is_again)
             prepared = await self.table.complete(claim, write_spec)
             if self.discovery.template is not template:  # the node changed meanwhile
                 await self.specs.write(prepared, keep_existing=True)
@@ -231,10 +231,12 @@ class ClaimTransactions:
         try:
             await self.table.write()
             if before is None:
-                await anyio.to_thread.run_sync(self.specs.remove, uid)
+                await self.specs.remove(uid)
                 return
             if before.has_metadata:
                 await self.specs.describe(before)
             await self.specs.write(before, keep_existing=True)
         except NvshimError as error:  # the error of the step that failed says more
             self.context.say("warning", str(error), claim=uid)
+            if before is not None:
+                self.specs.doubt(uid, str(error))

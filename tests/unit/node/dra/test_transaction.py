@@ -6,10 +6,12 @@ document. The checkpoint, the kubelet's record and the CDI specs are real files.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +23,12 @@ from hooks.cdi.spec import Edits, SpecDevice, SpecFile
 from hooks.config import Config
 from hooks.node.drained import Drain
 from integration import files
-from integration.agent_errors import DeviceDrained, MigDeviceNotUndone, MigModeNotSwitched
+from integration.agent_errors import (
+    DeviceDrained,
+    FilesSilent,
+    MigDeviceNotUndone,
+    MigModeNotSwitched,
+)
 from integration.apiserver.client import ApiServer
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
@@ -41,11 +48,11 @@ from integration.nvml.mig_parts import GpuParts, Instance, Parts, Profile
 from integration.nvml.nvidia_smi import SmiFailed
 from integration.nvml.snapshot import NodeSnapshot
 from tests.harness.node_state import publish
-from tests.harness.raising import raises
+from tests.harness.raising import is_error, raises
 from tests.unit.node.dra.test_slices import GPUS, NODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +91,7 @@ class Node:
         self.ends_at = 0
         self.is_killed = True
         self.effects = 0
+        self.hang: Callable[[], object] | None = None  # instead, if the effect is on a file
 
     def effect(
         self, do: Callable[..., Any], error: Exception, *, fails_after: bool = False
@@ -97,8 +105,12 @@ class Node:
 
         def tick() -> None:
             self.effects += 1
-            if self.effects == self.ends_at:
+            if self.effects != self.ends_at:
+                return
+            if self.hang is None:
                 raise Killed if self.is_killed else error
+            if not isinstance(error, SmiFailed):
+                self.hang()
 
         def run(*arguments: Any, **more: Any) -> Any:
             tick()
@@ -340,6 +352,131 @@ async def test_a_prepare_whose_step_fails_is_rolled_back(node: Node, name: str) 
         await driver.transactions.unprepare(REFERENCE)
         await settled(driver)
         assert is_empty(node)
+
+
+class Limits:
+    """Time limits of calls in threads that are over when a call hangs, and not before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open: set[anyio.CancelScope] = set()
+        self._loop = asyncio.get_running_loop()
+        self._goes_on = threading.Event()
+        monkeypatch.setattr(anyio, "fail_after", self._fail_after)
+
+    @contextmanager
+    def _fail_after(self, _seconds: float) -> Iterator[None]:
+        with anyio.CancelScope() as scope:
+            self._open.add(scope)
+            try:
+                yield
+            finally:
+                self._open.discard(scope)
+        if scope.cancelled_caught:
+            raise TimeoutError
+
+    def hang(self) -> None:
+        """Hang a thread, after which the limits are over."""
+        goes_on = self._goes_on
+        self._loop.call_soon_threadsafe(self._expire)
+        assert goes_on.wait(60)
+
+    def _expire(self) -> None:
+        for scope in self._open:
+            scope.cancel()
+
+    async def go_on(self, driver: Driver) -> None:
+        """Let the thread go on, and wait for its end."""
+        self._goes_on.set()
+        self._goes_on = threading.Event()
+        for call in driver._context.files._calls.values():
+            if call._ended is not None:
+                assert await asyncio.to_thread(call._ended.wait, 60)
+
+
+async def refusal(call: Awaitable[object]) -> NvshimError | None:
+    """Return the error of a call; None if it succeeds."""
+    try:
+        await call
+    except NvshimError as error:
+        return error
+    return None
+
+
+def essence(left: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the claims and their CDI specs, without metadata, which may be left out."""
+    specs = {name: each for name, each in left["specs"].items() if "_metadata_" not in name}
+    return [claim[:3] for claim in left["claims"]], specs
+
+
+HANGING: Final = ("a GPU", "another GPU than before", "a GPU again", *DESCRIBED[::2])
+
+
+@pytest.mark.parametrize("name", HANGING)
+async def test_a_prepare_whose_directory_hangs_is_refused_and_all_is_well_when_it_answers(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    limits = Limits(monkeypatch)
+    after, effects = await whole(node, name)
+    for number in range(1, effects + 1):
+        driver, before = await begun(node, name)
+        node.hang, node.ends_at = limits.hang, number
+        error = await refusal(driver.transactions.prepare(REFERENCE))
+        assert error is None or is_error(error, FilesSilent), f"at effect {number} of {effects}"
+        node.hang, node.ends_at = None, 0
+        await limits.go_on(driver)
+        await driver.table.catch_up()
+        if driver.specs.has_pending:  # a new round of the driver
+            await driver.specs.repair()
+        await settled(driver)
+        assert not driver.table.is_doubtful
+        assert not driver.specs.has_pending
+        claims, specs = essence(node.left())
+        assert (claims, specs if claims else {}) in (essence(before), essence(after)), (
+            f"at effect {number} of {effects}"
+        )
+        await driver.transactions.prepare(REFERENCE)
+        assert essence(node.left()) == essence(after)
+        await driver.transactions.unprepare(REFERENCE)
+        await settled(driver)
+        assert is_empty(node)
+
+
+@pytest.mark.parametrize("name", HANGING)
+async def test_an_unprepare_whose_directory_hangs_is_refused_and_then_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    limits = Limits(monkeypatch)
+    _, before = await whole(node, name)
+    effects = node.effects - before  # of the unprepare
+    refused = 0
+    for number in range(1, effects + 1):
+        driver, _ = await begun(node, name)
+        await driver.transactions.prepare(REFERENCE)
+        node.effects, node.hang, node.ends_at = 0, limits.hang, number
+        if (error := await refusal(driver.transactions.unprepare(REFERENCE))) is not None:
+            assert is_error(error, FilesSilent)
+            refused += 1
+            assert REFERENCE.uid in driver.table.claims, "it keeps its devices"
+        node.hang, node.ends_at = None, 0
+        await limits.go_on(driver)
+        await driver.transactions.unprepare(REFERENCE)
+        await settled(driver)
+        assert is_empty(node)
+    assert refused
+
+
+async def test_while_the_directory_of_metadata_hangs_claims_without_it_go_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = await begun(node, "a GPU")
+    limits = Limits(monkeypatch)
+    directories = " or ".join(metadata.directories(node.config, DRA_DRIVER))
+    with raises(FilesSilent):
+        await driver._context.files.run(directories, "to read it", limits.hang)
+    await driver.transactions.prepare(REFERENCE)
+    await driver.transactions.unprepare(REFERENCE)
+    await limits.go_on(driver)
+    assert is_empty(node)
 
 
 @each_that_is_killed
