@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from hooks.config import Config
+from integration.agent_errors import FilesSilent
+from integration.node.file_calls import FileCalls
 from integration.node.mps.claim_daemons import CLAIMS
-from integration.node.mps.clients import MpsDaemon
+from integration.node.mps.clients import MpsDaemon, unready
 from integration.node.mps.paths import Places
 from integration.node.mps.plan import ClaimDaemon
 from integration.node.options import Options
 from integration.node.service import Context
+from integration.node.services.mps import daemon_supervisor
 from integration.node.services.mps import service as component
+from integration.node.services.mps.daemon import Daemon
 from integration.node.state.topic import version_of, wait_any
 from integration.node.values.resources import MPS, Settings, SharedResource, Sharing
 from integration.nvml.snapshot import NodeSnapshot
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from integration.node.mps.plan import Plan, Programs
 
 pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
 
 NAME = "nvidia.com/gpu"
 
@@ -77,11 +84,23 @@ class Kept:
         self.left = True
 
 
+class AtOnce(FileCalls):
+    """Makes each call at once; while a directory hangs, its calls fail."""
+
+    hanging = ""
+
+    async def run(self, directory: str, asked: str, do: Callable[..., T], *arguments: object) -> T:
+        await anyio.lowlevel.checkpoint()
+        if directory == self.hanging:
+            raise FilesSilent(asked, found=f"the file system of {directory} does not answer")
+        return do(*arguments)
+
+
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setattr(component, "DaemonSupervisor", Kept)
     Kept.all = {}
-    context = Context(Config(), Options(spec="", poll=60), lambda *_, **__: None)
+    context = Context(Config(), Options(spec="", poll=60), lambda *_, **__: None, files=AtOnce())
     sharing = Sharing(MPS, resources=(SharedResource(NAME, 3),))
     publish(context.state.settings, Settings(mps_root=str(tmp_path), sharing=sharing))
     publish(context.state.node, NodeSnapshot(inventory=inventory_of("", gpu(0))))
@@ -230,3 +249,66 @@ async def test_what_a_predecessor_has_left_of_claims_stays_until_they_are_known(
         await settled()
         assert not wanted(Kept.all[name])
         tasks.cancel_scope.cancel()
+
+
+async def test_while_the_directory_of_mps_hangs_its_devices_are_refused_and_no_daemon_starts(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = anyio.Event()
+
+    async def pause(_seconds: float) -> None:
+        await again.wait()
+
+    monkeypatch.setattr(anyio, "sleep", pause)
+    state, files = context.state, cast("AtOnce", context.files)
+    settings = state.settings.value
+    assert settings is not None
+    files.hanging = settings.mps_root
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        assert Kept.all == {}
+        assert "NVSHIM-E2798" in state.faults.lines["mps"]
+        assert f"the file system of {settings.mps_root}" in unready(
+            NAME, (), state.mps_daemons.value
+        )
+        files.hanging = ""
+        again.set()
+        await settled()
+        assert wanted(Kept.all[NAME])
+        assert "mps" not in state.faults.lines
+        files.hanging = settings.mps_root
+        tasks.cancel_scope.cancel()
+    assert Kept.all[NAME].left
+
+
+async def test_a_call_of_a_supervisor_that_hangs_is_a_failure_of_its_daemon(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_supervisor, "_TO_CALL", 0.01)
+    goes_on, faults = threading.Event(), list[str]()
+
+    def hang(_self: object) -> None:
+        goes_on.wait(60)
+
+    monkeypatch.setattr(Daemon, "find", hang)
+    places = Places(str(tmp_path), NAME)
+    failed = anyio.Event()
+
+    def changed() -> None:
+        if supervisor.fault:
+            faults.append(supervisor.fault)
+            failed.set()
+
+    supervisor = daemon_supervisor.DaemonSupervisor(
+        places, context, frozenset[str], changed, lambda *_: ""
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        await failed.wait()
+        assert supervisor.status.has_failed
+        assert f"the file system of {places.directory} does not answer" in faults[0]
+        tasks.cancel_scope.cancel()
+    with anyio.fail_after(20):
+        await supervisor.release()
+    goes_on.set()

@@ -25,6 +25,8 @@ Rules
   without the agent. The next agent finds the daemons that kept running.
 - A daemon that does not fit the plan accepts no new containers; its status gives the reason.
 - A failed action is tried again, with growing pauses.
+- An action whose file system hangs has failed. It continues in its thread, and no other action is
+  started before it ends. The next turn then finds what it did, as after a kill of the agent.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
-from anyio import to_thread
 
 from api.errors import NvshimError
 from integration.agent_errors import MpsDaemonFailed
 from integration.backoff import Backoff
+from integration.detached import SlowCall
+from integration.node.file_calls import LONGEST, TO_FINISH
 from integration.node.mps.clients import MpsDaemon
 from integration.node.mps.paths import Places
 from integration.node.mps.plan import Plan, Programs
@@ -52,6 +55,7 @@ from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import host_setup
 from integration.node.services.mps.daemon import TIMEOUT, Daemon, RunningDaemon
 from integration.node.services.mps.pipe_users import users_of
+from integration.timeouts import PATIENCE
 from integration.watcher import first_of
 
 __all__ = ["DaemonSupervisor"]
@@ -62,6 +66,8 @@ _QUIT_INTERVAL: Final = 20.0
 """Seconds between two requests to quit."""
 _LOG_CHECK: Final = 900.0
 _MOST_SILENT: Final = 2
+_TO_CALL: Final = 20.0 * PATIENCE
+"""Seconds that a blocking call may take: some wait for NVML, or for several answers."""
 _TO_START: Final = 10.0
 _TO_RELEASE: Final = 12.0
 _TO_END: Final = 1.0
@@ -106,6 +112,8 @@ class DaemonSupervisor:
         self._news = anyio.Event()
         self._silent = 0
         self._restarts = 0
+        self._calls = SlowCall(TO_FINISH)
+        self._to_call = _TO_CALL
 
     def set_plan(self, plan: Plan | None, programs: Programs | None) -> None:
         """Change the plan.
@@ -142,6 +150,7 @@ class DaemonSupervisor:
 
     async def release(self) -> None:
         """Stop the daemon as the agent stops, unless a container may need it."""
+        self._to_call = LONGEST
         with anyio.CancelScope(shield=True), anyio.move_on_after(_TO_RELEASE):
             try:
                 await self._release()
@@ -156,7 +165,7 @@ class DaemonSupervisor:
         """
         running = await self._running()
         if running is None and plan is None:
-            await _in_thread(lambda: self._daemon.clean_up(self._in_use()))
+            await self._in_thread(lambda: self._daemon.clean_up(self._in_use()))
             self._report(self.status.unready, fault="")
             return True
         if running is not None and (plan is None or not _fits(running, plan)):
@@ -178,7 +187,7 @@ class DaemonSupervisor:
         else:
             pid, devices = running.pid, running.devices
             await self._adopt(running, plan)
-        await _in_thread(self._daemon.configure, plan, devices)
+        await self._in_thread(self._daemon.configure, plan, devices)
         self._report("", pid, plan.devices, fault="")
         which, how = await first_of(partial(self._end_of, pid), self._news.wait)
         if not which:
@@ -193,25 +202,25 @@ class DaemonSupervisor:
                 With two daemons on one GPU, neither could start a server there.
         """
         # Restore the modes first: the other daemon may be waiting for GPUs of this one.
-        await _in_thread(modes.give_back, self._context.config, self.places, plan.others)
-        if holder := await _in_thread(self._holder, self, plan.devices):
+        await self._in_thread(modes.give_back, self._context.config, self.places, plan.others)
+        if holder := await self._in_thread(self._holder, self, plan.devices):
             raise self._failed(
                 f"the daemon of {holder} still holds its GPUs",
                 "wait until the clients of that daemon exit; this one starts then",
             )
-        pid = await _in_thread(self._daemon.start, plan)
+        pid = await self._in_thread(self._daemon.start, plan)
         try:
             await self._until_it_answers(pid, plan)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await _in_thread(self._daemon.kill, pid)
+                await self._in_thread(self._daemon.kill, pid)
             raise
         self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
         return pid
 
     async def _until_it_answers(self, pid: int, plan: Plan) -> None:
         deadline = anyio.current_time() + _TO_START
-        while not await _in_thread(self._daemon.answers, pid, plan):
+        while not await self._in_thread(self._daemon.answers, pid, plan):
             if anyio.current_time() > deadline:
                 found = f"no answer within {_TO_START:g} s"
                 raise self._failed(found, f"read {self.places.log_file}")
@@ -224,11 +233,11 @@ class DaemonSupervisor:
             NvshimError: the daemon has died and its servers may have clients, or the lock file does
                 not name its holder.
         """
-        running = await _in_thread(self._daemon.find)
+        running = await self._in_thread(self._daemon.find)
         if running is None or running.pid:
             return running
-        servers = await _in_thread(self._daemon.holders)
-        users = await _in_thread(self._users)
+        servers = await self._in_thread(self._daemon.holders)
+        users = await self._in_thread(self._users)
         if users:
             raise self._failed(
                 f"it has died, and its servers ({', '.join(map(str, servers))}) may have clients "
@@ -241,7 +250,7 @@ class DaemonSupervisor:
         with anyio.move_on_after(TIMEOUT):
             while running is not None:
                 await anyio.sleep(_POLL)
-                running = await _in_thread(self._daemon.find)
+                running = await self._in_thread(self._daemon.find)
         if running is not None:
             raise self._failed("servers of a dead daemon do not exit", "reboot the node")
         return None
@@ -249,22 +258,22 @@ class DaemonSupervisor:
     async def _adopt(self, running: RunningDaemon, plan: Plan) -> None:
         """Check that a running daemon answers. Kill it if it repeatedly does not."""
         config = self._context.config
-        await _in_thread(host_setup.prepare, self.places, config.sys)
+        await self._in_thread(host_setup.prepare, self.places, config.sys)
         try:
-            await _in_thread(self._daemon.percentage, plan.programs)
+            await self._in_thread(self._daemon.percentage, plan.programs)
         except MpsDaemonFailed as error:
             self._silent += 1
             if self._silent >= _MOST_SILENT:
-                if users := await _in_thread(self._users):
+                if users := await self._in_thread(self._users):
                     raise self._failed(
                         f"it does not answer, and may have clients in {', '.join(users)}",
                         "stop those containers; the agent replaces the daemon then",
                     ) from error
                 self._silent = 0
-                await _in_thread(self._daemon.kill, running.pid)
+                await self._in_thread(self._daemon.kill, running.pid)
             raise
         self._silent = 0
-        await _in_thread(modes.take, config, self.places, plan.gpus)
+        await self._in_thread(modes.take, config, self.places, plan.gpus)
         if running.pid != self.status.pid:
             self._context.say(
                 "info", "MPS control daemon found", resource=plan.resource, pid=running.pid
@@ -275,12 +284,12 @@ class DaemonSupervisor:
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            return await _in_thread(self._daemon.ended, pid) or "it ended"
+            return await self._in_thread(self._daemon.ended, pid) or "it ended"
         try:
             with anyio.move_on_after(timeout):
                 # `ended` also notices a pid that another process has by now.
-                while not (how := await _in_thread(self._daemon.ended, pid)):
-                    self._daemon.trim_log()
+                while not (how := await self._in_thread(self._daemon.ended, pid)):
+                    await self._in_thread(self._daemon.trim_log)
                     with anyio.move_on_after(_LOG_CHECK):
                         await anyio.wait_readable(fd)
                 return how
@@ -300,7 +309,7 @@ class DaemonSupervisor:
         with suppress(MpsDaemonFailed):  # query first: a daemon that quits no longer answers
             clients = await self._clients()
         while not await self._quit(running.pid, patient=bool(clients)):
-            users = ", ".join(await _in_thread(self._users)) or "no known container"
+            users = ", ".join(await self._in_thread(self._users)) or "no known container"
             line = f"its MPS control daemon quits when its clients exit: {users}"
             self._report(line, running.pid, fault=f"{self.places.resource}: {line}")
             if await self._end_of(running.pid, _QUIT_INTERVAL):
@@ -315,12 +324,12 @@ class DaemonSupervisor:
         """
         with suppress(MpsDaemonFailed):  # the program is gone with the driver
             if self._programs is not None:
-                await _in_thread(self._daemon.quit, self._programs)
+                await self._in_thread(self._daemon.quit, self._programs)
         if await self._end_of(pid, _TO_END):
             return True
-        if patient or bool(await _in_thread(self._users)):
+        if patient or bool(await self._in_thread(self._users)):
             return False
-        await _in_thread(self._daemon.kill, pid)
+        await self._in_thread(self._daemon.kill, pid)
         return bool(await self._end_of(pid, _TO_END))
 
     async def _clients(self) -> tuple[int, ...]:
@@ -331,7 +340,7 @@ class DaemonSupervisor:
         """
         if self._programs is None:
             return ()
-        return await _in_thread(self._daemon.clients, self._programs)
+        return await self._in_thread(self._daemon.clients, self._programs)
 
     def _users(self) -> tuple[str, ...]:
         return users_of(self.places, self._context.options.states)
@@ -342,7 +351,7 @@ class DaemonSupervisor:
         if self.plan is not None and self.plan.stays:
             return
         running = await self._running()
-        users = await _in_thread(self._users)
+        users = await self._in_thread(self._users)
         clients = () if running is None else await self._clients()
         if users or clients or (running is not None and not await self._quit(running.pid)):
             # Keep the files even without a daemon: users have the shared memory mounted, and the
@@ -356,7 +365,19 @@ class DaemonSupervisor:
             )
             return
         if await self._running() is None:  # its servers are gone, too
-            await _in_thread(lambda: self._daemon.clean_up(frozenset()))
+            await self._in_thread(lambda: self._daemon.clean_up(frozenset()))
+
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+        """Run a blocking function in a thread.
+
+        Raises:
+            MpsDaemonFailed: it takes too long, or an earlier one does.
+        """
+        try:
+            return await self._calls.run(partial(work, *args), self._to_call)
+        except TimeoutError as error:
+            found = f"the file system of {self.places.directory} does not answer"
+            raise self._failed(found, "check it; the agent tries again") from error
 
     # -- the status -------------------------------------------------------------------------------
 
@@ -401,8 +422,3 @@ def _fits(running: RunningDaemon, plan: Plan) -> bool:
         and set(plan.devices) <= set(running.devices)
         and plan.others.isdisjoint(running.devices)
     )
-
-
-async def _in_thread(work: Callable[..., T], *args: object) -> T:
-    """Run a blocking function in a thread, and wait for it even if cancelled."""
-    return await to_thread.run_sync(partial(work, *args))

@@ -7,7 +7,8 @@ Rules
 - It drains a daemon whose driver was removed or replaced, because the daemon keeps the old driver's
   files and the kernel module open.
 - It drains all daemons while NVML is paused, because they use the GPUs, too.
-- It adopts or removes what an earlier agent left below ``mpsRoot``.
+- It adopts or removes what an earlier agent left below ``mpsRoot``. Until that directory answers,
+  it starts no daemon there, and reports why.
 - The shared memory exists while a daemon exists.
 - The directories of a claim's daemon are removed with it, because each claim has its own.
 """
@@ -19,12 +20,12 @@ from contextlib import suppress
 from functools import partial
 
 import anyio
-from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from api.errors import NvshimError
 from hooks.node.inventory import Inventory
-from integration.agent_errors import MpsProgramMissing
+from integration.agent_errors import FilesSilent, MpsProgramMissing
+from integration.backoff import Backoff
 from integration.node.mps.claim_daemons import is_of_claim, is_of_claims, plan_of_claim
 from integration.node.mps.clients import MpsDaemon
 from integration.node.mps.paths import Places, places_in, shm
@@ -55,6 +56,9 @@ class _Mps:
         # The roots that were searched for files of an earlier agent, with separate entries for
         # daemons of claims (True) and of resources (False).
         self._roots: set[tuple[str, bool]] = set()
+        # What an earlier agent left below each root; None while that is being searched.
+        self._left: dict[str, tuple[Places, ...] | None] = {}
+        self._silent = ""  # why the search takes so long
         self._cleaning = False
 
     async def run(self) -> None:
@@ -72,7 +76,7 @@ class _Mps:
                 async with anyio.create_task_group() as tasks:
                     for supervisor in self._supervisors.values():
                         tasks.start_soon(supervisor.release)
-                await to_thread.run_sync(self._clean_host)
+                await self._clean()
                 self._daemons.publish({})
 
     def _apply(self, tasks: TaskGroup) -> None:
@@ -83,8 +87,15 @@ class _Mps:
         )
         if settings is None or doubtful or self._cleaning:
             return
+        root = settings.mps_root
+        if root not in self._left:
+            self._left[root] = None
+            tasks.start_soon(self._search, root, tasks)
+        if (left := self._left[root]) is None:
+            self._publish()
+            return
         plans = self._plans(settings)
-        left_behind = self._left_behind(settings.mps_root)
+        left_behind = self._left_behind(root, left)
         programs = self._programs()
         for places in dict.fromkeys((*left_behind, *plans)):
             if places not in self._supervisors:
@@ -93,15 +104,29 @@ class _Mps:
             supervisor.set_plan(plans.get(places), programs)
         self._publish()
 
-    def _left_behind(self, root: str) -> list[Places]:
+    async def _search(self, root: str, tasks: TaskGroup) -> None:
+        """Find what an earlier agent left below a root, and apply the state then."""
+        asked, backoff = f"to look for MPS daemons below {root}", Backoff()
+        while self._left[root] is None:
+            try:
+                self._left[root] = await self._context.files.run(
+                    root, asked, lambda: tuple(places_in(root))
+                )
+                self._silent = ""
+            except FilesSilent as error:
+                self._silent = str(error)
+                self._publish()
+                await anyio.sleep(backoff.pause())
+        self._apply(tasks)
+
+    def _left_behind(self, root: str, left: Iterable[Places]) -> list[Places]:
         """Return what an earlier agent left below a root, once, when all plans for it are known."""
         known = {(root, False)}
         if not self._context.options.dra or self._state.claim_daemons.value is not None:
             known.add((root, True))
         new = known - self._roots
         self._roots |= new
-        found = places_in(root) if new else ()
-        return [each for each in found if (root, is_of_claims(each.resource)) in new]
+        return [each for each in left if (root, is_of_claims(each.resource)) in new]
 
     def _plans(self, settings: Settings) -> dict[Places, Plan]:
         inventory = self._state.node.value.inventory
@@ -146,12 +171,14 @@ class _Mps:
         async def keep() -> None:
             await supervisor.run()
             if self._has_ended(places.resource):
-                await to_thread.run_sync(self._remove, places)
+                await self._in_root(
+                    places.root, f"to remove {places.directory}", self._remove, places
+                )
             del self._supervisors[places]
             if not self._supervisors:
                 self._cleaning = True  # start no daemon while its directories are being removed
                 try:
-                    await to_thread.run_sync(self._clean_host)
+                    await self._clean()
                 finally:
                     self._cleaning = False
             self._publish()
@@ -192,11 +219,32 @@ class _Mps:
             name: MpsDaemon(name, (), unready=line, has_failed=True)
             for name, line in self._impossible.items()
         }
+        if self._silent:
+            daemons |= {
+                name: MpsDaemon(name, (), unready=self._silent, has_failed=True)
+                for name, _ in self._wanted(self._state.node.value.inventory)
+            }
         daemons |= {each.places.resource: each.status for each in self._supervisors.values()}
         self._daemons.publish(daemons)
-        faults = (*self._impossible.values(), *(each.fault for each in self._supervisors.values()))
+        faults = (
+            self._silent,
+            *self._impossible.values(),
+            *(each.fault for each in self._supervisors.values()),
+        )
         line = "; ".join(fault for fault in faults if fault)
         self._state.faults.report("mps", line)
+
+    async def _clean(self) -> None:
+        roots = sorted({root for root, _ in self._roots})
+        asked = "to remove the shared memory of MPS"
+        await self._in_root(" or ".join(roots), asked, self._clean_host)
+
+    async def _in_root(self, root: str, asked: str, do: Callable[..., None], *args: object) -> None:
+        """Call a function as :meth:`.FileCalls.run` does; log it if it takes too long."""
+        try:
+            await self._context.files.run(root, asked, do, *args)
+        except FilesSilent as error:
+            self._context.say("warning", str(error), part="mps")
 
     def _clean_host(self) -> None:
         """Remove the cgroups and the shared memory if no daemon is left."""
