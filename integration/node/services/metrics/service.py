@@ -21,7 +21,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.to_thread
 from anyio.abc import SocketStream
 from anyio.streams.stapled import MultiListener
 from prometheus_client.exposition import gzip_accepted
@@ -169,7 +168,7 @@ class Scrapes:
                 self._cache[form] = cached
             packed = gzip_accepted(request.headers.get("accept-encoding", ""))
             if packed and not cached.packed:
-                cached.packed = await anyio.to_thread.run_sync(_packed, cached.text)
+                cached.packed = await run_detached(_packed, cached.text)
         headers: tuple[tuple[str, str], ...] = (("Vary", "Accept, Accept-Encoding"),)
         if packed:
             headers = (*headers, ("Content-Encoding", "gzip"))
@@ -193,7 +192,7 @@ class Scrapes:
             process=own_process(),
         )
         known, writing = self._collect(snapshot, attribution), time.monotonic()
-        text = await anyio.to_thread.run_sync(write, known, form)
+        text = await run_detached(write, known, form)
         taken = time.monotonic() - writing
         fresh = min(max(FRESH, taken / SHARE), _FRESH_AT_MOST)
         return _CachedText(started + fresh, wait if sample is None else math.inf, text)

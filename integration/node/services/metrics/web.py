@@ -27,13 +27,14 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import anyio
-import anyio.to_thread
 import yaml
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 
 from hooks.schema import BOOLEAN, Kind, WrongValue, choice, like, list_of, need, one_of, text
 from integration.agent_errors import WebConfigInvalid
+from integration.detached import SlowCall, run_detached
+from integration.node.file_calls import LONGEST
 from integration.node.services.metrics.server import Request, Response
 
 _VERSION: Final = choice(
@@ -236,17 +237,19 @@ class Web:
         self._read = read(path)
         self._right: set[bytes] = set()  # digests of passwords that were right
         self._one = anyio.Lock()
+        self._reading = SlowCall()
 
     async def wrap(self, stream: SocketStream) -> ByteStream:
         """Start a connection, with TLS if the file enables it.
 
         Raises:
-            anyio.BrokenResourceError: a file is invalid, or TLS fails.
+            anyio.BrokenResourceError: a file is invalid or hangs, or TLS fails.
         """
         try:
-            found = await anyio.to_thread.run_sync(self._current)
-        except WebConfigInvalid as error:
-            self._fault(str(error))
+            found = await self._reading.run(self._current, LONGEST)
+        except (WebConfigInvalid, TimeoutError) as error:
+            silent = _invalid(self._path, "its file system does not answer")
+            self._fault(str(silent if isinstance(error, TimeoutError) else error))
             raise anyio.BrokenResourceError from error
         self._fault("")
         self._read = found
@@ -290,7 +293,7 @@ class Web:
         if digest in self._right:
             return user in users
         async with self._one:
-            is_right = await anyio.to_thread.run_sync(_is_right, password.encode(), hashed)
+            is_right = await run_detached(_is_right, password.encode(), hashed)
         if is_right and user in users:
             if len(self._right) == _MOST_REMEMBERED:
                 self._right.clear()

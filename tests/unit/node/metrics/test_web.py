@@ -6,6 +6,7 @@ import base64
 import functools
 import os
 import ssl
+import threading
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPSConnection
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from integration.agent_errors import WebConfigInvalid
+from integration.node.services.metrics import web
 from integration.node.services.metrics.address import Address
 from integration.node.services.metrics.server import Response, addresses_of, listen, serve
 from integration.node.services.metrics.web import Web, parse, read
@@ -309,3 +311,21 @@ async def test_versions_of_tls_are_those_of_the_file(directory: Path) -> None:
         with pytest.raises(OSError):  # noqa: PT011
             await get(port, tls=old)
         assert (await get(port, tls=client(directory)))[0] == 200
+
+
+async def test_while_the_file_hangs_connections_are_closed_and_the_server_can_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, faults = threading.Event(), list[str]()
+    monkeypatch.setattr(web, "LONGEST", 0.01)
+    async with served(write(directory, {"basic_auth_users": {"me": HASH}}), faults) as port:
+        monkeypatch.setattr(Web, "_current", lambda _: goes_on.wait(60))
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await get(port, "me", "secret")
+    goes_on.set()
+    assert [*map(is_silent, faults)] == [True, True]
+
+
+def is_silent(fault: str) -> bool:
+    return "web.yml: its file system does not answer" in fault
