@@ -66,8 +66,8 @@ from integration.tree import own_tree
 from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import VERSION
 
-# Seconds until a change of the state is written to the status file. Claims change with each pod,
-# and writing all of them takes a while.
+# Seconds to collect changes before writing the status file. Claims change with each pod, and
+# writing all of them takes a while.
 _WRITE_AFTER: Final = 0.1
 _WRITE_CLAIMS_AFTER: Final = 1.0
 
@@ -75,13 +75,13 @@ _STATUS: Final = "status-file"
 _POD: Final = "pod"
 """The subjects of faults about a file that the agent cannot write."""
 
-# Seconds that the kubelet has, when the agent starts, until the agent does other work.
+# Seconds that the agent waits at start for the kubelet to get the devices before other work.
 _TO_ANNOUNCE: Final = 1.0
 
 # Seconds without a change after which a burst of changes is over.
 _QUIET: Final = 0.3
 
-# Seconds until a round goes on without the CDI spec.
+# Seconds to wait for the CDI spec to be written; then the round continues without it.
 _LONGEST_KEEP: Final = 10.0 * PATIENCE
 
 # Seconds until the child that queries the driver is killed.
@@ -128,7 +128,7 @@ async def _serve(
                     context = await _wait(tasks, context, lock)
                 say("info", "node agent started", version=VERSION, spec=options.spec or "none")
                 _show_pod(context, lock)
-                tasks.start_soon(_import_urgent, context)  # while NVML answers
+                tasks.start_soon(_import_urgent, context)  # while the first read queries NVML
             rounds = _Rounds(context, watcher, unannounced)
             node = await rounds.read(first=True)
             if not once:
@@ -312,11 +312,11 @@ async def _start_services(tasks: anyio.abc.TaskGroup, context: Context, *, urgen
     Imports take a while, and no service should wait for the imports of later ones.
 
     Args:
-        urgent: whether to start those that a kubelet waits for, or the others.
+        urgent: True starts the services that a kubelet waits for, False the others.
     """
     for name, service in SERVICES.items():
         if service.is_urgent == urgent and service.is_wanted(context.options):
-            with suppress(ImportError):  # the service fails with it again, and that is logged
+            with suppress(ImportError):  # the service imports it again and logs the error
                 await run_detached(importlib.import_module, service.module)
             tasks.start_soon(supervise, name, context, service.module)
 
@@ -330,7 +330,7 @@ async def _import_urgent(context: Context) -> None:
 
 
 async def _announce(context: Context) -> None:
-    """Wait until the kubelet has the devices, or for a second, before other work begins."""
+    """Wait until the kubelet has the devices, but for at most a second."""
     if SERVICES[ServiceName.PLUGIN].is_wanted(context.options):
         await wait_any(context.state.announced, since=0, timeout=_TO_ANNOUNCE)
 

@@ -73,7 +73,7 @@ def _read(uevents: socket.socket) -> bool:
             matters |= concerns_gpus(uevents.recv(_LONGEST))
         except BlockingIOError:
             return matters
-        except OSError:  # the buffer overflowed: a lost one may have mattered
+        except OSError:  # the buffer overflowed, and a lost uevent may have mattered
             matters = True
 
 

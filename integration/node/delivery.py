@@ -2,12 +2,12 @@
 
 ``cdi-cri`` names devices in a field of the CRI. An engine that does not read the field ignores it:
 the container starts without a GPU. If the running engine reports that it does not read the field
-(:mod:`integration.cri.engine`), or if no engine answers, the answer also contains the variable that
-our shim reads.
+(:mod:`integration.cri.engine`), or if no engine answers, the response to Allocate also contains the
+variable that our shim reads.
 
 Rules
-- The answer keeps the configured strategies and adds the variable (``envvar``). If the engine is
-  upgraded later, it uses the strategies; having both does no harm.
+- The response keeps the configured strategies and adds the variable (``envvar``). An engine that is
+  upgraded later uses the strategies; having both does no harm.
 - If the shim can read a configured strategy anyway, nothing is added.
 
 Source: the kubelet's change 126435: "containerd versions older than v1.7.2 don't support passing

@@ -36,7 +36,7 @@ __all__ = ["NodeLock", "holds"]
 
 _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o711
-# Seconds until a readiness check has released the lock.
+# Seconds after which a readiness check has surely released the lock.
 _CHECK_TIME: Final = 1.0
 
 

@@ -32,7 +32,7 @@ NODE_FEATURE: Final = "node-feature"
 FILE: Final = "file"
 
 DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
-"""Differs from NVIDIA's name: a kubelet treats two drivers of one name as an update."""
+"""Differs from NVIDIA's name: a kubelet takes a second driver of the same name for an update."""
 
 OWN: Final = "own"
 DCGM: Final = "dcgm"
@@ -73,21 +73,21 @@ class Options:
         options=["--metrics"], default="")
     metrics_names: tuple[str, ...] = _set(
         list_of(one_of(OWN, DCGM, DCGM_4_5, DCGM_4_9), f"{OWN}, {DCGM}, {DCGM_4_5}, {DCGM_4_9}"),
-        "The names of metrics, several with commas: nvshim_..., or dcgm-exporter's of 4.6 to 4.8"
+        "The names of metrics, comma-separated: nvshim_..., or those of dcgm-exporter 4.6 to 4.8"
         " (dcgm), up to 4.5 (with the label Hostname), or since 4.9.",
         options=["--metrics-names"], default=(OWN,))
     metrics_pod_labels: tuple[str, ...] = _set(
         list_of(like("[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a label's key"), "keys of labels"),
-        "Add these labels of pods to the metrics with dcgm-exporter's names: keys such as"
-        " app.kubernetes.io/name, several with commas.",
+        "Add these pod labels to the metrics with dcgm-exporter's names: comma-separated keys such"
+        " as app.kubernetes.io/name.",
         options=["--metrics-pod-labels"], default=())
     metrics_jobs: str = _set(text("DIR"),
-        "Add the label hpc_job to the same metrics, from this directory: a file for each GPU"
-        " (INDEX or INDEX.INSTANCE) with an id of a job in each line.",
+        "Add the label hpc_job to the same metrics. This directory has a file for each GPU"
+        " (INDEX or INDEX.INSTANCE) with one job id per line.",
         options=["--metrics-jobs"], default="")
     metrics_web_config: str = _set(text("FILE"),
-        "Serve metrics with TLS or passwords, by this web configuration file of Prometheus'"
-        " exporters.", options=["--metrics-web-config"], default="")
+        "Serve metrics with TLS or passwords, as this web configuration file says (in the format"
+        " of Prometheus' exporters).", options=["--metrics-web-config"], default="")
     # the first that answers is used
     cri_sockets: tuple[str, ...] = _set(list_of(text("SOCKET"), "sockets", commas=False),
         "The engine's CRI socket, to check whether the engine reads CDI names.  "
@@ -102,8 +102,8 @@ class Options:
         "The directory with the agent's token; without a token no events are sent.",
         options=["--service-account"], default="/run/containerd-shim-nvidia/service-account")
     kubeconfig: str = _set(text("FILE"),
-        "Use this kubeconfig instead of the three options above: its current context, with a"
-        " token or a client certificate, such as the kubelet's own.",
+        "Use the current context of this kubeconfig instead of the three options above. It needs"
+        " a token or a client certificate; the kubelet's own file works.",
         options=["--kubeconfig"], default="")
     api_timeout: float = _set(seconds(15, 0.1), "The time limit of a call to the API server.",
         options=["--api-timeout"], default=10)
@@ -141,21 +141,21 @@ class Options:
         "The NRI plugin's name, for the engine's list of required plugins.",
         options=["--nri-name"], default="nvshim")
     nri_index: str = _set(like("[0-9]{2}", "two digits", "NN"),
-        "The order of NRI plugins; one with a higher number sees what others have changed.",
+        "The NRI plugin's place in the order of plugins; each sees the changes of lower numbers.",
         options=["--nri-index"], default="90")
     nri_handlers: tuple[str, ...] = _set(list_of(text("HANDLER"), "handlers"),
-        "Leave pods with these runtime handlers to their own injection.",
+        "Skip pods with these runtime handlers, which inject devices themselves.",
         options=["--nri-handlers"], default=("nvidia",))
     mig_config_file: str = _set(text("FILE"),
-        "Apply the MIG layout of this file that the node's label nvidia.com/mig.config names, as"
+        "Apply the MIG layout in this file that the node's label nvidia.com/mig.config names, as"
         " `nvshim mig apply` does.", options=["--mig-config-file"], default="")
     node_condition: bool = _set(BOOLEAN,
         "Report GPUs that no pod can use in the Node's condition GPUOutOfService.",
         options=["--node-condition"], default=False)
     node_labels: str = _set(one_of(NONE, NODE, NODE_FEATURE, FILE),
-        "Label the node as NVIDIA's GPU feature discovery does: in the Node itself; or in a"
-        " NodeFeature object, or in a file, which node feature discovery reads. It needs a right"
-        " in the cluster, and no other writer of these labels.",
+        "Label the node as NVIDIA's GPU feature discovery does: in the Node itself, or through"
+        " node feature discovery with a NodeFeature object or a file. The agent needs permission"
+        " in the cluster, and must be the only writer of these labels.",
         options=["--node-labels"], default=NONE)
     node_labels_remove: bool = _set(BOOLEAN,
         "Remove these labels when the agent stops, also for an update.",

@@ -6,8 +6,8 @@ Rules
   (Podman, CRI-O, Docker's ``--device``).
 - The spec is replaced in one step, and only if its content changes. Without a driver it is removed:
   a stale spec fails containers with a misleading error.
-- Only files that this project has made are replaced or removed. Their first line marks them; files
-  of the unit that makes the spec on nodes without an agent have the same mark.
+- Only files that this project has made are replaced or removed. Their first line marks them. The
+  unit that makes the spec on nodes without an agent marks its files as well.
 - While the driver is out of service, NVML is not queried; the cached inventory is used if it still
   matches the node.
 - A fault of the node is part of the result and does not end the agent.

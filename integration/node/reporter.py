@@ -1,8 +1,8 @@
 """Write to the API server whenever topics change, and retry on failure.
 
-A refused call is logged once and repeated after a minute, or sooner if a topic has changed, but not
-before the time that a busy server names. What was written is checked from time to time: a Node that
-was deleted and registered again, for example, has nothing of it.
+The agent logs a refused call once. It repeats the call after a minute, or sooner if a topic
+changes, but not before the time that a busy server names. From time to time it compares the cluster
+with what it wrote: a Node that was deleted and registered again, for example, has lost it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from integration.node.service import Context
 from integration.node.state.topic import Watched, version_of, wait_any
 
 _RETRY_AFTER: Final = 60.0  # seconds
-_CHECK_AFTER: Final = 600.0  # the same
+_CHECK_AFTER: Final = 600.0  # seconds
 
 
 async def keep_reported(
@@ -38,8 +38,8 @@ async def keep_reported(
     Args:
         write: called in a thread; raises a typed error if the server refuses.
         topics: what ``write`` reads.
-        forget: called before ``write`` has to compare with the cluster again; None if nothing is
-            to be checked.
+        forget: called before a ``write`` that has to compare with the cluster again; None if
+            nothing needs to be compared.
     """
     failed, due = "", time.monotonic() + _CHECK_AFTER
     with closing(api_server_of(context.options)) as api:

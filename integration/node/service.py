@@ -49,7 +49,7 @@ class Context:
     options: Options  # the agent's options
     say: Callable[..., None]  # writes a line of the log: level, event, fields
     state: State = field(default_factory=State)  # shared by the services
-    # the DRA server of an agent that stood by until it got the node; None if it had it at once
+    # the DRA server of an agent that had to wait for the node lock; None if it got the lock at once
     serving: Serves | None = None
     kubelet: PodResources = field(default_factory=PodResources)  # which pod has which devices
     files: FileCalls = field(default_factory=FileCalls, repr=False)  # reads and writes files
@@ -77,7 +77,7 @@ class Service(NamedTuple):
 
     module: str  # the module that has ``run(context)``
     is_wanted: Callable[[Options], object] = lambda _: True  # whether the options ask for it
-    is_urgent: bool = False  # whether it starts before those that no kubelet waits for
+    is_urgent: bool = False  # whether a kubelet waits for it, so that it starts first
 
 
 def _has_api_server(options: Options) -> bool:
@@ -88,7 +88,7 @@ def _has_api_server(options: Options) -> bool:
 
 
 SERVICES: Final[Mapping[ServiceName, Service]] = {
-    # The first list that the kubelet gets has to tell which devices were unhealthy before.
+    # The first list that the kubelet gets must already say which devices are unhealthy.
     ServiceName.HEALTH: Service("integration.node.services.health.service", is_urgent=True),
     ServiceName.PLUGIN: Service(
         "integration.node.services.plugin.service",

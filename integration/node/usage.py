@@ -143,8 +143,8 @@ def _greater(one: ProcessUse, other: ProcessUse) -> ProcessUse:
 def _use(
     holding: Holding | None, device: str, processes: Mapping[int, ProcessUse], sample: Sample
 ) -> DeviceUse:
-    # NVML knows only the memory of MIG devices: other use by a container without processes there
-    # is unknown, not 0.
+    # For MIG devices NVML reports only memory. So the other use of one by a container without
+    # processes is unknown, not 0.
     is_whole = any(gpu.uuid == device and not (gpu.lost or gpu.mig) for gpu in sample.gpus)
 
     def total(name: str) -> int | None:

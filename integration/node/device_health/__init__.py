@@ -1,1 +1,1 @@
-"""How each device is: its state machine, the table of all devices, and the table's file."""
+"""The health of devices: one device's state machine, the table of all devices, and its file."""

@@ -226,7 +226,7 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
         return condition
     recent = [when for when in condition.errors if now.boot - when < rules.window]
     if error.counts:
-        # Of a storm, keep only as many as the threshold needs.
+        # Of a storm of errors, keep only as many as the threshold needs.
         recent += [now.boot] * min(error.times, rules.suspects)
     errors = tuple(recent[-rules.suspects :])
     own = condition.own or error.is_its_own
@@ -363,7 +363,7 @@ def _bad(
     if was == HealthState.UNHEALTHY and need < condition.need:
         return known  # keep the reason that is harder to resolve
     if of is not None:
-        # A device that fails now does not keep the containers it suspected before.
+        # A device that fails now drops the containers that were blamed while it was suspect.
         before = condition.blamed if was == HealthState.UNHEALTHY else ()
         known = replace(known, xid=of.xid or known.xid, blamed=_with(before, of.blamed))
     elif was != HealthState.UNHEALTHY:

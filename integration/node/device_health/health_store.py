@@ -173,7 +173,7 @@ def _condition(entry: Any) -> Condition | None:
         )
     except ValueError:
         return None
-    # An allocated device needs nothing; one that is not allocated needs evidence.
+    # An allocatable device needs nothing; one that is not allocatable needs evidence.
     if known.state.is_allocatable == (known.need > Need.NOTHING) or (
         known.lost and known.state.is_allocatable
     ):
@@ -199,7 +199,7 @@ def _checked(value: Any, is_right: object) -> Any:
 
 def _time(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(_checked(value, is_number and 0 <= value < _FAR))  # nor NaN
+    return float(_checked(value, is_number and 0 <= value < _FAR))  # excludes NaN
 
 
 def _list(value: Any) -> list[Any]:

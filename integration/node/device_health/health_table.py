@@ -9,11 +9,11 @@ Rules
 - A GPU that NVML cannot open or does not list, or that the node no longer has, is lost together
   with its MIG devices. So is every device when the driver is gone. Without NVML the MIG devices are
   unknown, so none of them is considered gone.
-- If a MIG device is gone while its GPU answers, it was removed on purpose, by a person or after its
-  claim. The table forgets it, except for its own errors: they are kept for a while, for the device
-  that is created in its place, with the same UUID or another.
+- If a MIG device is gone while its GPU answers, it was removed on purpose, by a person or when its
+  claim ended. The table forgets it, but keeps the device's own errors for a while: the device that
+  is created in its place gets them, whether its UUID is the same or new.
 - A new MIG device inherits the condition of its GPU if the GPU is not allocated.
-- A driver reload is a reset, and so are counters of a GPU that went back. A temporary lack of the
+- A driver reload counts as a reset, and so does a GPU's counter that decreases. A temporary lack of
   driver's files is not a reset, and neither is an incomplete list from NVML.
 
 The module does no I/O; :mod:`integration.node.device_health.device_state` handles one device.
@@ -54,7 +54,7 @@ _CONTAINED: Final = 94
 
 # NVML's value for "no instance".
 _NO_INSTANCE: Final = 0xFFFFFFFF
-# Samples within the patience while NVML is silent, and the least seconds between two.
+# While NVML is silent: how many samples to take within the patience, and the least seconds between.
 _LOOKS: Final = 4
 _SOONEST: Final = 0.05
 # Joules that a counter may appear to go back: NVML rounds to millijoules.
@@ -474,7 +474,7 @@ def _first_of(reasons: Mapping[str, str], gpu: GpuSample) -> str:
 
 
 def _asked(action: int | None) -> str | None:
-    """Return the action on the device that NVML asks for; draining is not one."""
+    """Return the recovery action that NVML names; draining is not a recovery of the device."""
     named = None if action is None else recovery_action(action)
     return "" if named == Action.DRAIN else named
 
@@ -482,7 +482,7 @@ def _asked(action: int | None) -> str | None:
 def _went_back(
     before: tuple[float | None, int | None], now: tuple[float | None, int | None]
 ) -> bool:
-    """Whether a counter went back, which only a reset does."""
+    """Return whether a counter decreased, which only a reset causes."""
     energy, errors = before
     joules, counted = now
     if energy is not None and joules is not None and joules < energy - _TOLERANCE:
@@ -518,7 +518,7 @@ def next_sample(table: HealthTable, asked: float, rules: Rules, usual: float) ->
 
 
 def reports(table: HealthTable) -> dict[str, Condition]:
-    """Return what is reported, by UUID: present devices, and GPUs that are gone."""
+    """Return the reported conditions, by UUID: those of present devices, and of GPUs gone."""
     return {
         uuid: known
         for uuid, known in table.conditions.items()

@@ -79,7 +79,7 @@ def ask(config: Config, name: str, seconds: float) -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            # A command that was killed may have left an old one. The agent may take it at once.
+            # A killed command may have left an old request. The agent may carry it out at once.
             os.utime(file)
         finally:
             os.close(file)

@@ -84,7 +84,7 @@ class FaultLog:
                 self._set(key, entry, tuple(f for f in entry.faults if f.kind != kind))
 
     def heed(self, gpu: str, action: Action, since: float) -> None:
-        """Update the faults of a GPU to the recovery action that the driver named.
+        """Apply the recovery action that the driver named to the faults of a GPU.
 
         Args:
             since: seconds since the epoch; older faults belong to another failure.

@@ -1,4 +1,4 @@
-"""Decide which containers a fault hits, and who caused it from the point of view of each.
+"""Decide which containers a fault hits, and what each of them learns about the cause.
 
 Rules for an Xid
 - A number that never ends a process (:attr:`shim.causes.xids.Xid.ends`) hits no container; neither

@@ -63,7 +63,7 @@ class Policy:
     judged: bool = True  # False turns health checks off
 
     def names(self, number: int) -> bool:
-        """Whether the operator configured the severity of an Xid, or that it counts."""
+        """Whether the operator set the severity of an Xid, or made it count."""
         return self.all_heeded or number in self.heeded or number in self.table
 
     def severity(self, number: int) -> Severity:
@@ -198,7 +198,7 @@ def severity_of(
     return severity, remedy, False
 
 
-# By what the driver asks for; None if its line does not say.
+# By the action that the driver names; None if its line names none.
 _ACTIONS: Final[Mapping[Action | None, tuple[Severity, Remedy, bool]]] = {
     Action.NOTHING: (Severity.IGNORE, Remedy.NOTHING, True),
     Action.RESET: (Severity.FATAL, Remedy.RESET, False),

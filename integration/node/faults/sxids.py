@@ -40,7 +40,7 @@ SXID: Final = "sxid"
 FATAL: Final = "fatal"
 
 _SEVERITIES: Final = {"Fatal": FATAL, "Non-fatal": "non-fatal", "Correctable": "correctable"}
-# A name that a process chooses has 15 characters at most, and cannot hold the first of this.
+# A process may choose its own name, but in 15 characters the first part of this does not fit.
 _LINE: Final = re.compile(
     r"(nvidia-nvswitch\d{1,3}): SXid "
     r"\(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\): "

@@ -65,8 +65,8 @@ class Xid(xids.Xid):
     scope: Scope = Scope.GPU  # what it affects if it names a MIG instance
 
 
-# Exceptions of engines of which a GPU has several. NVIDIA's plugin ignores only those of the first
-# decoder (68).
+# Exceptions of engines; a GPU has several of each kind. NVIDIA's plugin ignores only those of the
+# first decoder (68).
 _ENGINES: Final = (
     39, 40, 41, 47, 65, 70, 71, 72, 73, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89,
     *range(96, 106), *range(126, 136), 139, 142,

@@ -6,8 +6,8 @@ Rules
   energy before the first sample.
 - Processes outside containers take their share, so that containers are not charged for it.
 - On a MIG GPU NVML reports no utilisation of processes, so energy is unknown there.
-- A counter that goes back (the driver was reloaded) starts again. A container's total never goes
-  back; it is dropped when the container is gone.
+- A counter that decreases (the driver was reloaded) starts again. A container's total never
+  decreases; it is dropped when the container is gone.
 - Each sample counts once, even if it is read several times.
 """
 

@@ -60,7 +60,7 @@ class RecentHolders:
                 self._gone.setdefault((bundle, pid), _Gone(holding, now))
         known = {*self._present, *(bundle for bundle, _ in self._gone)}
         for bundle in stopped.keys() - known:
-            # When a container stopped before the first ledger is unknown.
+            # The first ledger does not say when its stopped containers stopped.
             self._gone[bundle, 0] = _Gone(stopped[bundle], -math.inf if self._is_new else now)
         self._is_new = False
         # Keep an old entry while its bundle exists: otherwise the next ledger would add it again.

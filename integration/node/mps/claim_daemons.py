@@ -8,8 +8,8 @@ Rules
   its claim keeps it.
 - The daemon keeps running when the agent stops, because the kubelet may start containers of the
   claim in the meantime.
-- Not every driver's control program can serve several users at once: that of branch 555 can, that
-  of 550 cannot and reports no error. So the agent first searches the program's file for the option.
+- Not every driver's control program can serve several users at once: branch 555 can, branch 550
+  cannot and reports no error. So the agent first searches the program's file for the option.
   GPUs before Volta do not support it.
 
 Sources: nvidia-cuda-mps-control(1) of driver 555.58.02, "-multiuser-server"; NVIDIA's MPS

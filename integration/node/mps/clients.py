@@ -7,8 +7,8 @@ Rules
 - The container's /dev/shm is that of the daemon, because the server and its clients share memory.
   It replaces the pod's own, so all MPS clients on the node can see what a container leaves there.
 - The daemon enforces the limits. Environment variables of the container could not, since a client
-  can change them. Two shares of one device have the limits of one share. By default, NVIDIA's
-  plugin refuses such requests.
+  can change them. A container with two shares of one device has the limits of one share; NVIDIA's
+  plugin refuses such requests by default.
 - A container is refused while the daemon does not serve its device: its first CUDA call would fail,
   or use the whole GPU.
 

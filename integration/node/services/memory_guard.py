@@ -129,7 +129,7 @@ class _Guard:
         of_containers = await context.kubelet.claims(context.options.pod_resources)
         is_known = of_containers is not None or not why
         if why and of_containers is not None:
-            of_pods = None  # a record without some entries must not lift the limits of these
+            of_pods = None  # entries that are missing from the record must not lift limits
         line = "" if is_known else f"cannot tell which pods have shares of GPUs: {why}"
         context.fault(_FAULT, line)
         return share_limits(

@@ -7,7 +7,7 @@
 ======== ===================================================================================
 state    meaning
 ======== ===================================================================================
-pending  it is being applied, or waits for holders of devices to destroy; an event names them
+pending  it is being applied, or waits for devices in use; an event names their holders
 success  the GPUs match the layout
 failed   it was undone, so the GPUs are as before; an event gives the reason. It is retried
 ======== ===================================================================================
@@ -69,12 +69,12 @@ _REASONS: Final = {
     SUCCESS: "MigLayoutApplied",
     FAILED: "MigLayoutFailed",
 }
-_WAITS: Final = "waits for "  # as `nvshim mig apply` says it
-_ERROR: Final = "NVSHIM-"  # so its last line begins if it fails
+_WAITS: Final = "waits for "  # how `nvshim mig apply` starts its line while it waits
+_ERROR: Final = "NVSHIM-"  # how it starts its last line if it fails
 _RUNNING: Final = ResetRunning.code
 _NODES: Final = "/api/v1/nodes"
 _EVENTS: Final = "/api/v1/namespaces/default/events"  # of objects without a namespace
-_PAUSE: Final = 1.0  # seconds between two looks whether a command has ended
+_PAUSE: Final = 1.0  # seconds between checks whether a command has ended
 _RETRY_AFTER: Final = 300.0
 _UNANSWERED: Final = 60.0
 _LONGEST: Final = 1 << 16
@@ -105,7 +105,7 @@ async def _follow(
             metadata = (await run_detached(partial(api.call, "GET", path))).get("metadata") or {}
             publisher.publish(_label_of(metadata))
             await reports.restore(metadata)
-            # From now on, whatever that is. The version of a Node that has not changed for minutes
+            # Watch from now on, without a version. That of a Node which has not changed for minutes
             # may be too old for a server with many Nodes, which answers 410 each time.
             start = partial(api.watch, _NODES, "", query)
             watch = await run_detached(start, drop=Watch.close)
@@ -238,7 +238,7 @@ class _Reports:
     def __init__(self, context: Context, api: ApiServer) -> None:
         self._context, self._api = context, api
         self._written: tuple[str, str] | None = None
-        # What the server has not taken, or in part: a label without its event.
+        # What the server has not stored, or only in part: a label without its event.
         self._owed: tuple[str, str] | None = None
         self._one_writes = threading.Lock()  # an abandoned write continues
 
@@ -259,7 +259,7 @@ class _Reports:
             self._context.fault("mig-config state", str(error), level="warning")
 
     async def withdraw(self) -> None:
-        """Remove the state of a layout that is not applied any longer, also an earlier agent's."""
+        """Remove the state of a layout that no longer applies, even one of an earlier agent."""
         last = self._owed or self._written
         if last is None or last[0] == PENDING:
             await self.write("", "")
@@ -300,9 +300,9 @@ class _Reports:
         with self._one_writes:
             path, labels = self._node()
             if labels.get(STATE) == state == SUCCESS:
-                return  # nothing has changed since an earlier agent said so
+                return  # an earlier agent reported the same
             if not state and labels.get(STATE) != PENDING:
-                return  # what was reported last is true
+                return  # the last report still holds
             if labels.get(STATE) != state:
                 self._api.call("PATCH", path, {"metadata": {"labels": {STATE: state or None}}})
             if message:

@@ -6,10 +6,10 @@ Schedulers ignore the condition: the device plugin and the shim refuse devices o
 
 Rules
 - The service runs only with ``--node-condition``, and needs a token from the cluster.
-- It writes the condition when it changes. Every ten minutes it compares, because the Node may have
-  been registered again.
-- A GPU that fell off the bus may be out of service by its PCI address, or by that and its UUID. It
-  is named once, by its UUID if that is known.
+- It writes the condition when it changes. Every ten minutes it compares the Node with it, because
+  the Node may have been registered again.
+- Marks may name a GPU that fell off the bus by its PCI address, or both by that and by its UUID.
+  The message names the GPU once, by its UUID if that is known.
 - If only the message changes, ``lastTransitionTime`` stays, even after a restart of the agent.
 
 Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status properties".

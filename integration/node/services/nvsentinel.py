@@ -4,8 +4,8 @@ Rules
 - The service runs only with ``--nvsentinel``. By default the connector only stores its events. If
   it may act on them (``--nvsentinel-acts``), a fatal event cordons, drains and reboots the node.
 - Events have our own agent name and check (:data:`CHECK`): the connector keeps one condition for
-  each check, and two writers would clear each other's. An event clears exactly what it raised, so a
-  GPU is always identified by its UUID alone.
+  each check, and two writers would clear each other's. An event clears exactly what it raised, so
+  a GPU is always identified by its UUID alone.
 - An unhealthy GPU is reported as fatal, a suspect one as not fatal, and a healthy one clears both.
   A recovering GPU is not reported, so the last event still holds. Errors of single MIG devices are
   not reported, since the connector's actions are for GPUs and nodes.
@@ -62,7 +62,7 @@ _FAULT: Final = "nvsentinel"
 _CLEARED: Final = "nvsentinel.boot"
 """A file of STATE with the id of the last boot that cleared what earlier ones had raised."""
 
-# What a condition asks for, in NVSentinel's terms; anything else is for a person.
+# The recommended actions, in NVSentinel's terms; anything else needs a person.
 _ACTIONS: Final[Mapping[str, int]] = {
     "": pb.NONE,
     **dict.fromkeys((Remedy.NOTHING, Remedy.RESTART_APP, Action.DRAIN), pb.NONE),
@@ -108,7 +108,7 @@ class Report:
             processingStrategy=pb.EXECUTE_REMEDIATION if acts else pb.STORE_ONLY,
         )
         event.generatedTimestamp.GetCurrentTime()
-        if not self.gpu:  # the connector sorts by time, and this must not clear what comes with it
+        if not self.gpu:  # the connector sorts by time; this must not clear reports sent with it
             event.generatedTimestamp.seconds -= 1
         return event
 

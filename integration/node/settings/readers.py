@@ -66,7 +66,7 @@ class Place:
         return Place(f"{self.path}[{number}]", self.file, self.notes)
 
     def read(self, kind: Kind, value: Any) -> Any:
-        """Return the value that a value in the file, or a text, stands for.
+        """Convert a value in the file, or a text.
 
         Raises:
             WrongSetting: the value is not allowed; the message has it and the allowed ones.
@@ -209,7 +209,7 @@ def _resource_name(value: Any) -> str:
 
 
 def _devices(value: Any) -> tuple[tuple[str, ...] | None, int | None]:
-    """Return a list of devices and a count, of which at most one is set; both None for all."""
+    """Return a list of devices and a count. At most one is set; both are None for all devices."""
     if value == "all":
         return None, None
     if not isinstance(value, list):

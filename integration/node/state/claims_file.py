@@ -2,17 +2,17 @@
 
 Rules
 - Each write replaces the file in one step. A file is valid only in the boot in which it was
-  written: after a reboot the kubelet prepares again what pods still need. The agent's lock of the
-  node also protects the file.
+  written: after a reboot the kubelet prepares again what pods still need. The node lock also
+  protects the file.
 - During an update the next agent reads the file once it has that lock. Its release may be older or
   newer, so unknown keys are skipped, and an unknown format counts as damage.
 - A claim in the phase PREPARING has the key ``phase``, and ``previous`` if it had other devices
-  before. A claim without ``phase`` is PREPARED. So if all claims are prepared, the file is the same
-  as that of agents without phases; those agents treat every claim in the file as prepared.
-- If ``dra.json`` is missing, damaged or from another boot, the kubelet's own record of claims tells
-  what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server tells how they
-  share it. A claim in neither of them has nothing. A malformed entry of either file does not count,
-  and hides no other.
+  before. A claim without ``phase`` is PREPARED. So a file with only prepared claims is the same as
+  one of an older agent without phases, which treats every claim in the file as prepared.
+- If ``dra.json`` is missing, damaged or from another boot, the agent reads from the kubelet's own
+  record what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and from the API server how
+  they share it. A claim in neither of them has no devices. A malformed entry of either file is
+  ignored; the others count.
 - The file is not synced to disk, since it is not valid after a crash of the machine anyway. If the
   disk is full, a shorter file is written over the old one: unpreparing must work, or the pods that
   fill the disk could never end.
@@ -70,7 +70,7 @@ def load(
     """Return the claims of the checkpoint, or of the kubelet's record, by their UIDs.
 
     Args:
-        report: called with a line if something in the kubelet's record does not count.
+        report: called with a line if entries of the kubelet's record are ignored.
     """
     sweep(path_of(config))
     claims, is_whole = _read(config)
@@ -91,7 +91,7 @@ def is_written(config: Config) -> bool:
 def recorded(config: Config, driver: str) -> frozenset[str] | None:
     """Return the UIDs of the driver's claims in the kubelet's own record.
 
-    None if not all of the record can be read: it may list any claim.
+    None if part of the record cannot be read: that part may list any claim.
     """
     claims, fault = _from_kubelet(config, driver)
     return None if fault else frozenset(claim.uid for claim in claims)
@@ -186,8 +186,8 @@ def _text(
 ) -> str:
     """Return a claim as JSON.
 
-    The result is cached, because each change writes all claims, of which most have not changed. The
-    other arguments are not part of a claim's identity, so the cache needs them as well.
+    The result is cached: each change writes all claims, and most of them have not changed. The
+    other arguments are not part of a claim's identity, so the cache key needs them as well.
     """
     rare = {
         "phase": "" if phase is ClaimPhase.PREPARED else phase,
@@ -269,9 +269,10 @@ def known_fields(kind: Any, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_kubelet(config: Config, driver: str) -> tuple[list[Claim], str]:
-    """Return the driver's claims in the kubelet's record, and what in it does not count.
+    """Return the driver's claims in the kubelet's record, and a line about ignored entries.
 
-    The record lacks the GPU of a MIG device that the driver did not create, and admin access.
+    The record says nothing about admin access, or about the GPU of a MIG device that the driver did
+    not create.
     """
     record = read_claims(config)
     if record.is_missing:
@@ -344,8 +345,8 @@ def plugin_allocated(config: Config) -> tuple[dict[str, str], str]:
     """Return which pod a device plugin's device belongs to, by the device's UUID.
 
     Returns:
-        The pods by UUID, and what in the device manager's checkpoint does not count; "" for
-        nothing.
+        The pods by UUID, and a line about ignored entries of the device manager's checkpoint; ""
+        without any.
     """
     record = read_checkpoint(config)
     if record.is_missing:
@@ -363,7 +364,7 @@ def plugin_allocated(config: Config) -> tuple[dict[str, str], str]:
 
 
 def _allocated(entry: dict[str, Any]) -> dict[str, str]:
-    """Return the pod of an entry of the device manager's checkpoint, by each of its devices."""
+    """Return the devices of an entry of the device manager's checkpoint, each with its pod."""
     pod = f"pod {entry['PodUID']}"
     return {
         str(name).partition("::")[0]: pod

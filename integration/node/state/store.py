@@ -7,9 +7,8 @@ with the code.
 
 Besides the topics the state has objects that every service may change (:attr:`State.faults`,
 :attr:`State.look_requested`, :attr:`State.counters`), GPU events (:attr:`State.gpu_events`,
-:attr:`State.early_xids`), and
-two memories that outlive a restarted service (:attr:`State.energy_meter`,
-:attr:`State.recent_holders`).
+:attr:`State.early_xids`), and two memories that outlive a restarted service
+(:attr:`State.energy_meter`, :attr:`State.recent_holders`).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class State:
         self.energy_meter = Meter()
         self.recent_holders = RecentHolders()
         self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.add_event)
-        # serious Xids that wait for the facts of their other source, and come as gpu_events then
+        # serious Xids, sent before they are complete; the complete ones follow as gpu_events
         self.early_xids: Broadcast[GpuEvent] = Broadcast()
         self.faults = FaultTable("what is wrong with services now, a line each")
         self.look_requested = Signal("the node may have changed, read it again soon")
@@ -203,4 +202,4 @@ class State:
 
 
 class UnknownPublisherError(TypeError):
-    """A topic's owner is no service of the agent: an error in the code."""
+    """A topic's owner is not a service of the agent: an error in the code."""

@@ -98,7 +98,7 @@ class Topic(Watched, Generic[T]):
         return self._value
 
     def publisher(self, service: ServiceName) -> Publisher[T]:
-        """Return what publishes the topic, to the service that owns it.
+        """Return the topic's publisher to the service that owns the topic.
 
         Raises:
             WrongPublisherError: another service owns it.
@@ -125,7 +125,7 @@ class Publisher(Generic[T]):
         self._publish = publish
 
     def publish(self, value: T) -> None:
-        """Replace the topic's value and wake all who wait for it, if it differs."""
+        """Replace the topic's value and wake all waiters, if it differs."""
         self._publish(value)
 
 
@@ -180,7 +180,7 @@ class Signal(Watched):
     """A request without a value, which every service may send."""
 
     def send(self) -> None:
-        """Wake all who wait for it."""
+        """Wake all waiters."""
         self._has_changed()
 
 
@@ -197,7 +197,7 @@ async def wait_any(*watched: Watched, since: int, timeout: float = math.inf) -> 
         timeout: the time limit in seconds.
 
     Returns:
-        The present version; the same as ``since`` if the time is up.
+        The current version; the same as ``since`` if the time is up.
     """
     if version_of(*watched) == since:
         waiter = anyio.Event()
@@ -218,7 +218,7 @@ async def call_on_change(
     """Call a function whenever one of these has changed, until cancelled.
 
     Args:
-        at_once: whether to call it right away, too.
+        at_once: whether to call it once right away as well.
     """
     version = -1 if at_once else version_of(*watched)
     while True:

@@ -37,7 +37,7 @@ ALL: Final = 100
 
 
 class ClaimPhase(StrEnum):
-    """How far the driver is with a claim; the words are those of the checkpoint."""
+    """How far the driver has come with a claim. The values are the checkpoint's words."""
 
     PREPARING = "preparing"  # its devices are reserved; the kubelet has no answer yet
     PREPARED = "prepared"
@@ -98,7 +98,7 @@ class Claim:
     phase: ClaimPhase = field(default=ClaimPhase.PREPARED, compare=False)
     # what it had prepared before the transaction that is now in progress
     previous: tuple[ClaimDevice, ...] = field(default=(), compare=False)
-    # what the pod calls it, if it was made from a template, else ""; None if that is unknown
+    # the pod's name for a claim made from a template; "" for other claims, None if unknown
     pod_claim: str | None = field(default="", compare=False)
     # whether its containers get files with the attributes of its devices
     has_metadata: bool = field(default=False, compare=False)

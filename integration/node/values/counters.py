@@ -39,7 +39,7 @@ Labels = tuple[str, ...]
 class Durations:
     """A histogram of durations."""
 
-    # durations in each bucket: between a bound of SECONDS and the one before; last, those above all
+    # durations up to each bound of SECONDS; the last bucket has those above all bounds
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     total: float = 0.0  # seconds in all
 
@@ -58,7 +58,7 @@ class Counters:
         registrations: registrations with a kubelet, by resource and result.
         updates: lists of devices sent to a kubelet, by resource.
         last_xids: when the driver last reported an error, in seconds since boot, by the GPU's UUID
-            and the error's number. The state's ``xid_counts`` tells how many there were.
+            and the error's number. The state's ``xid_counts`` has the number of errors.
         switch_errors: errors of NVSwitches, by the switch, its PCI address, the error's number and
             its severity.
         faults: faults that hit containers, by kind, number ("" for none) and cause.
@@ -142,7 +142,7 @@ class Counters:
 
 
 def _bounded(counted: Mapping[Labels, object], key: Labels) -> Labels:
-    """Return the key itself, or the common one of all others if there are too many keys."""
+    """Return the key, or the common key for all further ones if there are too many."""
     if key in counted or len(counted) < MOST:
         return key
     return (OTHERS,) * len(key)

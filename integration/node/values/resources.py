@@ -33,7 +33,7 @@ CDI: Final = frozenset({DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI})
 """The strategies with which a runtime injects devices from a CDI spec."""
 
 PATTERN: Final = "*"
-"""What makes an entry of :attr:`SharedResource.devices` a pattern of a model's name."""
+"""An entry of :attr:`SharedResource.devices` with this character is a pattern of model names."""
 
 PLUGIN: Final = "nvidia-device-plugin"
 """The part of annotation keys that NVIDIA's plugin uses."""

@@ -243,7 +243,7 @@ class _Recorder:
         for gpu in sample.gpus:
             if gpu.recovery_action is not None:
                 action = recovery_action(gpu.recovery_action)
-                # "Nothing" from before the driver could know of the fault does not count.
+                # An action of "nothing" from before the driver could know the fault does not count.
                 recent = max(
                     (r.event.when for r in self._recent if r.event.gpu == gpu.uuid), default=0.0
                 )

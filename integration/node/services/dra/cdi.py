@@ -11,7 +11,8 @@ Rules
   a name is unknown, and every claim has its own names.
 - The file stays when the agent exits, since restarted containers need it. If it is removed, or the
   node's devices change, it is generated again.
-- The file of a claim that is not in the checkpoint was left behind by an agent that was killed.
+- An agent that was killed may leave the file of a claim that is not in the checkpoint. It is
+  removed.
 - A pod has to wait for its claim's file. So the common edits are generated only once for the node,
   and the JSON has no line breaks.
 
@@ -73,7 +74,7 @@ def generate(
 ) -> SpecTemplate | None:
     """Return the template for specs of these devices; None if no spec can be generated.
 
-    It lacks MIG devices of drivers before 470, whose UUIDs are no names in CDI.
+    It lacks MIG devices of drivers before 470, whose UUIDs are not valid names in CDI.
     """
     given = (device.uuid for device in devices if device.can_be_given)
     uuids = tuple(uuid for uuid in given if not fault_of("device", uuid))
@@ -161,7 +162,7 @@ def remove(config: Config, driver: str, uid: str) -> None:
     path = path_of(config, driver, uid)
     try:
         if os.path.lexists(path):
-            remove_file(path, durable=False)  # as it was written
+            remove_file(path, durable=False)  # as in the write
     except OSError as error:
         raise DraStateUnwritten(f"to remove {path}", found=error.strerror or str(error)) from error
 

@@ -51,9 +51,9 @@ _BUSY: Final = 429
 _AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _SOON: Final = 5.0
-# The time limit of a claim, in time limits of a call.
+# The time limit for reading a claim, as a multiple of a call's time limit.
 _FOR_A_CLAIM: Final = 2
-# Seconds, for a claim that is known.
+# Seconds to wait for a claim that is already known.
 _A_MOMENT: Final = 1.0
 _JUST_NOW: Final = 10.0
 
@@ -119,7 +119,7 @@ class ClaimReader:
         try:
             found = await self.read(reference)
         except ResourceClaimUnusable as error:
-            # Other words may be those of a proxy, or of a server without DRA.
+            # A 404 with other words may come from a proxy, or from a server without DRA.
             return f'"{reference.name}" not found' in str(getattr(error.__cause__, "found", ""))
         except ApiServerRefused as error:
             return error.http == _FORBIDDEN and _UNRELATED in error.found

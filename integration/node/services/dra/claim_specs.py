@@ -63,7 +63,7 @@ class ClaimSpecs:
     discovery: DeviceDiscovery
     sharing: SharingSetup
     fault: Callable[[str, str], None]  # reports a fault of a part of the driver, or clears it
-    # Why a spec is not as it should be, by the UID of its claim.
+    # Why a spec is missing or out of date, by the UID of its claim.
     _pending: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -90,7 +90,7 @@ class ClaimSpecs:
         self.fault("old specs", line)
 
     async def write(self, claim: Claim, *, keep_existing: bool = False) -> None:
-        """Write the files of a claim, as :meth:`write_once`, for the node as it is in the end."""
+        """Write the files of a claim with :meth:`write_once`, again if the node changed meanwhile."""
         while True:
             template = self.discovery.template
             await self.write_once(claim, keep_existing=keep_existing)
@@ -133,7 +133,7 @@ class ClaimSpecs:
                 raise
 
     async def describe(self, claim: Claim) -> Claim:
-        """Write the metadata of a claim, and return the claim with what it has then."""
+        """Write the metadata of a claim, and return the claim with ``has_metadata`` updated."""
         try:
             asked = f"to write the metadata of {claim}"
             await self._of_metadata(asked, self._write_metadata, claim)

@@ -129,7 +129,7 @@ class ClaimTable:
         self.put(replace(begun, previous=kept.devices))
 
     def restore(self, uid: str, before: Claim | None) -> None:
-        """Return a claim to what it had; None for nothing."""
+        """Restore what a claim had before; None if it had nothing."""
         if before is not None:
             self._claims[uid] = before
         else:
@@ -188,7 +188,7 @@ class ClaimTable:
         self._publish()
 
     async def write(self) -> None:
-        """Write the checkpoint, unless another caller has just written this caller's change, too.
+        """Write the checkpoint, unless another caller's write has just included this change.
 
         Raises:
             DraStateUnwritten: writing failed. The file has not changed.

@@ -14,8 +14,8 @@ Rules
   results of other drivers.
 - The UID of the claim must be the one in the kubelet's call, since the name may now be another
   claim's.
-- A device, or a part of it, goes to one claim only: because of races, the scheduler may allocate it
-  twice. Claims with ``adminAccess`` only monitor a device, and take nothing from others. Shares of
+- A device, or a part of it, goes to one claim only: the scheduler may allocate it twice because of
+  a race. Claims with ``adminAccess`` only monitor a device, and take nothing from others. Shares of
   a device are limited by their sum (:mod:`.sharing`). A MIG device that the driver creates has no
   shares.
 - A device that is out of service goes to no new claim. Claims keep the devices that they have.
@@ -126,7 +126,7 @@ def read_claim(
         reference.namespace,
         reference.name,
         configured(reference.uid, allocated, configurations, asked),
-        # Whoever makes a claim writes its annotations; it becomes part of a path.
+        # The creator of a claim controls its annotations, and this one becomes part of a path.
         pod_claim=pod_claim if _LABEL.fullmatch(pod_claim) else "",
     )
 

@@ -259,7 +259,7 @@ class _Node:
             attributes = {f"{NVIDIA}/uuid": _text(mig.uuid), **self._of_part(mig.profile, gpu)}
             capacity = _capacity(self.parts.figures.get(mig.uuid, ()))
             slices = range(instance.start, instance.start + instance.size) if instance else range(0)
-            # Less, not at most: health will be one more attribute.
+            # Less than the limit, because health will be one more attribute.
             if len(attributes) + len(capacity) + len(slices) < MOST_FACTS:
                 capacity |= {f"{SLICE}{n}": "1" for n in slices}
             yield Device(

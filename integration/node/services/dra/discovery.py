@@ -1,8 +1,8 @@
 """Discover the devices that claims may have, from the inventory and from NVML.
 
 Rules
-- A child process asks NVML one question and exits. This is done only if the GPUs or their MIG
-  devices may have changed. If NVML does not answer, the last answer about the same GPUs is used.
+- If the GPUs or their MIG devices may have changed, a child process asks NVML one question and
+  exits. If NVML does not answer, the last answer about the same GPUs is used.
 - While NVML is paused, it is not asked. After a failure, or an answer that lacks a GPU that is not
   lost, the next question waits for a while.
 - Values that can change at any time (the NVLink fabric, a pending repair) come from the monitor's
@@ -143,7 +143,7 @@ class DeviceDiscovery:
         }  # fmt: skip
         every = devices_of(
             inventory, places, self._parts, made, on_demand=options.dra_mig,
-            # What takes from counters has no shares: a GPU that is to have some is not cut.
+            # A device that consumes counters has no shares. So GPUs with shares are not divided.
             switches=options.dra_mig and not options.dra_shares, switched=switched,
         )  # fmt: skip
         found = with_shares(every, options.dra_shares, inventory, config)

@@ -93,7 +93,7 @@ class Driver:
         await self._discover()
         if not is_recorded:
             await self._recall()
-        # Publishes the daemons that claims need; the others end.
+        # Publishes the daemons that claims need; the MPS service stops the others.
         self.sharing.load(self.table.claims.values())
         await self.specs.repair()
 
@@ -140,7 +140,7 @@ class Driver:
             await self._follow()
 
     async def _keep_specs(self, version: int) -> NoReturn:
-        """Write files again when that is due: their directory may hang, and health must not."""
+        """Write files again when due, in a task of its own: their directory may hang."""
         while True:
             version = await wait_any(self._specs_due, since=version)
             await self.table.catch_up()

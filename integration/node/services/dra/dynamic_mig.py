@@ -189,7 +189,7 @@ class DynamicMig:
     async def _is_in_mig_mode(self, gpu: Gpu) -> bool:
         """Return whether MIG mode of a GPU is on.
 
-        The inventory may be from before somebody switched it off: an administrator, or this driver.
+        The inventory may be older than a switch by an administrator or by this driver.
         """
         if gpu.mig and gpu.uuid not in self.modes.switched:
             return await run_detached(partial(self.modes.is_on, gpu))
@@ -209,7 +209,7 @@ class DynamicMig:
         delete = partial(self.creator.delete, notes, self._state.node.value.inventory)
         deleted = await run_detached(delete)
         if deleted:
-            # First, while the notes exist: else the devices would look like an administrator's.
+            # While the notes exist: without them the devices would look like an administrator's.
             await self._rediscover()
             await self._of_notes("to change", self.creator.forget, deleted)
             await self._discover(None)

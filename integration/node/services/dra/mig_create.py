@@ -8,9 +8,9 @@
     no MIG device is left ─▶ nvidia-smi -mig 0 ─▶ NVML: mode is off ─▶ remove the note
 
 Rules
-- Before anything is created or switched, a note is written: for which claim, and where on which
-  GPU. After an agent was killed, the next one continues from there, or deletes the device. Each
-  place on a GPU has at most one GPU instance, so no device is created twice.
+- Before the driver creates or switches anything, it writes a note: for which claim, and where on
+  which GPU. After an agent was killed, the next one continues from there, or deletes the device.
+  Each place on a GPU has at most one GPU instance, so no device is created twice.
 - Only NVML's answer counts, before and after: the output of nvidia-smi is meant for people. It also
   exits with 0 if it has switched nothing, for example because the GPU is in use. It is killed if
   the agent exits.

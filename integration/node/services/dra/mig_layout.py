@@ -66,7 +66,7 @@ class Part(Place):
         return name if is_fit else f"{self.gpu.lower()}-mig-{numbers}"
 
     def is_called(self, name: str) -> bool:
-        """Return whether a device's name says this place, with or without the profile's name."""
+        """Return whether a device's name is for this place, with or without the profile's name."""
         other = parse_name(name)
         place = (self.gpu, self.profile, self.start)
         return other is not None and (other.gpu, other.profile, other.start) == place

@@ -23,7 +23,7 @@ __all__ = ["PluginDevices"]
 _RECORDED_AFTER: Final = 5.0
 
 _RECORD: Final = "dra kubelet-record"
-"""The subject of the fault that the kubelet's checkpoint cannot be read in whole."""
+"""The subject of the fault that part of the kubelet's checkpoint cannot be read."""
 
 
 class PluginDevices:

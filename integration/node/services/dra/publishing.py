@@ -9,8 +9,8 @@ Rules
 - If the server finds slices invalid (a 422 that names fields), they are sent again after some
   minutes, or when they change. An admission policy or a webhook may deny a request with any status,
   even 422; this is retried like any refusal.
-- If another client keeps changing the slices, they are rewritten at once a few times, so that
-  slices which a kubelet deletes come back, and less often after that.
+- If another client keeps changing the slices, the driver rewrites them a few times at once, because
+  the client may be a kubelet that deletes them, and less often after that.
 - A server may store less than it was sent. The driver remembers what it stored of each slice.
 - Devices with taints are published if the server stores taints, and left out if not. A dry run
   finds this out first, because a device that lost its taint could be allocated in the meantime.
@@ -389,7 +389,7 @@ class Publisher:
             return str(node["metadata"]["uid"])
 
     async def _make(self, path: str, write: Write) -> None:
-        """Make a write, and keep what the server stored."""
+        """Do a write, and remember what the server stored."""
         where = f"{path}/{quote(write.name, safe='')}" if write.name else path
         found = await self._call(write.method, where, write.body)
         if write.method == "DELETE":

@@ -1,9 +1,9 @@
 """Recover how claims share devices after the checkpoint was lost.
 
-The checkpoint is replaced by the kubelet's record of claims, which does not contain this; the API
+The kubelet's record of claims replaces the checkpoint. It says nothing about sharing, but the API
 server does. The driver waits for the server only if containers of a claim may be clients of an MPS
-control daemon: a daemon that no claim needs is stopped, and its clients would lose it. This is the
-case if the claim's CDI spec mounts the pipes of a daemon, and that daemon still exists.
+control daemon: the agent stops a daemon that no claim needs, and its clients would lose it. A claim
+may have clients if its CDI spec mounts the pipes of a daemon, and that daemon still exists.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ __all__ = [
 ]  # fmt: skip
 
 TO_FINISH: Final = 5.0
-"""Seconds that work on claims may take after the agent started to end."""
+"""Seconds that work on claims may take once the agent is stopping."""
 
 _TO_ANSWER: Final = 40.0 * PATIENCE
 _REPEAT_HEALTH: Final = 10.0
@@ -92,7 +92,7 @@ class _Work:
     """Work on one claim."""
 
     reference: Reference
-    # the claim and why there is none; None before the end
+    # the claim, or None and the reason why there is none; None until the work is done
     result: tuple[Claim | None, str] | None = None
     done: anyio.Event = field(default_factory=anyio.Event)
 
@@ -117,7 +117,7 @@ class ActiveDriver:
         self._under_way: set[anyio.CancelScope] = set()
 
     def end(self) -> None:
-        """Give the work that is under way a deadline."""
+        """Set a deadline for the work in progress."""
         self._ended.set()
         for scope in self._under_way:
             scope.deadline = min(scope.deadline, anyio.current_time() + TO_FINISH)
@@ -221,7 +221,7 @@ class ActiveDriver:
 
     @contextmanager
     def _survives_end(self) -> Iterator[None]:
-        """Let work go on for some seconds after the driver ended."""
+        """Let work continue for some seconds after the driver ended."""
         deadline = anyio.current_time() + TO_FINISH if self._ended.is_set() else math.inf
         with anyio.CancelScope(deadline=deadline, shield=True) as scope:
             self._under_way.add(scope)

@@ -80,7 +80,7 @@ VERSIONS: Final = (
 _DIRECTORY_MODE: Final = 0o750
 # Seconds until a call is relayed again.
 _RELAY_AGAIN: Final = 0.2
-# Seconds for calls under way when a socket has to be created again.
+# Seconds in which calls in progress may finish before a socket is created again.
 _TO_END: Final = 1.0
 
 _DIGEST: Final = 12

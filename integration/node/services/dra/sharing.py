@@ -12,9 +12,9 @@ Rules of configured sharing
   it is a client of the last one only.
 
 Rules of shares (consumable capacity)
-- ``--dra-shares`` sets how many shares a device has. They are at most as many as the containers
-  that ``[sharing]`` of the configuration allows on it, because the shim would refuse any others. A
-  device that only one container may have gets no shares.
+- ``--dra-shares`` sets how many shares a device has. They are at most as many as ``[sharing]``
+  of the configuration allows containers on it, because the shim would refuse the others. A device
+  that only one container may have gets no shares.
 - ``memory`` and ``unlimited`` in place of the number are modes of NVIDIA's driver. A device then
   has a number of shares only if ``[sharing]`` has a limit. A claim that requests no memory gets all
   of it (``memory``), or none of it (``unlimited``).

@@ -9,9 +9,9 @@ Rules
 - A time slice applies to the whole GPU. It is set for the first claim and reset after the last one
   that asks for it. A failed reset is retried with the next claim: it only changes the slice length.
   A GPU that is gone or does not answer is left out until it is back.
-- A driver that is loaded again has forgotten the time slices, and a reset may clear them. So they
-  are set again when the agent starts, after NVML was closed for somebody, and when a GPU is back.
-  Until then it is not known what is set.
+- A driver that is loaded again has forgotten the time slices, and a reset may clear them. So the
+  agent sets them again when it starts, after NVML was closed for another process, and when a GPU is
+  back. Until then it cannot know which are set.
 
 Source: nvidia-smi(1), "compute-policy"; NVIDIA's open kernel modules, gpu_db.c.
 """
@@ -58,7 +58,7 @@ class SharingSetup:
         self._claims: dict[str, Claim] = {}
         # Time slices that differ from the default, by the GPU's UUID.
         self._slices: dict[str, str] = {}
-        self._unsure: set[str] = set()  # those of which the driver may know nothing any longer
+        self._unsure: set[str] = set()  # GPUs whose time slice may be lost
         self._slicing = anyio.Lock()
 
     @property

@@ -1,4 +1,4 @@
-"""Unprepare claims that no pod has any more.
+"""Unprepare claims that no longer have a pod.
 
 If a kubelet has lost its records, or a pod was deleted by force while the agent was down, a claim
 stays prepared forever, and no other claim gets its devices.
@@ -10,9 +10,8 @@ Rules
 - A stale claim is unprepared only after two checks in a row, since a kubelet that has just started
   knows no pods for a moment. SIGHUP starts a check at once.
 - A missing answer (a server that is unavailable or refuses, a proxy's page, a damaged record)
-  counts as "not stale".
-  With a kubelet's credentials, the node authorizer's answer that no pod of the node has the claim
-  is enough, together with the other two sources.
+  counts as "not stale". With a kubelet's credentials, the node authorizer's answer that no pod of
+  the node has the claim is enough, together with the other two sources.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra, manager.go; NVIDIA's driver, its cleanup of stale
 claims every ten minutes.

@@ -183,7 +183,8 @@ class ClaimTransactions:
                 self.table.reserve(claim, before)
                 refuse_taken(claim, (), await self.plugins.allocated())
                 await self.table.write()
-                # Who changes a GPU marks it first, and looks for claims in the checkpoint second.
+                # A program that changes a GPU first marks it, and then looks for claims in the
+                # checkpoint.
                 refuse_drained(claim, self._drained())
             await self._refuse_engine()
             if not self.mig.is_ready(claim):

@@ -175,7 +175,7 @@ class _Monitor:
         self._count(event, verdict, attribution)
 
     async def _follow_early(self, early: MemoryObjectReceiveStream[GpuEvent]) -> None:
-        """Apply serious Xids before they are complete. They do not count yet, and blame nobody."""
+        """Apply serious Xids before they are complete. They do not count, and name no container."""
         async for event in early:
             verdict = judge(self._table, event, self._policy)
             if verdict.certain and verdict.severity.weight >= Severity.UNHEALTHY.weight:
@@ -192,7 +192,7 @@ class _Monitor:
         self._xid_counts.publish(dict(self._totals))
 
     def _log_event(self, event: GpuEvent, verdict: Verdict, attribution: Attribution) -> None:
-        address = "" if event.switch else event.bus_id  # of an NVSwitch it names no GPU
+        address = "" if event.switch else event.bus_id  # an NVSwitch's address names no GPU
         fields: dict[str, Any] = {
             "gpu": verdict.gpu or event.gpu or address or "unknown",
             "severity": verdict.severity.value,
@@ -227,7 +227,7 @@ class _Monitor:
                 self._table, None, {}, now, self._rules, load=load, why=node.faults[0]
             )
         else:
-            # A cached inventory may call a GPU lost that has answered since.
+            # A cached inventory may list a GPU as lost that has answered since.
             lost = {
                 gpu.uuid: gpu.lost
                 for gpu in inventory.gpus
@@ -366,7 +366,7 @@ class _Monitor:
                     await self._changed.wait()
                 self._changed = anyio.Event()
                 await self._save()
-        finally:  # an error may have come just before the agent's end
+        finally:  # an error may have arrived just before the agent stopped
             with anyio.move_on_after(_SHUTDOWN, shield=True):
                 await self._save()
 

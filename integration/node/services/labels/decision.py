@@ -8,12 +8,12 @@ Rules
   replaces the labels of GPUs by those of MIG devices; if GPUs are in different modes, or MIG
   devices of different profiles, or missing, the product ends with ``-MIG-INVALID`` and the count is
   0. ``mixed`` adds labels for each profile.
-- The labels of GPUs describe one model. It is the model of most GPUs without MIG mode; without such
-  GPUs, that of most GPUs; between equals, the first by name. GFD chooses at random, each time. A
-  note names the other models.
+- The labels of GPUs describe one model: the most frequent among the GPUs without MIG mode or,
+  without such GPUs, among all; of equally frequent ones the first by name. GFD chooses at random
+  each time. A note names the other models.
 - A value is shortened to 63 valid characters. A product keeps its end, which tells what the
   resource is. A label that is still not valid, such as that of a profile with an unusual name, is
-  left out: because of it, the API server would refuse all the others, too.
+  left out, because the API server would refuse all labels with it.
 - The family is the architecture that NVML names. GFD guesses it from the compute capability, and
   would take a GPU of 10.7 (Rubin) for a Blackwell.
 - A lost GPU counts, but does not decide which mode the GPUs are in.
@@ -153,7 +153,7 @@ def _driver(version: str, cuda: str) -> _Values:
 
 
 def _mode(gpus: Iterable[Gpu], classes: Mapping[str, str]) -> str | None:
-    """Return what the GPUs are as PCI devices; None if sysfs does not say so of each."""
+    """Return the GPUs' mode by their PCI classes; None if sysfs lacks the class of a GPU."""
     found = {classes.get(gpu.bus_id) for gpu in gpus}
     if None in found:
         return None
@@ -250,7 +250,7 @@ class _Devices:
         return values
 
     def _labels(self, prefix: str, devices: list[MigDevice]) -> _Values:
-        """Return the labels of devices of one profile, of those on one model."""
+        """Return the labels of the devices of one profile; they describe those on one model."""
         model = _first_of(self._gpus[each.gpu].model for each in devices)
         devices = [each for each in devices if self._gpus[each.gpu].model == model]
         profile, figures = devices[0].profile, self._mig.figures
@@ -296,7 +296,7 @@ def _share(settings: Settings, resource: str, there: list[_Named], model: str) -
                 found = each
     if found is None:
         return _Share()
-    # Where only some devices are shared, these are another resource, as when renamed.
+    # If only some devices are shared, they form a resource of their own, as if renamed.
     is_renamed = bool(found.rename or rest) or sharing.rename_by_default
     return _Share(found.replicas, sharing.kind, "" if is_renamed else _SHARED)
 
@@ -309,7 +309,7 @@ def _chosen(share: SharedResource, there: list[_Named]) -> list[_Named]:
 
 
 def _first_of(models: Iterable[str]) -> str:
-    """Return the most frequent one, of equally frequent ones the first by name; "" of none."""
+    """Return the most frequent one, of equally frequent ones the first by name; "" for none."""
     counts = Counter(models)
     return min(counts, key=lambda name: (-counts[name], name), default="")
 

@@ -89,7 +89,7 @@ class Labeller:
             self._done = wanted, reloads
 
     def forget(self) -> None:
-        """Compare with the labels that are there again at the next :meth:`write`."""
+        """Compare with the existing labels again at the next :meth:`write`."""
         self._done = None
 
     def remove(self) -> None:

@@ -3,7 +3,7 @@
 ====================  ==========================================================================
 ``node``              the Node's metadata. We own those of its labels that :mod:`.names` lists
 ``node-feature``      the object ``nvidia-features-for-NODE``; the master of node feature discovery
-                      (NFD) copies its labels to the Node, and removes those that it lacks later
+                      (NFD) copies its labels to the Node, and removes those it no longer has
 ``file``              a file in the directory from which NFD's worker on this node reads labels
 ====================  ==========================================================================
 

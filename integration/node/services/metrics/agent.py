@@ -112,7 +112,7 @@ def _unheld(snapshot: Snapshot) -> Rows:
 
 
 def _never(snapshot: Snapshot) -> dict[Labels, int]:
-    """Return 0 for all that has not happened yet, so that its first time is an increase."""
+    """Return 0 for each event that has not happened yet, so that the first is an increase."""
     return {
         (r.name, result): 0
         for r in snapshot.state.resources.value

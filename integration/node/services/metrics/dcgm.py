@@ -47,19 +47,19 @@ class Entity(NamedTuple):
     gpu: GpuSample
     memory: GpuSample | DeviceSample  # what has its memory and activity
     xid: int | None  # the GPU's last Xid; 0 for none, None if its Xids are not received
-    nvlink: float | None  # bytes per second over the GPU's NVLinks, since the scrape before
+    nvlink: float | None  # bytes per second over the GPU's NVLinks, since the previous scrape
     device: Labels  # the values of _DEVICE
     holder: Labels  # the values of _HOLDER and of the pod's labels
     job: str = ""  # the job of a batch system that has it
 
     @property
     def activity(self) -> Activity:
-        """How busy its parts were since the scrape before."""
+        """How busy its parts were since the previous scrape."""
         return self.memory.activity
 
     @property
     def free_bytes(self) -> int | None:
-        """The memory that is neither used nor reserved; None if there cannot be so much in use."""
+        """The memory that is free; None if the figures for used and reserved are impossible."""
         total, used = self.memory.memory_total_bytes, self.memory.memory_used_bytes
         if total is None or used is None:
             return None
@@ -68,7 +68,7 @@ class Entity(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A series of dcgm-exporter's."""
+    """A series of dcgm-exporter."""
 
     old: str  # the name up to 4.8, without PREFIX; "" for none
     new: str  # the name since 4.9; "" for none, or if it is unknown
@@ -323,7 +323,7 @@ def _last_xid(snapshot: Snapshot, uuid: str) -> int | None:
 
 
 def _nvlink(snapshot: Snapshot, gpu: GpuSample) -> float | None:
-    """Return the bytes per second that a GPU sent and received since the scrape before."""
+    """Return the bytes per second that a GPU sent and received since the previous scrape."""
     latest, earlier = snapshot.sample, snapshot.earlier
     if latest is None or earlier is None or latest.when <= earlier.when:
         return None

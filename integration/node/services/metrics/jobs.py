@@ -26,7 +26,7 @@ _MOST: Final = 64  # jobs of a device
 
 
 class Jobs:
-    """Return the jobs in a directory.
+    """Reads the jobs in a directory.
 
     Args:
         directory: the path of the directory. It may be on a file system that hangs.
@@ -38,7 +38,7 @@ class Jobs:
 
     def read(self) -> Mapping[str, Labels]:
         """Return the jobs of each device; none while another thread still reads them."""
-        if not self._one.acquire(blocking=False):  # no thread for each scrape
+        if not self._one.acquire(blocking=False):  # at most one thread, however many scrapes
             return {}
         try:
             return read_jobs(self._directory)
@@ -67,5 +67,5 @@ def read_jobs(directory: str) -> Mapping[str, Labels]:
 
 
 def _is_job(word: str) -> bool:
-    """Return whether a label can have a job's id as it is: changed ones may be alike."""
+    """Return whether a job's id is a valid label value; two changed ids might be equal."""
     return 0 < len(word) <= LONGEST and word.isprintable()

@@ -4,9 +4,9 @@ Rules
 - The options name the labels. In the series they have no prefix, and an underscore for each
   character that is not valid in a Prometheus label. A label that the series already have is not
   replaced.
-- The container engine reports the labels of its own node's pods, so the agent needs no right in the
-  cluster. They are the labels with which the pod started: later changes are not seen.
-- Only a scrape asks the engine, and only if there is a new pod that was not asked for yet.
+- The container engine reports the labels of its own node's pods, so the agent needs no permission
+  in the cluster. They are the labels with which the pod started: later changes are not seen.
+- Only a scrape asks the engine, and only if it finds a pod that was not asked for yet.
 
 Source: CRI v1 ListPodSandbox; dcgm-exporter, internal/pkg/transformation.
 """

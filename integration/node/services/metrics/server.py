@@ -8,9 +8,9 @@ Rules
   connections cannot lock Prometheus out.
 - If a response fails, the client gets status 500, and the agent continues.
 
-prometheus-client's server has no limits. If they were added to it, it would have as many lines of
-code (236; this has 230) and use as much memory (21.2 MB after 100 scrapes, both), and also one
-thread for each connection (2026-11-29).
+prometheus-client's server has no limits. With limits it would be as long (236 lines of code, this
+has 230) and use as much memory (21.2 MB after 100 scrapes, both), and it would need a thread for
+each connection (2026-11-29).
 
 Source: RFC 9110; RFC 9112.
 """
@@ -37,7 +37,7 @@ from integration.node.services.metrics.address import Address
 LONGEST: Final = 8192
 MOST: Final = 32
 LONGEST_EXCHANGE: Final = 20.0
-"""Seconds; NVML has up to eight of them."""
+"""Seconds, of which NVML may take up to eight."""
 
 _END: Final = b"\r\n\r\n"
 _METHODS: Final = ("GET", "HEAD")

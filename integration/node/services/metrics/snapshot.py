@@ -31,7 +31,7 @@ class Snapshot:
     services: Labels = ()  # the names of the agent's services
     # values of the agent's own process, by the names of metrics
     process: Mapping[str, float] = field(default_factory=dict)
-    earlier: Sample | None = None  # NVML's answer to the scrape before, for rates
+    earlier: Sample | None = None  # NVML's answer to the previous scrape, for rates
 
     @property
     def answered(self) -> bool:

@@ -148,7 +148,7 @@ class Read(NamedTuple):
 
     config: WebConfig
     tls: ssl.SSLContext | None  # None without TLS
-    # the file and those that it names, and what they were
+    # the file and those that it names, as they were when read
     files: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
@@ -198,7 +198,7 @@ def _identity(path: str) -> tuple[int, ...]:
 
 def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # An encrypted key would be asked for on the terminal.
+    # Without this, OpenSSL would ask on the terminal for the password of an encrypted key.
     context.load_cert_chain(tls["cert_file"], tls["key_file"], password=lambda: b"")
     context.minimum_version = tls.get("min_version", ssl.TLSVersion.TLSv1_2)
     context.maximum_version = tls.get("max_version", ssl.TLSVersion.TLSv1_3)
@@ -305,7 +305,7 @@ def _is_right(password: bytes, hashed: bytes) -> bool:
     import bcrypt  # noqa: PLC0415 - takes memory
 
     try:
-        # All of a password that counts for Go's bcrypt, too, and so for Prometheus' exporters.
+        # Go's bcrypt, and so Prometheus' exporters, ignores the rest of a password, too.
         return bcrypt.checkpw(password[:_MOST_OF_PASSWORD], hashed)
     except ValueError:  # a salt that bcrypt does not write
         return False

@@ -200,7 +200,7 @@ class Watch:
 
 
 def _event_of(fields: dict[str, Any], node: NodeSnapshot) -> GpuEvent:
-    """Return an event of now. The event of an unknown GPU gets no GPU, and a text that says so."""
+    """Return an event with the present time; for an unknown GPU, without a GPU but a text on it."""
     event = GpuEvent(now(), **fields)
     gpus = node.inventory.gpus if node.inventory is not None else ()
     bus_id = next((gpu.bus_id for gpu in gpus if gpu.uuid == event.gpu), None)

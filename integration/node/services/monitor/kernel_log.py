@@ -2,7 +2,7 @@
 
 :mod:`shim.causes.kernel_log` and :mod:`integration.node.faults.sxids` parse the lines.
 
-- Lines from before the start are skipped: they may be of another driver, or of replaced GPUs.
+- Lines from before the start are skipped: they may be about another driver, or replaced GPUs.
 - In a storm the agent reads the lines in batches. Lines that the kernel drops meanwhile are lost.
   The pause between two batches is short: the line after the first may be the serious one.
 """

@@ -9,8 +9,8 @@ Rules
   touch it.
 - If only servers hold the lock, the daemon has died. While one of them may have clients, the agent
   starts no new daemon: the servers still hold the GPU.
-- Commands are sent by the driver's own control program: it reads one command from stdin and prints
-  the answer. A late or unintelligible answer is a failure. The exit status does not help: it is 0
+- The driver's own control program sends commands: it reads one command from stdin and prints the
+  answer. A late or unintelligible answer is a failure. The exit status does not help: it is 0
   even for an unknown command.
 
 Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
@@ -226,7 +226,7 @@ class Daemon:
         if round(percentage) != plan.percentage:
             raise self._failed(f"its limit is {percentage:g} % of threads, not {plan.percentage}")
         for number, uuid in plan.limited(devices):
-            # It rounds its answer down, to gigabytes: only whether there is a limit can be seen.
+            # The answer is rounded down to gigabytes, so it only shows whether there is a limit.
             if not self.ask(plan.programs, f"get_default_device_pinned_mem_limit {number}"):
                 raise self._failed(f"it has no limit for the memory of {uuid}")
 
@@ -272,7 +272,7 @@ class Daemon:
             self._run(programs, "quit")
 
     def percentage(self, programs: Programs) -> float:
-        """Return the percentage of the threads that a client may use; any answer proves a daemon.
+        """Return the percentage of the threads that a client may use; any answer proves it runs.
 
         Raises:
             MpsDaemonFailed: no daemon answers.

@@ -287,7 +287,7 @@ class DaemonSupervisor:
             return await self._in_thread(self._daemon.ended, pid) or "it ended"
         try:
             with anyio.move_on_after(timeout):
-                # `ended` also notices a pid that another process has by now.
+                # `ended` also notices a pid that now belongs to another process.
                 while not (how := await self._in_thread(self._daemon.ended, pid)):
                     await self._in_thread(self._daemon.trim_log)
                     with anyio.move_on_after(_LOG_CHECK):

@@ -2,8 +2,8 @@
 
 Rules
 - The service runs a daemon for each shared resource that the device plugin publishes, and for each
-  claim that needs one. It starts and stops nothing while NVML does not answer, nor before the
-  settings are known. It leaves daemons of claims alone until the DRA service has published its own.
+  claim that needs one. It starts and stops nothing while NVML does not answer or the settings are
+  unknown. It leaves daemons of claims alone until the DRA service has published its own.
 - It drains a daemon whose driver was removed or replaced, because the daemon keeps the old driver's
   files and the kernel module open.
 - It drains all daemons while NVML is paused, because they use the GPUs, too.

@@ -16,11 +16,10 @@ Rules
 - Only NVIDIA's devices are injected. Others are named by CDI, which is the runtime's task.
 - The inventory is the agent's. The driver is not asked, because a driver that hangs would block the
   whole node.
-- Limits of [sharing] are counted by the shims' claims, and cannot be enforced here. So with such a
-  limit a container is refused. It is also refused in a user namespace, if the node of a device
-  would merely be mounted.
-- So is one that has a variable twice which has to grow (LD_LIBRARY_PATH): an engine replaces the
-  first and then sets the last, as it was.
+- Only the shims' leases enforce the limits of [sharing]. So with such a limit a container is
+  refused. It is also refused in a user namespace, if a device's node would merely be mounted.
+- A container is refused if it has a variable twice to which the agent must add (LD_LIBRARY_PATH):
+  an engine replaces the first one, and then sets the last one unchanged.
 
 Source: github.com/containerd/nri pkg/runtime-tools/generate, AdjustEnv.
 """
@@ -74,7 +73,7 @@ def decide(
         inventory: the node's devices as the agent knows them; None if it does not.
 
     Raises:
-        NvshimError: the kubelet gave it a GPU, and it cannot have it; or that is not known.
+        NvshimError: the kubelet gave it a GPU that it cannot have, or may have given it one.
         OSError: the record cannot be written.
     """
     config = replace(
@@ -157,7 +156,7 @@ def _refuse_shut(linux: Json, asked: str) -> None:
 
 
 def _refuse_lost(before: list[str], after: list[str], asked: str) -> None:
-    """Refuse a container with a variable that the engine would set to what it was."""
+    """Refuse a container with a variable that the engine would set back to its old value."""
     there = Counter(_names(entry for entry in before if "=" in entry))
     for name in _names(after[len(before) :]):
         if there[name] > 1:
@@ -175,7 +174,7 @@ def _has_all(spec: Json) -> bool:
 
 
 def _request(spec: Json, config: Config, record: KubeletRecord) -> Request:
-    """What a container requests of NVIDIA's: by its spec or, if that names nothing, its grant."""
+    """Return its request for NVIDIA's devices: of its spec or, if that has none, its grant."""
     request = engine.read_request(spec, config)
     if not request.wants_driver and DEVICES not in variables_of(spec):
         given = "all" if record.every else ",".join(map(str, record.devices))

@@ -5,8 +5,8 @@ Rules
   engine's do not count, and the pod's annotations are not put into the spec: the pod's author
   writes them.
 - NRI does not report capabilities, so no container counts as privileged.
-- A process cannot be added to a group. So if a node may be opened by a group of its own, all users
-  of the container get the rights of that group. The shim gives access to the same users.
+- A process cannot be added to a group. So if a group may open a node, all users of the container
+  get the rights of that group. The shim gives access to the same users.
 - A variable that requests GPUs is set to void afterwards, as in NVIDIA's CDI specs, because another
   runtime that reads it would inject the devices again.
 
@@ -24,7 +24,7 @@ from hooks.requests.places import DEVICES, VOID
 
 _KUBERNETES: Final = "io.kubernetes."
 _GROUP: Final = 0o070
-_OTHERS: Final = 3  # bits from the group's to those of others
+_OTHERS: Final = 3  # the shift from the group's permission bits to those of others
 
 
 def spec_of(pod: pb.PodSandbox, container: pb.Container) -> Json:

@@ -53,8 +53,8 @@ def write(directory: str, record: Mapping[str, Any]) -> None:
 
 
 def remove(state: str, container: str) -> None:
-    """Remove what is kept of a container, which may be nothing."""
-    with suppress(ValueError):  # nothing is kept of one without an id
+    """Remove a container's directory, if it has one."""
+    with suppress(ValueError):  # a container without a valid id has none
         shutil.rmtree(directory_of(state, container), ignore_errors=True)
 
 

@@ -16,10 +16,9 @@ Rules
   another program; only the file system can be slow. So old records are removed in threads, and no
   answer waits for them.
 - A pod whose handler injects by itself (``--nri-handlers``) is left to that handler.
-- An engine calls a plugin only after synchronizing with it, and waits with that until no container
-  is being created, stopped or removed. If that takes long, it is reported as a fault.
-- The mask has no event that any supported release does not know, since such an event would fail the
-  start.
+- An engine calls a plugin only after synchronizing with it, and synchronizes only while no
+  container is being created, stopped or removed. If that takes long, it is reported as a fault.
+- The mask has only events that all supported releases know: an unknown one would fail the start.
 - NRI reports a removed container with a separate call from 0.12 on, and with StateChange before.
 - Only a runtime that runs as our own user is answered.
 
@@ -57,15 +56,15 @@ _SERVICES: Final = pb.DESCRIPTOR.services_by_name
 _EVENTS: Final = (pb.CREATE_CONTAINER, pb.REMOVE_CONTAINER)
 _MASK: Final = sum(1 << (event - 1) for event in _EVENTS)
 _REGISTRATION: Final = 5.0  # seconds, the runtime's own limit
-_SYNCHRONIZATION: Final = 10.0  # seconds until it is a fault that it has not come
+_SYNCHRONIZATION: Final = 10.0  # seconds after which missing synchronization is a fault
 _ANSWER: Final = 1.0  # seconds; the runtime waits twice as long unless it is configured
-_MARGIN: Final = 0.5  # of the time that the runtime gives
+_MARGIN: Final = 0.5  # fraction of the runtime's time limit
 _MOST_THREADS: Final = 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds
 
 
 async def run(context: Context) -> None:
-    """Be a plugin of the node's runtime until cancelled."""
+    """Serve the node's runtime as a plugin until cancelled."""
     directory, name = os.path.split(context.options.nri_socket)
     plugin, backoff = _Plugin(context), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
     with Watcher(0) as watcher:

@@ -26,7 +26,7 @@ Rules
   So a container receives its devices with every strategy and mode. The exception: a shim that
   ignores mounts (``accept-mounts = false``) injects nothing for ``volume-mounts``; the agent
   reports that.
-- A MIG device whose UUID is no name in CDI (of drivers before 470) has its index as its CDI name.
+- A MIG device whose UUID is not valid in CDI (drivers before 470) has its index as its CDI name.
 - The response names the IMEX channels that the node has. If channels are required, a missing one
   is an error.
 

@@ -5,8 +5,8 @@ Rules
   CDI spec, it is first written again.
 - The snapshot may be a moment old. So an answer also reads the latest inventory, claims, MPS
   daemons and drains, and refuses a device that one of them excludes.
-- If the engine's socket is another one than the snapshot knows, the engine may be another one, too.
-  Then the answer also has the devices in the way that needs no engine.
+- If the engine's socket is not the one in the snapshot, the engine may be a new one. Then the
+  answer also names the devices in the way that needs no support from the engine.
 - A preference also leaves out the devices that claims hold, of which the kubelet may not know yet.
 - Nothing is awaited between the check of the claimed devices and the publication of the allocation.
   So no claim can take a device in between.
@@ -44,7 +44,7 @@ _TO_CHECK: Final = 5.0 * PATIENCE
 
 
 class Reconciling(Protocol):
-    """What publishes the snapshot."""
+    """Publishes the snapshot."""
 
     snapshot: Snapshot
 
@@ -153,7 +153,7 @@ class SnapshotAnswers:
         return answer
 
     def _settings(self, snapshot: Snapshot) -> Settings:
-        """Return the settings to answer by."""
+        """Return the settings that apply to an answer."""
         if snapshot.engine is None or snapshot.engine.holds:
             return snapshot.in_effect
         self._reconciling.doubt_engine()

@@ -99,7 +99,7 @@ def files_of(config: Config) -> tuple[tuple[str, object], ...]:
 
 
 def feature_directories(inventory: Inventory | None, config: Config) -> dict[str, Interest]:
-    """Return the directories in which the nodes of features, and what they mount, come and go.
+    """Return the directories where the features' device nodes and what they mount come and go.
 
     IMEX channels are among the features.
 
@@ -113,7 +113,7 @@ def feature_directories(inventory: Inventory | None, config: Config) -> dict[str
         for path in _FEATURE_MOUNTS:
             look = Fingerprint(root)
             host = look.resolve(path)
-            # Links on the way, and what is missing, too.
+            # Including links on the way, and files that are missing.
             for place in (*(seen for _, seen in look.observations), *filter(None, [host])):
                 directory, _, name = place.rpartition("/")
                 names.setdefault(directory or "/", set()).add(name)
@@ -127,7 +127,7 @@ def feature_directories(inventory: Inventory | None, config: Config) -> dict[str
 def feature_files(inventory: Inventory | None, config: Config) -> tuple[tuple[str, object], ...]:
     """Return the features' device nodes, with values that change when a node is replaced.
 
-    What the features mount is in it, too, with the host's path of it. IMEX channels are among them.
+    Also covers what the features mount, with its path on the host, and IMEX channels.
     """
     roots = _roots(inventory, config)
     mounts = ((path, find_mount(path, roots)) for path in _FEATURE_MOUNTS)

@@ -31,7 +31,7 @@ from integration.watcher import Interest, Watcher, first_of
 
 _TIMEOUT: Final = 2.0  # seconds
 _FIRST_PAUSE: Final = 0.25  # seconds until an engine that does not answer is asked again
-# The pause, in seconds, from which on an engine that answered before is taken for gone.
+# Once the pause is this long, in seconds, an engine that answered before counts as gone.
 _RESTART: Final = 4.0
 
 

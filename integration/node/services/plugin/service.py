@@ -27,7 +27,7 @@ Rules
   without new devices publishes at once which ones are gone or unhealthy, and again after it has
   written the specs.
 - The directory of the specs may be on a file system that does not answer. A round waits for it only
-  so long, and goes on without specs: health and everything else is announced as ever.
+  for a while, then continues without specs: health and everything else is still announced.
 - The service imports gRPC only when it starts to serve.
 - The service asks the engine whether it applies CDI devices, and asks again when the engine has
   restarted. If the engine does not apply them, containers also receive their devices in another
@@ -98,10 +98,10 @@ _NAME: Final = "plugin"
 
 # Seconds between two checks for other plugins: nothing reports that one of them died.
 _LOOK_FOR_OTHERS: Final = 30.0
-# Seconds until specs that cannot be written are tried again, and until a call waits no longer.
+# Seconds until specs that could not be written are tried again, and until a call stops waiting.
 _RETRY: Final = 30.0
 _LONGEST_REPAIR: Final = 5.0
-# Seconds until a round goes on without the specs.
+# Seconds after which a round continues without the specs.
 _LONGEST_KEEP: Final = 10.0 * PATIENCE
 _FEW: Final = 3
 # Seconds without a change that end a burst of changes, and the longest burst.
@@ -177,7 +177,7 @@ class _Reconciler:
                 version = version_of(node)
                 features = await run_detached(feature_directories, node.value.inventory, config)
                 wanted = {**features, directory_of(config): Interest(specs)}
-                # Not cancelled by a new driver, because a thread may be at it.
+                # A new driver does not cancel this, because a thread may be working on it.
                 if not await watcher.follow_detached(wanted):
                     # A new driver may be below another root.
                     new_driver = partial(wait_any, node, since=version)
@@ -187,7 +187,7 @@ class _Reconciler:
 
     async def watch_engine(self) -> None:
         """Publish what the engine can do, whenever that may have changed."""
-        await self._has_served.wait()  # to ask loads gRPC
+        await self._has_served.wait()  # asking loads gRPC
         await watch_engine(self._options.cri_sockets, self._know_engine, self._engine_doubted)
 
     def wake(self) -> None:
@@ -197,7 +197,7 @@ class _Reconciler:
     # Rounds
 
     async def keep_serving(self) -> None:
-        """Run a round at every event, and after the pause that the round before asked for."""
+        """Run a round at every event, and after the pause that the previous round asked for."""
         while True:
             wake = self._wake = anyio.Event()
             pause = await self._round()
@@ -237,7 +237,7 @@ class _Reconciler:
         return min(pause, _RETRY) if specs.fault else pause
 
     def _publish(self, snapshot: Snapshot) -> None:
-        """Replace the snapshot; the engine and the topology are what is known of them now."""
+        """Replace the snapshot, with the latest knowledge of the engine and the topology."""
         topology = snapshot.topology
         if snapshot.inventory is not None:
             topology = self._context.topologies.at_once(snapshot.inventory)
@@ -288,7 +288,7 @@ class _Reconciler:
         return [without_claimed(each, claimed) for each in self.snapshot.offered]
 
     def _warn_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
-        """Warn once of each sharing rule without a device, and each GPU without a resource."""
+        """Warn once about each sharing rule without a device, and each GPU without a resource."""
         lines: tuple[str, ...] = ()
         if inventory is not None:
             lines = (*unmatched(inventory, settings), *unannounced(inventory, settings))
@@ -437,7 +437,7 @@ class _Reconciler:
         return Serving(self._context, self._tasks, SnapshotAnswers(self._context, self), self.fault)
 
     def fault(self, concern: str, line: str) -> None:
-        """Report what is wrong with a subject of this service; "" if nothing is any longer."""
+        """Report what is wrong with a subject of this service; "" once it is resolved."""
         self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
 
 
@@ -447,10 +447,10 @@ def _kept(
     """Bring the specs up to date, unless they are.
 
     Args:
-        before: what the specs were made of; None if that is not certain.
+        before: the inputs of the existing specs; None if they are uncertain.
 
     Returns:
-        What they are made of now, None if that is not certain; and the specs, None if they were up
+        The inputs of the specs now, None if they are uncertain; and the specs, None if they were up
         to date.
     """
     files = files_of(config)
