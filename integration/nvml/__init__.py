@@ -1,4 +1,4 @@
-"""What NVML knows, asked in child processes: NVML may hang, so this process never loads it.
+"""Query NVML in child processes: NVML may hang, so this process never loads it.
 
 Other rooms import from here:
 
@@ -25,7 +25,7 @@ command starts its child directly.
 
 If nothing asks NVML, a node has one child, which waits for events. Events and samples do not share
 a process: NVML's wait for events blocks its thread, a question to a broken GPU may block for ever,
-and after a crash it must be known which GPU was asked. The child for samples keeps running only if
-callers want samples often. There, :mod:`.child_profiling` asks for the activity of GPUs, for
+and after a crash the agent must know which GPU was asked. The child for samples keeps running only
+if callers want samples often. There, :mod:`.child_profiling` asks for the activity of GPUs, for
 metrics.
 """

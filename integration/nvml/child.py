@@ -2,7 +2,7 @@
 
     python3 -I -S child.py TASK SECONDS PARENT LIBRARY MODULES [ARGUMENT]...
 
-TASK is one of :data:`TASKS`, which describe what a child is asked and answers: one JSON object per
+TASK is one of :data:`TASKS`; their modules describe the questions and answers, one JSON object per
 line. The last line may be ``{"error": …}``; the exit status is then 1.
 
 The kernel ends the child after SECONDS (SIGALRM), and when its parent, the process PARENT, exits; 0
@@ -12,7 +12,7 @@ before the child does; a long-lived child has PARENT.
 LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. When pynvml then requests
 "libnvidia-ml.so.1", glibc uses the same library, because it has that soname. MODULES is the
 directory of pynvml, since an isolated interpreter does not look there itself. Apart from these
-modules, the child imports nothing of the agent's.
+modules, the child imports nothing of the agent.
 
 Source: prctl(2), PR_SET_PDEATHSIG; setrlimit(2); setitimer(2).
 """
@@ -75,8 +75,8 @@ def _limit(seconds: float, parent: int) -> None:
 
     Args:
         seconds: the time after which it ends; 0 for no limit.
-        parent: the process with which it ends; 0 for none. If the parent is already another
-            process, that process has exited.
+        parent: the process whose exit ends the child; 0 for none. If the child has another parent
+            by now, that process has exited.
     """
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

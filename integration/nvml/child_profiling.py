@@ -3,14 +3,14 @@
 Rules
 - A value is the mean since the question before: GPM compares two samples. So the first question
   about a GPU or GPU instance has no values. Questions within :data:`_SHORTEST` have one answer.
-- Each GPU and GPU instance has two samples, which are filled in turn. They end when NVML is
-  initialised again, as it is now and then while a GPU is lost: then there are no values.
-- The driver uses the id of a GPU instance again, so the samples of one also end when its MIG
-  devices go or change. One that is made again as it was, between two questions, is not noticed:
-  NVML has no time of its creation, and its UUID is a hash of the GPU and of its place there. So its
-  first values may be wrong, once.
+- Each GPU and GPU instance has two samples, which are filled in turn. They become invalid when NVML
+  is initialised again, as happens now and then while a GPU is lost: then there are no values.
+- The driver reuses the ids of GPU instances, so an instance's samples are also dropped when its MIG
+  devices disappear or change. An instance that is destroyed and created again in the same form
+  between two questions goes unnoticed: NVML does not know when it was created, and its UUID is a
+  hash of the GPU and of its place there. So its first values may be wrong, once.
 - A call or metric that fails is absent, never 0. So is a value that cannot be true.
-- GPM has samples of GPU instances, not of compute instances. PCIe and NVLinks are the GPU's.
+- GPM has samples of GPU instances, not of compute instances. PCIe and NVLink values are the GPU's.
 - Without GPM only the use of PCIe is known, which NVML measures for 20 ms in each direction.
 
 Source: nvml.h, "GPM Functions" and nvmlGpmMetricId_t; nvmlDeviceGetPcieThroughput;

@@ -14,7 +14,7 @@ slow driver from one that hangs.
 
 One bad GPU does not affect the others. A GPU that does not answer within ``patience``, while others
 do, is reported as lost and as "hanging"; after that the child is of no further use. If NVML
-crashes, the agent has the GPUs asked alone, one after the other. The child prints ``{"asks":
+crashes, the agent asks the GPUs alone, one after the other. The child prints ``{"asks":
 INDEX}`` before each, so that the agent knows which GPU it was. GPUs in "given_up" are reported as
 lost for that reason, and are not asked.
 
@@ -137,7 +137,7 @@ _LISTS = (
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
 )
 
-# At most so many GPUs, MIG devices of a GPU, processes of a GPU, and notes.
+# The most GPUs, MIG devices of a GPU, processes of a GPU, and notes.
 _MOST_GPUS = 256
 _MOST_DEVICES = 64
 _MOST = 4096
@@ -344,7 +344,7 @@ class _Gpu:
         self.done = True
 
     def give_up(self) -> None:
-        """Take a GPU that does not answer for lost."""
+        """Treat a GPU that does not answer as lost."""
         self.lost = "it does not answer, and others do"
         self.processes, self.doubts = [], []
 

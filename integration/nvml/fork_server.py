@@ -130,7 +130,7 @@ def _become_child(server: int, descriptors: list[int]) -> None:
     os.dup2(stdin, 0)
     os.dup2(stdout, 1)
     if lock:
-        os.dup2(lock[0], _LOCK)  # over a descriptor of the server's
+        os.dup2(lock[0], _LOCK)  # replaces a descriptor of the server
     os.closerange(_REST if lock else _LOCK, _ALL)
 
 

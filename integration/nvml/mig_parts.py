@@ -28,7 +28,7 @@ __all__ = [
 CAPACITIES: Final = (
     "memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines",
 )  # fmt: skip
-"""NVIDIA's driver's names for the capacities of a MIG device, in the order of the NVML child."""
+"""NVIDIA's names for the capacities of a MIG device, in the order of the NVML child."""
 
 _MOST_BYTES: Final = 1 << 20
 _ADDRESSING: Final = {0: "None", 1: "HMM", 2: "ATS"}
@@ -108,7 +108,7 @@ class Parts:
         return next((uuid for uuid, its in self.instance_of.items() if its == wanted), "")
 
     def left_out(self, gpus: Iterable[Gpu]) -> str:
-        """Return the UUIDs of the GPUs that should be in the answer and are not, for people."""
+        """Return the UUIDs of the GPUs that are missing from the answer, for display."""
         there = (gpu.uuid for gpu in gpus if gpu.uuid and not (gpu.lost or gpu.excluded))
         return ", ".join(uuid for uuid in there if uuid not in self.gpus)
 

@@ -25,11 +25,11 @@ _MORE: Final = 1.0
 
 
 class Stopped(Exception):
-    """The caller does not want the answer any longer."""
+    """The caller no longer wants the answer."""
 
 
 STOP: Final[ContextVar[Stop | None]] = ContextVar("STOP", default=None)
-"""In a thread whose questions may become needless: once the flag is set, they are given up."""
+"""A flag for the questions of this thread; once it is set, they are given up."""
 
 
 def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
@@ -101,7 +101,7 @@ def ask(command: Sequence[str], seconds: float, *, state: str) -> bytes | None:
             return None
         try:
             has_ended = process.wait(seconds, stop)
-        except BaseException:  # as by Ctrl-C, of which the child hears nothing
+        except BaseException:  # such as Ctrl-C, which does not reach the child
             process.kill()
             raise
         if not has_ended:

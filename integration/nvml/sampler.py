@@ -1,7 +1,7 @@
 """Sample the GPUs for all callers.
 
 Rules
-- The child starts with a question. It is stopped after :data:`_IDLE` seconds without another one if
+- A question starts the child. It is stopped after :data:`_IDLE` seconds without another one if
   the last two questions were as close together as that, or asked for the activity of GPUs, and
   otherwise after :data:`_ALONE`. So it keeps running if there is a scrape every minute. On a node
   where only the health of devices is sampled, every few minutes, there is no child most of the
@@ -9,14 +9,15 @@ Rules
 - Only one question is asked at a time. Callers that ask in the meantime share its answer.
 - NVML has to answer each of its many calls in time, however many GPUs there are; otherwise the
   sample is a failure, and the child is stopped. After a failure NVML is not asked for a while,
-  twice as long each time, and the failure is the answer.
-- One bad GPU does not affect the others. A GPU that does not answer while others do, or on which
+  sample is a failure, and the child is stopped. After a failure NVML is not asked for a while,
+  twice as long each time; until then the failure is the answer.
   NVML crashes (found by asking one GPU after the other), is reported as lost. It is not asked for a
   minute, or for as long as the driver blocks a child that asked it. If NVML crashes or hangs on all
   GPUs, the sample is a failure.
 - If a question for the activity of GPUs crashes or hangs NVML, it is repeated without the activity.
-  The activity is then not asked for during :data:`_NO_PROFILE` seconds, unless a GPU fails at both.
-- When the driver or the GPUs change, the child is stopped at once, even in the middle of an answer,
+  - If a question for the activity of GPUs crashes or hangs NVML, it is repeated without the
+    activity. The activity is then left out for :data:`_NO_PROFILE` seconds, unless a GPU fails both
+    times.
   and the next question goes to a new child.
 """
 
@@ -62,7 +63,7 @@ _OF_ONE: Final = 0.6
 _GIVEN_UP: Final = 60.0
 # Seconds without the activity of GPUs, after NVML failed to tell it.
 _NO_PROFILE: Final = 600.0
-# All calls together may take so many times the time of one.
+# All calls together may take this many times as long as one.
 _ALL: Final = 12
 
 
@@ -100,7 +101,7 @@ class NvmlSampler:
         self._leave_until = -math.inf
         self._asks: int | None = None
         self._has_stopped = False
-        self._wants_profile = False  # the next sample
+        self._wants_profile = False  # whether the next sample includes it
         self._has_profile = False  # whether the last sample was asked for with it
         self._no_profile_until = -math.inf
 
@@ -119,7 +120,7 @@ class NvmlSampler:
                 self._is_asked = True
                 self._wake.set()
             await self._answered.wait()
-            # The answer may be that to a question before.
+            # The answer may be to an earlier question.
             if self._has_profile or not profile or self._has_stopped:
                 return self._last or _failed("the sampler does not run")
 
@@ -196,7 +197,7 @@ class NvmlSampler:
             return _failed(error.found or "NVML failed")
         if answer["hanging"]:
             self._give_up({int(index): why for index, why in answer["hanging"].items()})
-            await self._end()  # it still waits for them
+            await self._end()  # it still waits for these GPUs
         return _sample_of(answer)
 
     async def _ask_profile(self, library: str, seen: NodeSnapshot) -> dict[str, Any] | None:

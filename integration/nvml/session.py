@@ -37,7 +37,7 @@ _CLOSED: Final = "a GPU is being reset, or its MIG mode switched: it is asked ag
 _LONGEST: Final = 4 << 20
 _CHUNK: Final = 1 << 16
 
-# Children that the driver may hold.
+# Children that may be stuck in the driver.
 _MOST_ABANDONED: Final = 8
 
 
@@ -79,7 +79,7 @@ class Children:
 
     @property
     def abandoned(self) -> int:
-        """How many children the driver holds, so that they could not be killed."""
+        """The number of children that could not be killed, because the driver holds them."""
         self._abandoned = [each for each in self._abandoned if each.poll() is None]
         return len(self._abandoned)
 
@@ -110,7 +110,7 @@ class Children:
             raise ChildFailed(asked, found=found) from error
 
     async def end(self, child: Child) -> None:
-        """Kill a child, which is not used afterwards; leave it alone if it does not die."""
+        """Kill a child, and abandon it if it does not die. It cannot be used afterwards."""
         with anyio.CancelScope(shield=True):
             process = child.process
             process.kill()
@@ -156,7 +156,7 @@ class Child:
     """A long-lived child, and its two pipes.
 
     Args:
-        to: the end of the pipe to write to; the child owns it from now on, and ``from_``.
+        to: the write end of a pipe; the child owns it from now on, and ``from_``.
     """
 
     def __init__(self, task: str, process: Process, to: int, from_: int) -> None:

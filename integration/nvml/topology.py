@@ -4,8 +4,9 @@ Rules
 - sysfs shows the path of each GPU below its PCI root: a common bridge is a switch, and a common
   root without a common bridge is a host bridge. NVML's answer overrides it, since only NVML knows
   when two GPUs are on one board, and what a hypervisor reports.
-- Only NVML knows NVLinks, and where each link of a GPU leads. Two GPUs have the links from one to
-  the other, and as many as both have to the same switches (NVIDIA's plugin does not count those).
+- Only NVML knows NVLinks, and where each link of a GPU leads. Two GPUs are connected by the links
+  between them, and by as many as both have to the same switches (NVIDIA's plugin does not count
+  those).
 - If NVML does not answer, the topology is that of sysfs, and NVML is asked again later.
 - The services of the agent share one topology, which is read again when the GPUs change. Until NVML
   has answered, it is that of sysfs.

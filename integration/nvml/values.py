@@ -45,7 +45,7 @@ class Activity:
 
     graphics: float | None = None  # time in which the compute or graphics engine was active
     sm: float | None = None  # time in which an SM had a warp, the mean of all SMs
-    sm_occupancy: float | None = None  # resident warps of the most possible
+    sm_occupancy: float | None = None  # resident warps, as a share of the maximum
     tensor: float | None = None  # time in which the tensor cores were active
     dram: float | None = None  # time in which device memory was read or written
     fp64: float | None = None
@@ -107,7 +107,7 @@ class GpuSample:
     throttle_reasons: int | None = None  # NVML's bits that explain low clocks
     mig: tuple[DeviceSample, ...] = ()
     recovery_action: int | None = None  # nvmlDeviceGpuRecoveryAction_t; 0 for none
-    unrepairable_memory: bool | None = None  # it has memory that no repair helps
+    unrepairable_memory: bool | None = None  # it has memory that cannot be repaired
     channel_repair_pending: bool | None = None  # a memory channel is repaired at the next reset
     tpc_repair_pending: bool | None = None  # a processing cluster is repaired at the next reset
     fabric: Fabric | None = None  # None without an NVLink fabric, or before Hopper
@@ -117,12 +117,12 @@ class GpuSample:
     memory_reserved_bytes: int | None = None  # by the driver; not part of the used memory
     memory_temperature_celsius: int | None = None
     pcie_replays: int | None = None
-    nvlink_sent_bytes: int | None = None  # by all links; data without the protocol's
+    nvlink_sent_bytes: int | None = None  # over all links, without the protocol's overhead
     nvlink_received_bytes: int | None = None
     rows_corrected: int | None = None  # rows remapped because of correctable errors
-    rows_uncorrected: int | None = None  # and of uncorrectable ones
+    rows_uncorrected: int | None = None  # because of uncorrectable errors
     pages_corrected: int | None = None  # pages retired because of correctable errors
-    pages_uncorrected: int | None = None  # and of uncorrectable ones
+    pages_uncorrected: int | None = None  # because of uncorrectable errors
     pages_pending: bool | None = None  # pages will be retired at the next reset
     activity: Activity = Activity()
 
@@ -149,9 +149,9 @@ class Sampler(Protocol):
     async def sample(self, *, max_age: float, profile: bool = False) -> Sample:
         """Return a sample.
 
-        Callers that ask at the same time share it. It may take long, as long as NVML answers each
-        call in time. If NVML does not, the sample has a ``failure``, and so have all samples for a
-        while.
+        Callers that ask at the same time share it. It may take long, provided that NVML answers
+        each call in time. If NVML does not, the sample has a ``failure``, and so have all samples
+        for a while.
 
         Args:
             max_age: how old the sample may be, in seconds.
@@ -166,7 +166,7 @@ class SwitchError:
     switch: str  # the driver's name of it ("nvidia-nvswitch0")
     number: int  # the SXid
     severity: str  # "fatal", "non-fatal" or "correctable"; "" if the driver does not say
-    link: int | None = None  # the switch's port; None if it is not of one port
+    link: int | None = None  # the switch's port; None if it does not concern a single port
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class GpuEvent:
 
     when: float  # seconds since boot (CLOCK_BOOTTIME)
     kind: str  # "xid", "ecc-double", "recovery-action" or "sxid"
-    gpu: str  # its UUID, of a switch the GPU's at its port; "" if unknown
+    gpu: str  # its UUID, or that of the GPU at the switch's port; "" if unknown
     bus_id: str = ""  # its PCI address, perhaps without the function; "" if unknown
     xid: int = 0  # the number; 0 for none
     # of a "recovery-action": nvmlDeviceGpuRecoveryAction_t; None if NVML does not say
