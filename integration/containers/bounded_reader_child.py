@@ -55,7 +55,7 @@ def _read(most: bytes, path: bytes) -> bytes:
 
 
 def _node(libc: ctypes.CDLL, path: bytes) -> bytes:
-    if not hasattr(libc, "statx"):  # of before glibc 2.28
+    if not hasattr(libc, "statx"):  # older than glibc 2.28
         seen = os.stat(path)
         number = seen.st_rdev
         return (

@@ -7,18 +7,18 @@ from integration.errors import IntegrationError
 
 
 class InspectionError(IntegrationError, code="NVSHIM-E2510"):
-    """Base of what can go wrong while somebody looks at a node, or at our configuration."""
+    """Base of the errors of commands that inspect a node, or our configuration."""
 
 
 class ContainerUnknown(InspectionError, code="NVSHIM-E2511", status=Status.NOT_FOUND):
-    """No running container is meant by what was given."""
+    """The given name matches no running container."""
 
 
 class StateUnreadable(InspectionError, code="NVSHIM-E2513", status=Status.PERMISSION_DENIED):
-    """containerd's state directory, or a process, may not be looked into."""
+    """The caller may not read containerd's state directory, or a process."""
 
 
 # fmt: off
 ContainerAmbiguous = InspectionError.row(
     "NVSHIM-E2512 container-ambiguous", Status.INVALID_ARGUMENT,
-    "More than one running container can be meant.")
+    "The given name matches several running containers.")

@@ -21,7 +21,7 @@ class End:
 
     container: Container  # its bundle is "": it may be removed
     at: float  # seconds since the epoch
-    document: Mapping[str, Any]  # all that is remembered
+    document: Mapping[str, Any]  # all that the shim recorded
 
     @property
     def cause(self) -> str:
@@ -70,7 +70,7 @@ def end_of(container: Container, ends: Iterable[End]) -> End | None:
 
 
 def causes_of(containers: Iterable[Container], ends: Iterable[End]) -> dict[str, str]:
-    """Return why the stopped ones of some containers have ended, by bundle."""
+    """Return why those of some containers that have stopped have ended, by bundle."""
     known = list(ends)
     stopped = [each for each in containers if not each.pid]
     return {each.bundle: end.cause for each in stopped if (end := _own_end(each, known))}

@@ -2,8 +2,8 @@
 
 Rules
 - A container's cgroup is the one with the container's id in its name, at or above the cgroup of its
-  init. If no hierarchy has such a name, it is every cgroup of the init that its parent, the shim,
-  is not in: all processes share a hierarchy that the runtime does not manage.
+  init. If no cgroup has such a name, it is every cgroup of the init that its parent, the shim, is
+  not in: all processes share a hierarchy that the runtime does not manage.
 - A process belongs to a container if any hierarchy has it at or below a cgroup of the container. In
   version 1 a process may be missing from some hierarchies. The root cgroup belongs to none.
 - With nested containers, the innermost one is the owner.

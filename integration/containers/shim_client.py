@@ -1,7 +1,7 @@
 """Use a shim without containerd: execute its verbs, call its API, receive its events.
 
-containerd does not show what a shim answers. Besides, an installer may not use the node's
-containerd, and a test does not need one. So the caller takes the place of containerd here.
+containerd does not show a shim's answers. An installer may not use the node's containerd, and a
+test does not need one. So the caller takes the place of containerd here.
 
 Source: containerd docs/runtime-v2.md.
 """

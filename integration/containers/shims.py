@@ -8,8 +8,8 @@ accepted only with a property that no other process can have:
 shim          its working directory is a bundle that only its user can write to (compared by its
               place in the file system, which the kernel prints), and it listens at the bundle's
               ``address``. A shim whose bundle was removed runs as root or the caller, in our
-              namespaces, with our code mapped. It is a source for where containers are only in
-              the node's own pid and user namespaces
+              namespaces, with our code mapped. Only a shim in the node's own pid and user
+              namespaces shows where containers are
 fork server   it holds the lock next to its listening socket open (compared by place and inode), in
               a directory of sockets that only its user can write to
 spare         it has the user, program and namespaces (mount, user, pid) of a fork server and was

@@ -1,8 +1,8 @@
 """The pods of ``nvshim verify``: how they are named, and which of them a run has left.
 
 A run that is killed leaves its pod, and a kubelet may not be able to remove it either. The next run
-finds pods by their label, which the engine does not write into their specs. So others find them by
-their name.
+finds such pods by their label, which the engine does not write into their specs. So other programs
+find them by their name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME: Final = "nvshim-verify-"
 """The start of a pod's name; eight hexadecimal digits follow."""
 
 DIRECTORY: Final = "verify"
-"""The directory below that of our state which a run holds locked."""
+"""The subdirectory of our state that a run holds locked."""
 
 _NAME: Final = re.compile(rf"{NAME}[0-9a-f]{{8}}")
 
