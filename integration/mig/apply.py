@@ -17,7 +17,7 @@ Rules
 - The state may change during that wait, so the plan is computed again afterwards.
 - If a step fails, or Ctrl-C interrupts it, the previous state of all GPUs is restored. If that
   fails for a GPU, or the GPU is lost in the meantime, it stays out of service. The next apply
-  undoes its changes, or the first one after its return.
+  undoes its changes once the GPU answers.
 - If an apply was killed, the next one undoes its changes, too, unless all of them were made. A GPU
   without its mark stays as it is, as after `nvshim undrain`.
 - One reset or apply runs at a time (:func:`integration.devices.drain_marks.resetting`).
@@ -155,7 +155,7 @@ class _Transaction:
         return changes
 
     def _wait(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-        """Wait for holders, and return the changes as they are needed then."""
+        """Wait for holders, and return the changes that are needed after that."""
         deadline = time.monotonic() + (self.options.seconds or 0.0)
         inventory, ours = self.inventory, {each.uuid for each in changes}
         while True:
@@ -217,7 +217,7 @@ def _shape(change: Change) -> tuple[str, Partition, Partition]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end, and keep it from nvidia-smi; an error takes its place."""
+    """Delay Ctrl-C until the end, and keep it from nvidia-smi; an error takes precedence."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -293,12 +293,12 @@ def _begun(config: Config, entries: Iterable[JournalEntry]) -> list[JournalEntry
 
 
 def undone(config: Config, gpus: Iterable[MigGpu]) -> tuple[MigGpu, ...]:
-    """Return GPUs as the next apply has them after it has undone what a killed one did."""
+    """Return GPUs as they will be once the next apply has undone the changes of a killed one."""
     gpus = tuple(gpus)
     states = {e.uuid: e.states for e in _begun(config, journal.read(config)) if e.states}
     there = {each.gpu.uuid: each for each in gpus if each.answers}
     if all(uuid in there and there[uuid].is_at(after) for uuid, (_, after) in states.items()):
-        return gpus  # it made all
+        return gpus  # all changes were made
     return tuple(
         each.at(states[each.gpu.uuid][0]) if each.gpu.uuid in states and each.answers else each
         for each in gpus
@@ -306,7 +306,7 @@ def undone(config: Config, gpus: Iterable[MigGpu]) -> tuple[MigGpu, ...]:
 
 
 def _unless_broken(say: Say) -> Say:
-    """Return what says a line, and goes on if nobody can read it any longer."""
+    """Return a function that says a line, or does nothing if nobody can read it."""
 
     def do(line: str) -> None:
         with suppress(OSError):
@@ -316,7 +316,7 @@ def _unless_broken(say: Say) -> Say:
 
 
 def _renew(config: Config) -> None:
-    """Make device nodes of what was created, and an inventory with it for the next container."""
+    """Create the nodes of new devices, and an inventory with them for the next container."""
     create(config, CreateOptions())
     inventory_of(config, fresh=True)
 

@@ -23,7 +23,7 @@ __all__ = ["claim_holders"]
 def claim_holders(
     config: Config, gpus: Iterable[Gpu], targets: Collection[Target]
 ) -> Iterator[Holder]:
-    """Yield the claims on what is destroyed, and those that the DRA driver partitions a GPU for.
+    """Yield the claims on devices to destroy, and those that the DRA driver partitions a GPU for.
 
     A claim ends with its pod. The driver destroys the devices that it created for the claim a
     moment later; until then they are listed, too.

@@ -59,7 +59,7 @@ class DeviceFilter:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What some GPUs of a node should have."""
+    """The MIG mode and devices that some GPUs of a node should have."""
 
     filters: tuple[DeviceFilter, ...]  # empty for all models
     indices: frozenset[int] | None  # None for all
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a node should have."""
+    """The MIG devices that a node should have."""
 
     name: str
     entries: tuple[Entry, ...]

@@ -132,7 +132,7 @@ def _slices(name: str) -> int | None:
 
 
 def _is_part(cut: Cut, wanted: Cut) -> bool:
-    """Return whether a GPU instance only lacks compute instances to be as wanted."""
+    """Return whether a GPU instance lacks only compute instances that are wanted."""
     is_same = (cut.start, cut.profile) == (wanted.start, wanted.profile)
     return is_same and Counter(cut.computes) <= Counter(wanted.computes)
 

@@ -140,8 +140,8 @@ class _Search:
         """Place the slots from an index on.
 
         Args:
-            after: a slot equal to the one before it is placed behind this slice, because other
-                orders of equal slots need not be tried.
+            after: place a slot that equals the previous one behind this slice: other orders of
+                equal slots need not be tried.
         """
         if index == len(self._slots):
             return []

@@ -83,7 +83,7 @@ def concerns(layout: Layout, gpus: Iterable[MigGpu]) -> bool:
 
 
 def differences(layout: Layout, gpus: Iterable[MigGpu]) -> Iterator[str]:
-    """Yield a line for each GPU that is not as a layout says, or for which it has no entry."""
+    """Yield a line for each GPU that does not match a layout, or for which it has no entry."""
     for gpu in gpus:
         entry = _entry_for(layout, gpu)
         if entry is None:

@@ -78,7 +78,7 @@ def export(config: Config, label: str) -> dict[str, Any]:
 
 
 def list_layouts(config: Config, path: str) -> Iterator[dict[str, Any]]:
-    """Yield a file's layouts: whether the GPUs are so, or can be; the keys are an interface."""
+    """Yield a file's layouts, and whether the GPUs match or can; the keys are an interface."""
     layouts = read_layouts(path)
     gpus = _gpus(config)
     for layout in layouts.values():

@@ -1,4 +1,4 @@
-"""How the GPUs of this node are partitioned, from NVML and sysfs; and that as a configuration."""
+"""Read from NVML and sysfs how the node's GPUs are partitioned, also as a configuration."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class MigGpu:
     answers: bool = True  # whether NVML lists it
 
     def is_at(self, wanted: Partition) -> bool:
-        """Return whether it is so, and stays so after its next reset."""
+        """Return whether the GPU has this partition, and keeps it after its next reset."""
         return self.now == wanted and self.parts.pending is wanted.mode
 
     def at(self, partition: Partition) -> MigGpu:
-        """Return it as it is when it is so."""
+        """Return the GPU as it would be with this partition."""
         parts = replace(self.parts, mode=partition.mode, pending=partition.mode)
         return replace(self, parts=parts, now=partition)
 
@@ -65,7 +65,7 @@ class MigGpu:
         return {name: profile for name, profile in named if name is not None}
 
     def name_of(self, cut: Cut) -> ProfileName | None:
-        """Return the name of a GPU instance; None if NVML's name for it is no known one."""
+        """Return the name of a GPU instance; None if NVML's name for it is unknown."""
         return next((n for n, each in self.profiles.items() if each.id == cut.profile), None)
 
     def names(self, cuts: Iterable[Cut]) -> Counter[ProfileName]:
@@ -99,7 +99,7 @@ def read_gpus(config: Config, inventory: Inventory) -> tuple[MigGpu, ...]:
 
 
 def partition_of(parts: Parts, uuid: str) -> Partition:
-    """Return how NVML says that a GPU is partitioned; not at all if it does not list the GPU."""
+    """Return a GPU's partition according to NVML; one without MIG if NVML does not list it."""
     gpu = parts.gpus.get(uuid)
     if gpu is None:
         return Partition(mode=False)
