@@ -3,8 +3,8 @@
 =========  ========  ===================================================================
 finding    weight    meaning
 =========  ========  ===================================================================
-invalid    error     it violates the specification, so that no runtime uses it; or others
-                     than root may write it, so that our shim does not
+invalid    error     it violates the specification, so no runtime uses it; or users other
+                     than root may write it, so our shim does not use it
 missing    error     a file or device node that it names is not on the host: the driver
                      was updated or removed after the spec was written
 changed    error     a device node is another device, or not a device

@@ -31,8 +31,8 @@ class ResetUnproven(DrainError, code="NVSHIM-E2647", status=Status.FAILED_PRECON
 TargetUnknown = DrainError.row("NVSHIM-E2641 target-unknown", Status.NOT_FOUND,
     "A name matches no GPU or MIG device of this node, or several.")
 MarkUnwritten = DrainError.row("NVSHIM-E2642 mark-unwritten", Status.PERMISSION_DENIED,
-    "The mark of a device out of service cannot be written, or not removed.")
+    "The mark of a device out of service cannot be written or removed.")
 NotDrained = DrainError.row("NVSHIM-E2643 not-drained", Status.NOT_FOUND,
     "The device to return to service is in service.")
 ResetRunning = DrainError.row("NVSHIM-E2645 reset-running", Status.ABORTED,
-    "Another reset is under way on this node.")
+    "Another reset is running on this node.")

@@ -63,8 +63,8 @@ _KERNEL: Final = "kernel"
 # The kernel truncates names of programs to 15 bytes.
 _BY_NAME: Final = {"nvidia-cuda-mps": MPS, "nvidia-persiste": _PERSISTENCED}
 _DO: Final = {
-    CONTAINER: "delete its pod, end it, or have it ended by `nvshim drain --force`",
-    AGENT: "have it close NVML by `nvshim drain --let-go`",
+    CONTAINER: "delete its pod, stop it, or let `nvshim drain --force` stop it",
+    AGENT: "let `nvshim drain --let-go` make it close NVML",
     MPS: "`nvshim drain --let-go` ends those of the node agent; else: "
     "echo quit | nvidia-cuda-mps-control",
     CLAIM: "delete its pod; the node agent then destroys what it made for the claim",

@@ -45,7 +45,7 @@ from integration.timeouts import PATIENCE
 DRAINING: Final = "waits for its holders"
 CLOSING: Final = "the node agent closes NVML"
 RESETTING: Final = "nvidia-smi resets it"
-PROVING: Final = "it has to prove that it lives"
+PROVING: Final = "NVML has to prove that it works again"
 
 _DO: Final = "do what it says, and run it again; some GPUs are reset by a reboot alone"
 _TO_RESET: Final = 180.0 * PATIENCE
