@@ -240,7 +240,7 @@ def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
 
 
 def check_cri_starts(options: Options, containerd: Containerd, after: Mapping[str, Any]) -> None:
-    """Check that the CRI plugin starts with a configuration, as far as that can be tried.
+    """Check that the CRI plugin starts with a configuration, where that can be tried.
 
     Raises:
         ConfigRefused: it does not.

@@ -1,6 +1,6 @@
-"""Find out whether containerd's CRI plugins start with a configuration, before a restart does.
+"""Find out whether containerd's CRI plugins start with a configuration, before it restarts.
 
-``containerd config dump`` exits with 0 also if a CRI plugin refuses what it dumps. After the next
+``containerd config dump`` exits with 0 even if a CRI plugin refuses the result. After the next
 restart, the node then starts no pods. So a second containerd loads the plugins and exits.
 
 Rules

@@ -4,8 +4,8 @@ Rules
 - CRI-O calls a containerd shim for a handler of type ``vm``. It starts the shim as containerd did
   before 2.3 and uses version 2 of the task API. No other type calls a shim.
 - CRI-O ignores such a handler, or does not start if it is the default, unless the file name in
-  ``runtime_path`` has the form ``containerd-shim-NAME-v2``. So a script with such a name, next to
-  the shim, executes it.
+  ``runtime_path`` has the form ``containerd-shim-NAME-v2``. So we write a script with such a name
+  next to the shim, which executes the shim.
 - CRI-O creates the fifos of a container below ``runtime_root``. Without one their paths are
   relative, and the shim does not find them.
 - CRI-O reads every file in crio.conf.d, sorted by name, after its own. A handler's table does not

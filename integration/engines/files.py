@@ -248,7 +248,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _lock(directory: str) -> int:
-    """Lock a directory, which is made if it is missing; return its descriptor."""
+    """Lock a directory, and create it if it is missing; return its descriptor."""
     what, descriptor = f"the lock on {directory}", -1
     try:
         os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -287,7 +287,7 @@ def _replace(change: FileChange) -> None:
 
 
 def _undo(files: Sequence[FileChange]) -> None:
-    """Restore files of a change, the last one first, as far as that is possible.
+    """Restore files of a change where that is possible, the last one first.
 
     What cannot be restored stays in the record, with which the next run continues.
     """
