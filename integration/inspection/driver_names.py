@@ -37,7 +37,7 @@ class FileMeaning:
 
     kind: ClassVar = "DriverFile"  # of its document
     name: str  # as it was asked for
-    # any of them brings it; "all" if none that is known does; empty if every container gets it
+    # any of them grants it; "all" if no known one does; empty if every container gets it
     capabilities: tuple[str, ...]
     here: OnNode
     packages: tuple[Package, ...]  # those that are known to ask for it

@@ -14,6 +14,6 @@ SettingsNotWritten = InspectionError.row(
     "NVSHIM-E2516 settings-not-written", Status.PERMISSION_DENIED,
     "The configuration file cannot be written. It is as it was.")
 SettingsChanged = InspectionError.row("NVSHIM-E2517 settings-changed", Status.ABORTED,
-    "Somebody else has changed the configuration file meanwhile. It is as they left it.")
+    "Another program has changed the configuration file meanwhile. It was not overwritten.")
 NameUnknown = InspectionError.row("NVSHIM-E2519 name-unknown", Status.NOT_FOUND,
     "No file of the driver and no package of that name is in the tables.")

@@ -57,7 +57,7 @@ class GrantSummary:
             *found,
             f"by device nodes in its spec: {', '.join(self.nodes)}",
             *mounts,
-            "whoever created the spec added them: an engine that applies CDI, or --device",
+            "added before the shim saw the spec: by an engine that applies CDI, or by --device",
         ]
 
 

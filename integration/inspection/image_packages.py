@@ -41,7 +41,7 @@ _DISTRIBUTION: Final = re.compile(r"([\w.]+)-[^-]+\.dist-info", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A package and what it needs and the container lacks."""
+    """A package, with the capabilities that it needs and the container lacks."""
 
     package: Package
     lacks: tuple[str, ...]  # capabilities
