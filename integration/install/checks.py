@@ -189,7 +189,7 @@ def _path_components(path: str) -> Iterator[tuple[str, os.stat_result]]:
             status = os.lstat(found)
         except (FileNotFoundError, NotADirectoryError):
             return  # we will create it, or the component before is not a directory
-        except OSError as error:  # as of a name that is too long
+        except OSError as error:  # for example, a name is too long
             raise PlaceUnsafe(
                 f"to follow {path}",
                 found=os.strerror(error.errno or 0).lower(),

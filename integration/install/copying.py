@@ -152,7 +152,7 @@ def unpack(archive: str, target: str) -> Tree:
 
 
 def verify_copy(tree: Tree, target: str, name: str) -> None:
-    """Check that a copy is exactly the tree that was to be copied.
+    """Check that a copy is identical to the source tree.
 
     Args:
         tree: the source's description.

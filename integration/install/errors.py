@@ -23,7 +23,7 @@ SourceBroken = InstallError.row("NVSHIM-E2622 source-broken", Status.DATA_LOSS,
     "The tree does not match its own list of files, or is for another architecture.",
     remedy="get the archive again, and compare its checksum")
 ArchiveRefused = InstallError.row("NVSHIM-E2623 archive-refused", Status.INVALID_ARGUMENT,
-    "The archive is not one of a tree: it would write elsewhere, or has more than files.")
+    "The archive is not that of a tree: it would write elsewhere, or has more than files.")
 PlaceUnsafe = InstallError.row("NVSHIM-E2624 place-unsafe", Status.FAILED_PRECONDITION,
     "Another user could replace programs that root executes.")
 PlaceReadOnly = InstallError.row("NVSHIM-E2625 place-read-only", Status.FAILED_PRECONDITION,

@@ -86,7 +86,7 @@ def plan_collection(survey: Survey, keep: int = KEEP) -> list[steps.Step]:
 def plan_uninstallation(survey: Survey) -> list[steps.Step]:
     """Return the steps that remove as much as running containers allow."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
-    # A prefix by mistake may be a directory of others, which also has a link of such a name.
+    # A mistaken prefix may be a directory of others, which has a link of the same name as well.
     names = tuple(each.name for each in survey.installed if is_directory_name(each.name))
     ours = [link for link in survey.links if link.ours and link.target]
     if not _shims_run(survey):

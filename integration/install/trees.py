@@ -9,7 +9,7 @@ from integration.tree import Tree
 
 
 def known_tree(path: str) -> Tree | None:
-    """Return the description of a tree; None if the directory is no valid tree."""
+    """Return the description of a tree; None if the directory is not a valid tree."""
     try:
         return manifest.read_tree(path)
     except TreeError:
