@@ -120,7 +120,7 @@ def verify(
 def _results(
     node: Node, checks: Sequence[Check], report_progress: Callable[[str], None]
 ) -> Iterator[Result]:
-    """Run the checks; skip those that depend on a failed check or on one skipped for this."""
+    """Run the checks; skip those that depend on a failed check, directly or indirectly."""
     unmet: set[str] = set()
     for check in checks:
         report_progress(f"{check.name}: {check.title}")

@@ -97,7 +97,7 @@ def look_at_driver(places: Places) -> Driver:
 
 
 def _manifests(places: Places, driver: FoundDriver) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield manifests: the path of each, the paths in it, and why it is of no use ("" if it is)."""
+    """Yield each manifest's path, the paths in it, and why containers cannot use it, or ""."""
     names = {library.soname for library in driver.libraries}
     for file in driver.files:
         if not is_manifest(file.name):
