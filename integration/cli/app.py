@@ -176,7 +176,7 @@ def _silence(stream: TextIO) -> None:
 
 @contextmanager
 def _best_effort() -> Iterator[None]:
-    """Drop a message that stderr does not take: the exit status still says how it ended."""
+    """Drop a message that stderr does not take: the exit status still tells the outcome."""
     try:
         yield
     except OSError:

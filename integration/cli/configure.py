@@ -183,7 +183,7 @@ def _configure(output: Output, kind: Callable[..., Options], options: dict[str, 
 
 def _fault_of(key: str, value: Any) -> str:
     """Return why an option's value cannot be used; "" if nothing prevents it."""
-    # As from an unset variable; it would be the working directory.
+    # An unset shell variable leaves an empty path, which would mean the working directory.
     if value == "" and key in _PATHS:
         return "It is empty."
     try:
@@ -194,9 +194,9 @@ def _fault_of(key: str, value: Any) -> str:
 
 
 def _missing(shim: str) -> str:
-    """Return a note on a program that a handler names and that is not there; "" if it is.
+    """Return a note if the program that a handler names is missing; "" if it is there.
 
-    It is no error: an image of a node may be configured before the shim is installed in it.
+    This is not an error: a node's image may be configured before the shim is installed in it.
     """
     if os.path.isfile(shim) and os.access(shim, os.X_OK):
         return ""

@@ -72,14 +72,14 @@ def command(
 ) -> None:
     r"""Explain a container's GPUs, a code, a file of the driver, or a package that opens some.
 
-    Of a container: what it requested, what it got and why, and a fault that ended it.
+    For a container, show what it requested, what it got and why, and a fault that ended it.
 
     CONTAINER is any name that another command prints: an id or its first characters, POD,
     POD/CONTAINER, NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. A
     container that a GPU fault ended can be explained after its removal. CONFIG_JSON is a bundle's
     spec, or - for stdin; it is not run. CODE is an error's or a doctor's finding's code. FILE is a
     library, program or other file of NVIDIA's driver; PACKAGE is one that is known to use the
-    driver. A container of the same name has priority: file:NAME and package:NAME mean the other.
+    driver. A container of the same name has priority; use file:NAME or package:NAME for the other.
 
     \b
     nvshim explain default/web

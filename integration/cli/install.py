@@ -25,7 +25,7 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def placed(*args: Any, prefix: str, bindir: str | None, no_links: bool, **kwargs: Any) -> Any:
-        if not prefix:  # as from an unset variable; it would be the working directory
+        if not prefix:  # from an unset shell variable; it would mean the working directory
             raise click.BadParameter("It is empty.", param_hint="--prefix")
         return command(*args, layout=InstallLayout.of(prefix, "" if no_links else bindir), **kwargs)
 

@@ -199,7 +199,7 @@ def claims(output: Output, config: Config) -> None:
 @configured
 @click.argument("names", metavar="[CLAIM|CONTAINER|BUNDLE]...", nargs=-1)
 def release(output: Output, config: Config, *, names: tuple[str, ...]) -> None:
-    """Remove dead claims, named ones or all. A claim of a running container is not removed.
+    """Remove dead claims: the named ones, or all. A claim of a running container is not removed.
 
     A dead claim no longer counts, and the next container on the device would remove it.
     """

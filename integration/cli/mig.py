@@ -80,8 +80,8 @@ def apply_(
 
     Only GPUs that change are out of service meanwhile. GPU instances that the layout keeps stay.
     Without --wait or --force nothing is changed if a container, process or claim holds what would
-    be destroyed. If a step fails, and on SIGINT and SIGTERM, the GPUs get back what they had. After
-    a kill the next `nvshim mig apply` does that.
+    be destroyed. If a step fails, or on SIGINT or SIGTERM, the GPUs get back what they had. After
+    a kill the next `nvshim mig apply` does this.
 
     \b
     nvshim mig apply layouts.yaml all-1g.10gb --dry-run
@@ -109,7 +109,7 @@ def diff(output: Output, config: Config, *, file: str, layout: str | None) -> No
 @configured
 @_of_file
 def assert_(config: Config, *, file: str, layout: str | None) -> None:
-    """Check that each GPU of this node is as a layout says, by the exit status."""
+    """Check that each GPU of this node matches a layout; exit with 1 if one does not."""
     assert_layout(config, file, layout)
 
 
@@ -137,11 +137,11 @@ def list_(output: Output, config: Config, *, file: str) -> None:
 def _undone_by_sigterm(parent: int | None) -> Iterator[None]:
     """Treat SIGTERM, which systemd sends, as Ctrl-C.
 
-    Python drops an exception that a signal raises in a finalizer. After the parent's end nobody
-    sends another signal, so an alarm repeats it.
+    Python drops an exception that a signal raises in a finalizer. Once the parent has exited, no
+    other signal arrives, so an alarm repeats it.
 
     Args:
-        parent: the process that started this one, and whose end counts as SIGTERM; None for none.
+        parent: the process that started this one, and whose exit counts as SIGTERM; None for none.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # Ctrl-C is ignored, or handled by a caller

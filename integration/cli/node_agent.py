@@ -137,7 +137,7 @@ def _encode(_logger: Any, _level: str, line: Any) -> bytes:
 
 
 def _import_structlog() -> Any:
-    """Import structlog without rich: it would import it, for tracebacks on a terminal, if it could.
+    """Import structlog without rich, which it would import for tracebacks on a terminal.
 
     That is 4 MB in 70 modules, which the agent does not use.
 
@@ -145,7 +145,7 @@ def _import_structlog() -> Any:
     """
     modules: dict[str, Any] = sys.modules
     rich = modules.get("rich")
-    modules["rich"] = None  # to import it fails, as if it was not installed
+    modules["rich"] = None  # importing it fails, as if it were not installed
     try:
         import structlog  # noqa: PLC0415 - without rich
     finally:
@@ -173,7 +173,7 @@ def _log(form: str) -> Callable[..., None]:
             render,
             _encode,
         ],
-    ).bind()  # otherwise each line would make a logger
+    ).bind()  # otherwise each line would create a logger
 
     def log(level: str, event: str, **fields: Any) -> None:
         # A full disk or a closed pipe must not stop the agent.

@@ -15,7 +15,7 @@ _CLEAR = "\r\x1b[K"
 class Progress:
     """Show what a command is doing; the context clears the line at the end.
 
-    On a terminal each message overwrites the one before; elsewhere each has its own line. With
+    On a terminal each message overwrites the previous one; elsewhere each has its own line. With
     document output nothing is shown, because programs parse stderr too.
 
     Args:

@@ -23,7 +23,7 @@ class _OfKind(click.ParamType[Any]):
         self.name = kind.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text; click passes defaults, too, which may be no text."""
+        """Parse the text; click also passes defaults, which need not be texts."""
         try:
             return self._kind.parse(value) if isinstance(value, str) else self._kind.check(value)
         except WrongValue as error:
@@ -40,7 +40,7 @@ class _OfKind(click.ParamType[Any]):
 
 
 def setting_option(setting: Setting, **more: Any) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Return the option that sets a setting; the parameter is called as its field.
+    """Return the option that sets a setting; the parameter has the name of its field.
 
     Args:
         setting: has at least one name of an option.

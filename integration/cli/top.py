@@ -117,7 +117,7 @@ class _Display:
         yield
 
     def frame(self, frame: Mapping[str, Any]) -> None:
-        """Show a frame in place of the one before."""
+        """Show a frame in place of the previous one."""
         raise NotImplementedError
 
     def redraw(self) -> None:
@@ -169,7 +169,7 @@ async def _watch_reader(stream: TextIO, stop: Callable[[int], None]) -> None:
     except OSError:
         return  # not a file, in a test
     if stat.S_ISFIFO(os.fstat(number).st_mode):
-        # Of a pipe's writing end, epoll(7) reports only that the last reader has closed it.
+        # For the write end of a pipe, epoll(7) only reports that the last reader has closed it.
         await anyio.wait_readable(number)
         stop(exits.BROKEN_PIPE)
 

@@ -67,7 +67,8 @@ def command(
 
     Create pods through the engine's CRI, with GPUs and without, and look inside them; ask the
     kubelet which devices the device plugin offers. The command needs no registry and no image, and
-    removes all it created. The report has no secrets and no host names, and is 80 columns wide.
+    removes everything it created. The report has no secrets and no host names, and is 80 columns
+    wide.
 
     The exit status is 0 if no check failed, 1 if a check failed, and 2 if no check could run.
 
