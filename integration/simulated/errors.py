@@ -47,7 +47,7 @@ LibraryNotBuilt = SimulatedError.row("NVSHIM-E2105 library-not-built", Status.FA
 DevicesForbidden = SimulatedError.row("NVSHIM-E2106 devices-forbidden", Status.PERMISSION_DENIED,
     "Device nodes cannot be created or opened here: not root, or ``nodev``.")
 ShimNotFound = SimulatedError.row("NVSHIM-E2107 shim-not-found", Status.FAILED_PRECONDITION,
-    "There is no shim to run a container on a simulated node with.")
+    "No shim was found to run a container on a simulated node.")
 NodeUnwritten = SimulatedError.row("NVSHIM-E2108 node-unwritten", Status.FAILED_PRECONDITION,
     "The directory of a node cannot be created or filled. The partial node was removed.",
     remedy="name another directory, or run this as root")

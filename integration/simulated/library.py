@@ -31,7 +31,7 @@ _DEFINED: Final = re.compile(r"^(?:API .*?(nvml\w+)\(|[A-Z0-9_]+\((nvml\w+),)", 
 # The paths of node directories in the library, and the bytes reserved for each.
 _PLACES: Final = {"NODE_DEV": "dev", "NODE_STATE": "state"}
 _LONGEST: Final = 4096
-# Not optimised: nodes are built often and called little.
+# Not optimised: libraries are built often, and called rarely.
 _FLAGS: Final = (
     "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-O0", f"-I{_HERE}",
     # The default elsewhere. With the other dialect the library would need glibc's ld-linux.so.

@@ -221,7 +221,7 @@ class SimulatedNode:
 def driver_of(
     scenario: Scenario, cache: str | None = None, say: Callable[[str], None] | None = None
 ) -> tuple[DriverFiles | None, str]:
-    """Return the driver's files for a scenario, and the version that they shall have."""
+    """Return the driver's files for a scenario, and the version that they should have."""
     if not scenario.nvidia and not scenario.platform:
         return None, ""
     files = DriverFiles.fetch(cache, say=say)
