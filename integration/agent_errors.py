@@ -285,8 +285,8 @@ CausesUnreadable = NodeAgentError.row("NVSHIM-E2791 causes-unreadable", Status.P
 
 # -- NRI ---------------------------------------------------------------------------------------
 NriEnded = NodeAgentError.row("NVSHIM-E2750 nri-ended", Status.UNAVAILABLE,
-    "The container engine ended the NRI connection, as when it restarts. The agent connects again.",
-    remedy="see the engine's log if it stays so")
+    "The container engine ended the NRI connection, for example to restart. The agent reconnects.",
+    remedy="see the engine's log if this lasts")
 NriUnsynchronized = NodeAgentError.row("NVSHIM-E2754 nri-unsynchronized", Status.UNAVAILABLE,
     "The container engine accepted the agent as an NRI plugin, but does not synchronize with it. "
     "It waits until no container is being created, stopped or removed; such a call may hang.",
@@ -299,8 +299,8 @@ NriUnlimited = NodeAgentError.row("NVSHIM-E2752 nri-unlimited", Status.FAILED_PR
     "NRI cannot keep the limits of [sharing], since shims count the holders of devices.",
     remedy="name the shim's RuntimeClass in the pod, or remove the limits")
 NriUnmapped = NodeAgentError.row("NVSHIM-E2753 nri-unmapped", Status.FAILED_PRECONDITION,
-    "NRI cannot open a device to a container in a user namespace: its node has to be mounted, and "
-    "nothing tells every engine to allow it in the device cgroup.",
+    "NRI cannot give a device to a container in a user namespace: its node has to be mounted, and "
+    "not every engine can be told to allow it in the device cgroup.",
     remedy="name the shim's RuntimeClass in the pod, or set hostUsers: true")
 NriVariableLost = NodeAgentError.row("NVSHIM-E2749 nri-variable-lost", Status.FAILED_PRECONDITION,
     "A container has a variable twice, usually from its image and its pod. Engines let NRI replace "

@@ -1,6 +1,6 @@
 """Check whether an agent runs on this node, by its lock and its status file.
 
-A kubelet's probe runs this every few seconds, so it imports nothing of the agent's.
+A kubelet's probe runs this every few seconds, so it imports nothing of the agent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["PODS", "is_ready", "late_after", "pod_path", "status_path"]
 PODS: Final = "pods"
 _STATUS: Final = "node.json"
 
-# The status is stale after so many times the interval between two looks.
+# The status is stale after this many intervals between two checks.
 _LATE: Final = 3
 
 

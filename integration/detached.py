@@ -33,7 +33,7 @@ class _Handover(Generic[T]):
         self._is_abandoned = False
 
     def put(self, result: T | None, failed: BaseException | None) -> bool:
-        """Bring the outcome; return whether somebody still waits for it."""
+        """Store the outcome; return whether a task still waits for it."""
         with self._lock:
             self._outcomes.append((result, failed))
             return not self._is_abandoned
@@ -49,13 +49,13 @@ class _Handover(Generic[T]):
         return cast("T", result)
 
     def abandon(self) -> None:
-        """Wait no longer; drop what has come at the same moment."""
+        """Stop waiting; drop a result that has arrived at the same moment."""
         with self._lock:
             self._is_abandoned = True
         self.discard()
 
     def discard(self) -> None:
-        """Drop the result, if there is one that nobody has taken or dropped."""
+        """Drop the result, unless it was taken or dropped before."""
         with self._lock:
             outcomes, self._outcomes = self._outcomes, []
         for result, failed in outcomes:
@@ -109,10 +109,10 @@ async def run_detached(
 
 
 class SlowCall:
-    """Makes calls that may hang, one at a time, and waits only so long for each.
+    """Makes calls that may hang, one at a time, with a time limit for each.
 
     A call that takes too long continues in its thread. Until it has ended no other is made, because
-    that would probably hang, too, and need another thread.
+    that would probably hang as well, and need another thread.
 
     Args:
         to_finish: seconds that a call may take after a cancellation. Without them the next caller

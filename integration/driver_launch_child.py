@@ -10,7 +10,7 @@ JSON is an object. Missing keys are "", or empty::
     binds                host directories to mount at the same paths below root
     dev                  the directory of the host's device nodes
     shm                  a directory to mount at /dev/shm; "" to leave that unchanged
-    cgroups              the directories of cgroups to move to; they are made if they are missing
+    cgroups              the directories of cgroups to move to; created if they are missing
     lock                 a descriptor that holds a lock as long as the program, or a child of it,
                          lives; -1 for none
     record               what to write into that file, besides "pid" and "start"
@@ -97,7 +97,7 @@ def _note(lock: int, record: dict[str, Any]) -> None:
 
 
 def _leave(cgroups: list[str]) -> None:
-    """Move this process to cgroups, one of each hierarchy, from those that it is in."""
+    """Move this process to these cgroups, one in each hierarchy."""
     for path in cgroups:
         try:
             os.makedirs(path, exist_ok=True)

@@ -98,7 +98,7 @@ def _interrupt_delayed() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if came:  # also if the block failed: the caller might go on
+        if came:  # also if the block failed: the caller might continue
             raise KeyboardInterrupt
 
 

@@ -26,7 +26,7 @@ from typing import Final
 _MODE: Final = 0o644
 _SUFFIX: Final = ".new"
 _LOCK_POLL: Final = 0.01
-_MOST_LINKS: Final = 40  # as the kernel
+_MOST_LINKS: Final = 40  # the kernel's limit
 
 
 def read_file(path: str) -> bytes | None:
@@ -242,7 +242,7 @@ def _refuse_strangers(directory: str, path: str, seen: os.stat_result) -> None:
 
 
 def _copy_attributes(path: str, fd: int) -> None:
-    """Copy extended attributes, as SELinux's label, if the file system has any."""
+    """Copy extended attributes, such as SELinux's label, if the file system has any."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path):
             with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ DEEPEST: Final = 100
 
 
 MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading a document of another shape than the expected one raises."""
+"""The exceptions that reading a document of an unexpected shape raises."""
 
 
 class NestedTooDeeply(ValueError):

@@ -143,7 +143,7 @@ def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], 
         after = there[1][0] if not position and len(there) > 1 else end
         is_alone = (before, after) == (first, end)
         if is_alone or "#" in text[before:first] + text[end:after]:
-            # A comment beside it stays: only the comma after it goes with it, and an empty line.
+            # A comment next to it stays; only the comma after it and an empty line are removed.
             comma = _skip_comments(text, end)
             if text[comma] == ",":
                 text = text[:comma] + text[comma + 1 :]
@@ -202,7 +202,7 @@ def set_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str | 
 
 
 def with_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
-    """As :func:`set_value`, but add a missing table at the end."""
+    """Like :func:`set_value`, but add a missing table at the end."""
     changed = set_value(text, table, key, value)
     if changed is not None:
         return changed

@@ -50,7 +50,7 @@ class Interest(NamedTuple):
     """What matters in a directory."""
 
     names: frozenset[str] | None = None  # of files; None for all
-    # also writes to files. In a directory of device nodes every write to /dev/null is one.
+    # whether writes to files matter; among device nodes, every write to /dev/null is one
     content: bool = True
 
 
@@ -130,7 +130,7 @@ class Watcher:
 
     def _follow(self, wanted: Mapping[str, Interest]) -> bool:
         there = _resolved(wanted)
-        # The watch of a removed directory has ended; one that is not wanted now has not.
+        # The kernel has ended the watch of a removed directory, but not of one that is unwanted.
         if any(os.path.lexists(path) for path in self._watched.keys() - there.keys()):
             self._close_inotify()
         self._watched = {path: it for path, it in self._watched.items() if there.get(path) == it}
@@ -195,8 +195,8 @@ class Watcher:
 
         Args:
             wanted: as for :meth:`follow`.
-            may_hang: whether a directory may be on a file system that does not answer. This waits
-                then, and everything else continues.
+            may_hang: whether a directory may be on a file system that does not answer. Then only
+                this call waits.
         """
         is_new = await self.follow_detached(wanted) if may_hang else self.follow(wanted)
         if not is_new:

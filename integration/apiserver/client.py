@@ -103,8 +103,8 @@ class ApiServer:
 
         Args:
             path: the path of a resource type.
-            version: the resourceVersion of a list, after which to start; "" to start with what
-                there is now, as changes of the type ADDED.
+            version: the resourceVersion of a list, after which to start; "" to start with the
+                present objects, as changes of the type ADDED.
             query: the selectors.
 
         Raises:
@@ -205,8 +205,8 @@ class Watch:
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield type and object of each change, until the server ends the watch, or it is closed.
 
-        A connection that is cut is such an end, too: load balancers cut idle ones, and servers that
-        restart. If no server is there, the next call says so.
+        A cut connection also counts as the end: load balancers cut idle connections, and servers
+        that restart cut all. If there is no server, the next call reports that.
 
         Raises:
             ApiServerSilent: the server is silent for too long, or a line is not a change.

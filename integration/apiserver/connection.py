@@ -4,8 +4,8 @@ Rules
 - A connection is kept after a call: connecting takes most of a call's time.
 - A time limit covers everything: each address of the server's name gets a part of it, and a server
   that sends a byte now and then does not extend it.
-- The kernel probes silent connections. A peer that vanished is noticed after half a minute, also by
-  a watch, which may be silent for long.
+- The kernel probes silent connections. A peer that vanished is noticed after half a minute, even
+  by a watch, which may be silent for long.
 - After a change of the authority or the client's certificate, older connections are not used.
 
 Source: tcp(7); RFC 9112, 9.3.

@@ -93,7 +93,7 @@ def is_away(error: BaseException | None) -> bool:
 
 
 def retry_after(error: BaseException) -> float:
-    """Return after how many seconds the server that refused wants to be asked again; 0 if unknown.
+    """Return the seconds after which the refusing server may be asked again; 0 if unknown.
 
     Args:
         error: the refusal, or an error that has it as its cause.

@@ -35,7 +35,7 @@ from api.values import dataclass, field
 from integration.handlers import calls_our_shim
 from integration.json_documents import parse_json
 
-if TYPE_CHECKING:  # protobuf is for who calls the CRI, not for who needs its names
+if TYPE_CHECKING:  # callers of the CRI need protobuf; users of these names do not
     from api.proto import cri_pb2 as pb
 
 CRI_SOCKETS: Final = (
