@@ -90,7 +90,7 @@ class ClaimSpecs:
         self.fault("old specs", line)
 
     async def write(self, claim: Claim, *, keep_existing: bool = False) -> None:
-        """Write the files of a claim with :meth:`write_once`, again if the node changed meanwhile."""
+        """Write a claim's files with :meth:`write_once`, again if the node changed meanwhile."""
         while True:
             template = self.discovery.template
             await self.write_once(claim, keep_existing=keep_existing)
