@@ -1,6 +1,6 @@
 """The injection engine: a container's request becomes edits of its OCI spec and files in its image.
 
-A pipeline of small values; every arrow is a function that can be tested alone::
+A pipeline of small values; each arrow is a function with its own tests::
 
     spec ──read_request──▶ Request ──judge──▶ Request ─┐
                                                        ├─decide──▶ Grant ─┐
@@ -12,7 +12,7 @@ A pipeline of small values; every arrow is a function that can be tested alone::
 
 Callers use :mod:`hooks.engine`, :mod:`hooks.config`, :mod:`hooks.errors` and, to decide whether a
 container needs the engine at all, :mod:`hooks.requests.prefilter`. The rooms, from the ground up;
-each may use those above it in this list (a lint contract checks it):
+each may import those above it in this list (a lint contract checks it):
 
 ===================  ==========================================================================
 ``words, errors``    values, closed lists and errors that all rooms share
@@ -35,8 +35,8 @@ each may use those above it in this list (a lint contract checks it):
 
 Rules
 - Decisions are pure; code that touches the system is short and does only that.
-- Everything that can be decided is decided before anything is written.
-- We add no OCI hooks, and no program of the host runs inside a container's view.
+- Decide everything before writing anything.
+- The engine adds no OCI hooks, and runs no host program with the container's view of the system.
 - Each source of devices (NVIDIA's inventory, a platform, a vendor, a CDI spec) produces a
   :class:`hooks.plan.Contribution`: a plan and the bounds that it keeps. A new source is one more
   contribution.

@@ -1,8 +1,8 @@
 """What each source contributes to a container's plan: NVIDIA's driver, its features, other vendors.
 
 Other vendors, CDI specs, and platforms with a different kind of driver produce the same kind of
-edits as NVIDIA's driver, each with the bounds that it keeps. So do the hooks that an engine has
-written into the spec from one of NVIDIA's CDI specs.
+edits as NVIDIA's driver, each within its bounds. So do the hooks that an engine has written into
+the spec from one of NVIDIA's CDI specs.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from hooks.words import Void
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A container, what it may have, and the node."""
+    """A container, its allowed request, and the node."""
 
     spec: Mapping[str, Any]
     request: Request
-    inventory: Inventory | None  # what the node has; None if the driver is not asked for
+    inventory: Inventory | None  # what the node has; None if the driver is not requested
     config: Config
-    image: Rootfs | None = None  # the container's image; None if there is none to look at
-    # asks the low-level runtime which OCI specification it knows
+    image: Rootfs | None = None  # the container's image; None if it cannot be read
+    # asks the low-level runtime which version of the OCI specification it supports
     oci_version: Callable[[], str] = str
-    state: str = ""  # where something may be kept; "" for nowhere
-    moved: tuple[Mount, ...] = ()  # mounts of the spec that are to be files of a layer
+    state: str = ""  # the state directory; "" for none
+    moved: tuple[Mount, ...] = ()  # mounts of the spec that become files of a layer
 
     def mounts(self) -> list[dict[str, Any]]:
         """Return the mounts that will cover parts of the image.
@@ -58,7 +58,7 @@ class Case:
 
 
 class Check:
-    """Edits a spec, and returns none that goes beyond its contributions' bounds."""
+    """Edits a spec, and rejects edits that go beyond the bounds of their contributions."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Check:
         rootfs: str,
     ) -> None:
         self._spec = spec
-        # Editing must not change it, and what is compared must not be what was edited.
+        # Compare with an independent copy, because editing must not change the original.
         self._before = marshal.dumps(dict(spec))
         self._bounds = Bounds(source_roots=(staging,))
         for each in contributions:
@@ -91,7 +91,7 @@ class Check:
 def contribute(
     case: Case, grant: Grant | None, layout: Layout
 ) -> tuple[tuple[Contribution, ...], Compat]:
-    """Return what a container gets, by source, and the decision about the image's own libcuda.
+    """Return what each source gives the container, and the decision about the image's own libcuda.
 
     Args:
         grant: the GPUs; None if the driver is not requested.
@@ -120,7 +120,7 @@ def contribute(
         # Here, as below: most containers have no such hook.
         from hooks.cdi import nvidia_hooks  # noqa: PLC0415
 
-        # What is decided by the inventory is decided with more knowledge than a hook has.
+        # A decision by the inventory has more information than a hook.
         find = None if compat.why else _compat_finder(case.image, layout)
         of_hooks, decided = nvidia_hooks.contribute(case.spec, case.config, find)
         found.append(of_hooks)
@@ -138,7 +138,7 @@ def _with_covers(contribution: Contribution, case: Case, layout: Layout) -> Cont
     if plan.mounts:
         more = covers(plan, case.image, layout, case.variables())
         return replace(contribution, plan=replace(plan, mounts=(*plan.mounts, *more)))
-    # An engine has mounted them. Of these mounts, those are safe to repeat that we would make.
+    # An engine has mounted them. It is safe to repeat those that we would also make.
     driver = case.inventory.driver.libraries if case.inventory is not None else ()
     there = applied.driver_mounts(case.spec, {library.source for library in driver})
     more = covers(replace(plan, mounts=there), case.image, layout, case.variables())
@@ -157,12 +157,12 @@ def _compat_of(
 
 
 def _of_others(case: Case, layout: Layout) -> tuple[Contribution, ...]:
-    """Return what the container gets of other vendors' GPUs, and of CDI specs."""
+    """Return what other vendors and CDI specs give the container."""
     request, config = case.request, case.config
     if not (request.cdi_devices or request.amd_devices or request.intel_devices):
         return ()
-    # Imported here, because this is half of the engine (including a parser of YAML), and the first
-    # container of a node, before a fork server has loaded everything, has to wait for imports.
+    # Imported here because this is half of the engine (with a YAML parser). The first container of
+    # a node starts before a fork server has loaded everything, so it waits for imports.
     from hooks import vendors  # noqa: PLC0415
 
     if not request.cdi_devices:
@@ -189,7 +189,7 @@ def _of_others(case: Case, layout: Layout) -> tuple[Contribution, ...]:
 
 
 def _compat_finder(image: Rootfs | None, layout: Layout) -> Callable[[Plan, Host], Compat] | None:
-    """Return a function that decides for an image by a CDI spec; None without an image."""
+    """Return a function that decides if the image's libcuda comes first; None without an image."""
     arches = arches_of(None, None)
     if image is None or not arches:
         return None

@@ -7,20 +7,20 @@ A container goes through these steps, each of which is one function::
     inventory = look_at_node(verdict.allowed, config, …)             # what the node has
     injection = inject(spec, verdict.allowed, inventory, target, …)  # grant to files
 
-:func:`inject` decides which devices are granted, plans the edits, writes them into the spec, checks
-the result, and places files in the image. Everything is decided and checked before anything is
-written. :func:`explain` does the same but writes nothing.
+:func:`inject` decides which devices are granted, plans the edits, applies them to the spec, checks
+the result, and only then places files in the image. :func:`explain` does the same but places
+nothing.
 
 Files go to a target (:mod:`hooks.targets`): the container's rootfs, or a layer of its image that
 already has them. A layer is created once for all containers of an image with the same request, and
-what was planned and placed for it is kept with it (:mod:`hooks.prepared`)::
+stores its plan (:mod:`hooks.prepared`)::
 
     key      = placement_key(spec, verdict.allowed, inventory, config)
     prepared = prepare(spec, verdict.allowed, inventory, layer, …)   # or from an earlier container
     target   = LayerTarget(prepared, …)
 
-:func:`hooks.requests.prefilter.prefilter` decides first, without loading the engine, whether there
-is anything for it to do.
+:func:`hooks.requests.prefilter.prefilter` decides first, without loading the engine, whether the
+engine has any work.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ __all__ = [
     "take_inventory",
 ]
 
-# Explaining asks no runtime; what it tells holds for one that knows linux.netDevices.
+# Explaining runs no runtime; it assumes one that supports linux.netDevices.
 _NEW_ENOUGH: Final = "1.3.0"
-# Refusals that say what the node has. They are wrong if it has something else by now.
+# Refusals that depend on what the node has, which may have changed meanwhile.
 _FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice)
 
 
@@ -114,10 +114,10 @@ def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
     """Return what policy allows of a request. In a pod, this reads the kubelet's records.
 
     Returns:
-        The verdict; report its denials.
+        The verdict; the caller reports its denials.
 
     Raises:
-        RequestError: it is denied, and this is an error by configuration or by rule.
+        RequestError: policy denies it, and the configuration or a rule makes that an error.
         MalformedSpec: a part of the spec has the wrong shape.
     """
     container = policy.read_container(spec)
@@ -131,14 +131,14 @@ def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
 
 
 def needs_inventory(request: Request, config: Config) -> bool:
-    """Whether what is asked takes an inventory of the node."""
+    """Whether the request needs an inventory of the node."""
     return request.wants_driver and platforms.platform_of(config) == Platform.NVML
 
 
 def has_applied(spec: Mapping[str, Any], request: Request, config: Config) -> bool:
-    """Whether an engine has already applied everything that a container has of NVIDIA's driver.
+    """Whether an engine has already applied the container's whole part of NVIDIA's driver.
 
-    If so, no inventory is needed. With one, a layer can contain its files (:func:`placement_key`).
+    Then it needs no inventory. With one, a layer can contain its files (:func:`placement_key`).
     """
     applied_alone = bool(calls_of(spec)) and not request.wants_driver
     return applied_alone and platforms.platform_of(config) == Platform.NVML
@@ -178,8 +178,8 @@ def look_at_node(
 ) -> Inventory:
     """Return an inventory from which a request can be granted, with the needed nodes created.
 
-    The kernel does not report every change. So if a request cannot be granted from an earlier
-    inventory, it is tried once more with a new one.
+    The kernel does not report every change. So if an earlier inventory cannot grant a request, try
+    once more with a new one.
 
     Args:
         ask_nvml: takes a new inventory (:func:`take_inventory`).
@@ -244,10 +244,10 @@ def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | N
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What came of a request."""
+    """The result of a request."""
 
     spec: dict[str, Any]  # the spec to give to the low-level runtime
-    record: dict[str, Any]  # what was decided and why, of values that JSON has
+    record: dict[str, Any]  # what was decided and why, as JSON values
 
 
 def inject(
@@ -262,8 +262,8 @@ def inject(
 ) -> Injection:
     """Give a container what it requests.
 
-    A failure undoes everything that was written into the rootfs or the staging directory. The spec
-    is returned and not written. Missing links to device nodes on the host are created, and stay.
+    A failure undoes everything that was written into the rootfs or the staging directory. The
+    caller writes the spec. Missing links to device nodes on the host are created, and stay.
 
     Args:
         spec: config.json, decoded. It is not changed.
@@ -276,16 +276,16 @@ def inject(
         verdict: the result of :func:`judge`, for the record.
 
     Returns:
-        The edited spec, and the record. If nothing is granted, the spec is unchanged, and there is
-        a record only if something was denied.
+        The edited spec and the record. Without a grant, the spec is unchanged, and there is a
+        record only if something was denied.
 
     Raises:
         RequestError: the node does not have what is requested.
         InventoryError: the driver or a device cannot be used.
-        RootfsError: the image has no room for the files that have to be written.
+        RootfsError: the image has no room for the files.
         SpecError: the spec is malformed, or an edit of it failed verification.
         CdiError: a CDI device is unknown, or its spec asks for something impossible.
-        RuntimeUnasked: ``oci_version`` is needed, but does not return a version.
+        RuntimeUnasked: ``oci_version`` is needed but returns no version.
     """
     if not request.wants_injection:
         return _nothing(spec, verdict)
@@ -319,11 +319,11 @@ def explain(
     """Return what :func:`inject` would decide, without writing anything. Raises the same errors.
 
     Args:
-        rootfs: the root of the container; None if there is none to read. The directories of
-            libraries are then a guess.
+        rootfs: the root of the container; None if it cannot be read. Library directories are then a
+            guess.
 
     Returns:
-        The edited spec, and the record, in which nothing is placed.
+        The edited spec, and the record without placed files.
     """
     if not request.wants_injection:
         return _nothing(spec, verdict)
@@ -343,12 +343,12 @@ def prepare(
     rootfs: str,
     config: Config,
 ) -> tuple[Prepared, tuple[LayerFile, ...]]:
-    """Write the files of a container into a layer of its image, for all with the same request.
+    """Write the files of all containers with the same request into a layer of their image.
 
     Args:
         spec: config.json, decoded, with a :func:`placement_key`.
         inventory: what the node has, with its nodes created.
-        layer: the image, as a container of its own would see it; the layer gets what is written.
+        layer: the image as a container would see it; writes go to the layer.
         rootfs: where the root of this container will be.
 
     Returns:
@@ -356,7 +356,7 @@ def prepare(
         may have in place of their mount points (:meth:`Prepared.with_files`).
 
     Raises:
-        NvshimError: it cannot be done; :func:`inject` without a layer would raise the same.
+        NvshimError: it is impossible; :func:`inject` without a layer would raise the same.
     """
     observed = (inventory.files if config.driver_layer else None) or {}
     moved = applied.driver_mounts(spec, observed)
@@ -364,7 +364,7 @@ def prepare(
     planned = _decide(case, RootfsTarget(rootfs, NOWHERE), _Clock()).planned
     plan = replace(planned.plan, mounts=(*planned.plan.mounts, *moved))
     placed = place_inside(layer, plan, planned.layout, fresh=config.driver_layer)
-    # Its mounts are in the plan then.
+    # Its mounts are then in the plan.
     plan, placed = placed.added_to(plan), replace(placed, mounts=())
     files = layer_files(layer, plan, placed, observed)
     return Prepared(planned.layout, planned.compat, plan, placed), files
@@ -372,7 +372,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the engine does for a request, checked. ``spec`` has the edits of the plan."""
+    """The checked decision for a request; ``spec`` has the edits of its plan."""
 
     grant: Grant | None
     planned: Planned
@@ -384,7 +384,7 @@ class _Decision:
         return self.planned.plan
 
     def after(self, placed: Placed) -> _Decision:
-        """Return the decision, updated with what was added and left out when files were placed."""
+        """Return the decision, updated with what placing the files added and left out."""
         if placed.additions == self.planned.placed.additions:
             return replace(self, planned=replace(self.planned, placed=placed))
         plan = placed.added_to(self.plan)
@@ -392,7 +392,7 @@ class _Decision:
         return replace(self, planned=planned, spec=self.check.edited(plan, placed.layered))
 
     def injection(self, case: Case, clock: _Clock, **done: Any) -> Injection:
-        """Return the result, with the record of it."""
+        """Return the result with its record."""
         record = make_record(
             spec=case.spec,
             request=case.request,
@@ -415,7 +415,7 @@ class _Decision:
 
 
 def _decide(case: Case, target: Target, clock: _Clock) -> _Decision:
-    """Grant, plan and edits, checked: everything that can be decided before a file is written."""
+    """Decide the grant, plan and edits, and check them, before any file is written."""
     grant = _grant(case)
     clock.lap("grant")
     planned = target.plan(case, grant, clock.lap)
@@ -452,7 +452,7 @@ def _elsewhere(devices: list[Device], config: Config) -> dict[str, str]:
 
 
 class _Clock:
-    """Milliseconds of each step since the one before."""
+    """Measures each step in milliseconds."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}

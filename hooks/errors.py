@@ -46,8 +46,8 @@ class NvmlFailed(InventoryError, code="NVSHIM-E0104"):
 class DriverMismatch(InventoryError, code="NVSHIM-E0105"):
     """The loaded kernel module and the driver's files have different versions.
 
-    Raised by :func:`driver.find_driver`: every NVIDIA program would fail with it, in words
-    that are harder to understand.
+    Raised by :func:`driver.find_driver`: every NVIDIA program would otherwise fail with an error
+    that is harder to understand.
     """
 
 
@@ -66,7 +66,7 @@ class RequestError(NvshimError, code="NVSHIM-E0200", status=Status.FAILED_PRECON
     """
 
 
-# Not NOT_FOUND: containerd would take the container for the thing that is missing.
+# Not NOT_FOUND, which containerd would read as a missing container.
 class UnknownDevice(RequestError, code="NVSHIM-E0202"):
     """The device's name is valid, but this node has no such device.
 

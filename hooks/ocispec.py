@@ -1,6 +1,6 @@
 """Parts of an OCI spec, whose types are checked where they are read.
 
-An absent part is empty, as in the specification; a part of the wrong type is an error.
+As in the specification, an absent part is empty. A part of the wrong type is an error.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -18,7 +18,7 @@ _KINDS: Final[dict[type, str]] = {dict: "an object", list: "a list", str: "a str
 
 
 def part(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return the entry of a table, shared with it; an empty one if it is absent or null.
+    """Return an entry of a table (not a copy); an empty one if it is absent or null.
 
     Args:
         where: the names of the tables around this one ("linux.resources."), for the message.
@@ -56,7 +56,7 @@ def misshapen(name: str, wanted: str) -> SpecError:
 
 
 def variables_of(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return all variables of the process, each with its last value, which is the one that it sees.
+    """Return all variables of the process, each with its last value, as the process sees them.
 
     Raises:
         MalformedSpec: there is no process, or its environment has the wrong shape.

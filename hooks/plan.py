@@ -7,7 +7,7 @@ touches the system.
 
 Paths: ``source`` is a path on the host; every other path is absolute inside the container.
 
-The last part of this module has the JSON form of each edit in an OCI spec.
+The end of this module converts each edit to its JSON form in an OCI spec.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -37,8 +37,8 @@ class Device:
     # "c" for a character device, "b" for a block device, "p" for a FIFO; types other than "c" come
     # only from a foreign CDI spec
     kind: str = "c"
-    # where its node is on the host; "" where that does not matter. In a user namespace, where
-    # runtimes cannot create nodes, it is mounted from there.
+    # where its node is on the host; "" where that does not matter. In a user namespace, runtimes
+    # cannot create nodes, so they mount this one.
     host: str = field(default="", compare=False)
 
 
@@ -52,8 +52,8 @@ class Mount:
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "rbind", "rprivate")
     reason: str = ""
     kind: str = "bind"  # the mount's type; only a foreign CDI spec brings others than "bind"
-    # whether a container without room for it is refused, as for the mounts of a foreign CDI spec;
-    # the driver's own mounts may be left out
+    # whether to refuse a container without room for it, as for mounts of a foreign CDI spec; the
+    # driver's own mounts may be left out
     required: bool = False
 
 
@@ -72,20 +72,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A small file that is written into the rootfs."""
+    """A small file to write into the rootfs."""
 
     path: str
     content: bytes
     mode: int = 0o644
     reason: str = ""
-    source: str = ""  # the host's file that it is a changed copy of; "" for none
+    source: str = ""  # the host file of which this is a changed copy; "" for none
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDirectory:
-    """A directory of links that is made in staging and mounted read-only.
+    """A directory of links, created in staging and mounted read-only.
 
-    For places that are mounted over in every container, such as /dev.
+    For places that every container mounts over, such as /dev.
     """
 
     path: str  # where the container sees it ("/dev/dri/by-path")
@@ -95,9 +95,9 @@ class LinkDirectory:
 
 @dataclass(frozen=True, slots=True)
 class ProcFile:
-    """A file of procfs that is covered with other content, read-only.
+    """A procfs file to cover with other content, read-only.
 
-    Runtimes refuse mounts below /proc, so it is mounted after ``create`` and before ``start``, and
+    Runtimes refuse mounts below /proc, so the shim mounts it between ``create`` and ``start``, and
     only onto a regular file of the container's procfs.
     """
 
@@ -113,7 +113,7 @@ class Hook:
     kind: str  # the list it belongs to ("createContainer")
     path: str
     args: tuple[str, ...] = ()  # its arguments, the program's name first
-    environment: tuple[str, ...] = ()  # all of its environment; never that of the image
+    environment: tuple[str, ...] = ()  # its whole environment; never the image's
     timeout: int | None = None  # seconds; None for no limit
     reason: str = ""
 
@@ -122,8 +122,8 @@ class Hook:
 class IntelRdt:
     """Resource control (cache, memory bandwidth) that a foreign CDI spec sets for a container.
 
-    The attributes are the fields of ``linux.intelRdt`` in the OCI specification; "" and False for
-    those that are not set.
+    The attributes are the fields of ``linux.intelRdt`` in the OCI specification; "" or False if
+    unset.
     """
 
     clos_id: str = ""
@@ -171,42 +171,42 @@ class Plan:
     additional_gids: tuple[int, ...] = ()  # supplementary groups for every process of the container
     links: tuple[Link, ...] = ()  # symbolic links written into the rootfs
     libraries: tuple[CachedLibrary, ...] = ()  # entries for the rootfs's ld.so.cache
-    # directories that a later ``ldconfig`` in the container has to search (the conf drop-in);
-    # musl's path file has them too
+    # directories that a later ``ldconfig`` in the container must search (the conf drop-in); musl's
+    # path file lists them too
     library_directories: tuple[str, ...] = ()
     # directories of the image whose libraries come before ours
     first_directories: tuple[str, ...] = ()
-    missing: tuple[Missing, ...] = ()  # what was wanted and is not on this node
+    missing: tuple[Missing, ...] = ()  # wanted files that this node lacks
     files: tuple[File, ...] = ()
     link_directories: tuple[LinkDirectory, ...] = ()  # directories of links, mounted from staging
-    # files of procfs to be covered before the container starts
+    # procfs files to cover before the container starts
     proc_files: tuple[ProcFile, ...] = ()
     hooks: tuple[Hook, ...] = ()  # OCI hooks of foreign CDI specs
-    # resource control of foreign CDI specs; the last one holds
+    # resource control of foreign CDI specs; the last one applies
     intel_rdt: tuple[IntelRdt, ...] = ()
     net_devices: tuple[NetDevice, ...] = ()  # network interfaces of foreign CDI specs
 
     @property
     def small(self) -> tuple[File | LinkDirectory, ...]:
-        """The files and directories of links."""
+        """The files and link directories."""
         return (*self.files, *self.link_directories)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What edits may have, whatever a plan says."""
+    """Limits of the edits, whatever a plan says."""
 
     majors: frozenset[int] = frozenset()  # the major numbers of character devices
-    # the directories of the host that sources of mounts are below
+    # the host directories that may contain sources of mounts
     source_roots: tuple[str, ...] = ()
     block_majors: frozenset[int] = frozenset()  # the major numbers of block devices
     mount_kinds: frozenset[str] = frozenset({"bind"})  # the types of mounts
     hook_programs: frozenset[str] = frozenset()  # the programs of hooks
-    # whether resource control may be set, and interfaces of the host moved
+    # whether edits may set resource control, and move network interfaces of the host
     host_settings: bool = False
 
     def __or__(self, other: Bounds) -> Bounds:
-        """Return bounds that allow everything that either of the two allows."""
+        """Return bounds that allow what either of the two allows."""
         return Bounds(
             self.majors | other.majors,
             (*self.source_roots, *other.source_roots),
@@ -219,23 +219,23 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A plan of one vendor's, and the bounds that it keeps."""
+    """A vendor's plan and its bounds."""
 
     plan: Plan
     bounds: Bounds
-    vendor: str = NVIDIA  # whose it is ("NVIDIA", "AMD")
+    vendor: str = NVIDIA  # for example "NVIDIA", "AMD"
     granted: tuple[str, ...] = ()  # the devices, for display
-    notes: tuple[str, ...] = ()  # what it does not give and why, for display
+    notes: tuple[str, ...] = ()  # what it leaves out and why, for display
 
 
 def united(plans: Iterable[Plan]) -> Plan:
-    """Combine plans to one: each list is concatenated, without duplicates.
+    """Combine plans into one: concatenate each list, without duplicates.
 
     Returns:
-        A plan with all their edits. Directories of links at the same path become one directory,
-        since a mount of one would hide the other. Of several mounts at one place the last one
-        counts, and of several nodes of one device at one place the first; a different device there
-        stays, and applying the plan to a spec fails. Mounts of several plans are sorted by depth.
+        A plan with all their edits. Link directories at the same path become one, since a mount of
+        one would hide the other. At one place, the last of several mounts counts, and the first of
+        several nodes of the same device; a different device there stays, so applying the plan to a
+        spec fails. Mounts of several plans are sorted by depth.
     """
     each = tuple(plans)
     merged = {
@@ -273,7 +273,7 @@ UNLESS_SET: Final = frozenset(
         "__EGL_VENDOR_LIBRARY_DIRS",
     }
 )
-"""Variables of a plan that a process gets only if it has none of that name."""
+"""Variables of a plan that a process gets only if it does not set them itself."""
 
 _WORLD_WRITES = 0o006
 
@@ -298,7 +298,7 @@ def shut_devices(devices: Iterable[Device]) -> Iterator[Device]:
 
 
 def groups_of(devices: Iterable[Device]) -> tuple[int, ...]:
-    """Return the groups that a process needs to open devices: sorted, without root's."""
+    """Return the groups that a process needs to open devices: sorted, without root."""
     return tuple(sorted({device.gid for device in shut_devices(devices) if device.gid != 0}))
 
 
@@ -322,8 +322,8 @@ def device_node(device: Device) -> Json:
 def mounted_node(device: Device) -> Json | None:
     """Return an entry of mounts that stands for a device where a runtime cannot create nodes.
 
-    In a user namespace, it mounts the host's node at the same path as in the container. If that is
-    the right node, it may.
+    In a user namespace, a runtime mounts the host's node of the same path instead. It may do so if
+    that is the right node.
     """
     if device.host in {"", device.path}:
         return None

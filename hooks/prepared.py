@@ -4,18 +4,17 @@ What a container gets, and which files that requires in its image, depends on it
 the image, and the mounts of its spec. It does not depend on the container's identity. So the files
 are created once, as an additional layer of the image, and the plan is kept with them:
 
-- :func:`key_of` returns everything that it depends on, except the image, whose layers the caller
-  knows;
+- :func:`key_of` returns all dependencies except the image, whose layers the caller knows;
 - :class:`Prepared` is the plan, and :meth:`Prepared.encode` its form on disk.
 
 Rules
-- A request that depends on more has no key: CDI devices (their files), the hooks of a CDI spec that
-  an engine has applied, other vendors' GPUs, features and IMEX channels (files of the host that are
-  not in the inventory), a user namespace.
-- Only values are stored, no code: the number of each type, and its fields. Damaged bytes are not
+- A request with other dependencies has no key: CDI devices (their files), hooks of a CDI spec that
+  an engine has applied, other vendors' GPUs, features and IMEX channels (host files that are not in
+  the inventory), a user namespace.
+- The file stores values and no code: the number of each type, and its fields. Damaged bytes are not
   decoded.
-- The present state of the node (device nodes, the identity of the driver's files) is checked for
-  each container, and so are the edits of its spec.
+- Each container still gets its own check of the node's present state (device nodes, the identity of
+  the driver's files) and of the edits of its spec.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ def key_of(
     """Return everything that a container's files depend on, except its image.
 
     Returns:
-        Bytes that are the same if all dependencies are; None if there are more dependencies, or if
-        the inventory is not cached, because the next container would then have another.
+        Bytes that are equal if all dependencies are; None if there are other dependencies, or if
+        the inventory is not cached, because the next container would then get a new one.
     """
     if inventory is None or not inventory.id:
         return None
@@ -78,7 +77,7 @@ def key_of(
     parts = [
         [_plain(getattr(request, name)) for name in Request.__slots__],
         [_plain(getattr(inventory.nodes, name)) for name in inventory.nodes.__match_args__],
-        # By its id, what is kept of the inventory. The rest is looked up for each container.
+        # The id covers the cached part of the inventory. Each container looks up the rest.
         [gpu.drained for gpu in inventory.gpus],
         [device.drained for device in inventory.mig_devices],
         [inventory.id, inventory.sockets, inventory.parameters, inventory.drained],
@@ -96,25 +95,25 @@ def _plain(value: object) -> object:
 
 
 def _seen(mount: Mapping[str, Any]) -> object:
-    """Return what an image's layout depends on: :func:`hooks.image.layout.read_layout`."""
+    """Return what :func:`hooks.image.layout.read_layout` depends on."""
     return mount.get("destination"), mount.get("type"), sorted(options_of(mount) & OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was planned for an image, and written into a layer of it."""
+    """The plan for an image, and what was written into its layer."""
 
     layout: Layout
-    compat: Compat  # what was decided of its own libcuda
-    plan: Plan  # the edits, without those that have to be staged for each container
+    compat: Compat  # the decision about its own libcuda
+    plan: Plan  # the edits, without those that each container stages
     placed: Placed  # what is in the layer, and what each container stages
 
     def with_files(self, mounts: Iterable[Mount]) -> Prepared:
-        """With files in the layer, whose mounts containers then do without."""
+        """Return it with these files in the layer, so that containers do not mount them."""
         return replace(self, placed=replace(self.placed, layered=tuple(mounts)))
 
     def encode(self) -> bytes:
-        """Its form on disk."""
+        """Return its form on disk."""
         return marshal.dumps(_encoded(self))
 
     @classmethod
@@ -143,13 +142,13 @@ _KINDS: Final[tuple[type, ...]] = (
     Missing, File, LinkDirectory, ProcFile,
 )  # fmt: skip
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
-# In the place of a number: values of one kind, which need no look at each field; others.
+# In place of a number: a list of values of one kind, whose fields need no check; other values.
 _ROWS: Final = -1
 _MIXED: Final = -2
 
 
 def _encoded(value: Any) -> Any:
-    """Encode a value as a list: the number of its kind, and its fields. Others stay as they are."""
+    """Encode a value as a list of its kind's number and its fields; return others unchanged."""
     if type(value) is tuple:
         return _sequence(value)
     kind = type(value)

@@ -1,6 +1,6 @@
-"""What was decided about one container, and why: kept in its bundle as JSON.
+"""The decision about one container, and its reasons: kept in its bundle as JSON.
 
-A person reads it with ``nvshim explain``. The shim reads it back for execs, whose spec CRI makes
+Users read it with ``nvshim explain``. The shim reads it for execs, because CRI makes their spec
 from the one before the injection. Its keys are stable; new ones may be added.
 
 ==============  ==========================================================================
@@ -67,9 +67,9 @@ __all__ = ["is_needed", "make_denial", "make_record", "process_edits"]
 
 FORMAT: Final = 1
 PLANNED: Final = "planned"
-"""The state of a file of procfs before the shim has tried to cover it."""
+"""The state of a procfs file before the shim has tried to cover it."""
 
-# Without these a container can do nothing with a GPU; the nodes of what was asked for.
+# Without these nodes, of what was requested, a container cannot use a GPU.
 _NEEDED: Final = ("/dev/", "libcuda.so.", "libnvidia-ml.so.")
 _OPTIONAL: Final = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools")
 
@@ -175,7 +175,7 @@ def make_denial(verdict: Verdict) -> dict[str, Any]:
 def process_edits(
     record: Mapping[str, Any],
 ) -> tuple[tuple[tuple[str, str], ...], tuple[int, ...]]:
-    """Return what every process of the container gets, including execs.
+    """Return the edits of every process of the container, including execs.
 
     Args:
         record: the result of :func:`make_record`, possibly read back from JSON.
@@ -199,7 +199,7 @@ def process_edits(
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the process of an exec, with the variables and groups that init was given.
+    """Return the process of an exec, with the variables and groups that init got.
 
     Args:
         process: the OCI process, decoded. It is not changed.
@@ -211,7 +211,7 @@ def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> d
 
 
 def is_needed(what: str) -> bool:
-    """Whether it is a fault that the node lacks something; most drivers lack some of their files.
+    """Whether a missing file is a fault; most drivers lack some of their files.
 
     Args:
         what: its name in the record's ``missing``.
@@ -231,7 +231,7 @@ def _row(value: object, *names: str) -> dict[str, Any]:
 
 
 def _edits(plan: Plan) -> dict[str, Any]:
-    """Return the edits; kinds that only a CDI file has are included only if there are any."""
+    """Return the edits; include kinds that only CDI files have only if there are any."""
     of_cdi_files = {
         "hooks": [
             {"stage": h.kind, "path": h.path, "args": list(h.args), "reason": h.reason}
@@ -270,7 +270,7 @@ def _in_spec(spec: Mapping[str, Any], plan: Plan) -> dict[str, list[str]]:
 
 
 def _hooks(spec: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Return the hooks of a spec: those that are done in process, and those that stay."""
+    """Return the hooks of a spec: those that the engine does in process, and those that stay."""
     told: dict[str, list[dict[str, str]]] = {"done": [], "left": []}
     for stage, hook in hooks_of(spec):
         kind = "done" if is_nvidia_hook(hook) else "left"

@@ -1,14 +1,14 @@
 """Settings, each declared once, and the kinds of their values.
 
-A :class:`Setting` has the kind of its value, its default, the places where it may be set (a key of
-a file, variables, options) and a text on what it does. All code that reads, checks, completes,
-changes or documents settings uses it.
+A :class:`Setting` has the kind of its value, its default, where it may be set (a key of a file,
+variables, options) and a description. All code that reads, checks, completes, changes or documents
+settings uses it.
 
 Rules
 - A kind has two entry points: :meth:`Kind.check` takes a value of a document (TOML, YAML, JSON),
   and :meth:`Kind.parse` the text of a variable or an option. Both return the value that the program
   uses.
-- A wrong value raises :class:`WrongValue`. The caller knows the place, and raises its own error.
+- A wrong value raises :class:`WrongValue`. The caller, which knows the place, raises its own error.
 - If several variables set the same thing, the first that is set wins.
 - A shim imports this module, so it imports almost nothing.
 """
@@ -27,7 +27,7 @@ _MOST_DIGITS: Final = 9
 _FOREVER: Final = float("inf")
 TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
-"""The words for booleans, as Go's strconv.ParseBool has them."""
+"""The words for booleans, as in Go's strconv.ParseBool."""
 
 
 class WrongValue(ValueError):
@@ -47,7 +47,7 @@ class WrongValue(ValueError):
 
     @property
     def wanted_text(self) -> str:
-        """The allowed values for a text, which has no quotes around it."""
+        """Return the allowed values of a text, without quotes."""
         return self.wanted.replace('"', "")
 
 
@@ -59,14 +59,14 @@ def _in_document(value: Any) -> Any:
 class Kind:
     """A kind of value."""
 
-    # converts a value of a document; ValueError if it is wrong, WrongValue if a part of it is
+    # converts a document's value; raises ValueError if it is wrong, WrongValue if a part is
     of_value: Callable[[Any], Any]
-    wanted: str  # the allowed values, in words; strings are in quotes, as TOML has them
+    wanted: str  # the allowed values, in words; strings are in quotes, as in TOML
     of_text: Callable[[str], Any] | None = None  # converts a text; None if ``of_value`` does
     words: tuple[str, ...] = ()  # the words among the allowed values, for completion
-    metavar: str = "TEXT"  # stands for the value in the help of an option
-    is_list: bool = False  # whether an option may be repeated, each time with some entries
-    # converts it back into a value of a document; None if that cannot express it
+    metavar: str = "TEXT"  # the placeholder of the value in an option's help
+    is_list: bool = False  # whether an option may be repeated, to add entries
+    # converts it back to a document's value; None if a document cannot express it
     written: Callable[[Any], Any] = _in_document
 
     def check(self, value: Any) -> Any:
@@ -96,24 +96,24 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting, as it is declared."""
+    """The declaration of a setting."""
 
     field: str  # the field of the program's settings; "" for none
     kind: Kind
     default: Any
-    text: str  # what it does; if it does nothing, why
+    text: str  # what it does, or why it has no effect
     key: str = ""  # the key of the file, with its tables before it; "" for none
     variables: tuple[str, ...] = ()  # the environment variables; the first that is set wins
     options: tuple[str, ...] = ()  # the names of the option, with their dashes
 
     @property
     def is_ignored(self) -> bool:
-        """Whether it is accepted without effect."""
+        """Whether the setting is accepted but has no effect."""
         return self.kind is IGNORED
 
 
 class Declarations:
-    """Collects the settings of a class: each is the default of a field."""
+    """Collects the settings of a class. Each is declared as the default of a field."""
 
     def __init__(self) -> None:
         self._declared: list[tuple[Any, ...]] = []
@@ -136,7 +136,7 @@ class Declarations:
         return default
 
     def of(self, cls: Any) -> tuple[Setting, ...]:
-        """Return the declared settings of a class; fields that are none of them come last."""
+        """Return the settings of a class; fields without a declaration come last."""
         named = zip(cls.__match_args__, self._declared, strict=False)
         return tuple(Setting(name, *declared) for name, declared in named)
 
@@ -157,12 +157,12 @@ def either(words: Iterable[str]) -> str:
 
 
 def choice(meanings: Mapping[str, Any], other: Kind | None = None, wanted: str = "") -> Kind:
-    """Return the kind of words that stand for values.
+    """Return a kind whose words stand for values.
 
     Args:
-        meanings: the words, with what they stand for.
-        other: the kind of other allowed values; None for no others.
-        wanted: the allowed values, if the words are not all.
+        meanings: the values by word.
+        other: the kind of other allowed values; None for none.
+        wanted: the allowed values, if there are others than the words.
     """
 
     def door(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
@@ -213,8 +213,8 @@ def list_of(entry: Kind, wanted: str, *, once: bool = True, commas: bool = True)
     Args:
         entry: the kind of an entry.
         wanted: the allowed values.
-        once: whether a duplicate entry counts only once.
-        commas: whether a text has several entries, separated by commas; otherwise it is one entry.
+        once: whether duplicate entries count once.
+        commas: whether commas in a text separate entries; otherwise the text is one entry.
     """
 
     def door(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -269,7 +269,7 @@ def seconds(most: float = _FOREVER, least: float | None = None) -> Kind:
 
 
 def text(metavar: str = "TEXT") -> Kind:
-    """Return the kind of any strings."""
+    """Return the kind of arbitrary strings."""
     return Kind(_string, "a string", metavar=metavar)
 
 

@@ -1,8 +1,8 @@
 """Refuse devices that are out of service; the rules are in :mod:`hooks.node.drained`.
 
 :func:`hooks.edits.grant.decide` refuses most of them, using its inventory. The two checks here
-happen before any part of the driver is loaded, and after the bundle shows to others that the
-container holds a device.
+happen before any part of the driver is loaded, and after the container's bundle shows others that
+it holds a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["refuse_driver", "refuse_held"]
 
 
 def refuse_driver(config: Config, asked: str = "") -> None:
-    """Refuse a container before any part of a driver that is out of service is loaded or asked.
+    """Refuse a container if the driver is out of service, before loading any part of the driver.
 
     Args:
         asked: the words of the request; "" if there are none.
@@ -38,15 +38,15 @@ def refuse_held(
     config: Config,
     find_inventory: Callable[[], Inventory],
 ) -> None:
-    """Refuse a container that is about to get something that was taken out of service meanwhile.
+    """Refuse a container if something that it would get was taken out of service meanwhile.
 
     Args:
         record: the record of its injection; empty for none.
         listed: the paths of the device nodes that its spec listed before the injection.
-        find_inventory: returns what the node has; it is called only if something is out of service.
+        find_inventory: returns what the node has; called only if something is out of service.
 
     Raises:
-        OutOfService: it would get something that is out of service; the first such thing is named.
+        OutOfService: it would get something that is out of service; the error names the first.
         InventoryError: it cannot be determined what the node has.
     """
     drains = read_drains(config)

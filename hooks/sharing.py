@@ -5,22 +5,22 @@ Rules
   A MIG device without its own limit has that of its GPU.
 - A container with a whole GPU also has each of its MIG devices, and vice versa: MIG mode may have
   been turned on in the meantime.
-- A container has a device from before it is created until its task is deleted, or until its init
-  process has ended, and all its other processes with it. What it got while there was no limit
-  counts as well.
-- Containers in exempt namespaces do not count and are not refused. If so configured, the same
-  applies to containers with only ``utility``. Without that setting they count, because an image can
-  bring its own libraries.
-- Devices that a spec already lists (``--device``, or CDI that containerd applies, as for a kubelet)
-  are limited like ours: such a container has the devices whose nodes are listed. A privileged one
-  lists all nodes, which proves nothing, so it does not count and is not refused. Devices from
-  another vendor's CDI file are counted by their nodes afterwards, and are not refused.
+- A container holds a device from before its creation until its task is deleted, or until its init
+  and all its other processes have ended. Devices that it got while there was no limit count as
+  well.
+- Containers in exempt namespaces do not count and are not refused. The configuration can exempt
+  containers with only ``utility`` too. By default they count, because an image can bring its own
+  libraries.
+- Limits also apply to devices that a spec already lists (``--device``, or CDI that containerd
+  applies for a kubelet): such a container holds the devices whose nodes are listed. A privileged
+  container lists all nodes, which proves nothing, so it does not count and is not refused. Devices
+  from another vendor's CDI file are counted by their nodes afterwards, and are not refused.
 - A container beyond the limit fails with an error that names the holder, or starts without any GPU,
-  as configured. In the latter case it keeps what its spec already lists, and counts. This is not a
-  matter of permission, so [policy] does not cover it.
+  as configured. If it starts, it keeps what its spec already lists, and counts. A limit is not a
+  permission, so [policy] does not cover it.
 - A device is identified by its UUID, or by its PCI address if it is a GPU without a UUID.
-- A container holds a MIG device if it has all of its capability nodes. If the node of a GPU comes
-  with one of its MIG devices, it does not mean the whole GPU.
+- A container holds a MIG device if it has all of its capability nodes. The node of a GPU, next to
+  those of one of its MIG devices, does not mean the whole GPU.
 - A record may be damaged, or from before the node was repartitioned, so its content is checked.
 
 The shims maintain the list of claims: :mod:`shim.work.claims`.
@@ -52,13 +52,13 @@ def id_of(gpu: Gpu) -> str:
 
 
 def by_name(mig_devices: Iterable[MigDevice], gpus: Iterable[Gpu]) -> dict[str, Gpu | MigDevice]:
-    """MIG devices and GPUs, in this order, by id."""
+    """Return MIG devices and GPUs, in this order, by id."""
     found: dict[str, Gpu | MigDevice] = {each.uuid: each for each in mig_devices}
     return found | {id_of(gpu): gpu for gpu in gpus}
 
 
 def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, ...]:
-    """Return the GPUs that devices are or belong to, without devices that the node does not have.
+    """Return the GPU of each device, without devices that the node does not have.
 
     Args:
         devices: ids of GPUs and MIG devices.
@@ -74,10 +74,10 @@ def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, .
 
 
 def held_by_nodes(paths: Iterable[str], inventory: Inventory | StoredInventory) -> dict[str, str]:
-    """Return what a container has according to its device nodes, each device with its GPU.
+    """Return the devices that a container's nodes show it has, each with its GPU.
 
     Returns:
-        The GPU of each device; for a whole GPU that is the GPU itself. Whole GPUs come first.
+        The GPU of each device; that of a whole GPU is itself. Whole GPUs come first.
     """
     there = frozenset(paths)
     gpus = {gpu.index: id_of(gpu) for gpu in inventory.gpus}
@@ -94,7 +94,7 @@ def held_by_nodes(paths: Iterable[str], inventory: Inventory | StoredInventory) 
 def held_by_record(
     record: Mapping[str, Any], inventory: Inventory | StoredInventory | None
 ) -> dict[str, str]:
-    """Return what a container was given according to its record, each device with its GPU.
+    """Return the devices that a container got according to its record, each with its GPU.
 
     Args:
         inventory: what the node has; None if unknown.
@@ -136,23 +136,23 @@ _MOST_NAMED: Final = 4
 class Wanted:
     """A device that a container should get."""
 
-    uuid: str  # its own; a PCI address, of a GPU that has none
-    gpu: str  # that of its GPU: the same, for a whole one
+    uuid: str  # its own; the PCI address of a GPU that has none
+    gpu: str  # its GPU's; for a whole GPU, the same
     limit: int  # how many may have it at once; 0 for any number
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a container has."""
+    """The devices that a container holds."""
 
     title: str
     bundle: str
     devices: tuple[str, ...]  # UUIDs of whole GPUs and of MIG devices
-    parents: tuple[str, ...] = ()  # UUIDs of the GPUs of which those MIG devices are
+    parents: tuple[str, ...] = ()  # UUIDs of the GPUs of those MIG devices
 
     def has(self, wanted: Wanted) -> bool:
-        """Whether it has a device, the whole of it, or a part."""
+        """Whether it holds a device, or the whole or a part of it."""
         if wanted.uuid in self.devices or wanted.gpu in self.devices:
             return True
         return wanted.uuid == wanted.gpu and wanted.uuid in self.parents
@@ -197,7 +197,7 @@ def wanted_of(grant: Grant, inventory: Inventory, config: Config) -> tuple[Wante
 def wanted_by_nodes(
     paths: Iterable[str], inventory: Inventory, config: Config
 ) -> tuple[Wanted, ...]:
-    """Return the devices that a container has by the nodes in its spec, each with its limit."""
+    """Return the devices whose nodes are in a container's spec, each with its limit."""
     held = held_by_nodes(paths, inventory)
     whole = [gpu for gpu in inventory.gpus if id_of(gpu) in held]
     parts = [device for device in inventory.mig_devices if device.uuid in held]

@@ -1,7 +1,7 @@
 """Where the files of a container go: into its rootfs, or into a layer that already has them.
 
-The engine plans, checks and places through one target, and does not know which kind it is. So a
-prepared layer (:mod:`hooks.prepared`) is a cache behind planning and placing.
+The engine plans, checks and places through one target, of any kind. So a prepared layer
+(:mod:`hooks.prepared`) is a cache behind planning and placing.
 
 =====================  =================================  ======================================
 target                 plan                               place
@@ -32,31 +32,30 @@ from hooks.plan import Bounds, Contribution, Plan, united
 from hooks.prepared import Prepared
 
 NOWHERE: Final = "/dev/null"
-"""A path below which a node has nothing."""
+"""A path below which no node has files."""
 
-Lap: TypeAlias = Callable[[str], None]  # is called with the name of each step that is done
+Lap: TypeAlias = Callable[[str], None]  # called with the name of each completed step
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a container gets of its grant, in its image."""
+    """What a container with a grant gets in its image."""
 
     layout: Layout
     compat: Compat
-    contributions: tuple[Contribution, ...]  # what the plan was made of
-    plan: Plan  # the edits; of a prepared layer, with those that its files add
-    placed: Placed  # what was placed before; of a prepared layer, its files
+    contributions: tuple[Contribution, ...]  # the parts of the plan
+    plan: Plan  # the edits, including those of a prepared layer's files
+    placed: Placed  # what was already placed: the files of a prepared layer
 
 
 class RootfsTarget:
-    """The mounted rootfs of a container, in which no process runs yet.
+    """The mounted rootfs of a container without processes.
 
     Args:
-        rootfs: the path of the rootfs; None if there is none to read. The directories of libraries
-            are then a guess, and nothing can be placed.
-        staging: a directory in this container's bundle for files that are mounted from there. It
-            need not exist. No other container uses it, because a container that may mount can write
-            into it.
+        rootfs: the path of the rootfs; None if it cannot be read. Library directories are then a
+            guess, and nothing can be placed.
+        staging: a directory in this container's bundle for files that it mounts. It need not exist.
+            Containers do not share it, because a container that may mount can write into it.
     """
 
     is_layer = False
@@ -81,10 +80,10 @@ class RootfsTarget:
         return plan_for_image(case, grant, lap)
 
     def place(self, case: Case, planned: Planned) -> Placed:
-        """Write the files of a plan, and undo that if it fails.
+        """Write the files of a plan; undo all of it on failure.
 
         Raises:
-            RootfsError: they cannot be written; the image has not changed.
+            RootfsError: a file cannot be written; the image is unchanged.
         """
         if case.image is None:
             message = "nothing can be placed without an image"
@@ -96,13 +95,13 @@ class LayerTarget:
     """A layer of the image that contains the container's files.
 
     Args:
-        prepared: what was decided and written when the layer was made, under the same key.
+        prepared: the plan and files of the layer, which has the same key.
         rootfs: the path of the container's rootfs.
         staging: as for :class:`RootfsTarget`.
     """
 
     is_layer = True
-    image: Rootfs | None = None  # it is not read or written
+    image: Rootfs | None = None  # neither read nor written
 
     def __init__(self, prepared: Prepared, rootfs: str, staging: str) -> None:
         self._prepared = prepared
@@ -116,7 +115,7 @@ class LayerTarget:
         pass
 
     def plan(self, case: Case, _grant: Grant | None, _lap: Lap) -> Planned:
-        """Return what was planned for the image, and placed in its layer."""
+        """Return the plan for the image, and what its layer contains."""
         prepared, inventory = self._prepared, case.inventory
         if inventory is None:
             message = "a layer has a key only with an inventory"
@@ -131,14 +130,14 @@ class LayerTarget:
         """Write into staging what is specific to each container.
 
         Raises:
-            RootfsError: it cannot be written; everything was undone.
+            RootfsError: a file cannot be written; everything was undone.
         """
         stage(planned.placed, planned.plan, self.staging)
         return planned.placed
 
 
 class UnseenTarget:
-    """A rootfs that is not mounted yet: it is neither read nor written.
+    """A rootfs that is not mounted yet, so it is neither read nor written.
 
     Args:
         staging: as for :class:`RootfsTarget`.
@@ -158,7 +157,7 @@ class UnseenTarget:
         pass
 
     def plan(self, case: Case, grant: Grant | None, lap: Lap) -> Planned:
-        """Plan what every source contributes, with the libraries on a tmpfs of the container."""
+        """Plan what every source contributes, with the libraries on a tmpfs in the container."""
         layout = staged_layout(arches_of(grant, case.inventory), case.mounts())
         lap("layout")
         return _planned(case, grant, layout)
@@ -167,7 +166,7 @@ class UnseenTarget:
         """Write the files of a plan into staging.
 
         Raises:
-            RootfsError: they cannot be written; everything was undone.
+            RootfsError: a file cannot be written; everything was undone.
         """
         return place_unseen(planned.plan, planned.layout, self.staging, case.variables())
 

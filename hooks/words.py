@@ -1,4 +1,4 @@
-"""The words that all rooms of the engine share: architectures, capabilities, names of devices.
+"""The words that all rooms of the engine share: architectures, capabilities, device names.
 
 They are values and closed lists of strings. This module imports nothing of ours, so any room may
 use it. The strings appear in records and configuration files and do not change.
@@ -62,14 +62,14 @@ IMEX: Final = "imex-channels"
 
 
 class Origin:
-    """Where a request was written. Policy trusts some of these places more than others."""
+    """Where a request was written. Policy trusts some places more than others."""
 
     NOBODY: Final = "nobody"
     ENVIRONMENT: Final = "environment"  # may come from the image
-    MOUNTS: Final = "mounts"  # of the pod's volumes: by a device plugin
+    MOUNTS: Final = "mounts"  # a pod's volumes, from a device plugin
     ANNOTATIONS: Final = "annotations"  # by the kubelet, or by anyone who may annotate
-    DOCKER: Final = "docker"  # by a person, with --gpus
-    SPEC: Final = "spec"  # the engine has added the devices itself, by CDI
+    DOCKER: Final = "docker"  # by a user, with --gpus
+    SPEC: Final = "spec"  # devices that the container engine has added itself, by CDI
 
 
 CDI_KIND: Final = re.compile(
@@ -80,7 +80,7 @@ CDI_DEVICE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 """The name of a device within its CDI kind."""
 
 
-# -- names of devices; hooks.requests.naming says how they are written --------------------------
+# -- names of devices, whose syntax hooks.requests.naming defines --------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class GpuIndex:
 
 @dataclass(frozen=True, slots=True)
 class GpuUuid:
-    """A GPU by its UUID or the start of it: ``GPU-`` and lower-case hexadecimal."""
+    """A GPU by its UUID or a prefix of it: ``GPU-`` and lower-case hexadecimal."""
 
     uuid: str
 
@@ -126,7 +126,7 @@ class MigIndex:
 
 @dataclass(frozen=True, slots=True)
 class MigUuid:
-    """A MIG device by its UUID or the start of it: ``MIG-`` and lower-case hexadecimal."""
+    """A MIG device by its UUID or a prefix of it: ``MIG-`` and lower-case hexadecimal."""
 
     uuid: str
 
@@ -156,7 +156,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class NoDevices:
-    """The driver's files and control nodes are requested, and no GPU (``none``)."""
+    """The driver's files and control nodes are requested, but no GPU (``none``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +179,14 @@ class Names:
     """The meaning of a list of names."""
 
     devices: Devices
-    features: frozenset[str] = frozenset()  # other features of NVIDIA's, words of Feature
-    # numbers of IMEX channels; None for every channel of the node
+    features: frozenset[str] = frozenset()  # other NVIDIA features, words of Feature
+    # IMEX channel numbers; None for every channel of the node
     imex_channels: tuple[int, ...] | None = ()
     cdi_devices: tuple[str, ...] = ()  # fully qualified names that only a CDI file can resolve
 
     @property
     def of_nvidia(self) -> bool:
-        """Whether it names anything of NVIDIA's that needs no CDI file."""
+        """Whether it names an NVIDIA device or feature that needs no CDI file."""
         named = not isinstance(self.devices, Void)
         return named or bool(self.features) or self.imex_channels != ()
 
@@ -208,28 +208,27 @@ _MOST_LINKS: Final = 8
 
 
 SERVICES: Final = ("persistenced", "fabricmanager", "mps")
-"""The services of the driver whose sockets or pipes a container may get."""
+"""The driver's services whose sockets or pipes a container may get."""
 
-# ASCII's, and those that word processors make of them.
+# In ASCII, and as word processors change them.
 _QUOTES: Final = frozenset("\"'`\u201c\u201d\u2018\u2019")
 
 
 def quotes_in(value: str) -> str:
-    """Return a hint for an error about a meaningless value if the value has quotes; else "".
+    """Return a hint for the error about an unknown value if it contains quotes; else "".
 
-    docker's --env-file, a list in a Compose file, and a doubly quoted value in YAML keep the
-    quotes.
+    Docker's --env-file, lists in Compose files and doubly quoted YAML values keep quotes.
     """
     return "" if _QUOTES.isdisjoint(value) else "; write it without quotes: they are a part of it"
 
 
 def items_of(value: str) -> list[str]:
-    """Split a comma list; drop spaces around items, and empty items."""
+    """Split a comma-separated list; drop spaces around items, and empty items."""
     return [item for item in (part.strip() for part in value.split(",")) if item]
 
 
 def end_of(path: str, links: Mapping[str, str]) -> str:
-    """Follow links, each to a sibling or an absolute path; "" if they form a circle."""
+    """Follow links to siblings or absolute paths; return "" if they form a loop."""
     for _ in range(_MOST_LINKS):
         if path not in links:
             return path
@@ -238,12 +237,12 @@ def end_of(path: str, links: Mapping[str, str]) -> str:
 
 
 def is_below(path: str, roots: Iterable[str]) -> bool:
-    """Whether a path is one of some directories, or below one."""
+    """Whether a path is one of these directories, or below one."""
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
 KERNELS: Final = ("/proc", "/sys")
-"""What no edit is made below."""
+"""The directories below which the engine edits nothing."""
 
 
 def normal_path(path: str) -> str:

@@ -1,8 +1,8 @@
-"""The configuration: where the node's driver is, who may have which GPU, allowed loggers.
+"""The configuration: the place of the node's driver, who may have which GPU, allowed loggers.
 
 :func:`load_config` reads our file (:mod:`~hooks.config.settings` describes it) or, if there is
 none, that of NVIDIA's container toolkit (:mod:`~hooks.config.nvidia`). Other rooms use the names
-below; only the tools that convert NVIDIA's file read it as such.
+below; only the tools that convert NVIDIA's file read it directly.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ ENVIRONMENT_VARIABLE: Final = "NVSHIM_CONFIG"
 NVIDIA_PATH: Final = "/etc/nvidia-container-runtime/config.toml"
 """The configuration of NVIDIA's container toolkit."""
 NVIDIA_ENVIRONMENT_VARIABLE: Final = "NVIDIA_CTK_CONFIG_FILE_PATH"
-"""Names it instead, in the environment of containerd (an image's environment is never ours)."""
+"""Names another file, in containerd's environment (an image's environment has no effect)."""
 
 
 def load_config(path: str | None = None) -> Config:
-    """Return the configuration; if there is no file and none was named, the defaults.
+    """Return the configuration; without a file, the defaults, unless a file was named.
 
     Args:
         path: the file; None for the one in NVSHIM_CONFIG, or else :data:`DEFAULT_PATH`, or else
             NVIDIA's own.
 
     Raises:
-        ConfigError: the file is not readable, was named but does not exist, or has a fault.
+        ConfigError: the file is not readable, is invalid, or was named but does not exist.
     """
     (ours, named), (nvidias, nvidias_named) = find_files(path)
     content = _read(ours, ENVIRONMENT_VARIABLE, needed=named)
@@ -75,14 +75,14 @@ def find_files(path: str | None = None) -> tuple[tuple[str, bool], tuple[str, bo
     """Return the files that :func:`load_config` looks for, ours and NVIDIA's.
 
     Returns:
-        Each with whether it was named, in which case its absence is an error.
+        Each file, and whether it was named: its absence is then an error.
     """
     ours = path or os.environ.get(ENVIRONMENT_VARIABLE)
     nvidias = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
     return (ours or DEFAULT_PATH, bool(ours)), (nvidias or NVIDIA_PATH, bool(nvidias))
 
 
-# The last result. A forked process inherits it, and the file seldom changes.
+# The last result, which forked processes inherit. The file seldom changes.
 _parsed: tuple[bytes, str, Config] | None = None
 
 

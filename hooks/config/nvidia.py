@@ -1,18 +1,17 @@
-"""NVIDIA's own config.toml, for a node that had the container toolkit before it had us.
+"""Read NVIDIA's own config.toml, on a node that already had the container toolkit.
 
-It is read if our own file does not exist, so that such a node behaves as before. In particular, the
+It applies if our own file does not exist, so that such a node behaves as before. In particular, the
 environment of every image is then a grant, unless the file says otherwise.
 
 Rules
-- A key either has the same meaning as in NVIDIA's toolkit, or none. In the latter case it is
-  accepted, with a note if it is set to anything other than its default. The table shows which.
-- A key that is not in the table has no effect, and there is a note for it. NVIDIA's reader ignores
-  such keys, and any of its releases may add one. If a key is misplaced, the note says where it
-  belongs.
+- A key has the same meaning as in NVIDIA's toolkit, or no effect. Without effect, it is accepted,
+  with a note if its value is not the default. The table shows which keys have an effect.
+- A key that is not in the table has no effect, and gets a note. NVIDIA's reader ignores such keys,
+  and any release may add one. The note for a misplaced key says where it belongs.
 - As in NVIDIA's toolkit, ``default-kind`` applies only in mode ``cdi``: the GPU operator sets the
   management kind in any mode, and in the other modes an index is a GPU.
-- A missing key has NVIDIA's default and not ours.
-- Nothing in the file names a program that we would run.
+- A missing key has NVIDIA's default, not ours.
+- The file cannot name a program that we run.
 
 Source: nvidia-container-toolkit, internal/config, up to version 1.20; its defaults.
 """
@@ -74,11 +73,11 @@ class _Key:
 
     Attributes:
         kind: the type of its value.
-        meaning: the fields of :class:`Config` that a value sets, or a ValueError for an invalid
-            value; absent for a key without effect.
+        meaning: returns the fields of :class:`Config` that a value sets; raises ValueError for an
+            invalid value; None for a key without effect.
         wanted: the allowed values, for messages.
         why: why the key has no effect.
-        harmless: the values for which it does not matter that the key has no effect.
+        harmless: the values that need no note.
     """
 
     kind: type
@@ -105,7 +104,7 @@ _COMPAT_HOOKS: Final = frozenset({"enable-cuda-compat", "all"})
 
 
 def _compat(*, off: bool) -> dict[str, Any]:
-    """Any of several keys turns it off, and none turns it on again."""
+    """Any of several keys turns it off; none turns it on again."""
     return {"cuda_compat": False} if off else {}
 
 
@@ -135,7 +134,7 @@ def _spec_dirs(value: list[Any]) -> dict[str, Any]:
 
 
 def _checked(name: str, kind: Kind) -> Callable[[Any], dict[str, Any]]:
-    """Return the meaning of a key that sets one of our own settings, with the same check."""
+    """Return the meaning of a key that sets, and is checked like, one of our settings."""
     return lambda value: {name: kind.check(value)}
 
 
@@ -240,7 +239,7 @@ _KEYS: Final[dict[str, _Key]] = {
 }
 
 KEYS: Final = {key: row.why for key, row in _KEYS.items()}
-"""Every key that is known, with the names of its tables before it; why it means nothing, or ""."""
+"""Every known key, after the names of its tables; why it has no effect, or ""."""
 
 _NAMES_OF_TABLES: Final = {
     key[:at] for key in _KEYS for at, character in enumerate(key) if character == "."

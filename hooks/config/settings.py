@@ -1,17 +1,16 @@
 """Settings: where the node's driver is, who may have which GPU, which loggers are allowed.
 
-They are in one TOML file, which is read when a container requests a GPU or names a logger. Its keys
-are the fields of :class:`Config`; docs/reference/configuration.md lists them.
+They are in one TOML file, read when a container requests a GPU or names a logger. Its keys are the
+fields of :class:`Config`; docs/reference/configuration.md lists them.
 
 Rules
-- If this file does not exist but NVIDIA's does, that one is read instead, so that an existing node
-  behaves as before (:mod:`hooks.config.nvidia` lists its keys). If this file exists, NVIDIA's is
-  not read.
-- A missing key has its default. So has every key if the file does not exist, unless the file was
-  named: its absence is then an error.
+- NVIDIA's file is read only if this one does not exist, so that an existing node behaves as before
+  (:mod:`hooks.config.nvidia` lists its keys).
+- A missing key has its default. Without a file, every key has its default, but the absence of a
+  file that was named is an error.
 - An unknown table or key is an error, because a misspelt setting would otherwise be ignored.
-- Paths are absolute. The engine knows nothing else about the layout of the node, so the same code
-  runs on a simulated one.
+- Paths are absolute. The engine assumes nothing else about the layout of the node, so the same code
+  runs on a simulated node.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from hooks.words import CAPABILITIES, SERVICES
 
 
 class Platform:
-    """The words of ``platform`` in ``[node]``: what NVIDIA's driver is like."""
+    """The words of ``platform`` in ``[node]``: the kind of NVIDIA's driver."""
 
     AUTO: Final = "auto"
     NVML: Final = "nvml"
@@ -56,7 +55,7 @@ class Mode:
 
 
 class Denied:
-    """The words of ``denied`` in ``[policy]``: the result of a denied request."""
+    """The words of ``denied`` in ``[policy]``: the effect of a denied request."""
 
     START: Final = "start"
     FAIL: Final = "fail"
@@ -70,14 +69,14 @@ class Holders:
 
 
 class Namespaces:
-    """The words of ``namespaces`` in ``[sandbox]``: how containers find those of their pod."""
+    """The words of ``namespaces`` in ``[sandbox]``: how containers find their pod's namespaces."""
 
     PROCESS: Final = "process"
     PATHS: Final = "paths"
 
 
 class Beyond:
-    """The words of ``beyond`` in ``[guard]``: the end of a container beyond its limit."""
+    """The words of ``beyond`` in ``[guard]``: what happens to a container beyond its limit."""
 
     TELL: Final = "tell"
     KILL: Final = "kill"
@@ -136,12 +135,12 @@ class Config:
         "container's own", default=0)
     nvml_timeout: float = _key("node.nvml-timeout", seconds(600),
         "how long NVML may take to answer, in seconds", default=5.0)
-    # of the driver, before a container starts; hooks.node.host_setup has the rules
+    # setting up the driver before a container starts; hooks.node.host_setup has the rules
     load_modules: bool = _key("devices.load-kernel-modules", BOOLEAN,
         "whether kernel modules that a container needs are loaded", default=True)
     make_nodes: bool = _key("devices.make-nodes", BOOLEAN,
         "whether device nodes that a container needs are made", default=True)
-    # where hooks.requests.request looks for what is asked
+    # where hooks.requests.request looks for requests
     swarm_resources: tuple[str, ...] = _key("requests.swarm-resources", values.VARIABLES,
         "names of variables that name devices as NVIDIA_VISIBLE_DEVICES does", default=())
     annotation_prefixes: tuple[str, ...] = _key("requests.annotation-prefixes", values.PREFIXES,

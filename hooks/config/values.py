@@ -1,4 +1,4 @@
-"""The kinds of value that only the engine's configuration has."""
+"""The kinds of values that only the engine's configuration has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _uuid(text: str, of: str = "GPU") -> str:
 
 
 def _pci_address(text: str) -> str:
-    """As sysfs writes it: NVML and nvidia-smi write eight digits of the domain, lspci none."""
+    """Return it in sysfs form: NVML and nvidia-smi write eight digits of the domain, lspci none."""
     match = _PCI_ADDRESS.fullmatch(text)
     return f"{int(match[1] or '0', 16):04x}:{match[2].lower()}" if match else ""
 
@@ -41,7 +41,7 @@ def _word(value: Any) -> str:
 
 
 def _device(name: str) -> str:
-    """Return the name of a GPU or a MIG device in the form of an inventory."""
+    """Return the name of a GPU or a MIG device as in an inventory."""
     if _INDEX.fullmatch(name):
         return ":".join(str(int(part)) for part in name.split(":"))
     found = _uuid(name, "GPU") or _uuid(name, "MIG") or _pci_address(name)
@@ -60,7 +60,7 @@ def _holders_of(value: Any) -> tuple[str, ...]:
 
 
 def _of(words: tuple[str, ...]) -> Kind:
-    """Return some of these words."""
+    """Return a kind of lists of these words."""
     return list_of(one_of(*words), f"a list of {', '.join(words)}")
 
 
@@ -76,7 +76,7 @@ FAIL_OR_LEAVE_OUT: Final = choice({"fail": False, "leave-out": True})
 EXIT_CODE: Final = number(0, 255, "an exit code, 1 to 255, or 0 for the container's own")
 VARIABLES: Final = list_of(like(r"[A-Za-z_][A-Za-z0-9_]*", ""), "a list of names of variables")
 PREFIXES: Final = list_of(
-    # A name that starts with a domain; "" would make every annotation a list of devices.
+    # A name that starts with a domain: with "", every annotation would be a list of devices.
     like(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*", ""),
     'a list of prefixes ("cdi.k8s.io/")',
 )

@@ -1,9 +1,9 @@
 """What the kubelet gave a container according to its own records. Pure.
 
-A device plugin answers the kubelet, and the kubelet stores the answer by the pod's UID and the
-container's name before it asks an engine for either. Only root reads and writes these files. So
-they are the only evidence of who may have a GPU that an image or the author of a pod cannot forge.
-A UUID is no evidence, because every container can read it below /proc/driver/nvidia.
+The kubelet stores a device plugin's answer by the pod's UID and the container's name before it asks
+an engine for either. Only root reads and writes these files. So they are the only evidence of who
+may have a GPU that neither an image nor a pod's author can forge. A UUID proves nothing, because
+every container can read it below /proc/driver/nvidia.
 
 =============================================  ==============================================
 file below the kubelet's root                  what of it counts
@@ -15,21 +15,20 @@ file below the kubelet's root                  what of it counts
 =============================================  ==============================================
 
 Rules
-- The grant is the answer, and not the ids of its entry: plugins that share GPUs (HAMi's) answer
-  with another GPU than the id that the kubelet chose.
+- The answer is the grant, not the ids of its entry: plugins that share GPUs (such as HAMi's) may
+  answer with another GPU than the kubelet's choice.
 - Each part of an answer grants what it would request in a spec (:mod:`hooks.requests.request`). A
-  part that cannot be parsed grants nothing.
+  malformed part grants nothing.
 - A CDI name of NVIDIA's device plugin (``k8s.device-plugin.nvidia.com/gpu=…``) also grants the
-  device that it names.
+  named device.
 - Several entries of one container, for several resources, are united.
-- A claim is recorded for a pod and not for a container, so it grants to each container of the pod.
-  If the engine does not report a container's name (cri-dockerd), the same applies to every entry of
-  a pod. If one container takes devices of another in this way, both have the same author.
-- The UID decides. An entry of an earlier pod with the same name grants nothing.
+- A claim is recorded for a pod, so it grants to each of its containers. Where the engine reports no
+  container name (cri-dockerd), each entry of a pod does the same. This can give one container
+  another's devices, but both have the same author.
+- Only the UID identifies the pod. An earlier pod's entry grants nothing to one of the same name.
 - A malformed entry voids its file only if it is this pod's, or may be: if it has the pod's UID
   anywhere. The files have the devices of all pods, also of plugins and drivers of any release.
-- Parsing is total: any content of the files results in a record, whose ``found`` says what is
-  wrong.
+- Parsing is total: any content results in a record, whose ``found`` says what is wrong.
 
 Source: kubelet pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state; device plugin
 API v1beta1, ContainerAllocateResponse.
@@ -55,38 +54,38 @@ CLAIMS: Final = "dra_manager_state"
 """Below the kubelet's root."""
 
 _PLUGIN: Final = "k8s.device-plugin.nvidia.com"  # NVIDIA's, and ours
-# How much of an answer is quoted: a denial is one line.
+# How much of an answer a message quotes, since a denial is one line.
 _MOST_NAMED, _LONGEST = 4, 200
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of the kubelet's as it was read."""
+    """The content of a kubelet file."""
 
     path: str
     content: bytes = b""
-    fault: str = ""  # why there is no content; "" if there is
+    fault: str = ""  # why there is no content, or ""
     is_missing: bool = False  # whether there is no such file
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletRecord:
-    """What the kubelet gave one container."""
+    """What the kubelet granted to one container."""
 
-    every: bool = False  # whether it gave every GPU and MIG device
+    every: bool = False  # whether it granted every GPU and MIG device
     devices: tuple[DeviceName, ...] = ()  # the GPUs and MIG devices, as the plugin named them
     features: frozenset[str] = frozenset()  # words of hooks.words.Feature
     imex_channels: tuple[int, ...] | None = ()  # numbers; None for every channel
     cdi_devices: frozenset[str] = frozenset()  # fully qualified CDI names
     amd_devices: frozenset[str] = frozenset()  # items of AMD_VISIBLE_DEVICES
     intel_devices: frozenset[str] = frozenset()  # items of INTEL_VISIBLE_DEVICES
-    # which record was looked for and what was found, for display
+    # which record was sought and what was found, for display
     found: str = "the kubelet's record was not read"
-    doubt: str = ""  # why a file that is there does not count; "" if all do
+    doubt: str = ""  # why an existing file does not count; "" if all do
 
     @property
     def gave_anything(self) -> bool:
-        """Whether anything was given that a container can request."""
+        """Whether it granted anything that a container can request."""
         return replace(self, found="", doubt="") != KubeletRecord(found="")
 
     def has_channels(self, asked: tuple[int, ...] | None) -> bool:
@@ -99,14 +98,14 @@ class KubeletRecord:
 def record_of(
     checkpoint: RecordFile, claims: RecordFile | None, pod: str, container: str, config: Config
 ) -> KubeletRecord:
-    """Return what the kubelet gave one container according to its files.
+    """Return what the kubelet granted to one container according to its files.
 
     Args:
         checkpoint: the device manager's file.
         claims: the DRA manager's file; None if the kubelet has none.
         pod: the pod's UID.
         container: the container's name in the pod; "" for any container of the pod.
-        config: defines how requests are written, and so also answers.
+        config: defines the syntax of requests, and so of answers.
     """
     whose = f"container {container} of pod {pod}" if container else f"pod {pod}"
     record, found, doubts = KubeletRecord(), [], []
@@ -130,7 +129,7 @@ def record_of(
 
 
 def _told(given: Iterable[Request]) -> str:
-    """Return what the kubelet gave, in the words of the answers."""
+    """Return what the kubelet granted, as the answers put it."""
     words = [request.source or ", ".join(request.cdi_devices) for request in given]
     short = (word if len(word) <= _LONGEST else f"{word[:_LONGEST]}…" for word in words)
     named = enumerated(dict.fromkeys(filter(None, short)), most=_MOST_NAMED)
@@ -142,7 +141,7 @@ def _told(given: Iterable[Request]) -> str:
 
 def _by_plugins(content: bytes, pod: str, container: str, config: Config) -> Iterator[Request]:
     """Yield what the device plugins' answers in the checkpoint would request."""
-    # The file has all devices of the node, and most pods have none of them.
+    # The file lists all devices of the node, and most pods have none.
     if pod.encode() not in content:
         return
     data = _part(json.loads(content), "Data", dict)
@@ -189,12 +188,12 @@ def _requests(answer: bytes, config: Config) -> Iterator[Request]:
         try:
             yield read_request({"process": process, **part}, config)
         except NvshimError:
-            pass  # NVIDIA_VISIBLE_DEVICES that only says where mounts are, for example
+            pass  # for example NVIDIA_VISIBLE_DEVICES with only a path of mounts
     yield from _of_names(names, config)
 
 
 def _of_names(names: Iterable[str], config: Config) -> Iterator[Request]:
-    """What CDI names would request; those of NVIDIA's plugin under their short names as well."""
+    """Return what CDI names would request; those of NVIDIA's plugin also under short names."""
     for name in names:
         vendor, _, rest = name.partition("/")
         short = [f"nvidia.com/{rest}"] if vendor == _PLUGIN else []
@@ -212,7 +211,7 @@ def _of_names(names: Iterable[str], config: Config) -> Iterator[Request]:
 
 
 def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
-    """Return the record, extended with what a request names."""
+    """Return the record, extended by what a request names."""
     devices = request.devices.devices if isinstance(request.devices, NamedDevices) else ()
     return replace(
         record,
@@ -226,9 +225,9 @@ def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
     )
 
 
-# -- JSON and protobuf, the parts that are needed ------------------------------------------------
+# -- the necessary parts of JSON and protobuf ----------------------------------------------------
 
-# Fields of ContainerAllocateResponse. Of an entry of a map, and of Mount, 1 and 2 count.
+# Fields of ContainerAllocateResponse. A map's entries, and Mount, need their fields 1 and 2.
 _VARIABLES, _MOUNTS, _ANNOTATIONS, _CDI_NAMES = 1, 2, 4, 5
 # Types of fields, with the length of fixed ones; and "another byte follows".
 _NUMBER, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
@@ -278,16 +277,16 @@ def _objects(table: object, name: str) -> list[dict[str, Any]]:
 
 
 def _texts(message: bytes) -> tuple[str, str]:
-    """Return the fields 1 and 2 of a message, which are strings; "" for a missing one."""
+    """Return fields 1 and 2 of a message, which are strings; "" for a missing one."""
     found = {number: value.decode() for number, value in _fields(message) if number in {1, 2}}
     return found.get(1, ""), found.get(2, "")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of a protobuf message that have a length, with their numbers.
+    """Yield the numbers and values of a protobuf message's length-delimited fields.
 
     Raises:
-        ValueError: it is not a message.
+        ValueError: it is not a valid message.
 
     Source: protobuf.dev/programming-guides/encoding.
     """
@@ -310,7 +309,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a number; return it and the offset behind it."""
+    """Decode a number; return it and the offset after it."""
     value = 0
     for place in range(10):
         if at >= len(message):

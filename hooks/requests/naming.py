@@ -1,4 +1,4 @@
-"""The syntax of device names, wherever they are: in variables, annotations, mounts.
+"""The syntax of device names in variables, annotations and mounts.
 
 A list consists of items. Spaces around an item, and empty items, are ignored.
 
@@ -83,7 +83,7 @@ _FEATURE_KINDS: Final = {
 # No file may define devices of this vendor.
 _LIVE_VENDOR: Final = "runtime.nvidia.com/"
 
-# More than any node has, and few enough that a hostile list costs nothing worth measuring.
+# More than any node has, but few enough that a hostile list is cheap.
 _MOST_DEVICES: Final = 1024
 
 
@@ -93,7 +93,7 @@ def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia
     Raises:
         MalformedDevice: an item has none of the known forms.
         MalformedChannel: an IMEX channel is not a valid number.
-        TooManyDevices: the list is longer than any node is large.
+        TooManyDevices: the list names more devices than any node has.
     """
     items = list(items)
     if "void" in items:
@@ -113,11 +113,11 @@ def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia
 
 
 class _List:
-    """What a list names, in the making."""
+    """The names in a list, while it is parsed."""
 
     def __init__(self, asked: str) -> None:
         self._asked = asked
-        # The first of "none" and "all" decides, and the other items are not even parsed.
+        # The first "none" or "all" decides; the other items are not even parsed.
         self._word: Devices | None = None
         self._gpus: dict[tuple[str, str], bool] = {}
         self._features: set[str] = set()
@@ -152,7 +152,7 @@ class _List:
         named = 0
         for (kind, name), explicit in self._gpus.items():
             devices = _devices(name, aliases=explicit)
-            named += len(devices)  # ranges that overlap cost as much as others
+            named += len(devices)  # overlapping ranges cost as much as others
             if devices:
                 found.update(dict.fromkeys(devices))
             elif explicit and not kind.startswith(_LIVE_VENDOR) and CDI_DEVICE.fullmatch(name):
@@ -180,7 +180,7 @@ class _List:
 
 
 def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | None:
-    """Return the numbers of IMEX channels, each once; None for every channel that the node has.
+    """Return the numbers of IMEX channels, each once; None for every channel of the node.
 
     Args:
         items: the items of a list: ``0``, ``channel0`` or ``all``.
@@ -205,7 +205,7 @@ def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | Non
                 found=f'"{item}" is no IMEX channel{quotes_in(item)}',
                 do=f"use all, or numbers from 0 to {_LAST_CHANNEL} (0, channel0)",
             )
-        if len(channels) > _MOST_DEVICES * 2:  # a driver makes 2048 of them by default
+        if len(channels) > _MOST_DEVICES * 2:  # a driver creates 2048 by default
             raise TooManyDevices(asked, found="more IMEX channels than there are", do="use all")
     return None if every else tuple(channels)
 
@@ -230,7 +230,7 @@ _UUID: Final = f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 
 
 def _start_of_uuid() -> str:
-    """Return a pattern of a UUID or the start of one."""
+    """Return a pattern for a UUID or a prefix of one."""
     rest = f"{_HEX}{{0,12}}"
     for digits in ("{0,4}", "{0,4}", "{0,4}", "{1,8}"):
         most = f"{{{digits[3]}}}"
@@ -244,7 +244,7 @@ def _range(match: re.Match[str]) -> tuple[DeviceName, ...]:
 
 
 def _bus_id(match: re.Match[str]) -> tuple[DeviceName, ...]:
-    """A PCI address as sysfs writes it: with four digits of the domain, or more if needed."""
+    """Return a PCI address in sysfs form: four digits of the domain, or more if needed."""
     return (GpuBusId(f"{int(match[1] or '0', 16):04x}:{match[2].lower()}"),)
 
 
@@ -258,17 +258,17 @@ _FORMS: Final[tuple[tuple[str, Callable[[re.Match[str]], tuple[DeviceName, ...]]
         f"(?i:MIG-GPU)-({_UUID})/{_NUMBER}/{_NUMBER}",
         lambda found: (MigInstance(f"GPU-{found[1].lower()}", int(found[2]), int(found[3])),),
     ),
-    # sysfs writes four digits of the domain or more, NVML eight.
+    # sysfs writes four or more digits of the domain, NVML eight.
     (f"(?:({_HEX}{{4,8}}):)?({_HEX}{{2}}:[01]{_HEX}[.][0-7])", _bus_id),
 )
 _COMPILED: Final = tuple((re.compile(form), make) for form, make in _FORMS)
 
 
 def _devices(name: str, *, aliases: bool) -> tuple[DeviceName, ...]:
-    """Return the GPUs and MIG devices of one item; none if it has none of the forms.
+    """Return the GPUs and MIG devices of one item; none if its form is unknown.
 
     Args:
-        aliases: whether to accept forms that only CDI has.
+        aliases: whether to accept forms that exist only in CDI.
     """
     if aliases:
         for alias in ("gpu", "mig"):

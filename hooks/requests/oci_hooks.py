@@ -1,9 +1,10 @@
-"""NVIDIA's hooks in an OCI spec: how to recognise them, and what each of them should do.
+"""NVIDIA's hooks in an OCI spec: how to recognise them, and what each should do.
 
-Engines write them before the shim sees the spec: those that apply a CDI spec of ``nvidia-ctk cdi
-generate`` (containerd, CRI-O, Docker, NRI), Docker and NVIDIA's legacy runtime for ``--gpus``, and
-containerd's clients for theirs. They would run as root, with the image as their root. This module
-recognises them in any list; the engine does their work itself, and removes them:
+Other software writes them before the shim sees the spec: engines that apply a CDI spec of
+``nvidia-ctk cdi generate`` (containerd, CRI-O, Docker, NRI), Docker and NVIDIA's legacy runtime for
+``--gpus``, and containerd's clients for their ``--gpus``. The hooks would run as root, with the
+image as their root directory. This module recognises them in any list; the engine does their work
+itself, and removes them:
 
 ===============================  ==========================================  =====================
 program (last name of its path)  arguments                                   what it stands for
@@ -18,12 +19,11 @@ with ``hook``                                                                :cl
 
 Rules
 - The program itself is never opened. It need not exist.
-- A hook with a word, an option or a value that this module does not know stays in the spec, because
-  it would do something else.
-- The value of a list may have several items, separated by commas.
+- A hook with an unknown word, option or value stays in the spec, because its effect is unknown.
+- A list option may have several items, separated by commas.
 
 Source: NVIDIA Container Toolkit, cmd/nvidia-cdi-hook (1.10 to 1.20) and cmd/nvidia-container-
-    runtime-hook, whose only command with an effect is "prestart"; Docker's daemon/nvidia_linux.go;
+    runtime-hook, where only "prestart" has an effect; Docker's daemon/nvidia_linux.go;
     containerd's contrib/nvidia and cmd/containerd/command/oci-hook.go.
 """
 
@@ -45,8 +45,8 @@ _CDI: Final = "nvidia-cdi-hook"
 _TOOLKIT: Final = "nvidia-ctk"
 _CLI: Final = "nvidia-container-cli"
 
-# Options by name, and whether each takes a value. The first ones tell where the container's state
-# is, and how much is logged.
+# Options by name, and whether each takes a value. The first ones set the place of the container's
+# state, and the log level.
 _EVERYWHERE: Final = {"container-spec": True, "debug": False, "quiet": False, "config": True}
 OPTIONS: Final[dict[str, dict[str, bool]]] = {
     "create-symlinks": {"link": True},
@@ -61,7 +61,7 @@ OPTIONS: Final[dict[str, dict[str, bool]]] = {
     "update-application-profile": {},
     "chmod": {"mode": True, "path": True},
 }
-"""The hooks of CDI specs that are done in process, with their own options."""
+"""The hooks of CDI specs whose work is done in process, with their own options."""
 
 _CLIENT_WORDS: Final = ("oci-hook", "--")
 _BEFORE_CONFIGURE: Final = {"load-kmods": False, "ldcache": True}
@@ -73,12 +73,12 @@ _CONFIGURE: Final = {
 
 
 class HookUnknown(ValueError):
-    """A program of NVIDIA's is called in a way that is not known here; the text says which."""
+    """An NVIDIA program has an unknown command line, which the message describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A hook of a CDI spec of NVIDIA's: its name, its options in order, whose it is."""
+    """A hook of NVIDIA's CDI specs: its name, its options in order, its owner."""
 
     name: str
     options: tuple[tuple[str, str], ...]
@@ -95,10 +95,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What a client of containerd requests by a hook: ``ctr run --gpus``, nerdctl."""
+    """A request in a hook by a containerd client: ``ctr run --gpus``, nerdctl."""
 
     devices: tuple[str, ...]  # as containers name them; empty for none
-    capabilities: tuple[str, ...]  # of the driver; ("all",) for all that containerd knows
+    capabilities: tuple[str, ...]  # of the driver; ("all",) for all that containerd supports
     requirements: tuple[str, ...]
 
 
@@ -107,14 +107,14 @@ def parse_call(path: str, arguments: Sequence[str], owner: str = "the spec") -> 
 
     Args:
         path: the path of its program.
-        arguments: all of its arguments, with the program's name first.
+        arguments: all arguments, with the program's name first.
         owner: what the hook belongs to, for messages.
 
     Returns:
-        The call; None if the program is not one of NVIDIA's for CDI.
+        The call; None if the program is not an NVIDIA program for CDI.
 
     Raises:
-        HookUnknown: it is one of them, but has an unknown word or option.
+        HookUnknown: it is one, but with an unknown word or option.
     """
     program, words = posixpath.basename(path), list(arguments[1:])
     if program not in {_CDI, _TOOLKIT}:
@@ -155,14 +155,14 @@ def absolute(text: str) -> str | None:
 
 
 def link_of(text: str) -> tuple[str, str] | None:
-    """Path and target of ``TARGET::PATH``; None if it is not of that form."""
+    """Return path and target of ``TARGET::PATH``; None for another form."""
     target, _, at = text.rpartition("::")
     path = absolute(at)
     return (path, target) if target and path is not None else None
 
 
 def call_in(hook: object) -> Call | None:
-    """Return the call of a spec's hook; None if the hook is not done in process."""
+    """Return the call of a spec's hook; None if its work is not done in process."""
     path, arguments = _command(hook)
     try:
         call = parse_call(path, arguments)
@@ -172,18 +172,18 @@ def call_in(hook: object) -> Call | None:
 
 
 def _is_doable(call: Call) -> bool:
-    """Whether the values of a call have the right form; with others its program fails too."""
+    """Whether a call's values have the right form; NVIDIA's program also fails with others."""
     return (
         all(map(link_of, call.items_of("link")))
         and all(map(absolute, call.items_of("folder")))
         and all(map(absolute, call.all_of("cuda-compat-container-root")))
-        # It mends directories of device nodes. Elsewhere it would be another thing.
+        # It repairs directories of device nodes. Elsewhere it would have another effect.
         and all((absolute(path) or "").startswith("/dev/") for path in call.items_of("path"))
     )
 
 
 def client_request(hook: object) -> ClientRequest | None:
-    """Parse the request of a hook of containerd's clients; None if it is not a known one."""
+    """Parse the request in a hook of containerd's clients; return None for other hooks."""
     _, arguments = _command(hook)
     words = list(arguments[1:])
     if tuple(words[:2]) != _CLIENT_WORDS or posixpath.basename("".join(words[2:3])) != _CLI:
@@ -197,7 +197,7 @@ def client_request(hook: object) -> ClientRequest | None:
         options = list(_take_options(words, _CONFIGURE))
     except HookUnknown:
         return None
-    if len(words) != 1:  # the root of the container
+    if len(words) != 1:  # only the root of the container
         return None
     named = {name for name, _ in options}
     every = named.issuperset(_CLIENT_CAPABILITIES)
@@ -209,13 +209,13 @@ def client_request(hook: object) -> ClientRequest | None:
 
 
 def is_dockers(hook: object) -> bool:
-    """Whether a hook is the one that NVIDIA's legacy runtime and Docker's ``--gpus`` add."""
+    """Whether NVIDIA's legacy runtime and Docker's ``--gpus`` add this hook."""
     path, arguments = _command(hook)
     return posixpath.basename(path) in _LEGACY and "prestart" in arguments[1:]
 
 
 def is_nvidia_hook(hook: object) -> bool:
-    """Whether a hook is one that is taken out of the spec, since the engine does what it would."""
+    """Whether the engine does the work of this hook, and removes it from the spec."""
     return is_dockers(hook) or client_request(hook) is not None or call_in(hook) is not None
 
 
@@ -225,7 +225,7 @@ def has_nvidia_hook(spec: Mapping[str, Any]) -> bool:
 
 
 def calls_of(spec: Mapping[str, Any]) -> tuple[Call, ...]:
-    """Return the calls of a spec's hooks that are done in process, in the order of their runs."""
+    """Return the calls of a spec's hooks that are done in process, in the order of execution."""
     found = (call_in(hook) for _, hook in hooks_of(spec))
     return tuple(call for call in found if call is not None)
 
@@ -248,7 +248,7 @@ def tell_hook(hook: object) -> str:
 
 
 def _command(hook: object) -> tuple[str, tuple[str, ...]]:
-    """Path and arguments of a hook; nothing if it has the wrong shape."""
+    """Return path and arguments of a hook; nothing if it is malformed."""
     path = hook.get("path") if isinstance(hook, dict) else None
     arguments = hook.get("args") if isinstance(hook, dict) else None
     if not isinstance(path, str) or not isinstance(arguments, list):

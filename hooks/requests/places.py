@@ -1,8 +1,7 @@
 """The places in an OCI spec where a request can be written.
 
-:data:`PLACES` is the only table of them. With it, :mod:`hooks.requests.prefilter` finds out whether
-anything is requested, and :mod:`hooks.requests.request` parses what it finds. Both go through it in
-order, so they agree.
+:data:`PLACES` is the only table of them. :mod:`hooks.requests.prefilter` finds requests with it,
+and :mod:`hooks.requests.request` parses them. Both read it in order, so they agree.
 
 ============================================  ===========  ==================================
 place                                         origin       form
@@ -23,16 +22,16 @@ legacy image: CUDA_VERSION is set, and        environment  all GPUs
 NVIDIA_REQUIRE_CUDA and the above are not
 ============================================  ===========  ==================================
 
-These are not in the table, because they do not compete with it: AMD_VISIBLE_DEVICES and
-INTEL_VISIBLE_DEVICES (:func:`vendor_text`), and NVIDIA's hooks, which are removed from the spec
-wherever they are (:class:`NvidiaHooks`).
+The table omits what does not compete with it: AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES
+(:func:`vendor_text`), and NVIDIA's hooks, which the engine removes from the spec wherever they are
+(:class:`NvidiaHooks`).
 
-The annotations of NVIDIA's toolkit are those of a pod, and are written by the pod's author. In a
-namespace that is not trusted they do not count, so a later place decides.
+A pod's author writes the annotations of NVIDIA's toolkit. In an untrusted namespace they do not
+count, so a later place decides.
 
 Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES and adds NVIDIA's hook to the prestart hooks.
-Because of that hook, the environment has the origin docker, for which NVIDIA_VISIBLE_DEVICES comes
-before the swarm variables.
+With that hook, the environment has the origin docker, and NVIDIA_VISIBLE_DEVICES comes before the
+swarm variables.
 
 Source: NVIDIA Container Toolkit, internal/config/image, cmd/nvidia-container-runtime-hook and
 cmd/nvidia-ctk-installer/container/runtime/nri.
@@ -79,18 +78,18 @@ NAMES: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.nam
 _TOOLKIT: Final = "nvidia.cdi.k8s.io"
 
 VOID: Final = "void"
-"""The item that, anywhere in a list of names, makes it a request of nothing."""
+"""An item that, anywhere in a list of names, makes the list request nothing."""
 GPU_KIND: Final = "nvidia.com/gpu"
-"""The kind of names that have none, unless the configuration has another default."""
+"""The kind of names without one, unless the configuration has another default."""
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaHooks:
-    """The hooks of NVIDIA's in a spec."""
+    """NVIDIA's hooks in a spec."""
 
     present: bool  # whether there is any
     by_docker: bool  # whether Docker's --gpus has added one
-    client: ClientRequest | None  # what a client of containerd requests by one
+    client: ClientRequest | None  # the request of a containerd client in one
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> NvidiaHooks:
@@ -116,10 +115,10 @@ _NO_HOOKS: Final = NvidiaHooks(present=False, by_docker=False, client=None)
 
 @dataclass(frozen=True, slots=True)
 class SpecView:
-    """The parts of a spec in which a request can stand."""
+    """The parts of a spec that can contain a request."""
 
     spec: Mapping[str, Any]
-    variables: Mapping[str, str]  # of the process, each with its last value
+    variables: Mapping[str, str]  # the process's, each with its last value
     hooks: NvidiaHooks
 
     @classmethod
@@ -134,17 +133,17 @@ class SpecView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceText:
-    """The text in which one place names devices."""
+    """The device names in one place."""
 
-    items: tuple[str, ...]  # the names, in order, as hooks.requests.naming reads them
+    items: tuple[str, ...]  # the names, in order, for hooks.requests.naming
     origin: str  # of Origin
-    source: str  # where it stands, for messages
+    source: str  # the place, for messages
     kind: str = GPU_KIND  # of names without one
-    channels: tuple[str, ...] = ()  # IMEX channels that stand apart from the names
+    channels: tuple[str, ...] = ()  # IMEX channels, if separate from the names
 
     @property
     def is_empty(self) -> bool:
-        """Whether the place requests nothing. It decides all the same: no later place counts."""
+        """Whether the place requests nothing. It still decides: no later place counts."""
         return not self.channels and (not self.items or VOID in self.items)
 
 
@@ -156,7 +155,7 @@ def vendor_text(variables: Mapping[str, str], name: str) -> str:
 
 
 def is_legacy(variables: Mapping[str, str]) -> bool:
-    """Whether the image is from before NVIDIA_VISIBLE_DEVICES."""
+    """Whether the image is older than NVIDIA_VISIBLE_DEVICES."""
     return bool(variables.get(CUDA_VERSION)) and not variables.get(REQUIRE_CUDA)
 
 
@@ -195,7 +194,7 @@ def _in_toolkit_annotations(view: SpecView, config: Config) -> DeviceText | None
 
 
 def agreed(annotations: Mapping[str, Any], names: Iterable[str], others: Iterable[str] = ()) -> str:
-    """Return the common value of these annotations and others; "" if they differ."""
+    """Return the common value of these annotations; "" if they differ."""
     said = {str(annotations[name]) for name in names if name in annotations} | set(others)
     return said.pop() if len(said) == 1 else ""
 
@@ -228,7 +227,7 @@ def _in_mounts(view: SpecView, config: Config) -> DeviceText | None:
                 items.append("/".join(rest))
             case _:
                 items.append("/".join(path))
-    # Each mount is a name by itself: the kind of one does not hold for the next.
+    # Each mount is a separate name: the kind of one does not apply to the next.
     items.sort(key=lambda item: "=" in item)
     source = f"mounts below {MOUNTS}: {', '.join(map('/'.join, below))}"
     return DeviceText(
@@ -260,7 +259,7 @@ def _in_environment(view: SpecView, config: Config) -> DeviceText | None:
     origin = Origin.DOCKER if view.hooks.by_docker else Origin.ENVIRONMENT
     usual = [DEVICES] if DEVICES in variables else []
     swarm = [name for name in config.swarm_resources if name in variables]
-    # Docker's --gpus writes the usual one, and any other may be the image's.
+    # Docker's --gpus sets the usual variable; any other may be the image's.
     chosen = (usual or swarm) if origin == Origin.DOCKER else (swarm or usual)
     if not chosen:
         if not is_legacy(variables):
@@ -280,8 +279,8 @@ PLACES: Final[tuple[Callable[[SpecView, Config], DeviceText | None], ...]] = (
 def device_texts(view: SpecView, config: Config) -> Iterator[DeviceText]:
     """Yield the content of each place, in order.
 
-    A place is read only when it is its turn: a device plugin that mounts the names of devices sets
-    the variable to something that is not a name.
+    Each place is parsed only when reached: a device plugin that mounts device names sets the
+    variable to something that is not a name.
 
     Raises:
         MalformedSpec: the place has the wrong shape.

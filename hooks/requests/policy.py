@@ -1,10 +1,10 @@
-"""Policy: which part of a request a container may have, by its author and the container.
+"""Policy: decide which part of a request is allowed, by its author and the container.
 
-In a pod, the environment may be the image's, and the annotations, mounts and variables may be those
-of the pod's author: a spec does not show who wrote what. A UUID is not a secret either, since
-procfs shows it to every container. So what a pod requests is only a wish, and the grant is what the
-kubelet has recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of
-Kubernetes, the user who starts a container decides what it gets. The mode decides whom to trust:
+In a pod, the environment may come from the image, and annotations, mounts and variables from the
+pod's author: a spec does not show who wrote what. UUIDs are not secret either, since procfs shows
+them to every container. So a pod's request alone grants nothing; the grant is what the kubelet has
+recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes, the user
+who starts a container decides what it gets. The mode decides whom to trust:
 
 ============  =================  ==================  ==========================================
 mode          environment,       privileged in       unprivileged in Kubernetes
@@ -20,33 +20,32 @@ strict        not trusted        what the record     what the kubelet's record h
 
 Rules
 - In a trusted namespace everything is trusted in every mode.
-- A list is granted as a whole or not at all, because it has one author. Only ``all`` is narrowed:
-  to what the kubelet gave, if it gave GPUs.
-- If no record can be used (there is no kubelet, or its root is elsewhere), nothing was granted.
+- A list is granted as a whole or not at all, because it has one author. Only ``all`` is narrowed,
+  to the GPUs that the kubelet granted, if any.
+- Without a usable record (no kubelet, or its root is elsewhere), nothing was granted.
 - ``none`` gives no GPU, so in the default mode a pod's environment may request it.
 - Annotations and mounts of /dev/null are trusted outside of Kubernetes and in privileged
   containers. With ``accept-mounts = true`` such mounts are trusted in every pod, although the
   author of a pod can create them with a volume of type hostPath.
-- What an engine itself has put into the spec (CDI) is already there and stays; what belongs to the
-  devices comes with them.
+- Devices that an engine has put into the spec (CDI) stay, and get what belongs to them.
 - Features that only variables can request (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) need a
   trusted environment or the record, even if the GPUs come from elsewhere.
-- Management devices, which are all devices of the node, need a trusted request and, in Kubernetes,
-  a privileged container or a trusted namespace (mode ``nvidia`` needs neither).
+- Management devices (all devices of the node) need a trusted request and, in Kubernetes, a
+  privileged container or a trusted namespace (mode ``nvidia`` needs neither).
 - Configuring or monitoring MIG always needs a privileged container, and is an error otherwise, as
   with NVIDIA's runtime.
 - A container is part of a pod if it has the annotations of a CRI, or a cgroup of the kubelet.
-- The identity of the pod and the container, and the namespace, count only if all sources agree: an
-  engine that passes annotations of pods on also passes on those that look like its own. The kubelet
-  creates the cgroup.
+- The identity of pod and container, and the namespace, count only if all sources agree: an engine
+  that passes on a pod's annotations also passes on imitations of its own. Only the kubelet creates
+  the cgroup.
 - Other vendors' devices that the environment names need a trusted environment or the record.
-- A container whose request is denied either starts without any part of the driver, or fails, as
-  configured. Both are logged.
-- The sandbox container of a pod gets nothing. It runs nothing, and a pod's annotations are meant
+- After a denial, a container starts without any part of the driver, or fails, as configured. Both
+  are logged.
+- The sandbox container of a pod gets nothing. It needs no GPU, and a pod's annotations are meant
   for its other containers.
-- Unsupported driver capabilities are removed from ``all`` and from the default; naming one is an
-  error, as with NVIDIA's runtime.
-- Policy only ever removes.
+- Unsupported driver capabilities are removed from ``all`` and the default; to name one is an error,
+  as with NVIDIA's runtime.
+- Policy only removes.
 
 A container is privileged if it has CAP_SYS_ADMIN in the bounding set, as in NVIDIA's toolkit, and
 no user namespace, because in a user namespace that capability opens no device of the node.
@@ -87,14 +86,14 @@ from hooks.words import (
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The container of a request."""
+    """The container that makes a request."""
 
     kubernetes: bool = False  # whether it is a container of a pod
-    sandbox: bool = False  # whether it is the one that holds the pod's namespaces
-    namespace: str = ""  # the pod's; "" if it is not known for certain
+    sandbox: bool = False  # whether it holds the pod's namespaces
+    namespace: str = ""  # the pod's; "" if uncertain
     privileged: bool = False  # whether it could take a GPU by itself
-    pod_uid: str = ""  # the pod's UID; "" if pod or container is not known for certain
-    name: str = ""  # its name in the pod; "" if the engine does not tell
+    pod_uid: str = ""  # the pod's UID; "" if pod or container is uncertain
+    name: str = ""  # its name in the pod; "" if the engine does not report it
 
     def __str__(self) -> str:
         kind = "privileged" if self.privileged else "unprivileged"
@@ -106,7 +105,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of policy: the allowed part of a request."""
+    """The policy's decision: the allowed part of a request."""
 
     container: Container
     mode: str  # of the policy
@@ -114,12 +113,12 @@ class Verdict:
     allowed: Request
     denials: tuple[str, ...] = ()  # what was denied and why, for display
     notes: tuple[str, ...] = ()  # what was narrowed without being denied, for display
-    # what the kubelet's record has for the container, for display; "" if that did not decide
+    # the kubelet's record of the container, for display; "" if it did not decide
     kubelet: str = ""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why ``allowed`` is less than ``asked``; empty if it is not."""
+        """Why ``allowed`` is less than ``asked``; empty if they are equal."""
         return (*self.denials, *self.notes)
 
 
@@ -128,9 +127,9 @@ _OF_CRI: Final = "io.kubernetes.cri"
 _TYPES: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _UIDS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 _SANDBOX: Final = "sandbox"
-# In the name of the kubelet's cgroup, or slice, of all pods; it cannot be configured.
+# In the name of the kubelet's cgroup or slice for all pods, which is not configurable.
 _OF_KUBELET: Final = "kubepods"
-# The pod's UID in a cgroup's path, by either cgroup driver; a static pod's is a digest.
+# The pod's UID in a cgroup path, from either cgroup driver; a static pod's is a digest.
 _UID_IN_CGROUP: Final = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[/.:]|$)"
 )
@@ -138,7 +137,7 @@ _ADMIN: Final = "CAP_SYS_ADMIN"
 
 
 def read_container(spec: Mapping[str, Any]) -> Container:
-    """Read the container that a spec describes.
+    """Read the container from its spec.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -149,12 +148,12 @@ def read_container(spec: Mapping[str, Any]) -> Container:
     in_cgroup = [uid.replace("_", "-") for uid in _UID_IN_CGROUP.findall(cgroup)]
     names = {str(annotations[name]) for name in NAMES if name in annotations}
     return Container(
-        # cri-dockerd's containers have nothing of Kubernetes in their spec but the cgroup.
+        # The cgroup is all that Kubernetes leaves in the spec of cri-dockerd's containers.
         kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _OF_KUBELET in cgroup,
         sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
         namespace=agreed(annotations, NAMESPACES),
         privileged=_is_privileged(spec),
-        # Two names are not the same as none: then it is unknown whose record it is.
+        # With two different names, it is unknown whose record applies.
         pod_uid="" if len(names) > 1 else agreed(annotations, _UIDS, in_cgroup),
         name=agreed(annotations, NAMES),
     )
@@ -168,7 +167,7 @@ def _is_privileged(spec: Mapping[str, Any]) -> bool:
 
 
 def mounts_are_believed(config: Config) -> bool:
-    """Whether mounts of /dev/null give devices to unprivileged containers of pods, too."""
+    """Whether mounts of /dev/null grant devices to a pod's unprivileged containers, too."""
     return config.accept_mounts is True or (
         config.mode == Mode.NVIDIA and config.accept_mounts is not False
     )
@@ -204,11 +203,11 @@ def judge(
     """Return the verdict on a request; its ``allowed`` is at most ``request``.
 
     Args:
-        record: what the kubelet gave the container; None if that does not decide
+        record: what the kubelet granted to the container; None if that does not decide
             (:func:`needs_record`).
 
     Raises:
-        RequestDenied: something is denied, and the configuration makes that an error.
+        RequestDenied: part of it is denied, and the configuration makes that an error.
         PrivilegeNeeded: a container that is not privileged asks to control MIG.
         UnsupportedCapability: a named driver capability is excluded by the configuration.
     """
@@ -241,7 +240,7 @@ _DO: Final = (
 
 
 class _Case:
-    """One request before the policy."""
+    """One request under the policy."""
 
     def __init__(
         self, request: Request, container: Container, config: Config, record: KubeletRecord | None
@@ -287,7 +286,8 @@ class _Case:
         free = not container.kubernetes or container.privileged
         match origin:
             case Origin.DOCKER:
-                # Docker starts no containers of pods: there, a hook of NVIDIA's is in every spec.
+                # Docker starts no containers of pods; in a pod, NVIDIA's runtime adds the hook to
+                # every spec.
                 return not container.kubernetes or self._environment
             case Origin.MOUNTS:
                 return free or mounts_are_believed(self._config) or self._environment
@@ -389,7 +389,7 @@ _OTHER_VENDORS: Final = {
 
 
 def _asked(request: Request) -> str:
-    """NVIDIA's devices of a request, in the words of the request."""
+    """Return the NVIDIA part of a request, in its own words."""
     return request.source or ", ".join(_words(request)) or "nothing"
 
 

@@ -1,20 +1,20 @@
 """Decide, once for each container, whether the engine has any work for it.
 
-Every container of the node passes through here, and most request nothing: for them the engine does
-not run, and is not even loaded. The result goes with the container to its worker, which reads the
-request with :mod:`hooks.requests.request` and repeats none of these checks.
+Every container of the node passes through here. Most request nothing, so the engine is not even
+loaded for them. A worker gets the result with its container, reads the request with
+:mod:`hooks.requests.request`, and repeats none of these checks.
 
 Rules
-- ``requests`` is true exactly if the parsed request would need an injection, or if parsing it
-  raises: both use the table of :mod:`hooks.requests.places`.
+- ``requests`` is true exactly if the parsed request needs an injection, or if parsing raises: both
+  use the table of :mod:`hooks.requests.places`.
 - If the spec has one of NVIDIA's hooks, the engine has work (:mod:`hooks.requests.oci_hooks`), even
   if the container requests nothing.
-- Nodes that a spec already lists matter only if the configuration limits how many containers may
-  have them, or if a device of the node is out of service.
-- The configuration can name further variables and annotations. If it cannot be read, the default
-  places are used, and the failure is reported; a container that requests something then fails.
-- The annotation :data:`FAULT_EXIT_CODE` tells which exit code a container wants if a GPU failure
-  ends it. It concerns only that container, so anyone who may annotate it may set it.
+- Device nodes that a spec already lists matter only if the configuration limits their number of
+  holders, or if a device of the node is out of service.
+- The configuration can name more variables and annotations. If it cannot be read, the default
+  places apply, and the failure is reported; a container that requests something then fails.
+- The annotation :data:`FAULT_EXIT_CODE` sets a container's exit code if a GPU failure ends it. It
+  affects only that container, so anyone who may annotate it may set it.
 
 Source: OCI runtime specification, config.md.
 """
@@ -41,9 +41,9 @@ from hooks.requests.places import (
     vendor_text,
 )
 
-# Driver capabilities that a container gets without asking.
+# Driver capabilities that a container gets by default.
 _DEFAULT_CAPABILITIES: Final = frozenset({"", "compute", "utility"})
-# Those that the CDI specs of NVIDIA's program, which have hooks, do not include.
+# Not included in the CDI specs of NVIDIA's program, which have hooks.
 _BEYOND_NVIDIAS: Final = frozenset({"all", "compat32"})
 
 FAULT_EXIT_CODE: Final = "io.containerd.nvidia.v1.fault-exit-code"
@@ -56,21 +56,21 @@ _DIGITS: Final = 3
 class Settings:
     """The part of the configuration that the prefilter needs."""
 
-    config: Config = Config()  # the default one if it cannot be read
-    failure: str = ""  # why it cannot be read; "" if it can
-    limited: bool = False  # whether it may limit how many containers have a device
+    config: Config = Config()  # the default, if it cannot be read
+    failure: str = ""  # why it cannot be read, or ""
+    limited: bool = False  # whether it may limit the holders of a device
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilter:
-    """What the prefilter found in a container's spec."""
+    """The prefilter's findings in a container's spec."""
 
-    requests: bool  # it requests something, or its request cannot be read
-    lists_nodes: bool  # its spec lists device nodes of NVIDIA's already
-    wants_more: bool  # and it names driver capabilities beyond those that came with the nodes
-    counts_nodes: bool  # and these count as held, since the number of holders may be limited
-    needs_worker: bool  # a worker has to look at it, for any of these reasons or another
-    failure: str = ""  # why the configuration cannot be read, if that may matter to it
+    requests: bool  # whether it requests something, or its request cannot be read
+    lists_nodes: bool  # whether its spec already lists NVIDIA's device nodes
+    wants_more: bool  # whether it also names driver capabilities beyond those of the nodes
+    counts_nodes: bool  # whether these nodes count as held, since their holders may be limited
+    needs_worker: bool  # whether a worker must examine it, for any of these reasons or another
+    failure: str = ""  # why the configuration cannot be read, if this may affect the container
 
 
 def prefilter(spec: Mapping[str, Any]) -> Prefilter:
@@ -84,13 +84,13 @@ def prefilter(spec: Mapping[str, Any]) -> Prefilter:
     """
     found = find_work(spec, read_settings())
     if found.needs_worker or found.lists_nodes:
-        # It is read again when the container ends, too late for an error to help.
+        # Check it now: when the container exits, an error would come too late.
         read_fault_exit_code(spec)
     return found
 
 
 def find_work(spec: Mapping[str, Any], settings: Settings) -> Prefilter:
-    """Examine a container's spec, with settings that were already read.
+    """Examine a container's spec, with settings already read.
 
     Args:
         spec: config.json, decoded.
@@ -101,7 +101,7 @@ def find_work(spec: Mapping[str, Any], settings: Settings) -> Prefilter:
         view = SpecView.of(spec)
         requests = _requests(view, settings.config)
         wants_more = listed and _names_more(view)
-    except NvshimError:  # reading the request raises it again, and reports it
+    except NvshimError:  # reading the request raises it again, and that is reported
         requests, wants_more = True, False
     needs_worker = (
         requests
@@ -117,7 +117,7 @@ def find_work(spec: Mapping[str, Any], settings: Settings) -> Prefilter:
 def _requests(view: SpecView, config: Config) -> bool:
     """Whether anything is requested.
 
-    The first text decides, unless it names only other vendors' devices, which is a request too.
+    The first place decides, unless it names only other vendors' devices, which is also a request.
     """
     text = next(device_texts(view, config), None)
     return (
@@ -130,9 +130,9 @@ def _requests(view: SpecView, config: Config) -> bool:
 def _names_more(view: SpecView) -> bool:
     """Whether a container names driver capabilities beyond those that came with its listed nodes.
 
-    The CDI specs of our device plugin contain only the files of the usual capabilities, since an
-    engine gives everything in a spec to every image. We add what an image names beyond that. The
-    specs of NVIDIA's program, which have hooks, contain all files except 32-bit ones.
+    An engine gives every image the whole CDI spec, so the specs of our device plugin contain only
+    the files of the usual capabilities, and we add the others that an image names. The specs of
+    NVIDIA's program, which have hooks, contain all files except 32-bit ones.
     """
     named = {word.strip() for word in view.variables.get(CAPABILITIES, "").split(",")}
     beyond = named - _DEFAULT_CAPABILITIES
@@ -142,10 +142,10 @@ def _names_more(view: SpecView) -> bool:
 
 
 def lists_nodes(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec already lists NVIDIA's device nodes, as from an engine that applies CDI.
+    """Whether a spec already lists NVIDIA's device nodes, for example from CDI.
 
     Args:
-        spec: config.json, decoded; one of the wrong shape lists none.
+        spec: config.json, decoded; a malformed one lists none.
     """
     try:
         return any(node["path"].startswith(NODES) for node in spec["linux"].get("devices") or ())
@@ -154,7 +154,7 @@ def lists_nodes(spec: Mapping[str, Any]) -> bool:
 
 
 def _lists_gpus_for_mapped_users(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec lists GPU nodes of any vendor for a container in a user namespace."""
+    """Whether a spec lists any vendor's GPU nodes for a container in a user namespace."""
     try:
         linux = spec["linux"]
         return bool(linux.get("uidMappings")) and any(
@@ -165,7 +165,7 @@ def _lists_gpus_for_mapped_users(spec: Mapping[str, Any]) -> bool:
 
 
 def read_settings() -> Settings:
-    """Read the configuration; return the default one, and why, if it cannot be read."""
+    """Read the configuration; if that fails, return the default and the reason."""
     try:
         config = load_config()
     except ConfigError as error:
@@ -174,7 +174,7 @@ def read_settings() -> Settings:
 
 
 def _mentions_limits() -> bool:
-    """Whether a configuration that cannot be parsed may limit who has a device."""
+    """Whether an unreadable configuration may limit the holders of a device."""
     (ours, _), _ = find_files()
     try:
         with open(ours, "rb") as stream:
@@ -184,13 +184,13 @@ def _mentions_limits() -> bool:
 
 
 def read_fault_exit_code(spec: Mapping[str, Any]) -> int | None:
-    """Read the exit code that a container wants if a GPU failure ends it.
+    """Read the exit code that a container requests for the case that a GPU failure ends it.
 
     Args:
         spec: config.json, decoded.
 
     Returns:
-        1 to 255; 0 to keep its own; None if there is no such annotation.
+        1 to 255; 0 to keep its own; None without the annotation.
 
     Raises:
         FaultExitCodeWrong: the annotation holds something else.

@@ -1,13 +1,13 @@
-"""What a container requests, and where the request was written: read from its spec.
+"""Read a container's request, and the place of the request, from its spec.
 
-The first place that names an NVIDIA device decides which NVIDIA devices the container gets. The
-same applies to other vendors' devices by CDI name. An NVIDIA GPU from a CDI file
-(``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. Places: :mod:`hooks.requests.places`.
-Names: :mod:`hooks.requests.naming`.
+The first place that names an NVIDIA device decides which NVIDIA devices the container gets.
+Likewise, the first place with CDI names decides about other vendors' devices. An NVIDIA GPU from a
+CDI file (``k8s.device-plugin.nvidia.com/gpu=…``) also decides. Places:
+:mod:`hooks.requests.places`. Names: :mod:`hooks.requests.naming`.
 
-Wherever one of NVIDIA's hooks is (:mod:`hooks.requests.oci_hooks`), it is removed from the spec,
-even if nothing is requested (:func:`hooks.edits.mutation.apply`). The hook of containerd's clients
-also names driver capabilities and requirements, and then only these count.
+NVIDIA's hooks (:mod:`hooks.requests.oci_hooks`) are removed from the spec, even if nothing is
+requested (:func:`hooks.edits.mutation.apply`). The hook of containerd's clients also names driver
+capabilities and requirements; then only these count.
 
 These variables count if any NVIDIA device is requested:
 
@@ -24,15 +24,15 @@ NVIDIA_MIG_MONITOR_DEVICES          not; anything else is an error
 NVIDIA_IMEX_CHANNELS                numbers, or ``all``, unless a mount or CDI name has any
 ==================================  =====================================================
 
-AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES are used as they are, and always come from the
+AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES are kept unparsed, and always have the origin
 environment.
 
 If a variable is set twice, its last value counts, as for the process. Parsing is total: every spec
 results in a request or one typed error.
 
-containerd and Docker can apply CDI specs themselves; NVIDIA_VISIBLE_DEVICES is then ``void`` at its
-end. Without an annotation nothing else is requested, so nothing is left to do. With one, the same
-devices are granted, and :func:`hooks.edits.mutation.apply` adds only what is missing.
+containerd and Docker can apply CDI specs themselves; the last NVIDIA_VISIBLE_DEVICES is then
+``void``. Without an annotation nothing else is requested, so nothing is left to do. With one, the
+same devices are granted, and :func:`hooks.edits.mutation.apply` adds only what is missing.
 
 Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook; its
     user guide, "Environment variables". Where they differ from each other and from this module, and
@@ -83,44 +83,44 @@ class Request:
 
     devices: Devices
     capabilities: frozenset[str] = frozenset()  # the driver capabilities, a subset of CAPABILITIES
-    features: frozenset[str] = frozenset()  # what else of NVIDIA's, words of Feature
-    # numbers of IMEX channels; None for every one that the node has
+    features: frozenset[str] = frozenset()  # other NVIDIA features, words of Feature
+    # IMEX channel numbers; None for every channel of the node
     imex_channels: tuple[int, ...] | None = ()
     # expressions that the driver and each GPU have to meet ("cuda>=12.4 brand=tesla,driver>=535"),
     # by the variable that contains them
     requirements: tuple[tuple[str, str], ...] = ()
-    # fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file
+    # fully qualified CDI names ("amd.com/gpu=0") that CDI files define
     cdi_devices: tuple[str, ...] = ()
-    cdi_origin: str = Origin.NOBODY  # where these are named, of Origin
-    # the ``features`` that only variables request, and not a list of devices; also IMEX, if the
-    # channels come from a variable. The list may have another author.
+    cdi_origin: str = Origin.NOBODY  # their place, of Origin
+    # the ``features`` that only variables request; also IMEX, if the channels come from a variable.
+    # The device list may have another author.
     only_variables: frozenset[str] = frozenset()
     amd_devices: str = ""  # what AMD_VISIBLE_DEVICES requests; "" for nothing
     intel_devices: str = ""  # what INTEL_VISIBLE_DEVICES requests; "" for nothing
-    hooked: bool = False  # whether a hook of NVIDIA's is in the spec, which is then removed
-    # where NVIDIA's devices are requested, of Origin; if none are, where other devices are
+    hooked: bool = False  # whether the spec has an NVIDIA hook, which is then removed
+    # the place of the request for NVIDIA's devices, of Origin; without one, for other devices
     origin: str = Origin.NOBODY
     source: str = ""  # the text of the request, for display ("NVIDIA_VISIBLE_DEVICES=0")
 
     @property
     def wants_driver(self) -> bool:
-        """Whether anything of NVIDIA's driver is requested, so that its inventory is needed."""
+        """Whether it requests any part of NVIDIA's driver, and so needs its inventory."""
         asked = not isinstance(self.devices, Void) or bool(self.features)
         return asked or self.imex_channels != ()
 
     @property
     def wants_injection(self) -> bool:
-        """Whether the engine edits the spec; if not, the container is not touched at all."""
+        """Whether the engine edits the spec; if not, it leaves the container unchanged."""
         return self.wants_devices or self.hooked
 
     @property
     def wants_devices(self) -> bool:
-        """Whether any device is requested, or anything of a driver."""
+        """Whether it requests any device, or any part of a driver."""
         others = bool(self.cdi_devices or self.amd_devices or self.intel_devices)
         return self.wants_driver or others
 
     def without_nvidia(self) -> Request:
-        """Return the request without anything of NVIDIA's that an inventory has."""
+        """Return the request without the NVIDIA devices and features of an inventory."""
         return replace(
             self,
             devices=Void(),
@@ -135,7 +135,7 @@ class Request:
 _DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"
 _IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
 _REQUIRE: Final = "NVIDIA_REQUIRE_"
-_JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"  # says which files of Tegra's are wanted
+_JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"  # selects Tegra's files
 _FEATURES: Final = {
     "NVIDIA_GDS": Feature.GDS,
     "NVIDIA_MOFED": Feature.MOFED,
@@ -146,12 +146,12 @@ _MIG_ACCESS: Final = {
     "NVIDIA_MIG_CONFIG_DEVICES": Feature.MIG_CONFIG,
     "NVIDIA_MIG_MONITOR_DEVICES": Feature.MIG_MONITOR,
 }
-# Of NVIDIA's DRA driver and of ours, whose classes are claims.
+# Vendors of NVIDIA's DRA driver and of ours, whose classes are claims.
 _DRA_VENDORS: Final = frozenset({"k8s.gpu.nvidia.com", "k8s.gpu.containerd-shim-nvidia"})
 
 
 def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Request:
-    """Return what the container of an OCI spec requests.
+    """Return what the container with this OCI spec requests.
 
     Args:
         spec: config.json, decoded. It is not changed.
@@ -201,7 +201,7 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
 
 
 def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[str, str]:
-    """Return the variables, with those of a containerd client in place of the image's."""
+    """Return the variables, with a containerd client's in place of the image's."""
     of_image = (_REQUIRE, _DISABLE_REQUIRE, CUDA_VERSION, CAPABILITIES_VARIABLE)
     rest = {name: value for name, value in variables.items() if not name.startswith(of_image)}
     required = {f"{_REQUIRE}{n}": value for n, value in enumerate(client.requirements)}
@@ -209,7 +209,7 @@ def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[
 
 
 def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
-    """Return what a container requests beyond the devices that its spec already has.
+    """Return a container's request beyond the devices that its spec already has.
 
     Args:
         spec: config.json, decoded. It is not changed.
@@ -233,7 +233,7 @@ def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
 
 
 def _is_nvidia_gpu(cdi_device: str) -> bool:
-    """Whether a CDI file gives an NVIDIA GPU with this name, as NVIDIA's device plugins write them.
+    """Whether this name, in the style of NVIDIA's device plugins, is an NVIDIA GPU of a CDI file.
 
     A container with such a GPU does not also get those that its image requests.
     """
@@ -280,7 +280,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
 
 
 def _with_all_of_nvidia(request: Request, names: Names, variables: Mapping[str, str]) -> Request:
-    """Return a request with the variables that count if anything of NVIDIA's is requested."""
+    """Return the request with the variables that count for any NVIDIA request."""
     legacy = is_legacy(variables)
     channels, by_variables = names.imex_channels, _features(variables)
     only_variables = by_variables - names.features
