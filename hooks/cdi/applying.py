@@ -4,26 +4,26 @@ Rules
 - The common edits of a file come once, before the first of its devices. Then come those of each
   device, in the order in which the container names the devices. If two edits concern the same
   place, the later one applies.
-- If a device node lacks its type or numbers, they are looked up on the host. If it lacks an owner
-  or a group, they are those of the container's user. Its group is not added to the process, which
-  is what ``additionalGids`` is for.
-- The source of a mount must exist, and so must a device node that is looked up.
-- If the image is not writable and has no room for a mount, that is an error.
+- A device node without type or numbers takes them from the host. Without owner or group, it takes
+  those of the container's user. Its group is not added to the process: that is the purpose of
+  ``additionalGids``.
+- The source of a mount must exist, and so must a node that is looked up on the host.
+- It is an error if the image has no mount point and is not writable.
 - Nothing is mounted over /, or below /proc and /sys. Only bind mounts and file systems in memory
   (tmpfs, hugetlbfs) are allowed.
 - A network interface is moved only by a runtime that supports it. Other runtimes would ignore the
   edit, and the container would silently lack the interface.
-- Hooks: :mod:`hooks.cdi.nvidia_hooks` does NVIDIA's in process. Another hook runs if the operator
-  allows its program; otherwise the container is refused, or starts without it, as configured. The
-  environment of a hook is the one in the spec, or a PATH. It is never the image's, which the hook
-  would otherwise have (CVE-2025-23266).
+- :mod:`hooks.cdi.nvidia_hooks` does the work of NVIDIA's hooks in process. Another hook runs if the
+  operator allows its program; otherwise the container is refused, or starts without it, as
+  configured. A hook gets the environment in the spec, or only a PATH, so that it never inherits the
+  image's (CVE-2025-23266).
 - Mounts are sorted by depth, so that none hides another.
 
 Unlike in the reference library, the container's own mount or device at the same place stays, and a
 device with other numbers is an error (:func:`hooks.edits.mutation.apply`).
 
-Source: CDI specification, "OCI Edits", "Error Handling"; the reference library's
-container-edits.go for what it leaves open.
+Source: CDI specification, "OCI Edits", "Error Handling"; where it is silent, the reference
+library's container-edits.go.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def contribute(
         CdiHookRefused: a hook is not allowed.
         CdiHookMalformed: a hook of NVIDIA's has unknown arguments.
         CdiUnsupported: the low-level runtime cannot move network interfaces.
-        RuntimeUnasked: it may be able to, but ``oci_version`` does not return a version.
+        RuntimeUnasked: ``oci_version`` returns no version, so it is unknown whether it can.
     """
     work = _Work(config, user, oci_version, find_compat)
     for edits, owner in _in_order(resolution):
@@ -97,7 +97,7 @@ def contribute(
 
 
 def _in_order(resolution: Resolution) -> Iterator[tuple[Edits, str]]:
-    """Yield all edits in the order in which they are made, each with its owner."""
+    """Yield all edits in order, each with its owner."""
     seen: set[str] = set()
     for found in resolution.devices:
         if found.file.path not in seen:
@@ -111,7 +111,7 @@ def _of_file(file: Loaded) -> str:
 
 
 class _Work:
-    """A plan in the making."""
+    """A plan under construction."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Work:
         )
 
     def _numbers(self, node: DeviceNode, owner: str) -> tuple[str, int, int]:
-        # "u" is the unbuffered character device of POSIX; Linux makes no difference.
+        # "u" is POSIX's unbuffered character device, which Linux treats like "c".
         kind = "c" if node.kind == "u" else node.kind
         if kind and (node.major or kind == _FIFO):
             return kind, node.major, node.minor
@@ -228,7 +228,7 @@ class _Work:
         return there, os.major(seen.st_rdev), os.minor(seen.st_rdev)
 
     def _on_host(self, path: str) -> str:
-        """Return our path of a node in the host's /dev."""
+        """Return the path, as we see it, of a node in the host's /dev."""
         below = posixpath.normpath(path).removeprefix("/dev/")
         return f"{self._config.dev}/{below}" if below[:1] != "/" else path
 

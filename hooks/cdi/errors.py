@@ -18,13 +18,13 @@ class CdiSpecInvalid(CdiError, code="NVSHIM-E0602"):
     """A spec file breaks a rule of the CDI specification. Raised by :func:`schema.parse`."""
 
 
-# Not NOT_FOUND: containerd would take the container for the thing that is missing.
+# Not NOT_FOUND, which containerd would read as a missing container.
 class CdiDeviceUnknown(CdiError, code="NVSHIM-E0604"):
     """No readable spec file has the device. Raised by :meth:`registry.Registry.find`."""
 
 
 class CdiNotGenerated(CdiError, code="NVSHIM-E0611"):
-    """The node has no device for which a spec could be generated. Raised by :mod:`generating`."""
+    """The node has no device to generate a spec for. Raised by :mod:`generating`."""
 
 
 # fmt: off

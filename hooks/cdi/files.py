@@ -1,16 +1,16 @@
-"""Open a spec file of the operator with care.
+"""Open an operator's spec file safely.
 
 A spec file is applied as root, and may mount any file of the host into a container. So a file is
 used only if root alone can write it.
 
 Rules
 - The directory and the file belong to root, or to our own user, and others may not write them. A
-  directory that others may write is accepted if it is sticky, since they can then only add their
-  own files. Write access for the group is the operator's choice.
+  directory that others may write must be sticky, so that they can only add their own files. The
+  operator may grant the group write access.
 - A link in a directory belongs to root or to us as well. Otherwise its owner could turn any of
   root's files into a spec, for example one in an image.
-- The file is a regular file of at most 4 MiB. A file that blocks or acts when it is opened is never
-  opened for reading. It may be a link; the rule then applies to its target.
+- The file is a regular file of at most 4 MiB. A file whose opening blocks or has effects is never
+  opened for reading. The path may be a link; the rule applies to its target.
 - A file whose text starts with a brace is JSON, whatever its name. Most YAML files that programs
   write are JSON, and PyYAML need not be loaded for them.
 
@@ -21,9 +21,8 @@ identity has the same content.
 
 - A file that was changed in the last few seconds is not cached, because it may change again within
   the resolution of the clock.
-- A cached file is read with the same care as any other, and checked by the same rules; if it is not
-  in order, it is ignored.
-- Nothing here is an error. What cannot be cached is read again.
+- A cached file is opened and checked like any other; if it is invalid, it is ignored.
+- Cache failures are not errors: the file is read again.
 - Only a handful of files are cached. Anything else in the directory is removed, oldest first.
 """
 
@@ -46,16 +45,16 @@ MOST_NAMES: Final = 4096
 
 
 class Content(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     data: bytes
-    # numbers that differ for another file, and for another content of this one
+    # numbers that change with the file, and with its content
     identity: tuple[int, ...] = ()
-    changed: float = 0.0  # when it was changed last, in seconds of the clock
+    changed: float = 0.0  # its last change, in seconds since the epoch
 
 
 def open_directory(path: str) -> int | None:
-    """Return a descriptor of a directory of spec files, which the caller closes; None without one.
+    """Open a directory of spec files; return a descriptor to close, or None if it is missing.
 
     Raises:
         CdiFileUnusable: it cannot be read, or anyone may put files there.
@@ -84,7 +83,7 @@ def names_in(fd: int, path: str) -> list[str]:
     try:
         names = sorted(os.listdir(fd))
     except FileNotFoundError:
-        return []  # it was removed meanwhile
+        return []  # removed meanwhile
     except OSError as error:
         raise CdiFileUnusable(f"the CDI specs in {path}", found=str(error.strerror)) from error
     return [name for name in names if name.endswith(SUFFIXES)][:MOST_NAMES]
@@ -94,7 +93,7 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Co
     """Return the content of a spec file; None if it no longer exists, or is a directory.
 
     Args:
-        path: the path on the host; only for messages, if the next two are given.
+        path: the path on the host; if the next two are passed, only for messages.
 
     Raises:
         CdiFileUnusable: it cannot be read, is not a regular file, is too long, or a user other than
@@ -103,7 +102,7 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Co
     asked = f"the CDI spec {path}"
     content = bytearray()
     try:
-        # Opening a device may act, and opening a FIFO may block: this does neither.
+        # Opening a device may have effects, and opening a FIFO may block. O_PATH avoids both.
         place = os.open(path if name is None else name, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
             seen = os.fstat(place)
@@ -153,7 +152,7 @@ def tree_of(data: bytes, path: str) -> Any:
 
 
 def _check_link(asked: str, seen: os.stat_result) -> None:
-    # Whatever it is now: who owns the name may have changed it since it was followed.
+    # The owner of the name may have replaced the file since the link was followed.
     if seen.st_uid not in {0, os.geteuid()}:
         raise CdiFileUnusable(
             asked, found=f"it is a link of user {seen.st_uid}", do="make it root's: chown -h root"
@@ -173,13 +172,13 @@ def _check_owner(asked: str, seen: os.stat_result) -> None:
 
 
 KEPT: Final = "cdi"
-"""The directory of what is kept, below the state directory."""
+"""The cache's directory, below the state directory."""
 _SETTLED: Final = 2.0
 _MOST: Final = 32
 
 
 def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
-    """Return the cached spec of a file; None if there is none that can be used."""
+    """Return the cached spec of a file; None if there is none, or it is unusable."""
     try:
         kept = read(_place(state, content))
         return None if kept is None else schema.parse(json.loads(kept.data), path)
@@ -188,7 +187,7 @@ def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
 
 
 def store_kept(state: str, content: Content, spec: SpecFile) -> None:
-    """Cache the spec that was read from a file.
+    """Cache a file's spec.
 
     Args:
         state: the state directory, which is created if missing.

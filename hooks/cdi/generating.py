@@ -1,8 +1,7 @@
-"""NVIDIA's devices as a CDI spec without hooks, for runtimes that are not ours.
+"""Generate a CDI spec of NVIDIA's devices, without hooks, for other runtimes.
 
-The edits are those that a container would get from us: the same plan, made for one device after the
-other, and written as a CDI spec. Parts of a plan that a spec cannot express are achieved in another
-way, or left out:
+The spec has the edits that a container would get from us, planned device by device. If a spec
+cannot express a part of the plan, it is replaced or left out:
 
 ======================================  =====================================================
 in a plan                               in the spec
@@ -84,10 +83,10 @@ DIRECTORIES: Final = {
     Arch.I386: ("/usr/lib/i386-linux-gnu", "/usr/lib32"),
     Arch.ARM: ("/usr/lib/arm-linux-gnueabihf", "/usr/lib32"),
 }
-"""Debian's and its derivatives', and everybody else's."""
+"""Those of Debian and its derivatives, and those of other distributions."""
 
 DEFAULT_CAPABILITIES: Final = CAPABILITIES - {Capability.COMPAT32}
-"""NVIDIA's own specs have no 32-bit libraries either."""
+"""Like NVIDIA's own specs, without 32-bit libraries."""
 
 STRATEGIES: Final = ("index", "uuid", "type-index")
 _VOID: Final = ("NVIDIA_VISIBLE_DEVICES", "void")
@@ -113,24 +112,24 @@ class SpecOptions:
     kind: str = "gpu"
     vendor: str = ""  # in place of the kind's own; "" for that
     class_: str = ""  # in place of the kind's own; "" for that
-    strategies: tuple[str, ...] = ("index", "uuid")  # how GPUs are named, of STRATEGIES
+    strategies: tuple[str, ...] = ("index", "uuid")  # how GPUs are named: words of STRATEGIES
     capabilities: frozenset[str] = DEFAULT_CAPABILITIES
-    # where libraries go, in place of DIRECTORIES; empty for those
+    # directories for libraries; empty for DIRECTORIES
     directories: tuple[str, ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
-    # names of GPUs and MIG devices, as containers write them; empty for all
+    # GPUs and MIG devices to include, as containers name them; empty for all
     devices: tuple[str, ...] = ()
-    all_device: bool = True  # whether there is a device ``all``, which has whatever the others have
-    # whether a process gets the groups of nodes that not everyone may open. Runtimes that do not
-    # support version 0.7.0 of the specification refuse a spec with groups.
+    all_device: bool = True  # whether to add a device ``all`` with the edits of all others
+    # whether processes get the groups of nodes that not everyone may open. Runtimes without support
+    # for version 0.7.0 of the specification refuse a spec with groups.
     groups: bool = True
 
 
 def generate(wish: SpecOptions, inventory: Inventory, config: Config) -> SpecFile:
-    """Return a spec of the node's devices, in the lowest version that has everything it uses.
+    """Return a spec of the node's devices, in the lowest version with the fields that it uses.
 
     Raises:
-        CdiNotGenerated: the node has none of them.
+        CdiNotGenerated: the node has no such devices.
         CdiSpecInvalid: the requested vendor, class or annotations are invalid.
         MalformedDevice: a requested device has none of the known forms.
         NoGpus: GPUs are requested but the node has none.
@@ -160,7 +159,7 @@ def generate(wish: SpecOptions, inventory: Inventory, config: Config) -> SpecFil
 
 
 class _Work:
-    """A spec in the making."""
+    """A spec under construction."""
 
     def __init__(self, wish: SpecOptions, inventory: Inventory, config: Config) -> None:
         self._wish = wish
@@ -170,7 +169,7 @@ class _Work:
     # GPUs
 
     def gpus(self) -> tuple[tuple[SpecDevice, ...], Edits]:
-        """Return GPUs and MIG devices by all names, and what comes with any of them."""
+        """Return GPUs and MIG devices under all their names, and their common edits."""
         capabilities = self._wish.capabilities
         everything = decide(Request(self._wanted(), capabilities), self._inventory)
         common = self._flat(lambda layout: self._plan(Grant(capabilities), layout))
@@ -220,7 +219,7 @@ class _Work:
     # Everything else
 
     def feature(self, feature: str) -> tuple[SpecDevice, ...]:
-        """Return the edits of a feature, as one device."""
+        """Return the edits of a feature as one device."""
         request = Request(Void(), features=frozenset({feature}))
         plan = self._flat(lambda layout: self._beside(request, layout))
         if not plan.devices:
@@ -229,7 +228,7 @@ class _Work:
         return (SpecDevice(_ALL, _edits(plan, *variables)),)
 
     def channels(self) -> tuple[SpecDevice, ...]:
-        """IMEX channels, each and all."""
+        """Return each IMEX channel, and all of them, as devices."""
         plan = self._flat(lambda layout: self._beside(Request(Void(), imex_channels=None), layout))
         if not plan.devices:
             raise self._nothing(plan)
@@ -279,12 +278,12 @@ class _Work:
 
 
 def _for_all(plans: Sequence[Plan]) -> Plan:
-    """Return plans for several directories as one; the variable that names theirs names all."""
+    """Unite the plans for several directories; their variable then names all directories."""
     plan = united(plans)
     variables: dict[str, dict[str, None]] = {}
     for name, value in plan.environment:
         variables.setdefault(name, {})[value] = None
-    # Only NVIDIA_CTK_LIBCUDA_DIR differs between them, and it is a list of directories.
+    # They differ only in NVIDIA_CTK_LIBCUDA_DIR, a list of directories.
     told = tuple((name, ":".join(values)) for name, values in variables.items())
     return replace(plan, environment=told)
 
@@ -293,11 +292,11 @@ def _without_groups(edits: Edits) -> Edits:
     return replace(edits, additional_gids=())
 
 
-# Programs find a library or module by these links, and not by its file's own name.
+# Programs find a library or module by these links, not by the name of its file.
 _FINDING: Final = frozenset({"soname", "X module"})
-# Names for linkers that programs open all the same.
+# Names for linkers that programs also open.
 _OPENED: Final = frozenset({"libcuda.so", "libnvidia-ml.so", "libnvidia-opticalflow.so"})
-# Libraries whose file's name tells the driver's version, to containers that look for a driver.
+# Libraries whose file name shows the driver's version to containers that look for it.
 _TELLING: Final = ("libcuda.so.", "libnvidia-ml.so.")
 
 
@@ -319,12 +318,12 @@ def _without_links(plan: Plan) -> Plan:
 
 
 def _with_manifests(plan: Plan, driver: Driver) -> Plan:
-    """The plan with the host's manifests, and each library by the path that they name it by."""
+    """Return the plan with the host's manifests, and libraries at the paths that these name."""
     at = {mount.destination: mount for mount in plan.mounts}
     arches = {library.source: library.arch for library in driver.libraries}
     libraries = {(posixpath.basename(p), arches.get(m.source)): m for p, m in at.items()}
     arch_of = {row.name: row.arch for row in every_row() if isinstance(row, ConfigFile)}
-    # A file of the host may have several places.
+    # A host file may have several destinations.
     changed = {file.path: file.source for file in plan.files if file.source}
     for where, source in changed.items():
         at[where] = Mount(source, where, reason="configuration")
@@ -340,7 +339,7 @@ def _with_manifests(plan: Plan, driver: Driver) -> Plan:
 
 
 def _is_for_linkers(path: str, end: str) -> bool:
-    """Whether a name next to a library is for linkers, and programs do not open it."""
+    """Whether only linkers, and not programs, use this name next to a library."""
     directory, name = posixpath.split(path)
     is_sibling = directory == posixpath.dirname(end)
     return is_sibling and name.endswith(".so") and name not in _OPENED and "/xorg/" not in path

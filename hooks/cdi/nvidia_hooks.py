@@ -1,8 +1,8 @@
 """Do in process what the hooks of NVIDIA's CDI specs do.
 
-A spec written by ``nvidia-ctk cdi generate`` has hooks that run as root with the image as their
-root: most of the vulnerabilities that were found in NVIDIA's stack over the years are in them.
-Their intended effects are known, so these become a part of the plan, and no program runs:
+A spec from ``nvidia-ctk cdi generate`` has hooks that run as root with the image as their root
+directory. Most known vulnerabilities of NVIDIA's stack were in them. Since their intended effects
+are known, the plan includes them, and no program runs:
 
 ==============================  ==============================================================
 hook                            in the plan
@@ -21,14 +21,13 @@ chmod                           nothing: it mends directories below /dev that an
 ==============================  ==============================================================
 
 Rules
-- :mod:`hooks.requests.oci_hooks` defines which hooks these are. In a CDI spec that we apply, a hook
-  with an unknown word or option is an error. In an OCI spec, to which an engine has applied the CDI
-  spec, it stays.
-- An OCI spec does not show which of its mounts come from the CDI spec. So all are examined,
-  including a tenant's volumes. For this reason the engine opens only regular files, and reads only
-  their headers. It follows no link out of a mount, and skips directories with too many names.
-- If the target of a link climbs ("../x"), it is resolved as it is written. A link that leads to
-  itself is ignored.
+- :mod:`hooks.requests.oci_hooks` defines which hooks these are. A hook with an unknown word or
+  option is an error in a CDI spec that we apply. It stays in an OCI spec to which an engine has
+  applied the CDI spec.
+- An OCI spec does not show which of its mounts come from the CDI spec. So the engine examines all,
+  including a tenant's volumes. It therefore opens only regular files, reads only their headers,
+  follows no link out of a mount, and skips directories with too many names.
+- The target of a link with ".." is resolved by its text alone. A link to itself is ignored.
 
 Source: NVIDIA Container Toolkit, cmd/nvidia-cdi-hook (names, options, effects).
 """
@@ -76,10 +75,10 @@ FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
 
 
 def call_of(hook: SpecHook, owner: str) -> Call | None:
-    """Parse the call of a hook; None if its program is not one of NVIDIA's.
+    """Parse the call of a hook; return None if its program is not NVIDIA's.
 
     Raises:
-        CdiHookMalformed: it is NVIDIA's, but has an unknown word or option.
+        CdiHookMalformed: it is NVIDIA's but has an unknown word or option.
     """
     try:
         return parse_call(hook.path, hook.args, owner)
@@ -142,7 +141,7 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
 def contribute(
     spec: Mapping[str, Any], config: Config, find_compat: FindCompat | None
 ) -> tuple[Contribution, Compat]:
-    """Do what the hooks of a CDI spec that an engine has written into an OCI spec would do.
+    """Do the work of the CDI hooks that an engine has written into an OCI spec.
 
     This grants nothing: the devices and the driver's files are already in the spec.
 
@@ -152,7 +151,7 @@ def contribute(
             be read.
 
     Returns:
-        Edits of the image alone, and the decision about its libcuda.
+        Edits of only the image, and the decision about its libcuda.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -184,10 +183,10 @@ def _devices_in(spec: Mapping[str, Any]) -> Iterator[Device]:
 
 
 def decide_compat(calls: Iterable[Call], plan: Plan, config: Config, find: FindCompat) -> Compat:
-    """Whether the image's own libcuda comes first, which requires that a hook wants it and it fits.
+    """Whether the image's own libcuda comes first: a hook must want it, and it must fit.
 
     Args:
-        config: locates procfs, and tells whether this is wanted at all.
+        config: locates procfs, and can turn this off.
     """
     asking = [call for call in calls if call.name == "enable-cuda-compat"]
     versions = [text for call in asking for text in call.all_of("host-driver-version")]
@@ -202,7 +201,7 @@ def decide_compat(calls: Iterable[Call], plan: Plan, config: Config, find: FindC
 
 
 def _models(config: Config) -> Iterator[str]:
-    """Return the models of all GPUs: a foreign spec does not say which of them it gives."""
+    """Return the models of all GPUs, since a foreign spec does not say which GPUs it grants."""
     directory = f"{config.proc}/driver/nvidia/gpus"
     for name in read_names(directory) or ():
         model = read_fields(f"{directory}/{name}/information", ("Model",))["Model"]
@@ -224,7 +223,7 @@ def _absolute(text: str, call: Call) -> str:
 
 
 def _link(text: str, call: Call) -> tuple[str, str]:
-    """Path and target of ``TARGET::PATH``; the target is a sibling, or absolute."""
+    """Return path and target of ``TARGET::PATH``; the target is a sibling, or absolute."""
     target, _, at = text.rpartition("::")
     if not target:
         raise CdiHookMalformed(
@@ -238,7 +237,7 @@ _DEV: Final = "/dev/"
 
 
 def _sorted_out(links: dict[str, str]) -> tuple[list[Link], list[LinkDirectory]]:
-    """Return links for the rootfs, and directories of links for /dev, which is mounted over."""
+    """Return links for the rootfs, and link directories for /dev, which is mounted over."""
     plain = []
     below_dev: dict[str, dict[str, str]] = {}
     for path, target in links.items():
@@ -269,11 +268,11 @@ def _libraries(
     folders: Collection[str],
     linked: Collection[str] = (),
 ) -> tuple[list[CachedLibrary], dict[str, str]]:
-    """Return cache entries for the libraries mounted in some folders, and links for their sonames.
+    """Return cache entries and soname links for the libraries mounted in some folders.
 
     Args:
-        folders: the folders whose libraries are in the cache.
-        linked: further folders, whose libraries get only links for their sonames.
+        folders: the folders whose libraries go into the cache.
+        linked: other folders, whose libraries get only soname links.
     """
     found: dict[tuple[str, Arch], CachedLibrary] = {}
     arches: dict[str, Arch] = {}
@@ -302,7 +301,7 @@ _MOST_FILES: Final = 4096
 def _mounted_libraries(
     mounts: Iterable[Mount], folders: tuple[str, ...]
 ) -> Iterator[tuple[str, Elf | None]]:
-    """Return the shared objects in folders of the container, with their paths and headers."""
+    """Return the paths and headers of shared objects in the container's folders."""
     return itertools.islice(_every_mounted_library(mounts, folders), _MOST_FILES)
 
 
@@ -323,9 +322,9 @@ def _every_mounted_library(
 
 
 def _libraries_in(source: str, below: str) -> Iterator[tuple[str, Elf | None]]:
-    """Return the first shared objects in a directory of what is mounted, by name.
+    """Return the first shared objects in a mounted directory, by name.
 
-    None if there are too many names to list. Links are followed only within the mount: a tenant's
+    None if there are too many names to list. Follow links only within the mount, since a tenant's
     link may lead anywhere on the host.
     """
     try:
@@ -333,7 +332,7 @@ def _libraries_in(source: str, below: str) -> Iterator[tuple[str, Elf | None]]:
             names = mounted.names(below, MOST_NAMES) or ()
             for name in filter(_SHARED_OBJECT.fullmatch, names[:_MOST_FILES]):
                 yield name, _elf_in(mounted, f"{below}/{name}")
-    except (RootfsError, ValueError):  # or no path at all: a zero byte
+    except (RootfsError, ValueError):  # ValueError: a zero byte in the path
         return
 
 
@@ -346,7 +345,7 @@ def _elf_in(mounted: Rootfs, path: str) -> Elf | None:
 
 
 def _elf_at(path: str) -> Elf | None:
-    """Read the headers of an ELF file of the host; None for anything else, which stays closed."""
+    """Read the headers of a host's ELF file; return None for other files, without opening them."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -371,7 +370,7 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)", re.ASCII)
 
 
 def _profiles(devices: Iterable[Device]) -> Iterator[File]:
-    """Yield the profile for the GPUs among devices."""
+    """Yield the profile for the GPUs among these devices."""
     profile = application_profile(
         device.minor for device in devices if _GPU_NODE.fullmatch(device.path)
     )
@@ -380,7 +379,7 @@ def _profiles(devices: Iterable[Device]) -> Iterator[File]:
 
 
 def _parameters(config: Config) -> Iterator[ProcFile]:
-    """Yield the kernel module's parameters in the form that a container should read."""
+    """Yield the kernel module's parameters as a container should read them."""
     shown = without_node_making(read_text(f"{config.proc}/driver/nvidia/params") or "")
     if shown is not None:
         yield shown

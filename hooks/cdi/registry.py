@@ -3,13 +3,13 @@
 Rules
 - The files of a later directory win over those of an earlier one: generated files (/var/run/cdi)
   win over installed ones (/etc/cdi).
-- If two files in one directory have the same device, that is a conflict, and the device cannot be
-  used. (The reference library also refuses a device that a later directory would decide.)
-- A file that cannot be used does not affect the others. If a device is requested that no other file
-  has, the error names the file and its fault.
+- A device in two files of one directory is a conflict and cannot be used. (The reference library
+  refuses it even if a later directory defines it.)
+- An unusable file does not affect the others. If no other file has a requested device, the error
+  names the unusable file and its fault.
 
-The files are read when a container names a device, and not kept in memory: a shim lives for hours,
-and the files change in that time. (:mod:`hooks.cdi.files` caches what was read from YAML.)
+The files are read when a container names a device, and not kept in memory, since they may change
+during the hours that a shim lives. (:mod:`hooks.cdi.files` caches YAML files.)
 
 Source: CDI specification, "Error Handling"; the reference library's package comment, "Device
 Conflicts" and "CDI Spec Directories".
@@ -30,7 +30,7 @@ from hooks.errors import CdiError, enumerated
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A spec file that can be used; the greater its priority, the later its directory."""
+    """A usable spec file; later directories have greater priority."""
 
     path: str
     priority: int
@@ -39,7 +39,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A file or directory that cannot be used, and why; ``kind`` if it says one all the same."""
+    """An unusable file or directory, and why; ``kind`` if it could still be read."""
 
     path: str
     error: CdiError
@@ -57,24 +57,22 @@ class ResolvedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the names of a container stand for, in the order in which it names them."""
+    """The devices that a container names, in its order."""
 
     devices: tuple[ResolvedDevice, ...] = ()
-    left: tuple[
-        str, ...
-    ] = ()  # names of kinds that no file defines, and that are known without one
+    left: tuple[str, ...] = ()  # names that are known without a file, of kinds that no file defines
 
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """What matters of the files, and where it may be kept."""
+    """The relevant kinds, and the cache's directory."""
 
     kinds: tuple[bytes, ...] | None
     state: str
 
     def wants(self, data: bytes) -> bool:
         """Whether a file may be of one of the kinds."""
-        # Behind a backslash, JSON and YAML may hide any character.
+        # After a backslash, JSON and YAML may hide any character.
         return self.kinds is None or b"\\" in data or any(kind in data for kind in self.kinds)
 
 
@@ -97,7 +95,7 @@ class Registry:
 
         Args:
             directories: the directories, lowest priority first. A missing one has no files.
-            kinds: the relevant kinds; None for all. A file that mentions none of them is skipped.
+            kinds: the relevant kinds; None for all. Files that mention none of them are skipped.
             state: the state directory, which has the cache of YAML files; "" for no cache.
         """
         registry = cls(tuple(directories))
@@ -165,7 +163,7 @@ class Registry:
         return deciding[0]
 
     def has_kind(self, kind: str) -> bool:
-        """Whether any file has a kind, also one that cannot be used."""
+        """Whether any file has a kind, even an unusable file."""
         return any(file.spec.kind == kind for file in self.files) or any(
             fault.kind == kind for fault in self.faults
         )
@@ -205,8 +203,8 @@ def resolve(
 
     Args:
         wanted: full names; a duplicate counts once.
-        builtin: whether a name is known without a spec file. If no file has its kind, it is left to
-            the caller.
+        builtin: whether a name is known without a spec file. If no file has its kind, the caller
+            handles it.
         state: the state directory, which has the cache of YAML files; "" for no cache.
 
     Raises:
@@ -221,7 +219,7 @@ def resolve(
     try:
         found = tuple(registry.find(name) for name in asked if name not in left)
     except CdiDeviceUnknown:
-        # Perhaps a broken file should have had it: this time, each is looked at.
+        # Perhaps a broken file defines it, so read all files this time.
         registry = Registry.of(places)
         found = tuple(registry.find(name) for name in asked if name not in left)
     return Resolution(found, tuple(str(name) for name in asked if name in left))

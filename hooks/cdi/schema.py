@@ -16,10 +16,10 @@ since                               what
 ==================================  ===================================
 
 Rules
-- An unknown field is an error, and so is one of a later version than the file declares: a runtime
-  that ignored it would make another container than the vendor meant.
-- An empty or null field counts as absent. Its name may be written in any case, as in Go's decoder,
-  with which vendors test their files.
+- An unknown field is an error, and so is one of a later version than the file declares: without it,
+  the container would differ from what the vendor meant.
+- An empty or null field counts as absent. Its name may be in any case, as in Go's decoder, with
+  which vendors test their files.
 - Where a string is expected, a number is accepted as it is written (``name: 0``).
 - 0.1.0 and 0.2.0 were drafts; files with these versions are read as 0.3.0, as in the reference
   library. A ``v`` before the version is allowed for the same reason.
@@ -121,7 +121,7 @@ def _version(text: str, walk: Walk) -> Number:
     return number_of(known)
 
 
-# Rules that tables cannot say
+# Rules that tables cannot express
 
 _KEY_NAME: Final = re.compile(r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
 _SUBDOMAIN: Final = re.compile(
@@ -132,7 +132,7 @@ _LONGEST_SUBDOMAIN: Final = 253
 
 
 class _Annotations:
-    """Keys and values, with the limits that Kubernetes sets to annotations."""
+    """Keys and values, with Kubernetes' limits for annotations."""
 
     def __call__(self, value: Any, walk: Walk) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, dict):

@@ -11,7 +11,7 @@ device      A-Z a-z 0-9 _ - . : ; letter or digit / same    253
 ==========  ==============================================  =====================
 
 Source: CDI specification 1.1.0, "CDI JSON Specification", "Kind" and "CDI Devices". It sets no
-limit on a device's name; ours is that of a file's name.
+limit for a device's name; ours is that of a file name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PARTS: Final = {
     "class": (_LABEL, 63),
     "device": (re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?", re.ASCII), 253),
 }
-"""What a part of a name may be, and how long."""
+"""The characters and length that a part of a name may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def parse_name(text: str) -> QualifiedName:
 
 
 def fault_of(part: str, name: str) -> str:
-    """Return what is wrong with the name of a part, of :data:`_PARTS`; "" if nothing is."""
+    """Return what is wrong with a part's name, by :data:`_PARTS`; "" if nothing."""
     pattern, longest = _PARTS[part]
     if not name:
         return f"the name of the {part} is empty"
@@ -81,12 +81,12 @@ def fault_of(part: str, name: str) -> str:
 
 
 NO_PERMISSIONS: Final = "none"
-"""``permissions`` of a device node that the device cgroup is not to allow."""
+"""``permissions`` of a device node that the device cgroup does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node; what is None or "" is looked up on the host."""
+    """A device node; fields that are None or "" are looked up on the host."""
 
     path: str
     host_path: str = ""
@@ -144,10 +144,10 @@ class SpecDevice:
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """All of one file."""
+    """The content of one file."""
 
-    version: str  # of the CDI specification that it keeps to
+    version: str  # of the CDI specification
     kind: str
     devices: tuple[SpecDevice, ...]
-    edits: Edits = Edits()  # what comes with any of the devices
+    edits: Edits = Edits()  # the edits for each of the devices
     annotations: tuple[tuple[str, str], ...] = ()  # for users and programs that read the file

@@ -1,19 +1,19 @@
 """Parse JSON and YAML to trees that have only the types of CDI specs.
 
-Both formats become dicts, lists, texts, numbers, booleans and None. A YAML scalar without quotes is
-a text that may be meant as a number or boolean. Which one depends on the field, so it stays a
-:class:`Plain` until then (YAML itself would take ``1:0`` for a number).
+Both formats become dicts, lists, texts, numbers, booleans and None. Whether a YAML scalar without
+quotes is a text, a number or a boolean depends on its field, so it stays a :class:`Plain` until
+then (YAML itself would read ``1:0`` as a number).
 
 Rules
-- The tree is bounded before it is built, in depth and in the number of values; each use of an alias
-  counts with everything that it contains.
-- A duplicate key is an error, because two readers would see different files.
+- Depth and number of values are limited while the tree is built; each use of an alias counts with
+  all its content.
+- A duplicate key is an error, because readers would differ on its value.
 - Of YAML, only this is allowed: one document, no tags except the standard ones for these types, no
   merge keys.
 
-Tables of fields describe how to read a tree. A reader is a function of a value and of the walk in
-which the value was found. It returns the result, or ends the walk with an error that names the
-place. Readers of lists and objects also have the reverse function, ``tree``.
+Tables of fields describe how to read a tree. A reader is a function of a value and its walk. It
+returns the result, or ends the walk with an error that names the place. Readers of lists and
+objects also have the inverse, ``tree``.
 
 Source: RFC 8259; YAML 1.2, chapters 3 and 10.3.
 """
@@ -38,7 +38,7 @@ _TAG: Final = "tag:yaml.org,2002:"
 
 
 class BadTree(Exception):
-    """The text cannot be parsed as such a tree; ``str()`` gives the reason.
+    """The text cannot be parsed to such a tree; ``str()`` gives the reason.
 
     The caller, which knows the file, turns this into an error for users.
     """
@@ -70,7 +70,7 @@ def of_yaml(text: str) -> Any:
     Raises:
         BadTree: it is not valid YAML, or exceeds the bounds in this module's docstring.
     """
-    # Events come one by one from libyaml, so that nothing is built that is too deep or too much.
+    # libyaml yields events one by one, so parsing stops at the limits.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     builder = _Builder()
     try:
@@ -117,7 +117,7 @@ def _below(value: Any) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that is being read; ``size`` is how many values are in it so far."""
+    """A list or mapping during parsing; ``size`` counts its values so far."""
 
     made: Any
     anchor: str | None
@@ -127,7 +127,7 @@ class _Open:
 
 
 class _Builder:
-    """Makes a tree of the events of a YAML parser."""
+    """Builds a tree from the events of a YAML parser."""
 
     def __init__(self) -> None:
         self.tree: Any = None
@@ -218,7 +218,7 @@ def _check_tag(event: Any, kind: str, line: int) -> None:
 VERSIONS: Final = (
     "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0",
 )  # fmt: skip
-"""The versions that are known, the oldest first."""
+"""The known versions, oldest first."""
 
 Number: TypeAlias = tuple[int, int, int]
 
@@ -230,12 +230,12 @@ def number_of(version: str) -> Number:
 
 
 def text_of(version: Number) -> str:
-    """Return a version as it is written."""
+    """Return a version as text."""
     return ".".join(map(str, version))
 
 
 class Walk:
-    """The state of a walk through a file: its name, the position, and which versions it needs.
+    """The state of a walk through a file: the file's name, the position, the versions it needs.
 
     ``path`` has the names of fields and the indices of lists on the way; ``used`` has, for each
     field of a later version, its place and the versions that added and removed it.
@@ -247,12 +247,12 @@ class Walk:
         self.used: list[tuple[str, Number, Number | None]] = []
 
     def fail(self, fault: str, *below: str) -> NoReturn:
-        """Refuse what is here, or below here."""
+        """Raise the error for this place, or for one below it."""
         self.path += below
         self.fail_at(self._where(), fault)
 
     def fail_at(self, where: str, fault: str) -> NoReturn:
-        """Refuse what is at a place that was met before."""
+        """Raise the error for an earlier place."""
         raise CdiSpecInvalid(
             f"the CDI spec {self._file}",
             found=f"{where}: {fault}" if where else fault,
@@ -260,7 +260,7 @@ class Walk:
         )
 
     def meets(self, since: str, until: str | None = None) -> None:
-        """Note that here is what only some versions have."""
+        """Record that this place needs certain versions."""
         if since != VERSIONS[0]:
             end = None if until is None else number_of(until)
             self.used.append((self._where(), number_of(since), end))
@@ -274,7 +274,7 @@ Reader: TypeAlias = Callable[[Any, Walk], Any]
 
 
 def read_text(value: Any, walk: Walk) -> str:
-    """Return a text, even if YAML would take it for a number or boolean."""
+    """Return a text, even if YAML would read it as a number or boolean."""
     if isinstance(value, bool):
         value = "true" if value else "false"
     if isinstance(value, int):
@@ -325,7 +325,7 @@ def _of_plain(text: str) -> int | None:
 
 
 def read_flag(value: Any, walk: Walk) -> bool:
-    """A truth value."""
+    """Return a boolean."""
     if isinstance(value, Plain) and value.lower() in {"true", "false"}:
         return value.lower() == "true"
     if not isinstance(value, bool):
@@ -334,13 +334,13 @@ def read_flag(value: Any, walk: Walk) -> bool:
 
 
 class List:
-    """A list of what ``item`` reads."""
+    """A list whose entries ``item`` reads."""
 
     def __init__(self, item: Reader) -> None:
         self._item = item
 
     def __call__(self, value: Any, walk: Walk) -> tuple[Any, ...]:
-        """Read it."""
+        """Read a list."""
         if not isinstance(value, list):
             walk.fail("it is not a list")
         made = []
@@ -352,13 +352,13 @@ class List:
         return tuple(made)
 
     def tree(self, value: tuple[Any, ...]) -> list[Any]:
-        """Return the tree that would be read as this value."""
+        """Return the tree of this value."""
         return [_tree(self._item, entry) for entry in value]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of an object: whose attribute it becomes, how it is read, and when there was it."""
+    """A field of an object: its attribute, its reader, and the versions that have it."""
 
     attribute: str
     read: Reader
@@ -368,7 +368,7 @@ class Field:
 
 
 class Object:
-    """An object with certain fields, which becomes a value of ``make``."""
+    """An object with these fields, converted by ``make``."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class Object:
         self._required = tuple(name for name, row in table.items() if row.required)
 
     def __call__(self, value: Any, walk: Walk) -> Any:
-        """Read it."""
+        """Read an object."""
         if not isinstance(value, dict):
             walk.fail("it is not an object")
         given: dict[str, Any] = {}
@@ -413,7 +413,7 @@ class Object:
         return self._table.get(key) or self._folded.get(key.lower())
 
     def tree(self, value: Any) -> dict[str, Any]:
-        """Return the tree that would be read as this value, without absent fields."""
+        """Return the tree of this value, without absent fields."""
         absent = {f.name: f.default for f in fields(value) if f.default is not MISSING}
         made = {}
         for name, row in self._table.items():

@@ -1,14 +1,14 @@
-"""Find the driver's files that an engine has mounted because of one of NVIDIA's CDI specs.
+"""Find the driver's files that an engine has mounted for one of NVIDIA's CDI specs.
 
 These are the files that our engine mounts for other containers: read-only binds of single files
 that the inventory has observed. So a layer of the image may contain them instead
-(:mod:`hooks.image.layer_files`), and the mounts are removed from the spec. That neither takes
-anything from the container nor gives it anything.
+(:mod:`hooks.image.layer_files`), and the mounts are removed from the spec. The container sees the
+same files.
 
 Rules
 - This applies only to a spec with hooks that are done in process (:mod:`hooks.requests.oci_hooks`);
-  other specs are not our concern.
-- An OCI spec does not show who wrote a mount. If a volume is such a bind, it also counts as one of
+  other specs are left alone.
+- An OCI spec does not show who wrote a mount. A volume that is such a bind also counts as one of
   the driver's files.
 """
 
@@ -25,7 +25,7 @@ from hooks.plan import Mount
 from hooks.requests.oci_hooks import Call, absolute, calls_of
 
 _REASON: Final = "CDI spec of the engine"
-# What nvidia-ctk writes, in its versions: "bind" or "rbind", with or without a propagation.
+# What versions of nvidia-ctk write: "bind" or "rbind", with or without a propagation.
 _NEEDED: Final = frozenset({"ro", "nosuid", "nodev"})
 _BIND: Final = frozenset({"bind", "rbind"})
 _OPTIONS: Final = _NEEDED | _BIND | {"private", "rprivate"}
@@ -53,11 +53,11 @@ def without(entries: Iterable[Any], mounts: Iterable[Mount]) -> list[Any]:
 
 
 def key_of(spec: Mapping[str, Any], inventory: Inventory) -> object | None:
-    """Return what the files of a container depend on if its engine has applied NVIDIA's CDI spec.
+    """Return the dependencies of a container's files if its engine has applied NVIDIA's CDI spec.
 
     Returns:
-        Values that have the same representation while nothing has changed; None if the hooks also
-        examine libraries of volumes.
+        Values whose representation changes with the dependencies; None if the hooks also examine
+        libraries of volumes.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
@@ -75,7 +75,7 @@ def key_of(spec: Mapping[str, Any], inventory: Inventory) -> object | None:
 
 
 def _mount_of(entry: object) -> Mount | None:
-    """Return an entry of mounts as a bind of a file; None if it differs from the driver's."""
+    """Return an entry of mounts as a bind of a file; None if it is unlike the driver's."""
     if not isinstance(entry, dict):
         return None
     source, destination, options = entry.get("source"), entry.get("destination"), options_of(entry)
@@ -87,7 +87,7 @@ def _mount_of(entry: object) -> Mount | None:
 
 
 def _is_looked_at(entry: Json, calls: Iterable[Call]) -> bool:
-    """Whether a mount is in a directory whose libraries a hook looks at, or over one."""
+    """Whether a mount is in, or over, a directory whose libraries a hook examines."""
     place = posixpath.normpath(str(entry.get("destination")))
     return any(
         posixpath.dirname(place) == folder or f"{folder}/".startswith(f"{place.rstrip('/')}/")

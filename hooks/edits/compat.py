@@ -1,25 +1,25 @@
 """CUDA forward compatibility: whether an image's own, newer libcuda precedes the driver's.
 
 NVIDIA's images have a newer libcuda in a directory "compat". It works with older kernel modules, so
-that a program for a newer CUDA than the driver's can run nevertheless. But it works only on some
-GPUs and with some branches of the driver, and fails on all others, where the driver's own libcuda
-might have worked. So the node decides, and not the image.
+that a program can use a newer CUDA than the driver's. But it works only on some GPUs and with some
+driver branches, and fails on all others, where the driver's own libcuda might have worked. So the
+node decides, not the image.
 
 Rules
-- It is searched in /usr/local/cuda/compat. Only if there is no such directory, it is searched in
-  that of each /usr/local/cuda-VERSION, and the newest one that fits is used. A directory counts if
-  exactly one regular file in it, and no link, is libcuda.so.VERSION for the driver's architecture.
-- A library may say in its ELF note with which branches of the driver and on which kinds of GPU it
-  works. It is then used if it lists this driver's branch, and on a GeForce or TITAN only if it
-  lists that. A library without a note is not used on a GeForce or TITAN: NVIDIA supports forward
-  compatibility on data centre GPUs, and a few of the RTX series.
+- The search is in /usr/local/cuda/compat. Only without that directory, it is in that of each
+  /usr/local/cuda-VERSION, and uses the newest library that fits. A directory counts if it has
+  exactly one libcuda.so.VERSION for the driver's architecture that is a regular file.
+- A library may list in its ELF note the driver branches and kinds of GPU that it works with. It is
+  then used only if it lists this driver's branch and, on a GeForce or TITAN, that kind. A library
+  without a note is not used on a GeForce or TITAN: NVIDIA supports forward compatibility on data
+  centre GPUs and a few of the RTX series.
 - It is used only if it is newer: the CUDA version in its note must be newer than the driver's or,
   if either is unknown, the branch in its file name must be newer than the driver's.
 - The decision only affects an order: the image's directory comes first in the loader's cache and
-  configuration. No file of the image is ever mounted or run, and everything is read through the
-  root object, with a limit on each number and each size.
-- ``cuda-compat = false`` turns it off. Programs that name the directory themselves, in
-  LD_LIBRARY_PATH, need none of this.
+  configuration. No file of the image is mounted or run. All reads go through the root object, with
+  limits on numbers and sizes.
+- ``cuda-compat = false`` turns it off. Programs that name the directory in LD_LIBRARY_PATH do not
+  depend on it.
 
 The note, whose owner is "NVIDIA Corporation", contains JSON: ``CUDA Version``, a string;
 ``Driver``, the branches; ``Device``, the brands by NVML's numbers. Boards of NVIDIA's embedded
@@ -56,7 +56,7 @@ _VERSIONED: Final = re.compile(r"cuda-\d{1,3}(\.\d{1,3}){0,2}")
 
 _LIBCUDA: Final = "libcuda.so"
 _SONAME: Final = "libcuda.so.1"
-# The names of the driver's own files. Anything else in there does not belong in the loader's cache.
+# The names of the driver's own files; other files do not belong in the loader's cache.
 _LIBRARY: Final = re.compile(r"lib(cuda|nvidia|nvcuda)[A-Za-z0-9_-]*\.so(\.[A-Za-z0-9]+)*")
 
 _MOST_NAMES: Final = 128
@@ -68,7 +68,7 @@ _OWNER: Final = b"NVIDIA Corporation"
 _CUDA: Final = re.compile(r"(\d{1,3})\.(\d{1,3})(\.\d{1,6})*")
 _MOST_LISTED: Final = 256
 
-# Words of a GPU's name that tell it is made for gamers, and what NVML calls the kind.
+# Words in the names of consumer GPUs, and NVML's number for each kind.
 _CONSUMER: Final = {"geforce": frozenset({5, 15}), "titan": frozenset({6, 16})}
 
 
@@ -77,19 +77,19 @@ class Note:
     """The drivers and GPUs that a libcuda works with."""
 
     cuda: tuple[int, int]  # its CUDA version, (major, minor)
-    # the branches of the driver that it works with; any if empty
+    # the driver branches that it works with; empty for any
     branches: frozenset[int] = frozenset()
-    # the kinds of GPU that it works on, by NVML's numbers; any if empty
+    # the kinds of GPU that it works on, by NVML's numbers; empty for any
     brands: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A directory of an image with exactly one newer or older libcuda."""
+    """A directory of an image with exactly one libcuda."""
 
-    directory: str  # where it is in the image, free of links
-    version: str  # of the driver that the library was made with, by its name
-    note: Note | None = None  # its own statement about compatibility; None if it has none
+    directory: str  # its path in the image, without links
+    version: str  # the driver version in the library's name
+    note: Note | None = None  # its note about compatibility, if any
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +97,24 @@ class Host:
     """What the node has."""
 
     driver: str
-    # the newest CUDA that it has, (major, minor); None if it is not known
+    # its newest CUDA, (major, minor); None if unknown
     cuda: tuple[int, int] | None = None
     models: tuple[str, ...] = ()  # the names of the container's GPUs
-    directory: str = DIRECTORY  # where images have a newer libcuda
+    directory: str = DIRECTORY  # where images keep a newer libcuda
 
 
 @dataclass(frozen=True, slots=True)
 class Compat:
-    """What was decided."""
+    """The decision."""
 
-    directory: str = ""  # the image's directory that comes first; "" if none does
-    why: str = ""  # why it does, or why none does; "" if the image has none
+    directory: str = ""  # the image's directory that comes first; "" for none
+    why: str = ""  # the reason; "" if the image has no libcuda
     version: str = ""
-    libraries: tuple[CachedLibrary, ...] = ()  # what is found in that directory
+    libraries: tuple[CachedLibrary, ...] = ()  # the libraries in that directory
 
 
 def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Arch) -> Compat:
-    """Decide for an image; the content of an image is never an error.
+    """Decide for an image, whose content is never an error.
 
     Args:
         plan: if it does not include the driver's libcuda, the image is not searched.
@@ -137,7 +137,7 @@ def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Ar
 
 
 def with_compat(plan: Plan, compat: Compat) -> Plan:
-    """Return a plan in which the image's libraries precede the driver's, if so decided."""
+    """Return a plan with the image's libraries before the driver's, if so decided."""
     if not compat.directory:
         return plan
     return replace(
@@ -157,7 +157,7 @@ def host_of(driver: str, cuda: str, gpus: Iterable[Gpu]) -> Host:
 
 
 def choose(candidates: Iterable[Candidate], host: Host) -> tuple[Candidate | None, str]:
-    """Return the newest candidate that fits, and why; or None, and why each does not fit.
+    """Return the newest candidate that fits and the reason; or None, and why each does not fit.
 
     Args:
         candidates: at least one.
@@ -223,7 +223,7 @@ def _candidates(
 
 
 def _candidate(rootfs: Rootfs, layout: Layout, directory: str, arch: Arch) -> Candidate | str:
-    """Return a directory as a candidate, or why it is not one; "" if it has no libcuda."""
+    """Return a directory as a candidate, or the reason against it; "" if it has no libcuda."""
     if directory == "/" or layout.covers(directory):
         return "something is mounted over it" if directory != "/" else "it leads to the root"
     if not NOT_IN_A_DIRECTORY.isdisjoint(directory):
@@ -258,7 +258,7 @@ def _note(fd: int) -> Note | None:
     """Return the note of an open library.
 
     Raises:
-        MalformedElf: it has a note that makes no sense.
+        MalformedElf: its note is invalid.
     """
     for text in text_notes_of_fd(fd, _OWNER):
         try:
@@ -293,7 +293,7 @@ def _listed(value: Any) -> frozenset[int] | None:
 def _libraries(
     rootfs: Rootfs, chosen: Candidate, arch: Arch, ours: set[str]
 ) -> tuple[CachedLibrary, ...]:
-    """Return the libraries of a candidate, by the names under which the driver's are found."""
+    """Return the libraries of a candidate under the driver's names."""
     found: dict[str, str] = {}
     names = rootfs.names(chosen.directory, _MOST_NAMES) or ()
     for name in [name for name in names if _LIBRARY.fullmatch(name)][:_MOST_LIBRARIES]:
@@ -309,7 +309,7 @@ def _libraries(
 
 
 def _soname(rootfs: Rootfs, path: str, arch: Arch) -> str | None:
-    """The soname of a regular file; None if it has none, or no library of the driver's names."""
+    """Return the soname of a regular file; None if it is not one of the driver's libraries."""
     if not _is_file(rootfs, path):
         return None
     fd = rootfs.open_file(path)

@@ -1,17 +1,16 @@
-"""Empty files of an image that have the names of the driver's libraries.
+"""Cover an image's empty files that have names of the driver's libraries.
 
-If a container with a GPU is committed, the image has an empty file for each library that was
-mounted there. "docker run -v" leaves an empty directory if the host lacked the file. A dynamic
-loader that finds one of them stops searching, and the program fails with "file too short". Where
-the driver's own libraries go, they are mounted over such files anyway. This module mounts them over
-those in the directories that a loader searches first.
+An image committed from a container with a GPU has an empty file for each mounted library. "docker
+run -v" leaves an empty directory if the host lacked the file. A dynamic loader that finds one of
+them stops searching, and the program fails with "file too short". In their usual directory, the
+driver's libraries cover such files anyway. This module covers those in directories that a loader
+searches earlier.
 
 Rules
-- Only names of libraries that the container gets are covered, and only empty regular files and
-  empty directories, so nothing of the image that could be used is hidden. A link is followed if it
-  leads to a file of the same library.
+- It covers only names of libraries that the container gets, and only empty regular files and empty
+  directories, so it hides nothing usable. It follows a link to a file of the same library.
 - The directories are those of LD_LIBRARY_PATH, and those that musl searches first. The image's
-  variable is untrusted like its files: its length is limited, and paths are resolved inside the
+  variable is untrusted like its files: its length is limited, and its paths are resolved inside the
   image.
 - Paths that a volume covers are neither read nor mounted over.
 
@@ -34,7 +33,7 @@ from hooks.image.rootfs import Rootfs
 from hooks.plan import Mount, Plan
 
 REASON: Final = "in place of an empty file of the image, at which the loader stops"
-"""The reason of these mounts."""
+"""The reason for these mounts."""
 
 _LONGEST: Final = 16 << 10
 _MOST_DIRECTORIES: Final = 16
@@ -43,19 +42,19 @@ _MOST_DIRECTORIES: Final = 16
 def covers(
     plan: Plan, rootfs: Rootfs, layout: Layout, variables: Mapping[str, str]
 ) -> tuple[Mount, ...]:
-    """Return mounts of libraries over the image's empty files of their names.
+    """Return mounts of libraries over the image's empty files with their names.
 
     Args:
-        plan: of the driver, with the mounts of its libraries.
-        variables: of the container.
+        plan: the driver's, with the mounts of its libraries.
+        variables: the container's.
 
     Raises:
-        FileTooLarge: the file that names musl's directories has an absurd size.
+        FileTooLarge: the file with musl's search path is too large.
     """
     mounts = {mount.destination: mount for mount in plan.mounts}
     sources: dict[str, str] = {}
     for library in plan.libraries:
-        if library.path in mounts:  # the first of a name is of the driver's own architecture
+        if library.path in mounts:  # the first of each name is for the driver's own architecture
             sources.setdefault(library.soname, mounts[library.path].source)
     covered: dict[str, Mount] = {}
     ours = {*mounts, *(link.path for link in plan.links)}
@@ -65,12 +64,12 @@ def covers(
                 if place not in ours:
                     covered.setdefault(place, Mount(sources[name], place, reason=REASON))
         except RootfsError:
-            continue  # whatever is in this directory is none of ours
+            continue  # nothing here that we can cover
     return tuple(covered.values())
 
 
 def _searched_first(rootfs: Rootfs, layout: Layout, variables: Mapping[str, str]) -> Iterator[str]:
-    """The directories that a loader searches before ours, where they really are, each once."""
+    """Return the real paths of directories that a loader searches before ours, each once."""
     named = re.split("[:;]", variables.get("LD_LIBRARY_PATH", "")[:_LONGEST])
     for loader in layout.loaders:
         if loader.libc is Libc.MUSL:
@@ -90,7 +89,7 @@ def _searched_first(rootfs: Rootfs, layout: Layout, variables: Mapping[str, str]
 def _empty(
     rootfs: Rootfs, layout: Layout, directory: str, names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """The empty files of some names in a directory, and where each really is."""
+    """Return the empty files with these names in a directory, with their real paths."""
     for name in rootfs.names(directory) or ():
         place = rootfs.real_path(f"{directory}/{name}") if name in names else None
         if place is None or layout.covers(place):

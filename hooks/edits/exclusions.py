@@ -1,9 +1,9 @@
 """Refuse plans with a device node of an excluded GPU.
 
-Plans that are made from the inventory have none (:mod:`hooks.node.gpus`). But other sources, such
-as a foreign CDI file, may name one. So the final plan is compared with the nodes of the excluded
-GPUs of every vendor. A container keeps what it has without us, because it is privileged or its spec
-lists the node.
+Plans from the inventory have none (:mod:`hooks.node.gpus`), but other sources, such as a foreign
+CDI file, may name one. So this module checks the final plan for nodes of every vendor's excluded
+GPUs. A container keeps access that it has without us, because it is privileged or its spec lists
+the node.
 
 Source: procfs and sysfs, as in :mod:`hooks.node.gpus`.
 """
@@ -31,7 +31,7 @@ def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Invent
         inventory: what the node has; None if it was not read.
 
     Raises:
-        GpuExcluded: there is such a node.
+        GpuExcluded: the plan has such a node.
     """
     if not config.excluded_gpus:
         return
@@ -52,7 +52,7 @@ def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Invent
 
 
 def excluded_numbers(config: Config, inventory: Inventory | None) -> dict[tuple[int, int], str]:
-    """Return the nodes of excluded GPUs: the GPU by major and minor number.
+    """Return the excluded GPUs by the major and minor numbers of their nodes.
 
     Args:
         inventory: what the node has; None if it was not read.
@@ -77,7 +77,7 @@ def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tupl
         for name, minor in caps.items():
             if name.startswith(f"gpu{gpu.minor}/") and CAPS[0] in majors:
                 yield (majors[CAPS[0]], minor), str(gpu)
-    # Of a GPU of another vendor, sysfs knows the address alone.
+    # For another vendor's GPU, sysfs has only the address.
     addresses = {gpu.bus_id: str(gpu) for gpu in excluded}
     addresses |= {name: f"the GPU at {name}" for name in config.excluded_gpus if ":" in name}
     nodes = [
@@ -94,7 +94,7 @@ def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tupl
 
 
 def _of_partitions(config: Config, owners: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the DRM nodes of AMD's GPUs, of which only the first partition is a PCI device."""
+    """Yield the DRM nodes of AMD's GPUs, whose first partition alone is a PCI device."""
     for gpu in amd.find(config)[0]:
         if gpu.address in owners:
             for name in gpu.device.minors:

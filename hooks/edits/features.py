@@ -16,17 +16,17 @@ IMEX channels   /dev/nvidia-caps-imex-channels/channel0…
 ==============  ===============================================  ==========================
 
 Rules
-- A node counts if it is a character device with the major number that /proc/devices gives to its
-  driver (rdma_cm is a "misc" device, so its minor in /proc/misc counts).
-- It is an error if a named IMEX channel, or a MIG capability, does not exist: the container cannot
-  work without it. Any other missing device is listed as missing, because images and charts request
-  it on nodes with and without it.
-- A feature adds no other files of the driver; those come with a GPU.
-- If a node already comes with the container's GPUs, it is not added again.
+- A node counts if it is a character device with its driver's major number in /proc/devices (for
+  rdma_cm, a "misc" device, with its minor number in /proc/misc).
+- A named IMEX channel or MIG capability that does not exist is an error, because the container
+  cannot work without it. Other absent devices are only listed as missing, because images and charts
+  request them on nodes with and without them.
+- A feature adds no other driver files; those come with a GPU.
+- A node that already comes with the container's GPUs is not added again.
 
 For mig-config and mig-monitor, NVIDIA's older tool mounts /proc/driver/nvidia/capabilities and all
-of /dev/nvidia-caps. The former exists anyway in the container's procfs. Only one node of the latter
-could be opened, and the container gets that one.
+of /dev/nvidia-caps. The former exists anyway in the container's procfs. Of the latter, the
+container could open only one node, which it gets.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi (gds, mofed, gdrcopy, nvswitch, imex, management);
 libnvidia-container, src/nvc_mount.c; the MIG user guide, "Device Nodes and Capabilities".
@@ -63,10 +63,10 @@ from hooks.words import Capability, Feature, Node
 MANAGEMENT_CAPABILITIES: Final = frozenset(
     {Capability.COMPUTE, Capability.UTILITY, Capability.VIDEO, Capability.NGX}
 )
-"""What of the driver's files comes with management: all that needs no display."""
+"""The capabilities whose files come with management: all without a display."""
 
 MOST_CHANNELS: Final = 1 << 20
-"""A device number has 20 bits for the minor, which is the channel's number."""
+"""A device number has 20 bits for the minor number, which is the channel's number."""
 
 _MISC: Final = "misc"
 
@@ -75,17 +75,17 @@ _MISC: Final = "misc"
 class _Nodes:
     """Device nodes of one driver."""
 
-    directory: str  # where they are, in the container
+    directory: str  # their directory in the container
     name: str  # the prefix of their names; a number follows
-    driver: str  # its name in /proc/devices; for a misc device, in /proc/misc
-    numbered: bool = True  # whether a number follows; if not, the name is whole
-    minor: int | None = None  # the minor number, where it is known
+    driver: str  # its name in /proc/devices, or in /proc/misc for a misc device
+    numbered: bool = True  # whether a number follows the name
+    minor: int | None = None  # the minor number, if known
     misc: bool = False  # whether it is a misc device
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a feature brings: nodes, and paths to be mounted if there is any node."""
+    """The edits of a feature: nodes, and paths to mount if any node exists."""
 
     nodes: tuple[_Nodes, ...]
     mounts: tuple[str, ...] = ()
@@ -116,11 +116,11 @@ _OF_THE_DRIVER: Final = ("/dev", "/dev/nvidia-caps", IMEX_DIRECTORY)
 
 
 def find_mount(path: str, roots: Iterable[str]) -> str | None:
-    """The host's path of what a feature mounts at a path; None if no root has it.
+    """Return the host path to mount at a path for a feature; None if no root has it.
 
     Args:
-        roots: where to look, in this order. In a driver container's root there is no udev; the
-            host's is meant then.
+        roots: where to search, in order. A driver container's root has no udev, so the host's is
+            used.
     """
     for root in roots:
         host = Fingerprint(root).resolve(path)
@@ -136,7 +136,7 @@ def contribute(
     config: Config,
     given: Collection[str] = (),
 ) -> Contribution:
-    """Return what a container gets in addition to GPUs.
+    """Return the edits of a container's features.
 
     Raises:
         ImexChannelMissing: a named channel has no usable node.
@@ -175,7 +175,7 @@ def contribute(
 
 
 class _Look:
-    """A look at the node's devices; ``majors`` are those of the drivers that were looked for."""
+    """A search of the node's devices; ``majors`` are those of the drivers searched for."""
 
     def __init__(self, config: Config, roots: Iterable[str]) -> None:
         self._config = config
@@ -225,7 +225,7 @@ class _Look:
             self.mounts.append(Mount(host, path, reason=feature))
 
     def add_mig(self, feature: str, name: str) -> None:
-        """The capability of a name, for all of MIG."""
+        """Add the MIG capability with this name."""
         minor = cap_minors(self._config).get(name)
         if minor is None:
             node: Node | str = f"{self._config.proc}/driver/nvidia-caps/mig-minors has no {name}"
@@ -240,7 +240,7 @@ class _Look:
         self.devices.append(device_of(node, feature))
 
     def add_channels(self, channels: Iterable[int]) -> None:
-        """IMEX channels by their numbers."""
+        """Add IMEX channels by their numbers."""
         for channel in channels:
             path = f"{IMEX_DIRECTORY}/channel{channel}"
             node: Node | str = f"channels are numbered 0 to {MOST_CHANNELS - 1}"
@@ -255,7 +255,7 @@ class _Look:
             self.devices.append(device_of(node, "IMEX channel"))
 
     def add_every_channel(self) -> None:
-        """Every IMEX channel of the node."""
+        """Add every IMEX channel of the node."""
         channels = list(self._numbered(IMEX_DIRECTORY, "channel"))
         for path, channel in channels:
             self._add("IMEX channel", path, IMEX_DRIVER, channel)
@@ -263,7 +263,7 @@ class _Look:
             self.missing.append(Missing(f"{IMEX_DIRECTORY}/channel*", (IMEX_DIRECTORY,)))
 
     def add_management(self, withheld: Collection[tuple[int, int]]) -> None:
-        """Return every node of the driver, except those with these numbers."""
+        """Add every node of the driver, except those with these numbers."""
         drivers = {
             major: name
             for name, major in self._majors.items()

@@ -2,18 +2,17 @@
 
 Rules
 - ``all`` means every full GPU that is not in MIG mode, and every MIG device. A GPU without a usable
-  node is left out, with a note; if nothing is left, that is an error.
-- It is an error if the container cannot get a named device: a container that requested GPU 3 must
+  node is left out, with a note. It is an error if nothing is left.
+- A named device that the container cannot get is an error: a container that requested GPU 3 must
   not start without it.
-- A GPU in MIG mode cannot be named as a whole, because its node alone allows no computing.
-- The start of a UUID names the only device whose UUID starts with it; if there are several, that is
-  an error.
-- No container gets an excluded GPU: it is left out of ``all``, and naming it is an error. The same
-  applies to a device that is out of service; if the driver is out of service, nothing is granted.
+- A GPU in MIG mode cannot be named as a whole, because its node alone is useless for computing.
+- A prefix of a UUID names the only device whose UUID starts with it; several are an error.
+- No container gets an excluded GPU: ``all`` leaves it out, and naming it is an error. The same
+  applies to a device that is out of service. If the driver is out of service, nothing is granted.
 - Devices are in the requested order, each once.
-- Every container with any part of the driver gets its control node. If that is unusable, the kernel
-  module is not loaded, and the error says so first. Another node for its capabilities is also an
-  error if it exists, is not the kernel's device, and was not recreated.
+- Every container with any part of the driver gets its control node. If that node is unusable, the
+  kernel module is not loaded, and this error comes first. Another node of its capabilities is also
+  an error if it exists, is not the kernel's device, and was not recreated.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ _Found = TypeVar("_Found", "Gpu", "MigDevice")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a container gets."""
+    """The devices and driver capabilities that a container gets."""
 
     capabilities: frozenset[str]  # the driver capabilities, of hooks.words.CAPABILITIES
     gpus: tuple[Gpu, ...] = ()
     mig_devices: tuple[MigDevice, ...] = ()
-    notes: tuple[str, ...] = ()  # what it does not get and why, for display
+    notes: tuple[str, ...] = ()  # what it does not get, and why, for display
 
 
 def decide(request: Request, inventory: Inventory) -> Grant:
@@ -74,7 +73,7 @@ def decide(request: Request, inventory: Inventory) -> Grant:
 
     Raises:
         UnknownDevice: this node does not have a named device.
-        AmbiguousDevice: the start of a UUID matches several devices.
+        AmbiguousDevice: a prefix of a UUID matches several devices.
         MigModeGpu: a GPU that is named as a whole is in MIG mode.
         GpuExcluded: a named GPU, or the GPU of a named MIG device, is excluded.
         OutOfService: a named device, all devices or the driver are out of service.
@@ -86,7 +85,7 @@ def decide(request: Request, inventory: Inventory) -> Grant:
         raise driver_refusal(request.source, inventory.drained)
     _check_node(CONTROL.path, "the driver's control node", inventory)
     for control in nodes_of(request.capabilities):
-        # CUDA would fail with it, in words that are harder to understand.
+        # CUDA would fail with an error that is harder to understand.
         if control.path in inventory.nodes.wrong:
             _check_node(control.path, f"the node {control.path}", inventory)
     match request.devices:
@@ -133,7 +132,7 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
 def _none_left(
     notes: Iterable[str], faults: Iterable[str], inventory: Inventory, *, drained: bool
 ) -> NvshimError:
-    """Return why ``all`` results in no device."""
+    """Return the error if ``all`` results in no device."""
     asked, found = "all GPUs of this node", "; ".join(faults)
     if found:
         return DeviceNodeMissing(
@@ -172,7 +171,7 @@ def _named(
 
 
 def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
-    """Return the GPUs that a name may mean; several only for the start of their UUIDs."""
+    """Return the GPUs that a name matches; several only for a prefix of their UUIDs."""
     match name:
         case GpuIndex(index):
             return [gpu for gpu in inventory.gpus if gpu.index == index]
@@ -185,7 +184,7 @@ def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
 
 
 def mig_devices_named(name: DeviceName, inventory: Inventory) -> list[MigDevice]:
-    """Return the MIG devices that a name may mean; several only for the start of their UUIDs."""
+    """Return the MIG devices that a name matches; several only for a prefix of their UUIDs."""
     devices = inventory.mig_devices
     match name:
         case MigIndex(gpu, index):
@@ -243,7 +242,7 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
 
 
 def _drained(inventory: Inventory) -> list[Gpu | MigDevice]:
-    """Return what is out of service, with a GPU in place of its MIG devices."""
+    """Return the devices out of service, with a GPU in place of its MIG devices."""
     gpus = {gpu.index: gpu for gpu in inventory.gpus if not gpu.excluded}
     parts = (device for device in inventory.mig_devices if device.gpu in gpus)
     return [
@@ -253,7 +252,7 @@ def _drained(inventory: Inventory) -> list[Gpu | MigDevice]:
 
 
 def _of_any(gpus: tuple[Gpu, ...], devices: Iterable[MigDevice]) -> list[MigDevice]:
-    """Return the MIG devices of those GPUs that are not excluded, without those out of service."""
+    """Return the MIG devices of GPUs that are not excluded, without those out of service."""
     return [each for each in devices if not (gpus[each.gpu].excluded or each.drained)]
 
 
@@ -267,7 +266,7 @@ def _check_exclusion(name: DeviceName, gpu: Gpu) -> None:
 
 
 def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:
-    """Return all nodes that a MIG device needs: its GPU's and its capabilities'."""
+    """Return all nodes that a MIG device needs: those of its GPU and its capabilities."""
     return (inventory.gpus[device.gpu].path, *device.paths)
 
 
@@ -306,7 +305,7 @@ def _fault(path: str, inventory: Inventory) -> str:
 
 
 def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
-    """Return the error; it lists the existing devices in the form of the request."""
+    """Return the error, which lists the existing devices in the form of the request."""
     kind = "GPU" if isinstance(name, GpuIndex | GpuUuid | GpuBusId) else "MIG device"
     match name:
         case GpuIndex():

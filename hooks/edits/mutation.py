@@ -1,7 +1,7 @@
 """Write a plan into an OCI spec.
 
-:func:`apply` is pure: it returns a new spec and does not change the old one. Parts that it does not
-know are kept. It does not add what is already there, so a second pass changes nothing:
+:func:`apply` is pure: it returns a new spec and keeps unknown parts. It does not add what is
+already there, so a second pass changes nothing:
 
 ==========  ============================  ====================================================
 edit        added to                      is already there if
@@ -19,15 +19,15 @@ interface   linux.netDevices              the interface is moved already (the us
 ==========  ============================  ====================================================
 
 It removes two things that engines add: NVIDIA's hooks, from any list
-(:mod:`hooks.requests.oci_hooks`), because as programs they would repeat what is done here; and the
-mounts of files that a layer of the image contains (:mod:`hooks.edits.applied`).
+(:mod:`hooks.requests.oci_hooks`), because the engine does their work; and the mounts of files that
+a layer of the image contains (:mod:`hooks.edits.applied`).
 
 Hooks, resource control and interfaces come from foreign CDI specs only.
 
-A device is added to both lists, because a later rebuild of the cgroup (by systemd on daemon-reload,
+A device goes into both lists, because a later rebuild of the cgroup (by systemd on daemon-reload,
 or by an update of resources) starts from the spec.
 
-:mod:`hooks.edits.verification` checks the result, and trusts none of this.
+:mod:`hooks.edits.verification` checks the result independently.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -60,11 +60,11 @@ from hooks.requests.oci_hooks import LISTS, has_nvidia_hook, is_nvidia_hook
 
 
 def apply(spec: Mapping[str, Any], plan: Plan, layered: tuple[Mount, ...] = ()) -> Json:
-    """Return a new spec with a plan's edits, which shares unchanged parts with the old one.
+    """Return a new spec with a plan's edits; it shares unchanged parts with the old one.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        plan: the edits. Its links and libraries are files, with which this function does nothing.
+        plan: the edits. This function ignores its links and libraries, which are files.
         layered: mounts whose files are in a layer of the image.
 
     Raises:
@@ -122,7 +122,7 @@ def apply_process(
     """
     edited = dict(process)
     entries = part(process, "env", list, "process.")
-    # The last entry of a name is the one that the process sees.
+    # The process sees the last entry of a name.
     now = dict(str(entry).partition("=")[::2] for entry in entries)
     added = [
         f"{name}={value}"
@@ -140,7 +140,7 @@ def apply_process(
 
 
 def _mounted_nodes(spec: Mapping[str, Any], devices: Iterable[Device]) -> dict[str, Json]:
-    """Return the mounts that stand for devices, by the path of each."""
+    """Return the mounts that stand for devices, by path."""
     if not has_user_namespace(spec):
         return {}
     found = {device.path: mounted_node(device) for device in devices}
@@ -157,7 +157,7 @@ def _apply_devices(linux: Json, devices: Iterable[Device], mounted: Collection[s
     for device in devices:
         other = by_path.get(device.path)
         if other is None and device.path in mounted:
-            pass  # it is no node that the runtime makes
+            pass  # the runtime does not create this node
         elif other is None:
             by_path[device.path] = device_node(device)
             new_nodes.append(by_path[device.path])
@@ -202,7 +202,7 @@ def _allowed(rules: Iterable[Any]) -> set[tuple[Any, Any, Any, Any]]:
 
 
 def _is_same(node: Mapping[str, Any], device: Device) -> bool:
-    # "u" is the unbuffered character device of POSIX; Linux makes no difference.
+    # "u" is POSIX's unbuffered character device, which Linux treats like "c".
     kind = "c" if node.get("type") == "u" else node.get("type")
     if kind == "p":
         return device.kind == kind

@@ -1,37 +1,33 @@
-"""Turn a grant into a plan: the edits that give the container what it was granted.
+"""Turn a grant into a plan: the edits that implement it.
 
 Rules
-- A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``. The directory is one that the
-  image's own dynamic loader searches for that architecture (the layout knows it). Next to the
-  library come links for its soname and for the names of its row, and each of these names becomes an
-  entry of the loader's cache that leads to the file itself. So libraries are found by name, through
-  the cache, and where links cannot be written.
+- A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``. The image's own dynamic loader
+  searches the directory for that architecture (the layout knows it). Next to the library come links
+  for its soname and the names of its row. Each of these names also becomes an entry of the loader's
+  cache that leads to the file, so loaders find libraries even where links cannot be written.
 - 32-bit libraries are included only with ``compat32``.
 - The control node is always included, and others by capability. Nodes below /dev/dri are included
   with graphics and display, for GPUs, and for MIG devices whose profile has a graphics engine.
-  Together with them comes /dev/dri/by-path, which shows which GPU each of them is, for these GPUs
-  only.
+  They come with a /dev/dri/by-path that maps only these nodes to their GPUs.
 - Graphics and display include an application profile that shows only these GPUs to EGL and Vulkan.
-  Without it, they enumerate every GPU that procfs lists, try those that have no node here, and fail
-  or take seconds. Its setting is a mask of the minors of GPUs. A minor beyond the mask cannot be
-  shown, so a container with such a GPU gets no profile, because the profile would hide a granted
-  GPU.
+  Without it, they try every GPU that procfs lists, even without a node in the container, and fail
+  or take seconds. Its setting is a mask of GPU minor numbers. A container with a GPU beyond the
+  mask gets no profile, because that would hide a granted GPU.
 - No process may create nodes (:mod:`hooks.node.host_setup`).
-- For a node that not everyone may open, its group is added as a supplementary group.
-- A manifest that names a library of the container by its path on the host is not mounted. The
-  container gets a copy that has the library's name. If a container has libraries of two
-  architectures, a manifest for one of them has the library's path in the container, so that the
-  loader of the other one ignores it.
-- Files of the table that the node lacks are listed in ``missing`` and are not an error. The grant
-  has already checked what was requested by name.
+- If not everyone may open a node, its group is added as a supplementary group.
+- If a manifest names one of the container's libraries by its host path, the container gets a copy
+  with only the library's name. If it has libraries of two architectures, a manifest for one of them
+  has the library's path in the container, so that the other loader ignores it.
+- Files of the table that the node lacks are listed in ``missing``, without an error. The grant has
+  already checked the devices requested by name.
 
-NVIDIA_VISIBLE_DEVICES stays as the user wrote it. NVIDIA's own runtime sets it to ``void``, so that
-a second runtime which sees the spec does not inject again. But applications read this variable, and
-so can no longer tell which GPUs they were given. Here a second pass is harmless instead:
-:func:`hooks.edits.mutation.apply` adds nothing that is already there.
+NVIDIA_VISIBLE_DEVICES keeps the user's value. NVIDIA's own runtime sets it to ``void``, so that a
+second runtime does not inject again, but applications that read it then cannot tell which GPUs they
+got. Here a second pass is harmless: :func:`hooks.edits.mutation.apply` adds nothing that is already
+there.
 
-Source: libnvidia-container's nvc_mount.c for what comes with which capability; nvcdi for
-    destinations and options; the driver's README, "Application Profiles", EGLVisibleDGPUDevices.
+Source: libnvidia-container's nvc_mount.c for the files of each capability; nvcdi for destinations
+and options; the driver's README, "Application Profiles", EGLVisibleDGPUDevices.
 """
 
 from __future__ import annotations
@@ -75,10 +71,10 @@ from hooks.plan import (
 from hooks.words import Arch, Capability
 
 LIBCUDA_DIRECTORY: Final = "NVIDIA_CTK_LIBCUDA_DIR"
-"""Where libcuda is, for programs that look for it; NVIDIA's runtime sets it too."""
+"""The directory of libcuda, for programs that search for it; NVIDIA's runtime sets it too."""
 
 TRITON_DIRECTORY: Final = "TRITON_LIBCUDA_PATH"
-"""The same for Triton, which otherwise runs /sbin/ldconfig to find it, and fails without."""
+"""The same for Triton, which would otherwise run /sbin/ldconfig to find it, and fail without."""
 
 _PROGRAMS: Final = "/usr/bin"
 _FIRMWARE: Final = "/lib/firmware/nvidia"
@@ -92,8 +88,8 @@ def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, .
     """Return the architectures for which the container gets libraries.
 
     Returns:
-        The driver's own, and its 32-bit companion with ``compat32``. If nothing of the driver is
-        requested, this machine's, if it is one of them.
+        The driver's own, and its 32-bit companion with ``compat32``. Without a request for the
+        driver, this machine's, if supported.
     """
     if grant is None or inventory is None:
         return tuple(arch for arch in Arch if arch.value == os.uname().machine)
@@ -103,7 +99,7 @@ def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, .
 
 
 def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
-    """Return the edits of a grant; every source in it is a file that the inventory found."""
+    """Return the edits of a grant; all their sources are files of the inventory."""
     work = _Work(grant, inventory, layout)
     work.add_devices()
     for row in rows_of(grant.capabilities):
@@ -124,14 +120,14 @@ def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
 
 
 def plan_devices(grant: Grant, inventory: Inventory) -> tuple[Device, ...]:
-    """Return only the devices of the result of :func:`make_plan`."""
+    """Return only the devices of :func:`make_plan`'s result."""
     work = _Work(grant, inventory, Layout(()))
     work.add_devices()
     return work.devices
 
 
 class _Work:
-    """A plan in the making."""
+    """A plan under construction."""
 
     def __init__(self, grant: Grant, inventory: Inventory, layout: Layout) -> None:
         self._grant = grant
@@ -239,7 +235,7 @@ class _Work:
         soname = file.soname or file.name
         self._add_link(f"{directory}/{soname}", file.name, "soname")
         for link in row.links:
-            # A link in a subdirectory cannot name its target by a bare file name.
+            # In a subdirectory, a bare file name would not reach the target.
             deeper = "/" in link
             self._add_link(f"{directory}/{link}", path if deeper else soname, "development link")
         names = (soname, *(link for link in row.links if "/" not in link))
@@ -266,7 +262,7 @@ class _Work:
                 self._add_mount(file.source, path, "configuration")
 
     def _names_for(self, row: ConfigFile, file: DriverFile) -> dict[str, str]:
-        """Return what replaces each path of one of the container's libraries in a manifest."""
+        """Return what replaces the host path of each of the container's libraries in manifests."""
         arch = row.arch or self._inventory.driver.arch
         names = {}
         for path in library_paths(file.name, file.manifest) if file.manifest else ():
@@ -277,7 +273,7 @@ class _Work:
         return names
 
     def add_xorg_module(self, row: XorgModule) -> None:
-        # The X server searches below the directory its distribution has for libraries.
+        # The X server searches below its distribution's library directory.
         home = self._layout.library_directory(self._inventory.driver.arch)
         below = "/usr/lib64" if posixpath.basename(home) == "lib64" else "/usr/lib"
         directory = f"{below}/xorg/modules/{row.directory}"
@@ -339,7 +335,7 @@ def application_profile(minors: Iterable[int]) -> File | None:
     """Return the application profile for a container with GPUs.
 
     Returns:
-        The file; None if there is no GPU, or one that the mask cannot show.
+        The file; None if there is no GPU, or one beyond the mask.
     """
     shown = frozenset(minors)
     if not shown or max(shown) >= _BITS:

@@ -1,4 +1,4 @@
-"""What an image requires of the driver and the GPUs: NVIDIA_REQUIRE_*.
+"""Check what an image requires of the driver and the GPUs: NVIDIA_REQUIRE_*.
 
 A value is a condition: alternatives separated by spaces, each a comma-separated list of comparisons
 that must all be true, such as ``cuda>=12.4 brand=tesla,driver>=535,driver<536``. If there are
@@ -16,12 +16,12 @@ brand      what the GPU is sold as ("tesla")   ``= !=``, in any case
 Rules
 - Versions are compared number by number; "12" is "12.0".
 - A condition on GPUs is met if the container gets none: ``none`` requests only the driver.
-- A comparison with an unknown property is undecided. A condition that is true either way is met; if
-  it depends on the comparison, that is an error which says so. NVIDIA's own runtime considers it
-  met, and a program then fails with a message that is harder to understand.
-- Without NVML, the driver's CUDA version is taken from a table by its branch. A driver newer than
-  the table has at least the newest version in it, so no image is refused because the table is old.
-- An expression of any other form is an error, wherever it is. An empty one requires nothing.
+- A comparison with an unknown property is undecided. A condition that is true either way is met;
+  one that depends on the comparison is an error. NVIDIA's own runtime considers it met, and a
+  program then fails with a message that is harder to understand.
+- Without NVML, a table gives the CUDA version of the driver's branch. A driver newer than the table
+  has at least its newest version, so an old table never refuses an image.
+- An expression of any other form is always an error. An empty one requires nothing.
 
 Source: libnvidia-container, src/cli/{dsl,configure}.c; NVIDIA Container Toolkit,
 internal/requirements; the CUDA toolkit's release notes, table of driver versions.
@@ -45,7 +45,7 @@ from hooks.words import quotes_in
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A property, how it is compared, and with what."""
+    """A property, a comparison operator, and a value."""
 
     property: str
     operator: str
@@ -64,14 +64,14 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     ">=": operator.ge,
 }
 _OR_NEWER: Final = " or newer"
-# Of a version that is only known to be at least so new: what can hold. The others always can.
+# What can be true of a version with only a known minimum. Other comparisons always can.
 _POSSIBLE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": operator.le,
     "<": operator.lt,
     "<=": operator.le,
 }
 _FORM: Final = re.compile(r"([A-Za-z]+)(=|!=|<=?|>=?)([^<>=!]+)")
-# Bounds the work that int() does; no version has numbers so long.
+# Bounds the work of int(); no version has longer numbers.
 _VERSION: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,7}", re.ASCII)
 _VERSIONS: Final = frozenset({"cuda", "driver", "arch"})
 _TEXTS: Final = frozenset({"brand"})
@@ -80,7 +80,7 @@ _LONGEST: Final = 16 << 10
 
 
 def parse_requirement(variable: str, expression: str) -> tuple[tuple[Comparison, ...], ...]:
-    """Parse an expression to alternatives, each with comparisons that must all be true.
+    """Parse an expression into alternatives of comparisons that must all be true.
 
     Raises:
         MalformedRequirement: it is not a condition.
@@ -156,7 +156,7 @@ def _of_gpu(gpu: Gpu) -> dict[str, str]:
 def _is_met(
     alternatives: tuple[tuple[Comparison, ...], ...], properties: Mapping[str, str]
 ) -> bool | None:
-    """Whether a condition holds; None if that hangs on what is not known."""
+    """Whether a condition is met; None if that depends on an unknown property."""
     if not alternatives:
         return True
     outcomes = [_all(_holds(each, properties) for each in parts) for parts in alternatives]
@@ -175,7 +175,7 @@ def _all(outcomes: Iterable[bool | None]) -> bool | None:
 def _holds(comparison: Comparison, properties: Mapping[str, str]) -> bool | None:
     found = properties.get(comparison.property)
     if found is None:
-        return True  # a property of GPUs, and the container gets none
+        return True  # a GPU property, but the container gets no GPU
     compare = _OPERATORS[comparison.operator]
     if comparison.property in _TEXTS:
         return bool(compare(found.lower(), comparison.value.lower())) if found else None
@@ -189,7 +189,7 @@ def _holds(comparison: Comparison, properties: Mapping[str, str]) -> bool | None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers, without zeros at the end: "12.0" is "12"."""
+    """Return a version as numbers, without trailing zeros: "12.0" is "12"."""
     numbers = [int(part) for part in version.split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()

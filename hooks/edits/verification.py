@@ -3,18 +3,18 @@
 :func:`verify` does not trust :mod:`hooks.edits.mutation`. It takes the old spec, the new one and
 the plan, and checks:
 
-- everything that was in the spec is still there, in the same order, and lists have only grown at
-  the end. The exceptions are NVIDIA's hooks that are done in process
-  (:mod:`hooks.requests.oci_hooks`), all of which are gone, and read-only mounts of files that a
-  layer has at the same place, which are gone, too;
+- everything in the old spec is still there, in the same order, and lists have only grown at the
+  end. The exceptions, which must be gone: NVIDIA's hooks that are done in process
+  (:mod:`hooks.requests.oci_hooks`), and read-only mounts of files that a layer has at the same
+  place;
 - nothing has changed except what that module lists: no namespace, no masked or read-only path, no
   seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control or
   interface unless the plan has any;
-- what was added is in the plan. Devices have known types and majors. The sources of mounts are
-  where the driver's files are, or in our staging directory, and not in the image, except for device
-  nodes, which are mounted in a user namespace. No destination is below /proc or /sys. In procfs,
-  only files below /proc/driver are covered, and none of the kernel's files is written. A hook runs
-  a program that the operator allows, with its own environment.
+- all additions are in the plan. Devices have known types and major numbers. Sources of mounts are
+  among the driver's files or in our staging directory, never in the image; a user namespace also
+  has mounts of device nodes. No destination is below /proc or /sys. In procfs, only files below
+  /proc/driver are covered, and no kernel file is written. A hook runs a program that the operator
+  allows, with its own environment.
 
 :func:`verify_bounds` checks each vendor's part of the plan against that vendor's own bounds.
 
@@ -47,7 +47,7 @@ from hooks.plan import (
 from hooks.requests.oci_hooks import LISTS, is_nvidia_hook
 from hooks.words import KERNELS
 
-# The lists that may grow, by their path in the spec; everything else stays as it was.
+# The lists that may grow, by path in the spec; all else stays as it was.
 _GROWING: Final = (
     ("process", "env"),
     ("process", "user", "additionalGids"),
@@ -67,10 +67,10 @@ def verify(
     *,
     layered: Collection[Mount] = (),
 ) -> None:
-    """Check that a mutated spec has only what a plan allows, within bounds.
+    """Check that an edited spec has only what the plan allows, within bounds.
 
     Args:
-        forbidden_roots: directories of the host that must not contain the source of a mount.
+        forbidden_roots: host directories that must not contain the source of a mount.
         layered: mounts whose files are in a layer of the image.
 
     Raises:
@@ -100,7 +100,7 @@ def verify(
 
 
 def _without_nodes(mounts: list[Any], plan: Plan) -> list[Any]:
-    """Return the mounts that do not stand for planned devices; those that do are verified."""
+    """Return the mounts that do not stand for planned devices, and verify those that do."""
     planned = [mounted_node(device) for device in plan.devices]
     for mount in mounts:
         if mount in planned:
@@ -163,7 +163,7 @@ def _verify_devices(nodes: list[Any], rules: list[Any], plan: Plan, bounds: Boun
 
 def _verify_number(kind: str, major: int, bounds: Bounds, what: object) -> None:
     if kind == "p":
-        return  # a FIFO has no numbers, and is the container's own
+        return  # a FIFO has no numbers, and belongs to the container
     known = {"c": bounds.majors, "b": bounds.block_majors}
     _expect(kind in known, "no device", what)
     _expect(major in known[kind], "a device of another driver", what)
@@ -178,10 +178,10 @@ def _verify_hooks(kind: str, hooks: list[Any], plan: Plan, programs: Collection[
 
 
 def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) -> None:
-    """Check that a vendor's part of a plan has only what that vendor may add.
+    """Check that a vendor's part of a plan stays within that vendor's bounds.
 
     Raises:
-        VerificationFailed: it has something else.
+        VerificationFailed: it does not.
     """
     plan, bounds = contribution.plan, contribution.bounds
     for device in plan.devices:
@@ -205,7 +205,7 @@ def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None
 
 
 def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the spec without NVIDIA's hooks, which are all that has to be removed."""
+    """Return the spec without NVIDIA's hooks, the only ones to remove."""
     expected = dict(spec)
     for name in LISTS:
         entries = _at(spec, ("hooks", name))
@@ -247,7 +247,7 @@ def _at(spec: Any, path: Iterable[str]) -> Any:
 
 
 def _settings(plan: Plan) -> dict[tuple[str, ...], Json]:
-    """Return the values that a plan may set if they were unset before, by path in the spec."""
+    """Return the values that a plan may set if unset before, by path in the spec."""
     settings: dict[tuple[str, ...], Json] = {}
     if plan.intel_rdt:
         settings["linux", "intelRdt"] = resource_control(plan.intel_rdt[-1])
@@ -270,7 +270,7 @@ def _is_bind(mount: Mapping[str, Any]) -> bool:
 
 
 def _without(spec: Mapping[str, Any], paths: Collection[tuple[str, ...]]) -> Json:
-    """Return the spec without the parts that may change, and without objects that become empty."""
+    """Return the spec without the parts that may change, and without objects left empty."""
 
     def strip(value: Mapping[str, Any], paths: Collection[tuple[str, ...]]) -> Json:
         rest = {}
