@@ -1,4 +1,4 @@
-"""An image's files, which are hostile: they are read and changed through a single object.
+"""Read and change an image's files, which are hostile, through a single object.
 
 :class:`rootfs.Rootfs` is that object; no other module opens a path of an image. Other rooms use it,
 :mod:`~hooks.image.layout` (where an image's dynamic loaders search), :mod:`~hooks.image.placement`

@@ -1,18 +1,18 @@
-"""A directory of an image, held open: everything in it is accessed by a single name.
+"""An open directory of an image, whose entries are accessed by single names.
 
-A path is resolved once, by :meth:`hooks.image.rootfs.Rootfs.directory`. From then on the descriptor
-is the directory, even if the path changes. The methods here take one name, without a slash, and do
-not follow a link with that name, so none of them can leave the directory.
+:meth:`hooks.image.rootfs.Rootfs.directory` resolves a path once. From then on, the descriptor is
+the directory, even if the path changes. The methods here take one name, without a slash, and follow
+no link, so they cannot leave the directory.
 
-- To read a file, it is first opened as a mere location (O_PATH has no side effect on FIFOs and
-  devices). If that is a regular file of bounded size, it is opened through that descriptor, so
+- A file is first opened as a mere location (O_PATH has no side effect on FIFOs and devices). If
+  that is a regular file of bounded size, it is opened for reading through that descriptor, so
   another file cannot take its place in between.
-- A file or link appears as a whole or not at all. It is created directly if nothing has its name,
-  and otherwise under a temporary name that replaces the old file by rename(2). There is no fsync,
+- A file or link appears as a whole or not at all. It is created directly if its name is free, and
+  otherwise under a temporary name that replaces the old file by rename(2). There is no fsync,
   because the files are written again for every container.
 - A new file belongs to the owner of its directory: in a user namespace to the container's root,
   elsewhere to root. Its owner is changed through a descriptor, and only while it is new and empty,
-  because another process that may rename in the directory could have put a different file there.
+  because another process could have renamed a different file to its place.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from hooks.image.rootfs_errors import (
 )
 
 LONGEST_FILE: Final = 1 << 20
-"""Bytes that are read of a file unless the caller says otherwise: no configuration is longer."""
+"""The default limit of a file's bytes; no configuration is longer."""
 
 MOST_NAMES: Final = 20_000
-"""Names that are read of a directory unless the caller says otherwise."""
+"""The default limit of a directory's names."""
 
 _MODE: Final = 0o644
 
@@ -58,7 +58,7 @@ _MEANING: Final[dict[int, tuple[type[RootfsError] | ErrorRow[RootfsError], str, 
     errno.EAGAIN: (RootfsBusy, "a process that keeps renaming directories below it", "try again"),
     errno.EROFS: (RootfsReadOnly, "a read-only file system", "use a writable snapshot"),
 }
-"""errno → what it means about an image. Anything else is the file system's own failure."""
+"""errno → its meaning for an image. Any other error is a failure of the file system."""
 
 _KIND: Final = {
     stat.S_IFDIR: "directory",
@@ -73,14 +73,12 @@ _KIND: Final = {
 class Directory:
     """A directory of an image. A context manager: leaving it closes the descriptor.
 
-    Every method raises :class:`RootfsError` for anything that goes wrong, and PathRefused for a
-    name that is not a single one. After a failed change, the name still stands for the same file as
-    before.
+    Every method raises :class:`RootfsError` on any failure, and PathRefused for a path of several
+    names. After a failed change, the name still refers to the same file as before.
 
     Args:
-        fd: a descriptor of the directory (O_PATH suffices), which belongs to this object from now
-            on.
-        path: where it was found inside the image; only for messages.
+        fd: a descriptor of the directory (O_PATH suffices), now owned by this object.
+        path: its path in the image, only for messages.
     """
 
     __slots__ = ("_fd", "_masked", "_owner", "path")
@@ -104,7 +102,7 @@ class Directory:
         self.close()
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Return the status of what has this name, without following a link; None for nothing."""
+        """Return the status of this name, without following a link; None if it is unused."""
         self._check("look at", name)
         try:
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -122,7 +120,7 @@ class Directory:
         """Return the content of the regular file with this name, which must not be a link.
 
         Raises:
-            NotARegularFile: something else has this name.
+            NotARegularFile: the name is that of something else.
             FileTooLarge: it is longer than ``limit`` bytes.
         """
         with self._at("read", name) as asked:
@@ -152,9 +150,8 @@ class Directory:
         """Write a file with this name, replacing a file or link that has it.
 
         Args:
-            like: a file whose mode, owner and times the new file gets. Without it, the new file
-                gets mode and owner of the file that it replaces, or ``mode`` and the directory's
-                owner.
+            like: a file with the mode, owner and times for the new file. Without it, mode and owner
+                are those of the replaced file, or ``mode`` and the directory's owner.
 
         Raises:
             DirectoryInTheWay: a directory has this name.
@@ -169,7 +166,7 @@ class Directory:
                     _write_all(fd, data)
                     owner = model or os.fstat(self._fd)
                     os.fchown(fd, owner.st_uid, owner.st_gid)
-                    # Without the set-user-id bits: they vouched for another content.
+                    # Without the set-user-id bits, which were for another content.
                     os.fchmod(fd, model.st_mode & 0o777 if model else mode)
                     if like is not None:
                         os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
@@ -177,10 +174,10 @@ class Directory:
                     os.close(fd)
 
     def create_empty(self, name: str) -> bool:
-        """Make an empty file; False if something has the name."""
+        """Create an empty file; return False if the name is in use."""
         self._check("make", name)
         try:
-            # One call instead of three: dozens of these are made for a container.
+            # One call instead of three, because a container needs dozens of these.
             os.mknod(name, stat.S_IFREG | _MODE, dir_fd=self._fd)
             self._adopt(name, stat.S_IFREG)
         except FileExistsError:
@@ -190,7 +187,7 @@ class Directory:
         return True
 
     def create_link(self, name: str, target: str) -> bool:
-        """Make a link, whose target need not exist; False if something has the name."""
+        """Create a link, whose target need not exist; return False if the name is in use."""
         self._check("link", name)
         try:
             self._link(name, target)
@@ -201,13 +198,13 @@ class Directory:
         return True
 
     def share_file(self, name: str, fd: int) -> None:
-        """Make a hard link to an open file, replacing a file or link with this name.
+        """Create a hard link to an open file, replacing a file or link with this name.
 
         Args:
             fd: a file of the host, on this file system.
 
         Raises:
-            OSError: the file cannot have another name here (EXDEV, EMLINK, EPERM, …).
+            OSError: the file cannot get another name here (EXDEV, EMLINK, EPERM, …).
         """
         self._check("share", name)
         with self._temporary(name) as temporary:
@@ -225,7 +222,7 @@ class Directory:
             self._link(temporary, target)
 
     def make_directory(self, name: str) -> Directory:
-        """Make a directory with an unused name, and open it."""
+        """Create a directory with an unused name, and open it."""
         with self._at("make the directory", name):
             os.mkdir(name, 0o755, dir_fd=self._fd)
             try:
@@ -239,13 +236,13 @@ class Directory:
                     os.close(fd)
                     raise
             except OSError:
-                with suppress(OSError):  # another process may have put something else there
+                with suppress(OSError):  # another process may have replaced it
                     os.rmdir(name, dir_fd=self._fd)
                 raise
             return Directory(fd, f"{self.path.rstrip('/')}/{name}")
 
     def rename(self, old: str, new: str) -> None:
-        """Rename ``old`` to ``new``, in place of a file of that name."""
+        """Rename ``old`` to ``new``, replacing a file of that name."""
         with self._at("rename", old), self._at("rename to", new):
             os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
@@ -285,7 +282,7 @@ class Directory:
             yield temporary
             os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except BaseException:
-            with suppress(FileNotFoundError):  # it may never have been made
+            with suppress(FileNotFoundError):  # it may never have been created
                 os.unlink(temporary, dir_fd=self._fd)
             raise
 
@@ -295,7 +292,7 @@ class Directory:
 
     @property
     def _foreign_owner(self) -> tuple[int, int] | None:
-        """The directory's owner and group; None if they are root's."""
+        """Return the directory's owner and group; None if both are root."""
         if self._owner is None:
             seen = os.fstat(self._fd)
             self._owner = (seen.st_uid, seen.st_gid)
@@ -304,7 +301,7 @@ class Directory:
     def _is_masked(self, name: str) -> bool:
         """Whether the umask has removed permissions from a new file; the answer is cached.
 
-        The umask itself is not read, because that is possible only by setting it, for all threads.
+        The umask itself is not read, because that requires setting it, for all threads.
         """
         if self._masked is None:
             seen = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -312,14 +309,14 @@ class Directory:
         return self._masked
 
     def _adopt(self, name: str, kind: int) -> None:
-        """Give something new the directory's owner, and a file its mode whatever the umask is."""
+        """Give a new entry the directory's owner, and a file its mode regardless of the umask."""
         is_masked = kind == stat.S_IFREG and self._is_masked(name)
         if self._foreign_owner is None and not is_masked:
             return
         location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             if _is_new(os.fstat(location), kind):
-                # Not fchown(2), which takes no O_PATH; of a link, this is the link itself.
+                # Not fchown(2), which rejects O_PATH descriptors. This does not follow a link.
                 itself = f"/proc/self/fd/{location}"
                 if is_masked:
                     os.chmod(itself, _MODE)
@@ -330,7 +327,7 @@ class Directory:
 
 
 def _is_new(seen: os.stat_result, kind: int) -> bool:
-    """Whether this may be what we have just made: new, empty and ours."""
+    """Whether this may be our new entry: new, empty and ours."""
     is_empty = kind != stat.S_IFREG or (seen.st_size == 0 and seen.st_nlink == 1)
     return stat.S_IFMT(seen.st_mode) == kind and seen.st_uid == os.geteuid() and is_empty
 
@@ -345,7 +342,7 @@ _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def meaning(asked: str, error: OSError) -> RootfsError:
-    """Convert ``error``, which happened in an image, to one of our errors."""
+    """Convert ``error`` from an image to one of our errors."""
     kind, found, do = _MEANING.get(error.errno or 0, (RootfsIo, str(error.strerror), ""))
     return kind(asked, found=found, do=do)
 
@@ -357,13 +354,13 @@ def open_regular(location: int, asked: str) -> int:
         location: the descriptor; stays open.
 
     Raises:
-        NotARegularFile: it is another kind of file, which was not opened.
+        NotARegularFile: it is another kind of file, and was not opened.
         OSError: it cannot be opened.
     """
     mode = os.fstat(location).st_mode
     if not stat.S_ISREG(mode):
         raise NotARegularFile(asked, found=f"a {_KIND[stat.S_IFMT(mode)]}")
-    # The descriptor's own link in our procfs: the very inode that was just looked at.
+    # The descriptor's link in our procfs leads to the inode that was just checked.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     return os.open(f"/proc/self/fd/{location}", flags)
 
@@ -375,8 +372,8 @@ def read_all(fd: int, limit: int, asked: str) -> bytes:
         limit: the maximum size in bytes.
 
     Raises:
-        FileTooLarge: it is longer. The size is checked before the first read, and again while
-            reading, in case the file grows.
+        FileTooLarge: it is longer. The size is checked before the first read and, in case the file
+            grows, while reading.
         OSError: it cannot be read.
     """
     try:

@@ -1,16 +1,16 @@
-"""The facts in an ELF file: machine, soname, interpreter, kernel ABI.
+"""Read facts from an ELF file: machine, soname, interpreter, kernel ABI.
 
-They suffice to know which loader a file is for and under which name programs ask for it. So nothing
-has to be run, not even ldconfig. The files may be an image's, so every offset and every count is
-bounded before it is used:
+They show which loader a file is for, and under which name programs request it, without running
+anything, even ldconfig. The files may be an image's, so every offset and every count is bounded
+before use:
 
 - at most 256 program headers and as many sections, 64 KiB of dynamic section, 4 KiB of one
   segment or section of notes;
 - names of at most 255 bytes (a soname) and 4095 (an interpreter), without a slash in a soname.
 
-A file that is not an ELF file, or that is inconsistent in what is read here, raises
-:class:`MalformedElf`, and its content never raises anything else. A machine for which we have no
-name is not an inconsistency: its ``arch`` is None. What is not needed is not checked.
+A file that is not an ELF file, or is inconsistent in the parts read here, raises
+:class:`MalformedElf`; no content raises anything else. An unknown machine is not an error: ``arch``
+is None. Parts that are not needed are not checked.
 
 Source: System V gABI chapters 4 and 5; LSB "NT_GNU_ABI_TAG"; <elf.h>.
 """
@@ -31,7 +31,7 @@ _Segments: TypeAlias = list[tuple[int, int, int, int]]
 
 
 _ARCHES: Final = {
-    (2, 62): Arch.X86_64,  # class 32 with this machine is x32, which no driver is built for
+    (2, 62): Arch.X86_64,  # class 32 with this machine is x32, for which there is no driver
     (1, 3): Arch.I386,
     (2, 183): Arch.AARCH64,
     (1, 40): Arch.ARM,
@@ -41,7 +41,7 @@ _ARCHES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The positions of the fields in one of the two classes.
+    """The field positions in one of the two classes.
 
     ``header`` reads (e_machine, e_phoff, e_phentsize, e_phnum), ``segment`` (p_type, p_offset,
     p_vaddr, p_filesz), ``dynamic`` (d_tag, d_val), ``sections`` (e_shoff, e_shentsize, e_shnum),
@@ -94,20 +94,20 @@ _LONGEST_NAME: Final = 255
 _LONGEST_PATH: Final = 4095
 
 _NOTE: Final = Struct("<III")
-# e_shentsize, e_shnum and e_shstrndx, behind what every file is asked for.
+# e_shentsize, e_shnum and e_shstrndx, after the fields read from every file.
 _SECTION_FIELDS: Final = 6
 _ABI: Final = Struct("<IIII")
 
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """What was read of one file."""
+    """The facts of one file."""
 
-    arch: Arch | None  # the architecture; None for one we have no name for
-    soname: str | None = None  # the name programs ask for (DT_SONAME); None if it has none
-    # the dynamic loader it wants to be started by; None for libraries
+    arch: Arch | None  # the architecture; None if unknown
+    soname: str | None = None  # the name that programs request (DT_SONAME), if any
+    # the dynamic loader that starts it; None for libraries
     interpreter: str | None = None
-    # the oldest Linux it says it runs on (the ABI tag); None if it does not say
+    # the oldest Linux that it supports, by its ABI tag; None without one
     kernel: tuple[int, int, int] | None = None
 
 
@@ -131,17 +131,17 @@ def _reader(fd: int) -> _Reader:
 
 
 def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
-    """Yield the text of the notes that one owner has in an open file.
+    """Yield the text of one owner's notes in an open file.
 
-    Notes that a linker put into no segment are found by their sections. Linkers pad a name
-    differently (to four bytes, to the section's alignment, from its own start or from the note's),
-    so all NULs behind it are skipped.
+    Notes outside of all segments are found by their sections. Linkers pad a name differently (to
+    four bytes, to the section's alignment, from its own start or the note's), so all NULs after it
+    are skipped.
 
     Args:
         fd: a regular file, open for reading; its offset is not moved.
 
     Yields:
-        The text of each note, or the part of it that is in the file.
+        The text of each note, or the part that is in the file.
 
     Raises:
         MalformedElf: it is not an ELF file, is inconsistent, or cannot be read.
@@ -175,7 +175,7 @@ def _malformed(found: str) -> MalformedElf:
 
 
 def _header(read: _Reader) -> tuple[_Shape, bytes]:
-    """Return the file's class, and its first bytes, which contain a complete header."""
+    """Return the file's class and its first bytes, with a complete header."""
     ident = read(0, _SHAPES[2].header.size + _SECTION_FIELDS)
     if ident[:4] != b"\x7fELF" or len(ident) < _SHAPES[1].header.size:
         raise _malformed("no ELF header")
@@ -189,7 +189,7 @@ def _header(read: _Reader) -> tuple[_Shape, bytes]:
 
 
 def _elf(read: _Reader) -> Elf:
-    """Read all bytes with ``read(offset, size)``, which may return fewer at a time."""
+    """Read with ``read(offset, size)``, which may return fewer bytes."""
     shape, ident = _header(read)
     machine, table, entry, count = shape.header.unpack_from(ident)
     arch = _ARCHES.get((ident[4], machine))
@@ -203,14 +203,14 @@ def _elf(read: _Reader) -> Elf:
             interpreter = _text(read, offset, min(size, _LONGEST_PATH + 1), "interpreter")
         elif what == _PT_NOTE and kernel is None:
             kernel = _abi_tag(read(offset, min(size, _LONGEST_NOTE)))
-        elif what == _PT_DYNAMIC and not is_dynamic:  # there is one; two hundred take their time
+        elif what == _PT_DYNAMIC and not is_dynamic:  # there is one; hundreds would take long
             is_dynamic = True
             soname = _soname(read, shape, segments, offset, size)
     return Elf(arch, soname, interpreter, kernel)
 
 
 def _segments(read: _Reader, shape: _Shape, table: int, entry: int, count: int) -> _Segments:
-    """(type, offset in the file, address, size in the file) of every segment."""
+    """Return (type, offset in the file, address, size in the file) of every segment."""
     if count == 0:
         return []
     if count > _MOST_SEGMENTS or not shape.segment.size <= entry <= _LONGEST_SEGMENT:
@@ -223,7 +223,7 @@ def _segments(read: _Reader, shape: _Shape, table: int, entry: int, count: int) 
 
 
 def _sections(read: _Reader, shape: _Shape, ident: bytes) -> list[tuple[int, int, int]]:
-    """(type, offset in the file, size) of every section; none without a table."""
+    """Return (type, offset in the file, size) of every section; none without a table."""
     table, entry, count = shape.sections.unpack_from(ident)
     if count == 0 or table == 0:
         return []
@@ -239,7 +239,7 @@ def _sections(read: _Reader, shape: _Shape, ident: bytes) -> list[tuple[int, int
 def _soname(
     read: _Reader, shape: _Shape, segments: _Segments, offset: int, size: int
 ) -> str | None:
-    """DT_SONAME, by way of the string table, which is named by its address."""
+    """Return DT_SONAME from the string table, which is located by its address."""
     data = read(offset, min(size, _LONGEST_DYNAMIC))
     whole = len(data) - len(data) % shape.dynamic.size
     tags: dict[int, int] = {}
@@ -289,10 +289,10 @@ def _abi_tag(data: bytes) -> tuple[int, int, int] | None:
 
 
 def _notes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield owner, type, end of the owner's name, and size of the descriptor of each note.
+    """Yield owner, type, end of the owner's name, and descriptor size of each note.
 
-    Each note has name size, descriptor size, type, name, descriptor; the last two are padded to
-    four.
+    A note consists of name size, descriptor size, type, name, descriptor; the last two are padded
+    to four bytes.
     """
     at = 0
     while at + _NOTE.size <= len(data):

@@ -1,8 +1,7 @@
-"""Changes to an image that can be undone.
+"""Change an image so that all changes can be undone.
 
-If the creation of a container fails, it must leave its image as it was. So each change goes through
-a journal, which records how to undo it. What a change replaces is kept in the cheapest way from
-which it can be restored:
+A failed creation of a container must leave its image as it was. So each change goes through a
+journal, which records how to undo it. Replaced entries are kept in the cheapest restorable way:
 
 ====================================  =============================================
 what is replaced                      how it is kept
@@ -17,13 +16,12 @@ a file of more than 64 MiB            not replaced: ``FileTooLarge``; the caller
                                       mount over it
 ====================================  =============================================
 
-(Keeping it under another name would work for all of them. But on overlayfs a rename first copies
-the file up and syncs it. That takes milliseconds for a cache, and fills the disk for a sparse file
-of five gigabytes.)
+(Renaming would work for all of them. But on overlayfs it first copies the file up and syncs it.
+That takes milliseconds for a cache, and fills the disk for a sparse file of five gigabytes.)
 
-A change that would have no effect is not made: if the same container is created twice, there is no
-second write, and nothing piles up. Directories stay open until the end, so that a change and its
-undoing use the same directory, even if the paths change in the meantime.
+A change without effect is skipped: creating the same container twice writes once. Directories stay
+open until the end, so that a change and its undoing use the same directory, even if the paths
+change in the meantime.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _LARGEST_REPLACED: Final = 64 << 20
 
 
 class Journal:
-    """The changes that are made in one with-block: if it fails, all are undone.
+    """The changes in one with-block; if it fails, all are undone.
 
     Attributes:
         written: the paths that were created or changed, in order.
@@ -62,9 +60,8 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # If a step fails, the other steps are taken nevertheless. If the block has failed, its own
-        # error is the one to report. Otherwise the failed step only leaves a file with a temporary
-        # name behind.
+        # After a failed step, take the other steps nevertheless. If the block has failed, report
+        # its own error. Otherwise the failed step only leaves a file with a temporary name.
         _take(self._settle if kind is None else reversed(self._undo))
         for directory in self._directories.values():
             directory.close()
@@ -74,7 +71,7 @@ class Journal:
         self._open("/" + "/".join(components(path)))
 
     def directory_itself(self, path: str) -> None:
-        """Make sure that ``path`` is a directory or does not exist; a link becomes one."""
+        """Make sure that ``path`` is a directory or missing; replace a link by a directory."""
         directory, name = self._parent(path)
         found = directory.stat(name)
         if found is None or stat.S_ISDIR(found.st_mode):
@@ -87,7 +84,7 @@ class Journal:
     def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Make sure that ``path`` is a regular file with the content ``data``.
 
-        If the file already exists, it keeps its mode.
+        An existing file keeps its mode.
         """
         directory, name = self._parent(path)
         found = directory.stat(name)
@@ -104,7 +101,7 @@ class Journal:
     def mount_point(self, path: str, *, fresh: bool = False) -> None:
         """Make sure that ``path`` is a regular file, of any content, and not a link to one.
 
-        If a runtime found a link there, it would mount over the target of the link.
+        A runtime would mount over the target of a link.
 
         Args:
             fresh: whether to replace an existing file with an empty one. A failure does not restore
@@ -124,7 +121,7 @@ class Journal:
                 f"to make {path} in the image", found="a process that makes and removes it"
             )
         if stat.S_ISDIR(found.st_mode) and not directory.names(name):
-            # What bind mounts of missing files leave behind.
+            # Bind mounts of missing files leave an empty directory.
             directory.remove_directory(name)
             self._note(path, lambda: directory.make_directory(name).close())
             self.mount_point(path)
@@ -153,7 +150,7 @@ class Journal:
         above, _, name = path.rpartition("/")
         directory = self._directories.get(above)
         if directory is not None and name not in {"", ".", ".."}:
-            return directory, name  # as for nearly every path: they share their directories
+            return directory, name  # as for nearly every path, since paths share directories
         names = components(path)
         if not names:
             raise PathRefused(f"to put something at {path} in the image", found="the root itself")
@@ -170,7 +167,7 @@ class Journal:
         return directory
 
     def _make(self, path: str) -> Directory:
-        """Make a missing directory, behind a link that leads to it if there is one."""
+        """Create a missing directory; if its name is a link, at the link's target."""
         above, _, name = path.rpartition("/")
         parent = self._open(above or "/")
         try:
@@ -178,7 +175,7 @@ class Journal:
         except DirectoryInTheWay:
             place = self._rootfs.landing(path)
             if place in {None, path}:
-                raise  # something is there that is no directory
+                raise  # it is not a directory
             return self._open(place)
         self._note(path, partial(parent.remove_directory, name))
         return directory
@@ -190,7 +187,7 @@ class Journal:
     def _replace(
         self, directory: Directory, name: str, found: os.stat_result | None, path: str
     ) -> None:
-        """Record how to restore the file of this name, of which ``found`` is the lstat."""
+        """Record how to restore the file of this name; ``found`` is its lstat."""
         if found is None:
             self._note(path, partial(directory.remove, name))
             return

@@ -1,4 +1,4 @@
-"""Choose the driver's files that a layer of an image may contain, in place of mounting them.
+"""Choose the driver's files that a layer of an image may contain instead of mounts.
 
 A mount costs the low-level runtime some tenth of a millisecond, and a container that may mount can
 make it writable. A file in the lower layer of an overlay costs nothing, and the kernel never writes
@@ -7,8 +7,8 @@ to it. (:mod:`shim.work.driver_files` puts the files there.)
 Rules
 - Only a file that the inventory has observed, with the mount options of the driver's files: no
   socket, no directory, nothing from a CDI spec or from staging.
-- Only where the layer has a mount point for it that was created with the layer. There is none at a
-  path that the container covers with its own mount.
+- Only where the layer itself contains its mount point. It has none at a path that the container
+  covers with its own mount.
 - No file with set-user-id or set-group-id: mounts of the driver's files have ``nosuid``, but an
   overlay does not.
 """
@@ -29,11 +29,11 @@ _OPTIONS: Final = Mount("", "").options
 
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """A file of the driver that can be in a layer."""
+    """A driver file that can be in a layer."""
 
-    mount: Mount  # what it stands for
-    path: str  # where it goes in the layer; no link is on the way
-    seen: Any  # what was observed of it (hooks.node.fingerprint)
+    mount: Mount  # the mount that it replaces
+    path: str  # its path in the layer, without links
+    seen: Any  # its observed properties (hooks.node.fingerprint)
 
 
 def layer_files(
@@ -42,7 +42,7 @@ def layer_files(
     """Return the files of a plan that the layer can contain.
 
     Args:
-        image: the image with the layer, in which the mount points of the plan were created.
+        image: the image with the layer, which has the plan's mount points.
         placed: what was written into the layer.
         files: the observed properties of the driver's files, by path.
     """

@@ -1,26 +1,24 @@
-"""Find out which dynamic loaders an image has, and where libraries have to go for them.
+"""Find an image's dynamic loaders, and the directories where they search for libraries.
 
-A library in a directory that the loader searches by default is found without a cache, without
-LD_LIBRARY_PATH, and whatever the container does to its own cache later. Which directory that is
-depends on who built the C library: Debian's searches /usr/lib/x86_64-linux-gnu, Fedora's
-/usr/lib64, Arch's and Alpine's /usr/lib. The image itself shows it: the directory that contains
-libc.so.6 is searched. Nothing is run, and a name alone proves nothing: a loader must be a regular
-ELF file for the right machine, at the path that every program of that architecture names as its
-interpreter.
+A loader finds a library in its default directories without a cache, without LD_LIBRARY_PATH, and
+even if the container later changes its cache. These directories depend on who built the C library:
+Debian's searches /usr/lib/x86_64-linux-gnu, Fedora's /usr/lib64, Arch's and Alpine's /usr/lib. The
+image itself shows them: the directory with libc.so.6 is searched. Nothing is run, and a name alone
+proves nothing: a loader must be a regular ELF file for the right machine, at the interpreter path
+of that architecture's programs.
 
 Rules
-- Links are followed as the container would follow them, inside the image. The result is the path
-  behind them, so that they need not be followed again.
-- If the container mounts something over a directory (procfs, a tmpfs, a volume), it is no place to
-  write into. A candidate that leads to such a directory is skipped.
+- Links are followed inside the image, as in the container. Results are paths without links.
+- A directory that the container mounts over (procfs, a tmpfs, a volume) is unsuitable, so a
+  candidate that leads to one is skipped.
 - Two architectures never share a directory, because their files have the same names.
 - An image without a loader (with static binaries only) still gets a directory. No image, however
   broken, makes :func:`read_layout` raise.
-- A read-only rootfs has no room for mount points either, so the directories are moved to a tmpfs of
-  the spec: below /run or /dev the runtime can create them. This is not done if something is already
-  mounted there, because a runtime would create our mount points in a volume.
-- Mounts deeper than any of our paths are ignored: they hide none of them, and the length of a
-  volume's path is not limited.
+- A read-only rootfs has no room for mount points, so the directories move to a tmpfs of the spec:
+  below /run or /dev, where the runtime can create them, unless something is already mounted there,
+  because a runtime would create our mount points in a volume.
+- Mounts deeper than all our paths are ignored: they hide nothing of ours, and a volume's path may
+  be arbitrarily long.
 
 Source: ld.so(8); glibc's sysdeps/*/shlib-versions and Debian's multiarch patches; musl's
 ldso/dynlink.c (its default path is /lib:/usr/local/lib:/usr/lib).
@@ -56,7 +54,7 @@ SCRATCH: Final = "containerd-shim-nvidia"
 
 
 class Libc(Enum):
-    """Whose dynamic loader an image has for an architecture."""
+    """The C library of an image's dynamic loader."""
 
     GLIBC = "glibc"
     MUSL = "musl"
@@ -68,64 +66,64 @@ class Loader:
     """The dynamic loader for one architecture, and where it finds libraries."""
 
     arch: Arch
-    libc: Libc  # whose loader it is; NONE if the image has none for this architecture
-    directory: str  # where libraries are mounted; absolute, without links, maybe not there yet
+    libc: Libc  # NONE if the image has no loader for this architecture
+    directory: str  # where to mount libraries; absolute, without links, may be missing
     searched: bool = True  # whether the loader searches ``directory`` by default
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What matters about an image for placing libraries into it."""
+    """The properties of an image that determine where libraries go."""
 
     loaders: tuple[Loader, ...]  # one per requested architecture, in that order
     has_cache: bool = False  # whether /etc/ld.so.cache is a regular file (after links)
     writable: bool = True
-    # directories and files that something is mounted over in the container
+    # directories and files that the container mounts over
     covered: tuple[str, ...] = ("/proc", "/sys", "/dev")
-    # the tmpfs that stands in for a rootfs that takes no writes, if one is needed and there is one
+    # the tmpfs to use instead of a read-only rootfs, if needed and available
     scratch: str | None = None
-    # those of ``covered`` that a writable tmpfs is mounted over
+    # those of ``covered`` under a writable tmpfs
     fresh: frozenset[str] = frozenset()
-    # those of ``covered`` from which mounts appear on the host as well: shared volumes
+    # those of ``covered`` whose mounts also appear on the host: shared volumes
     shared: frozenset[str] = frozenset()
-    has_ldconfig: bool = True  # whether it has /sbin/ldconfig, or cannot be read
+    has_ldconfig: bool = True  # whether it has /sbin/ldconfig, or is unreadable
 
     def loader(self, arch: Arch) -> Loader:
         """Return the loader for ``arch``, which must be one of the requested ones."""
         return next(loader for loader in self.loaders if loader.arch is arch)
 
     def library_directory(self, arch: Arch) -> str:
-        """Return where libraries of ``arch`` are mounted."""
+        """Return the directory for libraries of ``arch``."""
         return self.loader(arch).directory
 
     def covers(self, path: str) -> bool:
-        """Whether something is mounted over ``path``, or over a directory on the way to it."""
+        """Whether a mount covers ``path``, or a directory above it."""
         return any(path == over or path.startswith(f"{over}/") for over in self.covered)
 
     def is_fresh(self, path: str) -> bool:
-        """Whether ``path`` is on a tmpfs of the container's own, where a runtime can make it."""
+        """Whether ``path`` is on the container's own tmpfs, where a runtime can create it."""
         return self._last_over(path) in self.fresh
 
     def is_shared(self, path: str) -> bool:
-        """Whether what is mounted at ``path`` appears, and stays, on the host."""
+        """Whether a mount at ``path`` would appear, and stay, on the host."""
         return self._last_over(path) in self.shared
 
     def _last_over(self, path: str) -> str:
-        """Return the innermost of ``covered`` that ``path`` is in; "" for none."""
+        """Return the innermost of ``covered`` that contains ``path``; "" for none."""
         over = (over for over in self.covered if path == over or path.startswith(f"{over}/"))
         return max(over, key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)
 class _Abi:
-    """What the ABI of an architecture fixes, and the directories that distributions chose."""
+    """An architecture's interpreter paths, set by its ABI, and the directories of distributions."""
 
     glibc: str  # the interpreter of programs built for glibc
     musl: str  # the interpreter of programs built for musl
-    # directories of glibc's own libraries, without "/usr", the more likely ones first; each stands
-    # for itself and for the same one below /usr
+    # directories of glibc's own libraries, without "/usr", most likely first; each also stands for
+    # the same directory below /usr
     homes: tuple[str, ...]
-    home: str  # the one to make if there is no loader to tell
+    home: str  # the directory to create if no loader shows one
 
 
 _ABIS: Final = {
@@ -156,13 +154,13 @@ _ABIS: Final = {
 }
 
 _LAST_RESORT: Final = "/.containerd-shim-nvidia"
-"""Holds the libraries if /usr is no place for them: a file, a link to itself or below /proc."""
+"""Holds the libraries if /usr cannot: it is a file, links to itself, or leads below /proc."""
 
 
 def read_layout(
     rootfs: Rootfs, arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any]] = ()
 ) -> Layout:
-    """Return the layout of an image; the content of an image is never an error.
+    """Return the layout of an image, whose content is never an error.
 
     Args:
         spec_mounts: ``mounts`` of the OCI spec, which will cover parts of the image.
@@ -170,7 +168,7 @@ def read_layout(
     mounts = _near(spec_mounts)
     known: dict[str, str | None] = {}
     covered = dict.fromkeys(("/proc", "/sys", "/dev"))
-    linked = set()  # where links of the image lead mounts
+    linked = set()  # the mounts' real places, after the image's links
     for mount in mounts:
         place = _place_of(mount)
         landing = _landing(rootfs, mount["destination"], known) or "/proc"
@@ -181,7 +179,7 @@ def read_layout(
     writable = rootfs.is_writable()
     fresh = frozenset(each for each in _fresh(mounts) if linked.isdisjoint(_way_to(each)))
     shared = _shared(mounts)
-    # Behind a link the tmpfs would be mounted somewhere else.
+    # A link would lead the tmpfs elsewhere.
     places = (place for place in ("/run", "/dev") if _landing(rootfs, place) == place)
     scratch = None if writable else _scratch(places, fresh, covered)
     look = _Look(rootfs, tuple(covered))
@@ -205,12 +203,12 @@ def read_layout(
 
 
 def unseen_layout(arches: Iterable[Arch]) -> Layout:
-    """Return the layout of an image that cannot be read: that of an image without a loader."""
+    """Return the layout for an unreadable image: that of an image without a loader."""
     return Layout(tuple(Loader(arch, Libc.NONE, f"/usr{_ABIS[arch].home}") for arch in arches))
 
 
 def staged_layout(arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any]]) -> Layout:
-    """Return the layout of an image that is not mounted yet: libraries go to a tmpfs of the spec.
+    """Return the layout for an image that is not mounted yet: libraries go to a tmpfs of the spec.
 
     Args:
         spec_mounts: ``mounts`` of the OCI spec.
@@ -240,7 +238,7 @@ def staged_layout(arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any
 
 
 class _Look:
-    """The search of one image; each result narrows the rest of the search."""
+    """The search of one image; each result narrows the next."""
 
     def __init__(self, rootfs: Rootfs, covered: tuple[str, ...]) -> None:
         self._rootfs = rootfs
@@ -248,7 +246,7 @@ class _Look:
         self._taken: set[str] = set()
 
     def loader(self, arch: Arch) -> Loader:
-        """Return the loader of ``arch``, and a directory that no other architecture uses."""
+        """Return the loader of ``arch``, with a directory that no other architecture uses."""
         abi = _ABIS[arch]
         home = self._home_of_glibc(arch, abi)
         if home is not None:
@@ -273,7 +271,7 @@ class _Look:
         return None
 
     def _other_place(self, abi: _Abi) -> str:
-        """Return the default place of libraries: an existing directory, or one to create."""
+        """Return the default library directory: an existing one, or one to create."""
         there = [home for home in abi.homes if home != "/lib" and self._is_there(home)]
         places = (self._place(home) for home in (*there, abi.home))
         return next(filter(None, places), f"{_LAST_RESORT}{abi.home}")
@@ -282,14 +280,14 @@ class _Look:
         return _kind(self._rootfs, f"/usr{home}") == stat.S_IFDIR
 
     def _place(self, home: str) -> str | None:
-        """Return where /usr + ``home`` really is, unless it is hidden, taken or out of reach."""
+        """Return the real path of /usr + ``home``, unless it is hidden, taken or unreachable."""
         place = _landing(self._rootfs, f"/usr{home}")
         if place is None or place == "/" or place in self._taken or self._hidden.covers(place):
             return None
         return place if _kind(self._rootfs, place) in {None, stat.S_IFDIR} else None
 
     def _is_elf(self, path: str, arch: Arch) -> bool:
-        """Whether a regular ELF file for ``arch`` is at ``path``."""
+        """Whether ``path`` is a regular ELF file for ``arch``."""
         try:
             fd = self._rootfs.open_file(path)
             if fd is None:
@@ -310,7 +308,7 @@ def _landing(rootfs: Rootfs, path: str, known: dict[str, str | None] | None = No
 
 
 def _kind(rootfs: Rootfs, path: str) -> int | None:
-    """Return the type of what ``path`` leads to; None if nothing is there, or it is unknown."""
+    """Return the file type at the end of ``path``; None if missing or unknown."""
     try:
         found = rootfs.stat(path)
     except RootfsError:
@@ -319,7 +317,7 @@ def _kind(rootfs: Rootfs, path: str) -> int | None:
 
 
 def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
-    """Return where a writable tmpfs is mounted, if nothing is mounted there or above it later."""
+    """Return where a writable tmpfs is mounted and no later mount covers it."""
     known: dict[str, _Numbered] = {}  # by place, whether it is a writable tmpfs
     for number, mount in enumerate(mounts):
         is_fresh = mount.get("type") == "tmpfs" and not _is_read_only(mount)
@@ -328,7 +326,7 @@ def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
-    """Return where mounts appear on the host: in shared volumes, and in mounts within them.
+    """Return where mounts also appear on the host: in shared volumes, and in mounts within them.
 
     Source: mount_namespaces(7): a mount within a shared mount is shared, unless it is made private
         or a slave.
@@ -342,23 +340,23 @@ def _shared(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
     return _seen(known)
 
 
-_Numbered: TypeAlias = tuple[int, bool]  # which mount it is, and whether something is true of it
+_Numbered: TypeAlias = tuple[int, bool]  # a mount's number, and whether it satisfies the condition
 
 
 def _seen(known: Mapping[str, _Numbered]) -> frozenset[str]:
-    """Return the places that satisfy a condition, if nothing is mounted over them later."""
+    """Return the places whose last mount satisfies a condition."""
     return frozenset(
         place for place, mount in known.items() if mount[1] and mount == _last(known, place)
     )
 
 
 def _last(known: Mapping[str, _Numbered], place: str) -> _Numbered:
-    """Return the last mount at or above a place, without a search: a pod may have thousands."""
+    """Return the last mount at or above a place, without a search through possibly thousands."""
     return max((known[over] for over in _way_to(place) if over in known), default=(0, False))
 
 
 def _way_to(place: str) -> Iterator[str]:
-    """Yield a place and the directories above it, without the root."""
+    """Yield a path and the directories above it, without the root."""
     yield place
     while (place := os.path.dirname(place)) != "/":
         yield place
@@ -390,7 +388,7 @@ def _near(spec_mounts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _scratch(places: Iterable[str], fresh: Collection[str], covered: Collection[str]) -> str | None:
-    """Return the first place with a tmpfs on which the runtime can create our directory."""
+    """Return the first tmpfs on which the runtime can create our directory."""
     for place in places:
         home = f"{place}/{SCRATCH}"
         if place in fresh and not any(f"{over}/".startswith(f"{home}/") for over in covered):
@@ -399,7 +397,7 @@ def _scratch(places: Iterable[str], fresh: Collection[str], covered: Collection[
 
 
 def coverable(rootfs: Rootfs, layout: Layout, path: str, kind: int = stat.S_IFREG) -> str | None:
-    """Return where the file at a path really is; None if it cannot be mounted over."""
+    """Return the real path of a file; None if it cannot be mounted over."""
     if layout.covers(path):
         return None
     try:

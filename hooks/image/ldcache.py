@@ -1,9 +1,8 @@
 """Read and write glibc's ld.so.cache, without ldconfig and without a file.
 
-Because of the cache, a library is found in any directory: the dynamic loader looks a soname up in
-it by binary search, and takes the first entry that fits. :func:`parse` turns its bytes into a
-:class:`Cache`, :meth:`Cache.merge` puts our libraries first, and :func:`serialise` returns bytes
-again.
+With the cache, a loader finds libraries in any directory: it looks a soname up by binary search,
+and takes the first entry that fits. :func:`parse` turns a cache's bytes into a :class:`Cache`,
+:meth:`Cache.merge` puts our libraries first, and :func:`serialise` returns bytes again.
 
 The format, glibc-ld.so.cache1.1 (numbers are little-endian here, and checked to be)::
 
@@ -21,20 +20,20 @@ Rules
   ("ld.so-1.7.0"). Ours then comes after that, on a multiple of 8; the offsets of strings count from
   its start, and those of extensions and sections from the start of the file. (In this case
   ``ldconfig -p`` reads the strings of hwcaps from the start of the file, and prints garbage;
-  ldconfig writes them as described here.) What we write has no older part, because nothing since
-  glibc 2.2 needs it.
-- ``flags`` says for which kind of program an entry is; a loader skips the others.
+  ldconfig writes them as described here.) We write no older part, because nothing since glibc 2.2
+  needs it.
+- ``flags`` tells an entry's kind of program; a loader skips entries of other kinds.
 - An entry for a glibc-hwcaps directory has bit 62 of ``hwcap`` set and the number of the
-  directory's name in its low half; the names are the extension section with tag 1. Section 0 is the
-  line that names the generator of the file. Other sections are not known, and their offsets would
-  be wrong in a new file, so they are left out.
+  directory's name in its low half; the names are in the extension section with tag 1. Section 0 has
+  the line that names the file's generator. Other sections are unknown, and their offsets would be
+  wrong in a new file, so they are left out.
 - The order is the loader's own, _dl_cache_libcmp, descending: numbers in a name compare as numbers
   ("libz.so.10" before "libz.so.9"), and a digit is greater than any other character. Entries with
   the same soname are sorted by flags, glibc-hwcaps name, number of hwcap bits, hwcap and osversion,
-  all descending. In a wrong order a search misses entries.
-- The file may be an image's, so each offset and each count is bounded before it is used. So are the
-  total memory of the strings, and the length of a soname: no file name is longer, and sorting names
-  with thousands of numbers in them takes long.
+  all descending. In any other order, a search misses entries.
+- The file may be an image's, so each offset and each count is bounded before use. So are the total
+  size of the strings, and the length of a soname, because sorting names with thousands of numbers
+  takes long, and no file name is that long.
 
 Source: glibc, sysdeps/generic/dl-cache.h, elf/cache.c, elf/dl-cache.c.
 """
@@ -94,7 +93,7 @@ _GENERATOR: Final = b"containerd-shim-nvidia"
 class Entry(NamedTuple):
     """One entry: programs whose loader accepts ``flags`` find ``soname`` at ``path``.
 
-    This is a named tuple, unlike other values, because a cache has hundreds of them per container.
+    This is a named tuple, unlike other values, because each container's cache has hundreds.
     """
 
     soname: bytes
@@ -113,19 +112,19 @@ class Cache:
     """The content of a cache."""
 
     entries: tuple[Entry, ...] = ()
-    # names of the glibc-hwcaps directories, by which entries number them
+    # names of the glibc-hwcaps directories, to which entries refer by number
     hwcaps: tuple[bytes, ...] = ()
     generator: bytes = _GENERATOR  # the line that names its generator
 
     def merge(self, libraries: Iterable[CachedLibrary]) -> Cache:
-        """Return this cache with ``libraries`` in it, in the order that the loader needs.
+        """Return this cache with ``libraries``, in the loader's order.
 
         A library replaces every entry with its soname and architecture, including those in
-        glibc-hwcaps directories, which would win over it. If two libraries have the same soname and
-        architecture, the first one wins.
+        glibc-hwcaps directories, which would take precedence. Of two libraries with the same soname
+        and architecture, the first wins.
 
         Returns:
-            A new cache; the same input gives the same output, and merging twice changes nothing.
+            A new cache; the result is deterministic, and merging twice changes nothing.
         """
         ours: dict[tuple[bytes, int], Entry] = {}
         for library in libraries:
@@ -134,13 +133,13 @@ class Cache:
         entries = [entry for entry in self.entries if (entry[0], entry[2]) not in ours]
         entries.extend(ours.values())
         entries.sort(key=self._rank)
-        # Two stable sorts: names descend, everything else ascends by its rank.
+        # Two stable sorts: names descending, and ranks ascending.
         names = {name: name_rank(name) for name in {entry[0] for entry in entries}}
         entries.sort(key=lambda entry: names[entry[0]], reverse=True)
         return Cache(tuple(entries), self.hwcaps, self.generator)
 
     def _rank(self, entry: Entry) -> tuple[int, bool, bytes, int, int, int]:
-        """Return the sort key of ``entry`` among those of its soname; the smallest is first."""
+        """Return the sort key of ``entry`` among those of its soname; the smallest comes first."""
         if entry.is_extension():
             index = entry.hwcap & _HWCAP_INDEX
             name = self.hwcaps[index] if index < len(self.hwcaps) else b""
@@ -153,7 +152,7 @@ _NUMBER: Final = re.compile("[0-9]+")
 
 
 def _number_rank(match: re.Match[str]) -> str:
-    """Return a number as a string that is greater than any character and compares by value.
+    """Return a number as a string that compares by value, and after any character.
 
     glibc adds the digits up in an int, so absurdly large numbers wrap around.
     """
@@ -162,7 +161,7 @@ def _number_rank(match: re.Match[str]) -> str:
 
 
 def name_rank(name: bytes) -> str:
-    """Return a key by which names compare as in _dl_cache_libcmp.
+    """Return a key that sorts names as _dl_cache_libcmp does.
 
     glibc compares ``char``, whose sign depends on the machine; here it is unsigned. Sonames that
     are not ASCII (none are known) might be out of order on x86.
@@ -174,7 +173,7 @@ def parse(data: bytes) -> Cache:
     """Return the entries of a cache, in its own order.
 
     Raises:
-        MalformedCache: it is in another format or byte order, or an offset leads outside.
+        MalformedCache: it has another format or byte order, or an offset leads outside.
     """
     base = _start_of_cache(data)
     if len(data) < base + _HEADER.size or data[base : base + len(_MAGIC)] != _MAGIC:
@@ -215,7 +214,7 @@ def serialise(cache: Cache) -> bytes:
     entries = bytearray()
     for soname, path, flags, osversion, hwcap in cache.entries:
         where = place(path)
-        # Nearly every path ends with its soname: the shorter string is the longer one's end.
+        # Nearly every path ends with its soname, which can share the path's bytes.
         if path.endswith(soname):
             name = places.setdefault(soname, where + len(path) - len(soname))
         else:
@@ -236,7 +235,7 @@ def _malformed(found: str) -> MalformedCache:
 
 
 def _start_of_cache(data: bytes) -> int:
-    """Return the offset of the cache in our format: behind one of the older format, or 0."""
+    """Return the offset of the cache in our format: 0, or after one in the older format."""
     if not data.startswith(_OLD_MAGIC):
         return 0
     if len(data) < _OLD_HEADER.size:
@@ -247,7 +246,7 @@ def _start_of_cache(data: bytes) -> int:
 
 
 class _Strings:
-    """The strings of a file, by offset. Offsets may overlap in any way, so their sum is limited."""
+    """The strings of a file, by offset. They may overlap in any way, so their total is limited."""
 
     __slots__ = ("_budget", "_data", "_known")
 
@@ -272,7 +271,7 @@ class _Strings:
 def _extensions(
     data: bytes, offset: int, base: int, strings: _Strings
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the generator of the file, and the names of its glibc-hwcaps directories."""
+    """Return the file's generator, and the names of its glibc-hwcaps directories."""
     generator: bytes = b""
     hwcaps: tuple[bytes, ...] = ()
     if offset == 0:
@@ -301,7 +300,7 @@ def _extensions(
 
 def _packed_extensions(start: int, generator: bytes, names: list[int]) -> bytes:
     """Pack the extensions for offset ``start`` of a file: numbers first, which are aligned."""
-    # glibc's ldconfig writes the section of hwcaps only if there are any.
+    # Like ldconfig, write the section of hwcaps only if there are any.
     tags = ([_TAG_HWCAPS] if names else []) + ([_TAG_GENERATOR] if generator else [])
     where = start + _EXTENSIONS.size + len(tags) * _SECTION.size
     parts = [_EXTENSIONS.pack(_EXTENSION_MAGIC, len(tags))]

@@ -1,4 +1,4 @@
-"""The content of the files that dynamic loaders read, so that they find libraries.
+"""Generate the files by which dynamic loaders find libraries.
 
 ======================================================= =====================================
 /etc/ld.so.cache                                        glibc: the image's entries and ours
@@ -10,18 +10,17 @@
 ======================================================= =====================================
 
 Rules
-- A file is returned only if it is needed: libraries in a directory that the loader searches anyway
-  need no drop-in and no path file.
-- If the image's own loader cannot use its cache either (absent, garbage, a FIFO), the cache is
-  replaced with one that has only our entries: that loader was finding its libraries in its default
-  directories, and will continue to do so. A cache of absurd size is an error.
-- The drop-in of directories that come first is emptied if no directory does, because the driver may
-  have become newer since an earlier start of the container.
-- musl does not support drop-ins: its file replaces the default path, so the previous path stays in
-  front.
-- The same image and plan give the same bytes, even if the bytes are already in the image.
+- A file is returned only if needed: libraries in a loader's default directory need no drop-in and
+  no path file.
+- A cache that the image's own loader cannot use (absent, garbage, a FIFO) is replaced with one that
+  has only our entries: that loader has found its libraries in its default directories, and still
+  does. A cache of absurd size is an error.
+- If no directory comes first, the drop-in for that is emptied, because the driver may be newer than
+  at an earlier start of the container.
+- musl supports no drop-ins: its file replaces the default path, so the previous path stays first.
+- The same image and plan give the same bytes, even if the image already has them.
 
-Nothing is written here.
+This module writes nothing.
 
 Source: ldconfig(8) for ld.so.conf; musl's manual and ldso/dynlink.c for the path file, whose
 entries are separated by newlines or colons.
@@ -44,7 +43,7 @@ CONF: Final = "/etc/ld.so.conf"
 DROP_IN: Final = "/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf"
 FIRST_DROP_IN: Final = "/etc/ld.so.conf.d/00-compat-containerd-shim-nvidia.conf"
 DISPENSABLE: Final = frozenset({CONF, DROP_IN, FIRST_DROP_IN})
-"""The files that only a later ``ldconfig`` reads: the loader finds all by the cache."""
+"""The files that only a later ``ldconfig`` reads; the loader needs only the cache."""
 MUSL_PATHS: Final = {
     Arch.X86_64: "/etc/ld-musl-x86_64.path",
     Arch.I386: "/etc/ld-musl-i386.path",
@@ -52,28 +51,28 @@ MUSL_PATHS: Final = {
     Arch.ARM: "/etc/ld-musl-armhf.path",
 }
 
-# ld.so.conf, musl's path file and LD_LIBRARY_PATH would each interpret one of these as something
-# other than part of a directory's name.
+# ld.so.conf, musl's path file and LD_LIBRARY_PATH each read one of these as syntax, not as part of
+# a directory's name.
 NOT_IN_A_DIRECTORY: Final = frozenset("\n\r\t\0:;,=# ")
 
 _GLIBC_SEARCHES: Final = frozenset({"/lib", "/usr/lib", "/lib64", "/usr/lib64"})
 _MUSL_SEARCHES: Final = ("/lib", "/usr/local/lib", "/usr/lib")
 
-# A cache of a hundred thousand libraries has that much. What is longer would hold up the whole pod.
+# The size for a hundred thousand libraries. A longer cache would delay the whole pod.
 _LARGEST_CACHE: Final = 8 << 20
 _LARGEST_CONF: Final = 64 << 10
 
-# The ways in which distributions include all drop-ins.
+# How distributions include all drop-ins.
 _INCLUDES: Final = frozenset(
     {"/etc/ld.so.conf.d/*.conf", "ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/*"}
 )
 
 
 def loader_files(rootfs: Rootfs, plan: Plan, layout: Layout) -> dict[str, bytes]:
-    """Return the files with which the loaders find a plan's libraries: content by path, in order.
+    """Return the files by which loaders find a plan's libraries: content by path, in order.
 
     Raises:
-        FileTooLarge: a file of the image to merge has an absurd size.
+        FileTooLarge: a file to merge is too large.
     """
     files: dict[str, bytes] = {}
     if not plan.libraries and not plan.library_directories:
@@ -123,11 +122,11 @@ def _is_there(rootfs: Rootfs, path: str) -> bool:
 
 
 def _conf(rootfs: Rootfs, drop_ins: Iterable[str]) -> bytes | None:
-    """ld.so.conf with our drop-ins included; None if they are already, or cannot be helped."""
+    """Return ld.so.conf with our drop-ins included; None if they already are, or cannot be."""
     try:
         text = rootfs.read_file(CONF, _LARGEST_CONF) or b""
     except (NotARegularFile, FileTooLarge):
-        return None  # ldconfig itself would fail on it first
+        return None  # ldconfig would fail too
     missing = dict.fromkeys(drop_ins)
     for line in text.decode("utf-8", "surrogateescape").splitlines():
         words = line.partition("#")[0].split()
@@ -141,7 +140,7 @@ def _conf(rootfs: Rootfs, drop_ins: Iterable[str]) -> bytes | None:
 
 
 def _cache(rootfs: Rootfs, plan: Plan, arches: set[Arch]) -> bytes | None:
-    """ld.so.cache with our libraries; None if there are none for glibc."""
+    """Return ld.so.cache with our libraries; None if none are for glibc."""
     libraries = [library for library in plan.libraries if library.arch in arches]
     if not libraries:
         return None
@@ -153,10 +152,10 @@ def _cache(rootfs: Rootfs, plan: Plan, arches: set[Arch]) -> bytes | None:
 
 
 def musl_directories(rootfs: Rootfs, arch: Arch) -> tuple[str, ...]:
-    """The directories that an image's musl searches, the first first.
+    """Return the directories that an image's musl searches, in order.
 
     Raises:
-        FileTooLarge: the file that names them has an absurd size.
+        FileTooLarge: the file that names them is too large.
     """
     text = _musl_text(rootfs, arch)
     return _MUSL_SEARCHES if text is None else _named_in(text)
@@ -174,7 +173,7 @@ def _named_in(text: bytes) -> tuple[str, ...]:
 
 
 def _musl_path(rootfs: Rootfs, plan: Plan, loader: Loader) -> bytes | None:
-    """The search path of musl with our directories; None if it has them already."""
+    """Return musl's search path with our directories; None if it already has them."""
     text = _musl_text(rootfs, loader.arch)
     known: tuple[str, ...] = _MUSL_SEARCHES
     if text is None:

@@ -1,11 +1,11 @@
 """openat2(2): the only system call that can resolve a path inside a hostile tree.
 
-A path in an image may contain links to anywhere, and at this moment another container may be
-renaming directories on the way. Only the kernel can resolve such a path without a gap between the
-check and the use. ``RESOLVE_IN_ROOT`` treats the given directory as "/" for absolute links and for
-"..", and ``RESOLVE_NO_MAGICLINKS`` refuses the links of procfs, which lead to whatever a descriptor
-refers to. The call was added in Linux 5.6. An emulation in user space would bring the gap back, so
-we have none.
+A path in an image may contain links to anywhere, and another container may be renaming directories
+on it. Only the kernel can resolve such a path without a gap between check and use.
+``RESOLVE_IN_ROOT`` treats the given directory as "/" for absolute links and for "..", and
+``RESOLVE_NO_MAGICLINKS`` refuses the links of procfs, which lead to whatever a descriptor refers
+to. Linux 5.6 added the call. An emulation in user space would reintroduce the gap, so there is
+none.
 
 The standard library and glibc 2.36 have no function for it. Its number is 437 on every
 architecture, and the call goes through syscall(2).
@@ -29,7 +29,7 @@ _RESOLVE_IN_ROOT: Final = 0x10
 
 # The kernel answers EAGAIN if a rename or mount anywhere on the machine raced with a ".." in this
 # path. On a quiet machine one attempt is enough, and a neighbour that renames in a tight loop costs
-# a handful. If it takes more than this, it is an attack.
+# a handful. More than this is an attack.
 _ATTEMPTS: Final = 256
 
 
@@ -55,7 +55,7 @@ _syscall.argtypes = (
 
 
 def open_in_root(root: int, path: str, flags: int) -> int:
-    """Return a new descriptor of what ``path`` leads to when the directory ``root`` is "/".
+    """Open what ``path`` leads to with the directory ``root`` as "/"; return a descriptor.
 
     Args:
         root: a descriptor of the directory that the path must not leave.
@@ -64,17 +64,17 @@ def open_in_root(root: int, path: str, flags: int) -> int:
 
     Raises:
         OSError: the kernel's error. EAGAIN only after many attempts.
-        ValueError: ``path`` contains a NUL, at which C would end it.
+        ValueError: ``path`` contains a NUL, which would end it in C.
     """
     return _open(root, path, flags, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_links(root: int, path: str, flags: int, *, one_mount: bool = False) -> int:
-    """Return a descriptor of what is at ``path`` below a directory; links on the way are refused.
+    """Open ``path`` below a directory, refusing links on the way; return a descriptor.
 
     Args:
         root: a descriptor of the directory.
-        one_mount: whether mounts on the way, or at the end, are refused, too.
+        one_mount: whether to refuse mounts on the way, or at the end, too.
 
     Raises:
         OSError: the kernel's error: ELOOP for a link, EXDEV for a mount.

@@ -2,32 +2,32 @@
 
 :func:`place` creates, in this order:
 
-- /dev as a directory, if devices are created in it: before runc 1.3.6 and crun 1.28, a runtime
-  follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
-- the mount points of the plan's mounts, so that the runtime need not create any, and finds no link
-  there whose target it would mount over;
+- /dev as a directory, if devices are created in it: runtimes before runc 1.3.6 and crun 1.28 follow
+  a link there out of the image (CVE-2026-41579, CVE-2026-47766);
+- the mount points of the plan's mounts, so that the runtime creates none, and finds no link whose
+  target it would mount over;
 - the plan's links: sonames next to their libraries, and others;
 - the files that the image's dynamic loaders read (:mod:`hooks.image.loader_files`);
-- the plan's own files, and directories on which its directories of links are mounted.
+- the plan's own files, and mount points of its link directories.
 
-All of this goes through a :class:`Journal`: the same plan again changes nothing, and a failure
-undoes everything.
+Changes go through a :class:`Journal`: the same plan again changes nothing, and a failure undoes
+everything.
 
 Rules
-- A path that the container covers with a mount is not touched. The runtime creates the mount points
-  there. A link would be hidden, so it is reported as omitted. So is a file or a directory of links:
-  it is covered by a volume, in which a runtime would leave a mount point, or fail to create one. On
-  the container's own tmpfs they are mounted, and the runtime creates the mount point.
-- In a volume with shared propagation, a mount would appear on the host, and stay there when the
-  container is gone. So it is omitted, unless a CDI spec requires it.
-- A directory that a link leads to is made if it is missing: runc makes it, and crun does not start
-  the container. A mount whose directory cannot be (links in circles, a file on the way) is
-  omitted, unless a CDI spec requires it: then the runtime says so. A mount that a dangling link
-  leads to something mounted over ("/run") is made where the link leads.
-- A file that is too large to be kept until the end stays where a link is to go, and what the link
-  would lead to is mounted over it.
-- The files that only a later ``ldconfig`` would read are dispensable: where an image has no room
-  for one (its directory is a link to itself, or no directory), it is omitted.
+- Nothing changes below a mount of the container, where the runtime creates the mount points. A link
+  there would be hidden, so it is reported as omitted. So is a file or a link directory in a volume,
+  where a runtime would leave a mount point or fail to create one. On the container's own tmpfs they
+  are mounted, and the runtime creates the mount point.
+- In a volume with shared propagation, a mount would appear on the host and outlive the container.
+  So it is omitted, unless a CDI spec requires it.
+- The missing target directory of a link is created, as runc would; crun would fail. A mount whose
+  directory is impossible (a cycle of links, a file on the way) is omitted, unless a CDI spec
+  requires it: then the runtime reports the error. If a dangling link leads a mount below another
+  mount ("/run"), the mount moves to the link's target.
+- If a file in the place of a link is too large to keep until the end, it stays, and the link's
+  target is mounted over it.
+- Files that only a later ``ldconfig`` would read are omitted where an image has no room for them
+  (the directory is a link to itself, or not a directory).
 - A read-only rootfs is not touched; :mod:`hooks.image.staging` finds another way.
 """
 
@@ -57,7 +57,7 @@ from hooks.words import KERNELS, end_of
 
 __all__ = ["Placed", "place", "place_inside", "place_unseen", "stage"]
 
-# What stands in the way of a file by its own place, and not by the state of the machine.
+# Obstacles in the image, not in the state of the machine.
 _NO_ROOM: Final = (DirectoryInTheWay, FileTooLarge, NotARegularFile, PathRefused)
 
 _DEV: Final = "/dev"
@@ -71,13 +71,13 @@ def place(
     staging_dir: str,
     variables: Mapping[str, str] | None = None,
 ) -> Placed:
-    """Write the files of ``plan`` into the image, or into staging if the image is not writable.
+    """Write the files of ``plan`` into the image, or into staging if it is not writable.
 
     Args:
         plan: a plan whose libraries are in the directories of ``layout``.
         layout: the layout of this image, read just before.
-        staging_dir: our own directory on the host, private to this container. It is created if
-            needed: if the rootfs is not writable, or the plan has something to mount from there.
+        staging_dir: our own directory on the host, private to this container. It is created if the
+            rootfs is not writable, or if the plan mounts something from there.
         variables: the container's variables; if the rootfs is not writable, PATH may have to grow.
 
     Raises:
@@ -111,7 +111,7 @@ def place_unseen(
 
 
 def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout, *, fresh: bool) -> Placed:
-    """Do the part of :func:`place` that concerns a layer; :func:`stage` does the rest.
+    """Do the part of :func:`place` in a layer; :func:`stage` does the rest.
 
     Args:
         fresh: whether each mount point must be a file of the layer, even if the image has a file.
@@ -125,7 +125,7 @@ def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout, *, fresh: bool) -> 
 
 
 def _check(plan: Plan) -> None:
-    """Refuse paths and names that would lead somewhere else; a foreign CDI spec may hold any."""
+    """Refuse paths and names that would lead elsewhere; a foreign CDI spec may have any."""
     for link in plan.links:
         components(link.path)
         if link.target.startswith("/"):
@@ -207,7 +207,7 @@ def _write(
 
 
 def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Write the files that loaders read; yield the dispensable ones that have no room."""
+    """Write the files that loaders read; yield the dispensable ones without room."""
     for path, content in files.items():
         try:
             journal.file(path, content)
@@ -218,7 +218,7 @@ def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterato
 
 
 def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
-    """Make a link, or return the mount that takes its place."""
+    """Create a link, or return a mount that replaces it."""
     try:
         journal.link(link.path, link.target)
     except FileTooLarge:
@@ -230,7 +230,7 @@ def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
 
 
 def _behind(link: Link, plan: Plan) -> Mount | None:
-    """Return the mount that a link leads to, possibly through other links."""
+    """Return the mount at the end of a link, possibly through other links."""
     end = end_of(link.path, {each.path: each.target for each in plan.links})
     return next((mount for mount in plan.mounts if mount.destination == end), None)
 
@@ -238,7 +238,7 @@ def _behind(link: Link, plan: Plan) -> Mount | None:
 def _make_mount_points(
     journal: Journal, mounts: Iterable[Mount], lookup: _PathLookup, *, fresh: bool
 ) -> Iterator[str]:
-    """Make the mount points of mounts; yield those that must not be mounted."""
+    """Create mount points; yield the mounts to omit."""
     for mount in mounts:
         where = mount.destination
         is_possible = lookup.is_reachable(where) and not lookup.is_shared(where)
@@ -253,7 +253,7 @@ def _make_mount_points(
 
 
 class _PathLookup:
-    """Where the directories of paths lead, each looked up once."""
+    """Where the directories of paths lead; each is looked up once."""
 
     def __init__(self, rootfs: Rootfs, layout: Layout) -> None:
         self._rootfs = rootfs
@@ -264,11 +264,11 @@ class _PathLookup:
         self._hidden: dict[str, bool] = {}
 
     def is_open(self, path: str) -> bool:
-        """Whether something can be made at ``path`` that the container will see."""
+        """Whether the container will see a file created at ``path``."""
         return self._landing(os.path.dirname(path)) is not None and not self.is_covered(path)
 
     def is_covered(self, path: str) -> bool:
-        """Whether something will be mounted over ``path``, by this name or behind links."""
+        """Whether a mount will cover ``path``, by this name or after links."""
         directory, _, name = path.rpartition("/")
         landing = self._landing(directory or "/")
         if directory not in self._hidden:
@@ -282,31 +282,31 @@ class _PathLookup:
         )
 
     def is_reachable(self, path: str) -> bool:
-        """Whether a runtime gets to the directory of ``path``, or can make it."""
+        """Whether a runtime can reach or create the directory of ``path``."""
         directory = os.path.dirname(path)
         landing = self._landing(directory)
         if landing is not None and f"{landing}/".startswith(_KERNELS):
             return False  # runtimes refuse mounts there
         if self.is_covered(path):
-            return True  # what is in the image does not matter
+            return True  # the image's content does not matter
         return landing is not None or self._kind(directory) == stat.S_IFDIR
 
     def beyond(self, path: str) -> str | None:
-        """Where a mount at ``path`` goes if a dangling link leads it to what is mounted over.
+        """Return where a mount at ``path`` goes if a dangling link leads it below another mount.
 
-        There the runtime makes the mount point, but crun not behind such a link.
+        The runtime creates the mount point there, but crun does not follow such a link.
         """
         directory, _, name = path.rpartition("/")
         landing = self._landing(directory or "/")
         if landing is None or landing == directory or not self.is_covered(path):
-            return None  # as of nearly every path; what follows is slow with thousands of mounts
+            return None  # as for nearly every path; the rest is slow with thousands of mounts
         if not self._layout.covers(landing) or self._layout.covers(directory):
             return None
         is_possible = self.is_reachable(path) and not self.is_shared(path)
         return f"{landing}/{name}" if is_possible and self._is_dangling(directory) else None
 
     def _is_dangling(self, directory: str) -> bool:
-        """Whether a link on the way to a directory leads nowhere in the image."""
+        """Whether a link on the way to a directory is dangling in the image."""
         way = accumulate(components(directory), lambda above, name: f"{above}/{name}", initial="")
         links = (path for path in way if path and self._rootfs.read_link(path) is not None)
         return any(self._rootfs.stat(path) is None for path in links)
@@ -317,13 +317,13 @@ class _PathLookup:
             return False
         directory, _, name = path.rpartition("/")
         landing = self._landing(directory or "/")
-        # Nobody knows where it leads.
+        # It may lead anywhere.
         return landing is None or any(
             self._layout.is_shared(each) for each in (path, f"{landing.rstrip('/')}/{name}")
         )
 
     def _landing(self, directory: str) -> str | None:
-        """Where a directory is or would be; None if there can be none."""
+        """Return where a directory is or would be; None if it is impossible."""
         if directory not in self._landings:
             place = self._rootfs.landing(directory, self._known)
             is_file = place is not None and self._kind(place) not in {None, stat.S_IFDIR}

@@ -1,19 +1,19 @@
-"""The only object through which anything in an image is read or written.
+"""The only object that reads or writes an image.
 
-An image is hostile: any component of any path in it may be a link to anywhere, and any file may be
-a FIFO that blocks, a device that acts when it is opened, or sparse with five gigabytes. A process
-that shares the tree may exchange any of these for another at any time.
+An image is hostile: any component of any path may be a link to anywhere, and any file may be a FIFO
+that blocks, a device that acts when opened, or a sparse file of five gigabytes. A process that
+shares the tree may exchange any of these at any time.
 
 Rules
-- The root is a directory descriptor. This module has no path of it, and passes none on, so that
-  nothing can be joined to it.
-- Every resolution of more than one component is one call of openat2(2) that cannot leave the root
+- The root is a directory descriptor. This module has no path of it, so that nothing can be joined
+  to one.
+- A path of several components is resolved by one openat2(2) call that cannot leave the root
   (:mod:`hooks.image.openat2`). Its result is a descriptor, and only the descriptor is used.
-- Changes are made in a :class:`hooks.image.directory.Directory`, to single names.
+- A :class:`hooks.image.directory.Directory` changes only single names.
 
-Reading returns None where a program in the container would find nothing either: for a path that
-does not exist, and for a dangling or cyclic link. Paths are absolute inside the image, without
-".."; links in them are followed inside the image.
+Reading returns None where a program in the container would also find nothing: for a missing path,
+and for a dangling or cyclic link. Paths are absolute inside the image, without ".."; links in them
+are followed inside the image.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from hooks.image.openat2 import open_in_root
 from hooks.image.rootfs_errors import KernelTooOld, PathRefused, RootfsBusy, RootfsUnavailable
 
 DEEPEST: Final = 64
-"""Components of the longest path that is looked up in an image."""
+"""The most components of a path to look up in an image."""
 
 _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-"""How the kernel says that a path leads nowhere; a cycle and a magic link are ELOOP."""
+"""The kernel's errors for a path that leads nowhere; ELOOP is for cycles and magic links."""
 
 _MOST_LINKS: Final = 40
-"""Links that the kernel follows in one path, too."""
+"""The most links to follow in a path, as in the kernel."""
 
 
 def components(path: str) -> list[str]:
-    """Return the names on the way to ``path``, without empty ones and ".".
+    """Return the components of ``path``, without empty ones and ".".
 
     Args:
         path: an absolute path inside the image.
@@ -59,7 +59,7 @@ def components(path: str) -> list[str]:
     names = [name for name in path.split("/") if name and name != "."]
     plain = path[:1] == "/" and path.isascii() and ".." not in path and "\0" not in path
     if plain and len(names) <= DEEPEST:
-        return names  # nearly every path; the others need more checks
+        return names  # nearly every path; others need more checks
     if (
         not path.startswith("/")
         or ".." in names
@@ -76,7 +76,7 @@ def components(path: str) -> list[str]:
 
 
 def _is_encodable(path: str) -> bool:
-    """Whether ``path`` can be given to the kernel: JSON can hold strings that cannot."""
+    """Whether the kernel accepts ``path``: JSON can have strings that it does not."""
     if path.isascii():
         return True
     try:
@@ -87,7 +87,7 @@ def _is_encodable(path: str) -> bool:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a path of the kernel's is UTF-8, as JSON and the files of loaders are."""
+    """Whether a path from the kernel is UTF-8, like JSON and loaders' files."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -101,7 +101,7 @@ class Rootfs:
     A context manager: leaving it closes the descriptor.
 
     Args:
-        fd: a directory descriptor (O_PATH suffices), which belongs to this object from now on.
+        fd: a directory descriptor (O_PATH suffices), now owned by this object.
     """
 
     __slots__ = ("_fd",)
@@ -117,7 +117,7 @@ class Rootfs:
             path: a path on the host that no image or container can influence.
 
         Raises:
-            RootfsUnavailable: ``path`` is not a directory that can be opened.
+            RootfsUnavailable: ``path`` cannot be opened as a directory.
             KernelTooOld: openat2(2) does not work here.
         """
         try:
@@ -154,11 +154,11 @@ class Rootfs:
     # Looking
 
     def is_writable(self) -> bool:
-        """Whether the file system and its mount take writes; nothing is written to find out."""
+        """Whether the file system and its mount are writable; found out without writing."""
         return not os.fstatvfs(self._fd).f_flag & os.ST_RDONLY
 
     def stat(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """Return the status of ``path``; with ``follow`` off, that of a link itself."""
+        """Return the status of ``path``; without ``follow``, that of a link itself."""
         fd = self._open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
         if fd is None:
             return None
@@ -168,33 +168,33 @@ class Rootfs:
             os.close(fd)
 
     def read_link(self, path: str) -> str | None:
-        """Return the target of the link at ``path``, as it is written; None if there is no link."""
+        """Return the target of the link at ``path``, unchanged; None if there is no link."""
         with self._looking(path, os.O_PATH | os.O_NOFOLLOW) as fd:
             if fd is None or not stat.S_ISLNK(os.fstat(fd).st_mode):
                 return None
             return os.readlink("", dir_fd=fd)
 
     def real_path(self, path: str) -> str | None:
-        """Return where ``path`` really is, after all links, as an absolute path inside the image.
+        """Return the absolute path of ``path`` inside the image after following all links.
 
         Returns:
-            None also if that is not UTF-8, because no spec can name it.
+            The path; None also if it is not UTF-8, because no spec can name it.
         """
         with self._looking(path, os.O_PATH) as fd:
             place = None if fd is None else self._place_of(fd, path)
         return place if place is not None and _is_text(place) else None
 
     def landing(self, path: str, known: dict[str, str | None] | None = None) -> str | None:
-        """Return where ``path`` is, or would be if the missing directories on the way were created.
+        """Return where ``path`` is, or would be after creating the missing directories on the way.
 
-        Also those that a link leads to: "/a/b" for "/link/b" if "/link" leads to a missing "/a".
+        Targets of links count, too: "/a/b" for "/link/b" if "/link" leads to a missing "/a".
 
         Args:
-            known: a cache of results by path, which is read and filled: many paths share their
+            known: a cache of results by path, used and extended, since many paths share
                 directories.
 
         Returns:
-            A path without links; None if a file, or links in circles, are in the way.
+            A path without links; None if a file or a cycle of links is in the way.
         """
         known = {} if known is None else known
         return self._landing(components(path), known, _MOST_LINKS)
@@ -214,7 +214,7 @@ class Rootfs:
     def _missing(
         self, above: str, name: str, known: dict[str, str | None], links: int
     ) -> str | None:
-        """Where something of this name would be, in a directory that may be missing, too."""
+        """Return where this name would be, in a directory that may also be missing."""
         missing = f"{above.rstrip('/')}/{name}"
         if missing.count("/") > DEEPEST:
             return None
@@ -230,7 +230,7 @@ class Rootfs:
     def _behind(
         self, place: str, target: str, known: dict[str, str | None], links: int
     ) -> str | None:
-        """Where a link in the directory ``place`` leads, of which something is missing."""
+        """Return where a link in the directory ``place`` leads if part of its target is missing."""
         names = [name for name in target.split("/") if name and name != "."]
         if links < 0 or len(names) > DEEPEST or not _is_text(target):
             return None
@@ -241,7 +241,7 @@ class Rootfs:
             if name != "..":
                 deeper = self._landing([*above, name], known, links)
             else:
-                # Above what is missing is nothing: runtimes differ in where that leads.
+                # ".." after a missing directory: runtimes differ in where that leads.
                 deeper = "/" + "/".join(above[:-1]) if self._is_directory(place) else None
             if deeper is None or deeper.count("/") >= DEEPEST:
                 return None
@@ -266,7 +266,7 @@ class Rootfs:
         """Open the regular file at ``path``; the caller closes the descriptor. None without one.
 
         Raises:
-            NotARegularFile: something else is there, which was not opened.
+            NotARegularFile: something else is there, and was not opened.
         """
         with self._looking(path, os.O_PATH) as fd:
             return None if fd is None else open_regular(fd, f"to read {path} in the image")
@@ -293,7 +293,7 @@ class Rootfs:
 
     @contextmanager
     def _looking(self, path: str, flags: int) -> Iterator[int | None]:
-        """Yield a descriptor of what ``path`` leads to, or None; a with-block closes it."""
+        """Yield a descriptor of what ``path`` leads to, or None, and close it."""
         fd = self._open(path, flags)
         try:
             yield fd
@@ -319,6 +319,6 @@ class Rootfs:
         if real == root or not root:
             return real if not root else "/"
         if not real.startswith(root + "/"):
-            # Never seen; would mean that the tree was moved while we looked.
+            # Never seen: the tree would have moved meanwhile.
             raise RootfsBusy(f"to find {path} in the image", found="it moved out of the root")
         return real[len(root) :]

@@ -31,11 +31,11 @@ class FileTooLarge(
 
 
 class DirectoryInTheWay(RootfsError, code="NVSHIM-E0309", remedy="remove it from the image"):
-    """There is a directory where a file, a link or the mount point of a file has to be."""
+    """A directory is in the place of a file, a link or the mount point of a file."""
 
 
 class MalformedElf(RootfsError, code="NVSHIM-E0310", remedy="put another file in its place"):
-    """A file is not a supported ELF file, or its tables point outside of it."""
+    """A file is not a supported ELF file, or its tables point outside the file."""
 
 
 class MalformedCache(RootfsError, code="NVSHIM-E0311", remedy="run ldconfig in the image"):
