@@ -1,12 +1,12 @@
 """The inventory's cache: ``inventory.json`` in the state directory.
 
 Rules
-- It contains what was found together with every observation that led to it. It is valid if each
-  observation still gives the same result, and if it was made from the same directories by the same
-  version of this code. The boot id is one of the observations.
-- Anything that is wrong with the file, from a torn write to a forged owner, makes it stale. It is
-  never an error: the inventory is taken again, and the file replaced.
-- The file names the sources of mounts, so only root may have written it: the directory and the file
+- It contains an inventory with every observation that led to it. It is valid if each observation
+  still gives the same result, and if the same version of this code made it from the same
+  directories. The boot id is one of the observations.
+- Any fault of the file, from a torn write to a forged owner, makes it stale. It is never an error:
+  a new inventory replaces the file.
+- The file names sources of mounts, so only root may have written it: the directory and the file
   belong to us, no other user may write them, and the file is not a link.
 - The file is written under another name and renamed, so a reader sees all of it or none.
 """
@@ -27,18 +27,18 @@ from hooks.node.gpus import Gpu, MigDevice
 from hooks.words import Arch
 
 NAME: Final = "inventory.json"
-# Raise it with every change of what is observed or written: an old file is then stale.
+# Raise it whenever observations or the format change, so that old files are stale.
 FORMAT: Final = 9
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-# What reading a document of another shape raises.
+# The errors from reading a document of another shape.
 _DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredInventory:
-    """The part of an inventory that is kept: see :class:`hooks.node.inventory.Inventory`."""
+    """The cached part of an inventory: see :class:`hooks.node.inventory.Inventory`."""
 
     driver: Driver
     gpus: tuple[Gpu, ...]
@@ -46,15 +46,15 @@ class StoredInventory:
     notes: tuple[str, ...]
     nvml_failure: str
     taken: float
-    # what only NVML reported. procfs cannot confirm it, so no observation would show a change; ""
-    # for nothing
+    # what only NVML reported: procfs cannot confirm it, so no observation shows a change; "" for
+    # nothing
     unsettled: str = ""
     cuda_version: str = ""
-    id: str = ""  # no other inventory has it
+    id: str = ""  # unique to this inventory
 
 
 def boot_id_path(config: Config) -> str:
-    """Return the file of procfs that differs after each boot."""
+    """Return the procfs file that changes with each boot."""
     return f"{config.proc}/sys/kernel/random/boot_id"
 
 
@@ -70,7 +70,7 @@ _decoded: _Decoded | None = None
 
 
 def load(config: Config) -> tuple[StoredInventory, dict[str, Any]] | None:
-    """Return the cached inventory, and the observations of each file it was made from, by path.
+    """Return the cached inventory, and the observations of its files by path.
 
     Returns:
         None if there is none, or if anything has changed.
@@ -85,9 +85,9 @@ def load(config: Config) -> tuple[StoredInventory, dict[str, Any]] | None:
 
 
 def recall(config: Config) -> StoredInventory | None:
-    """Return the cached inventory even if much has changed: what the node had; None without one.
+    """Return the last cached inventory, even if stale; None without one.
 
-    A GPU that fails changes the observations, and this is when its identity is needed most.
+    A failing GPU changes the observations just when its identity is needed most.
     """
     try:
         decoded = _decode(config)
@@ -97,11 +97,11 @@ def recall(config: Config) -> StoredInventory | None:
 
 
 def decode_ahead(config: Config) -> None:
-    """Decode what is kept, true or not, so that a process that is forked now need not."""
+    """Decode the cache, valid or not, so that processes forked later need not."""
     try:
         _decode(config)
     except _DAMAGED:
-        pass  # and so it is for those that want it
+        pass  # its users handle the error
 
 
 def _decode(config: Config) -> _Decoded | None:
@@ -121,15 +121,15 @@ class File:
     """The state of the file itself."""
 
     path: str
-    is_there: bool  # whether it exists and root alone may write it
-    stale: str = ""  # why what it says does not count; "" if it does
-    format: int = 0  # of what is in it; 0 if that is not known
-    boot_id: str = ""  # of the boot in which it was made; "" if that is not known
-    observations: int = 0  # how many have to be unchanged
+    is_there: bool  # whether it exists and only root may write it
+    stale: str = ""  # why its content does not count; "" if it does
+    format: int = 0  # the content's format; 0 if unknown
+    boot_id: str = ""  # the boot that wrote it; "" if unknown
+    observations: int = 0  # how many must be unchanged
 
 
 def look_at_file(config: Config) -> File:
-    """Whether the file is valid, and if not, why, for display."""
+    """Return whether the file is valid, and if not, why, for display."""
     path = f"{config.state}/{NAME}"
     content = _read(config)
     if content is None:
@@ -166,11 +166,11 @@ def store(
 
     Args:
         config: locates the state directory, which is created if missing.
-        observations: the observations it was made from, by kind and path.
+        observations: its observations, by kind and path.
 
     Returns:
-        Why it could not be stored; "" if it was. An inventory that cannot be stored is still true,
-        so this is not an error.
+        Why it could not be stored; "" on success. This is not an error, because the inventory is
+        still true.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -196,7 +196,7 @@ _SETTINGS: Final = ("driver_root", "host_root", "dev", "proc", "sys", "nvml_time
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Return the part of a configuration that decides what an inventory is made of."""
+    """Return the part of a configuration on which an inventory depends."""
     return {name: getattr(config, name) for name in _SETTINGS}
 
 
@@ -217,7 +217,8 @@ def _read(config: Config) -> bytes | None:
         seen = os.fstat(fd)
         if not (stat.S_ISREG(seen.st_mode) and _is_ours(seen) and seen.st_size <= _MOST_BYTES):
             return None
-        # It is never written in place; a buffer for the largest would take longer than the rest.
+        # The file is never written in place. A buffer for the largest would take longer than the
+        # rest.
         return os.read(fd, seen.st_size)
     except OSError:
         return None
@@ -238,9 +239,8 @@ def _is_ours(seen: os.stat_result) -> bool:
 
 
 def _replace(directory: int, content: bytes) -> None:
-    # The name contains our pid, so it is ours alone. If a crashed process with the same pid left
-    # one, O_EXCL would fail because of it; but O_EXCL ensures that we do not write a file that
-    # another process put there.
+    # The name contains our pid. Remove a file from a crashed process with the same pid, at which
+    # O_EXCL would fail; O_EXCL keeps us from writing another process' file.
     temporary = f".{NAME}.{os.getpid()}"
     try:
         os.unlink(temporary, dir_fd=directory)

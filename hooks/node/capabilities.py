@@ -1,17 +1,17 @@
-"""The files, nodes and sockets of the driver that a capability stands for.
+"""The driver's files, nodes and sockets for each capability.
 
 Rules
-- A capability names rows. The rows of all granted capabilities are united, and those of
-  :data:`ALWAYS` are included with every one.
+- A capability names rows. The rows of all granted capabilities are united; :data:`ALWAYS` comes
+  with every capability.
 - A name is matched only against the driver's own directories, never the image's. ``{v}`` is the
   driver's full version; one ``*`` stands for any text without a slash.
 - A row without a match is not an error (drivers differ); ``explain`` lists it.
-- A library is mounted under its own name in the directory where the image's dynamic loader looks.
+- A library is mounted under its own name in a directory that the image's dynamic loader searches.
   Its soname comes from the file itself (DT_SONAME) and becomes a link next to it; ``links`` are
-  further links. One with a slash is a link in a subdirectory.
+  more links. One with a slash is in a subdirectory.
 - ``compat32`` has no rows: it also requests the libraries of the other capabilities for the 32-bit
   architecture.
-- ``video`` needs all libraries of ``compute``, ``display`` all of ``graphics``.
+- ``video`` needs all libraries of ``compute``, and ``display`` all of ``graphics``.
 - A library of the driver's version that no row names (:data:`OTHERS`) is included only if all
   capabilities are granted. Without ``compat32``, that means all for this machine's architecture.
 
@@ -21,15 +21,15 @@ X11 and the second one for Wayland, libnvidia-present, libnvsdm, libnvidia-tilei
 libnvcuextend, which libcuda opens on arm64. These libraries of the driver are left out
 (:data:`LEFT_OUT`), as in NVIDIA's older tool:
 
-- libnvidia-sandboxutils, which tells tools on the host which files a container needs; inside a
-  container it finds them missing and reports that on stderr;
+- libnvidia-sandboxutils, which lists for host tools the files that a container needs; inside a
+  container it reports on stderr that they are missing;
 - libnvidia-gtk2, -gtk3 and -wayland-client, which are parts of nvidia-settings;
 - libnvidia-api and the DLLs for Wine, which do not have the driver's version in their names.
 
-The MPS daemon's pipes are mounted writable, since its clients connect to them; a client also has to
-share its IPC namespace (``--ipc=host``). For a daemon with another directory
-(``CUDA_MPS_PIPE_DIRECTORY``), the component that sets that variable mounts the directory, as
-Kubernetes' device plugin does.
+The MPS daemon's pipes are mounted writable, since its clients connect to them; a client must also
+share the daemon's IPC namespace (``--ipc=host``). If the daemon has another directory
+(``CUDA_MPS_PIPE_DIRECTORY``), the component that sets this variable mounts it, as Kubernetes'
+device plugin does.
 
 Source: the user-guide's table of driver capabilities; libnvidia-container's and nvcdi's
 lists; the installer's manifest (.manifest) of the driver packages.
@@ -50,8 +50,8 @@ class Library:
     """A shared library."""
 
     name: str  # its file name, with ``{v}`` or ``*``
-    links: tuple[str, ...] = ()  # further names it is found under, besides its soname
-    directory: str = ""  # the subdirectory of the library directory it lives in
+    links: tuple[str, ...] = ()  # more names for it, besides its soname
+    directory: str = ""  # its subdirectory of the library directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file of configuration that the driver or other people's libraries look for."""
+    """A configuration file that the driver or other libraries read."""
 
     name: str  # its path below one of the driver root's data directories, with ``{v}``
-    below: str  # the container's directory it is mounted below
-    arch: Arch | None = None  # of the libraries that it is for; None for any
+    below: str  # the container's directory for it
+    arch: Arch | None = None  # the architecture of its libraries; None for any
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class XorgModule:
 
     name: str  # its file name, with ``{v}``
     directory: str  # the directory below the X server's modules
-    links: tuple[str, ...] = ()  # further names it is found under
+    links: tuple[str, ...] = ()  # more names for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ class ControlNode:
     """A device node that belongs to no single GPU."""
 
     path: str  # in the container, and below the host's device directory
-    drivers: tuple[str, ...]  # the names of its driver in /proc/devices, of which one must be there
+    drivers: tuple[str, ...]  # the names of its driver in /proc/devices; one must be there
     minor: int | None = None  # its minor number; None for any
 
 
 FRONTEND: Final = ("nvidia", "nvidia-frontend")
-"""The kernel module's names in /proc/devices: of today's, and of releases before 550."""
+"""The kernel module's names in /proc/devices: today's, and before release 550."""
 
 CONTROL: Final = ControlNode("/dev/nvidiactl", FRONTEND, 255)
 MODESET: Final = ControlNode("/dev/nvidia-modeset", FRONTEND, 254)
 UVM: Final = ControlNode("/dev/nvidia-uvm", ("nvidia-uvm",), 0)
 UVM_TOOLS: Final = ControlNode("/dev/nvidia-uvm-tools", ("nvidia-uvm",), 1)
 
-# The allocator serves CUDA, and as the GBM backend it serves graphics.
+# The allocator serves CUDA and, as the GBM backend, graphics.
 _ALLOCATOR: Final = Library("libnvidia-allocator.so.{v}", links=("libnvidia-allocator.so",))
 _GBM_BACKEND: Final = Library("libnvidia-allocator.so.{v}", links=("gbm/nvidia-drm_gbm.so",))
 _SHADER_COMPILER: Final = Library("libnvidia-gpucomp.so.{v}")
@@ -234,7 +234,7 @@ FILES: Final[dict[str, tuple[Row, ...]]] = {
 ALWAYS: Final[tuple[Row, ...]] = (Firmware("gsp*.bin"),)
 
 OTHERS: Final = Library("*.so.{v}")
-"""Libraries of the driver that belong to no capability: later drivers bring some."""
+"""Libraries of the driver that belong to no capability, as later drivers may have."""
 
 LEFT_OUT: Final = (
     "libnvidia-sandboxutils.so.{v}",
@@ -242,7 +242,7 @@ LEFT_OUT: Final = (
     "libnvidia-gtk3.so.{v}",
     "libnvidia-wayland-client.so.{v}",
 )
-"""Libraries of the driver that no container gets."""
+"""The driver's libraries that no container gets."""
 
 _EVERY: Final = CAPABILITIES - {Capability.COMPAT32}
 
@@ -264,7 +264,7 @@ _Item = TypeVar("_Item")
 
 
 def rows_of(capabilities: Iterable[str]) -> tuple[Row, ...]:
-    """Return the rows of capabilities, each once in the table's order, with :data:`ALWAYS`.
+    """Return the rows of capabilities and :data:`ALWAYS`, each once, in the table's order.
 
     Args:
         capabilities: some of :data:`hooks.words.CAPABILITIES`.
@@ -274,18 +274,18 @@ def rows_of(capabilities: Iterable[str]) -> tuple[Row, ...]:
 
 
 def nodes_of(capabilities: Iterable[str]) -> tuple[ControlNode, ...]:
-    """Return the control nodes that capabilities stand for, :data:`CONTROL` first."""
+    """Return the control nodes of capabilities, :data:`CONTROL` first."""
     return (CONTROL, *_united(NODES, capabilities, ()))
 
 
 def wants_drm(capabilities: Iterable[str]) -> bool:
-    """Whether a capability stands for the GPUs' nodes below /dev/dri."""
+    """Whether a capability includes the GPUs' nodes below /dev/dri."""
     return not _DRM.isdisjoint(capabilities)
 
 
 @cache
 def every_row() -> tuple[Row, ...]:
-    """Return all rows of the table, for which a driver is searched."""
+    """Return all rows of the table, to search a driver for."""
     return rows_of(CAPABILITIES)
 
 

@@ -1,4 +1,4 @@
-"""Compare device nodes of the host with the numbers that the kernel lists for their drivers.
+"""Compare the host's device nodes with the kernel's numbers for their drivers.
 
 Source: kernel-open/nvidia/nv-caps.c of NVIDIA's open kernel modules; the MIG user guide, "Device
 Nodes and Capabilities".
@@ -23,30 +23,30 @@ IMEX_DRIVER: Final = "nvidia-caps-imex-channels"
 
 
 def cap_path(minor: int) -> str:
-    """Return the capability node with a minor number, in the container."""
+    """Return the container's path of the capability node with a minor number."""
     return f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
 @dataclass(frozen=True, slots=True)
 class MadeNodes:
-    """What was done to create missing device nodes, and to replace stale ones."""
+    """The result of creating missing device nodes, and replacing stale ones."""
 
-    made: tuple[str, ...] = ()  # paths of those that were made, on the host
-    failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
-    # paths of devices that did not exist when the inventory's nodes were read, but do now: another
-    # shim was faster, or this one has created them for an earlier attempt
+    made: tuple[str, ...] = ()  # host paths of created nodes
+    failed: tuple[tuple[str, str], ...] = ()  # each failed path, and why
+    # paths of devices that appeared after the inventory's nodes were read: another shim was faster,
+    # or this one has created them in an earlier attempt
     found: tuple[str, ...] = ()
 
 
 def host_path(config: Config, path: str) -> str:
-    """Return where a node of the container's /dev is on the host."""
+    """Return the host's path of a node in the container's /dev."""
     return config.dev + path.removeprefix("/dev")
 
 
 def look_at_node(
     config: Config, path: str, majors: Collection[int], minor: int | None, driver: str
 ) -> Node | str:
-    """Return the device node at a path, or what is wrong with it, in words.
+    """Return the device node at a path, or a description of its fault.
 
     Args:
         path: the path in the container ("/dev/nvidia0").
@@ -55,7 +55,7 @@ def look_at_node(
     """
     host = host_path(config, path)
     try:
-        # Not through a link: /dev is the host's, but a link would hide what is meant.
+        # Follow no link: it would hide which device is meant, even though /dev is the host's.
         seen = os.lstat(host)
     except OSError as error:
         return f"{host}: {error.strerror}"
@@ -71,7 +71,7 @@ def look_at_node(
 
 
 def is_device(host: str) -> bool:
-    """Whether there is a character device at a path of the host, and not behind a link."""
+    """Whether a host path is itself a character device, not a link to one."""
     try:
         return stat.S_ISCHR(os.lstat(host).st_mode)
     except OSError:
@@ -79,7 +79,7 @@ def is_device(host: str) -> bool:
 
 
 def read_majors(config: Config) -> dict[str, int]:
-    """Major number by driver, of the character devices that /proc/devices lists."""
+    """Return the character devices' major numbers in /proc/devices, by driver."""
     majors: dict[str, int] = {}
     for line in (read_text(f"{config.proc}/devices") or "").splitlines():
         if line.startswith("Block devices"):
@@ -91,10 +91,10 @@ def read_majors(config: Config) -> dict[str, int]:
 
 
 def cap_minors(config: Config) -> dict[str, int]:
-    """Return the minors of the capability nodes, by name ("gpu0/gi1/ci0/access", "config").
+    """Return the capability nodes' minor numbers by name ("gpu0/gi1/ci0/access", "config").
 
-    The file lists all that could exist, thousands of lines, and never changes while the module is
-    loaded. So it is read but not observed.
+    The file lists thousands of possible nodes, and never changes while the module is loaded. So it
+    is read but not observed.
     """
     minors = {}
     for line in (read_text(f"{config.proc}/driver/nvidia-caps/mig-minors") or "").splitlines():

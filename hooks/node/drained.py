@@ -1,16 +1,17 @@
-"""Devices that are out of service: one file each in ``drained``, a directory that survives reboots.
+"""Devices out of service: one file each in ``drained``, a directory that survives reboots.
 
 Rules
-- The name of a file tells what is out of service: the UUID of a GPU or MIG device, the PCI address
-  of a GPU without a UUID, or :data:`DRIVER` for everything that the driver does. Its content gives
-  the reason; even a file that cannot be read counts.
-- If a GPU is out of service, so are its MIG devices. A MIG device can also be out of service alone.
+- The name of a file identifies what is out of service: the UUID of a GPU or MIG device, the PCI
+  address of a GPU without a UUID, or :data:`DRIVER` for the whole driver. Its content gives the
+  reason; an unreadable file counts too.
+- If a GPU is out of service, so are its MIG devices. A MIG device can also be out of service by
+  itself.
 - A UUID identifies a card, not a slot: another card in the same slot is in service. While a GPU has
-  no UUID, for example after it fell off the bus, it is identified by the address that it had. A
-  mark with an address counts until it is removed, even if the GPU has a UUID again.
-- A drain first marks a device and then lists its holders. A shim first writes what makes its
-  container a holder (the record, the spec), and then looks for marks. So each container is either
-  refused, or seen by the drain.
+  no UUID, for example after it fell off the bus, its earlier address identifies it. A mark with an
+  address counts until it is removed, even if the GPU has a UUID again.
+- A drain first marks a device and then lists its holders. A shim first writes the files that make
+  its container a holder (the record, the spec), and then checks for marks. So each container is
+  either refused, or seen by the drain.
 - The directory is normally absent, so looking for it costs one failing system call.
 
 Only root can write there. Nothing in it comes from a container.
@@ -33,50 +34,50 @@ DRIVER: Final = "driver"
 """The name of the driver's mark."""
 
 _LONGEST: Final = 1 << 16
-_FAR: Final = 1e11  # which excludes NaN too
+_FAR: Final = 1e11  # the comparison also excludes NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A mark: something is out of service."""
+    """A mark that a device or the driver is out of service."""
 
     device: str  # a UUID, a PCI address, or DRIVER
-    bus_id: str = ""  # PCI address of the GPU that it is, or is a part of; "" for none
-    reason: str = ""  # why, for display; "" if no reason was given
-    since: float = 0.0  # when it started, in seconds since the epoch; 0 if that is not known
+    bus_id: str = ""  # the PCI address of the GPU or its MIG device's GPU; "" for none
+    reason: str = ""  # the reason, for display; "" for none
+    since: float = 0.0  # when it started, in seconds since the epoch; 0 if unknown
     lets_go: bool = False  # whether the node agent closes NVML meanwhile
-    for_reset: bool = False  # whether it closes NVML for a reset alone, so until that ends
-    reset: str = ""  # how far a reset of it is; "" if none has started
-    # whether it is out of service by a person's word, and stays so after its reset
+    for_reset: bool = False  # whether it closes NVML only until a reset ends
+    reset: str = ""  # the progress of its reset; "" if none has started
+    # whether an operator took it out of service, so that it stays so after its reset
     stays: bool = False
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for display."""
         return "the driver" if self.device == DRIVER else self.device
 
     @property
     def why(self) -> str:
-        """Since when and why, for display."""
+        """The time and the reason, for display."""
         when = time.strftime("since %Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
         told = ": ".join(filter(None, (when if self.since else "", self.reason)))
         return told or "without a word of why"
 
 
 def path_of(config: Config, device: str) -> str:
-    """Return where the mark of a device is."""
-    # UUIDs of MIG devices of older drivers have slashes in them.
+    """Return the path of a device's mark."""
+    # Older drivers' UUIDs of MIG devices contain slashes.
     name = device.replace("%", "%25").replace("/", "%2F")
     return os.path.join(config.drained, name)
 
 
 def read_drains(config: Config) -> tuple[Drain, ...]:
-    """Return what is out of service, by name."""
+    """Return the marks, by name."""
     try:
         names = os.listdir(config.drained)
     except OSError:
         return ()
-    # A name with a leading dot is that of a file that is being written.
+    # A leading dot marks a file that is being written.
     return tuple(_read(config, _device_of(name)) for name in sorted(names) if name[:1] != ".")
 
 
@@ -108,10 +109,10 @@ def _read(config: Config, device: str) -> Drain:
 def mark_drained(
     gpus: tuple[Gpu, ...], mig_devices: tuple[MigDevice, ...], drains: Iterable[Drain]
 ) -> tuple[tuple[Gpu, ...], tuple[MigDevice, ...]]:
-    """The devices, those marked that are out of service.
+    """Return the devices, with those that are out of service marked.
 
     Args:
-        gpus: perhaps marked before, as in an inventory that is older than the marks.
+        gpus: GPUs, perhaps with marks of an older inventory.
     """
     by_name = {drain.device: drain for drain in drains}
     if not by_name:
@@ -136,11 +137,10 @@ def mark_drained(
 def reasons_by_device(
     gpus: tuple[Gpu, ...], mig_devices: tuple[MigDevice, ...], drains: Iterable[Drain]
 ) -> dict[str, str]:
-    """Since when and why devices are out of service, by UUID, and also by the names of the marks.
+    """Return since when and why devices are out of service, by UUID and by names of marks.
 
     Args:
-        gpus: of an inventory that may be older than the marks; one that it lacks counts by the
-            name of its mark.
+        gpus: an inventory's, which may be older than the marks; others count by their marks' names.
     """
     drains = tuple(drains)
     if not drains:
@@ -161,7 +161,7 @@ def driver_of(drains: Iterable[Drain]) -> str:
 
 
 def driver_refusal(asked: str, why: str) -> OutOfService:
-    """Return the error for a container that requests part of a driver that is out of service.
+    """Return the error for a request for part of a driver that is out of service.
 
     Args:
         asked: the words of the request; "" if there are none.
@@ -175,7 +175,7 @@ def driver_refusal(asked: str, why: str) -> OutOfService:
 
 
 def refusal(device: Gpu | MigDevice) -> OutOfService:
-    """Return the error for a container that names a device that is out of service."""
+    """Return the error for a request that names a device that is out of service."""
     name = device.index if isinstance(device, Gpu) else f"{device.gpu}:{device.index}"
     return OutOfService(
         str(device),

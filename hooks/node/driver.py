@@ -1,18 +1,16 @@
-"""Find the driver's files on this node: their version, and where each file is.
+"""Find the driver's files on this node: their version, and the place of each.
 
 Rules
-- :mod:`hooks.node.roots` finds the driver and its version, which is that of the loaded kernel
-  module. User-space files of another version are not used: NVIDIA's programs refuse to run with
-  them.
+- :mod:`hooks.node.roots` finds the driver in the loaded kernel module's version. Files of another
+  version are not used: NVIDIA's programs refuse to run with them.
 - Directories are searched in the order of the layout's table (:mod:`hooks.node.driver_layouts`).
   The first file that matches a row of :mod:`hooks.node.capabilities` for an architecture is used.
-  The architecture of a library, and its soname, are read from the file, because only on some
-  distributions a directory's name tells it (Fedora's /usr/lib has 32-bit libraries, Arch's 64-bit
-  ones).
-- A library of the driver's version that no row names, and that is not left out by name, counts as
+  A library's architecture and soname are read from the file, because directory names are ambiguous
+  (Fedora's /usr/lib has 32-bit libraries, Arch's has 64-bit ones).
+- A library of the driver's version that no row names, and that is not excluded by name, counts as
   one of :data:`hooks.node.capabilities.OTHERS`.
-- A file counts if it is a regular file below the driver root after all links were followed within
-  the driver root. The source of a mount is that file, never a link to it.
+- A file counts if it is a regular file below the driver root after following all links within the
+  driver root. The source of a mount is that file, never a link to it.
 
 Source: NVIDIA Container Toolkit, internal/lookup.
 """
@@ -64,12 +62,12 @@ class LibraryFile:
 
 @dataclass(frozen=True, slots=True)
 class DriverFile:
-    """A file of the driver that is no library."""
+    """A driver file other than a library."""
 
     row: str  # the name of its row in hooks.node.capabilities
     name: str
     source: str
-    # the text of a manifest that names a library by a path; "" for any other file
+    # the text of a manifest that names a library by a path; otherwise ""
     manifest: str = ""
 
 
@@ -83,13 +81,13 @@ class Driver:
     files: tuple[DriverFile, ...]  # its programs, configuration, firmware and X modules
     library_directories: tuple[str, ...]  # host directories that were searched for libraries
     root: str = "/"  # the directory that is "/" for its files
-    # the name of how they lie below it, of hooks.node.driver_layouts
+    # the name of its layout, of hooks.node.driver_layouts
     layout: str = DISTRIBUTION.name
     why: str = ""
 
     @property
     def arch32(self) -> Arch | None:
-        """The 32-bit architecture that ``compat32`` means on this node."""
+        """The 32-bit architecture of ``compat32`` on this node."""
         return _COMPATIBLE_32.get(self.arch)
 
     @property
@@ -100,7 +98,7 @@ class Driver:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is unusual about its files, for display."""
+        """Unusual facts about its files, for display."""
         if not self.others:
             return ()
         names = ", ".join(self.others)
@@ -137,10 +135,9 @@ def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
 
 
 def find_sockets(root: str, services: Collection[str] = SERVICES) -> dict[str, str]:
-    """Return the existing sockets of the driver's services: the host's path by the table's path.
+    """Return the existing sockets of the driver's services: host paths by the table's paths.
 
-    Services start and stop without a change of the driver, so this is looked up each time, and not
-    kept in the inventory's cache.
+    Services start and stop without a change of the driver, so the inventory does not cache this.
 
     Args:
         root: the directory that is "/" for the driver's files.
@@ -163,8 +160,8 @@ def _is_trusted(host: str, row: Socket) -> bool:
         return False
     if not row.is_directory:
         return stat.S_ISSOCK(seen.st_mode)
-    # The directory's parent may be writable by all (/tmp). Only what root made there stays the same
-    # until it is mounted.
+    # The parent directory may be writable by all (/tmp). Only root's entries there cannot be
+    # replaced before they are mounted.
     return stat.S_ISDIR(seen.st_mode) and seen.st_uid == 0
 
 
@@ -198,9 +195,9 @@ def _libraries(
 
 
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern matches, longest first.
+    """Return the names that match a pattern, longest first.
 
-    Next to ``libnvidia-egl-gbm.so.1.1.0`` there may be links to it with shorter names.
+    ``libnvidia-egl-gbm.so.1.1.0`` may have links with shorter names.
     """
     head, star, tail = pattern.partition("*")
     if not star:
@@ -248,27 +245,27 @@ def _files(root: Root) -> Iterator[DriverFile]:
 
 
 def _manifest_with_paths(name: str, source: str) -> str:
-    """Return the text of a manifest that names a library by a path; "" for any other manifest.
+    """Return the text of a manifest that names a library by a path; "" for other manifests.
 
     Args:
-        name: the name that loaders open; it may be a link to a file with another name.
+        name: the name that loaders open, perhaps a link to a file with another name.
     """
     try:
         text = read_manifest(source)
         return text if library_paths(name, text) else ""
     except (OSError, ValueError):
-        return ""  # loaders ignore it, and the doctor reports it
+        return ""  # loaders ignore it; the doctor reports it
 
 
 def _unpatched(root: Root, source: str) -> str:
-    """The program as NVIDIA built it, if it lies in a directory next to that of ``source``."""
+    """Return the program as NVIDIA built it, if a directory next to that of ``source`` has it."""
     directory, _, name = source.rpartition("/")
     home = directory.rpartition("/")[0].removeprefix(root.reader.root.rstrip("/"))
     return root.reader.file(f"{home}/{root.layout.unpatched}/{name}") or source
 
 
 def places(row: Row, driver: Driver) -> Iterator[str]:
-    """Yield where the files of a row are searched, within the driver root, best first.
+    """Yield where to search a row's files within the driver root, best first.
 
     Yields:
         Paths; for firmware, with a pattern for a name.

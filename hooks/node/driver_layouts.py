@@ -1,9 +1,9 @@
-"""Where NVIDIA's driver may be installed: each way to install it, as a table of directories.
+"""The ways to install NVIDIA's driver, each as a table of directories.
 
-A layout lists where files are below a root. The root is "/" for the files themselves: absolute
-links stay below it. If the driver was installed on the host, it is the host's root, wherever the
-files are (NixOS' links lead to /nix/store, Debian's through /etc/alternatives). The root file
-system of a driver container is a root of its own.
+A layout lists the places of files below a root. To the files, the root is "/": absolute links stay
+below it. For a driver installed on the host, it is the host's root, wherever the files are (NixOS'
+links lead to /nix/store, Debian's through /etc/alternatives). A driver container has its own root
+file system.
 
 ==================  ==================================================================
 distribution        packages, and NVIDIA's own installer; also inside a driver container
@@ -17,8 +17,8 @@ prefix              a directory that was configured, with lib and bin in it
 loader              wherever the root's ld.so.conf and ld.so.cache say
 ==================  ==================================================================
 
-In a path, ``{v}`` is the driver's version and ``{directory}`` that of an X module. Nothing is
-looked up here; :mod:`hooks.node.roots` decides which layout a node has.
+In a path, ``{v}`` is the driver's version and ``{directory}`` that of an X module. This module
+searches nothing; :mod:`hooks.node.roots` decides which layout a node has.
 
 Source: NVIDIA Container Toolkit, internal/lookup; file lists of Debian's and Fedora's packages;
 nvidia-alternative of Debian; Google's cos-gpu-installer; nixpkgs, hardware.graphics; the
@@ -36,7 +36,7 @@ from api.values import dataclass
 class DriverLayout:
     """One way to install the driver."""
 
-    name: str  # what it is called in records and messages
+    name: str  # its name in records and messages
     # directories of libraries, best first; each with its subdirectory "vdpau"
     libraries: tuple[str, ...]
     programs: tuple[str, ...] = ()
@@ -45,11 +45,11 @@ class DriverLayout:
     xorg: tuple[str, ...] = ()  # directories of the X server's modules
     # directories, one of which exists if a driver has this layout; empty to search in any case
     homes: tuple[str, ...] = ()
-    # a directory next to that of a program with the same program as NVIDIA built it
+    # a directory, next to a program's, with the program as NVIDIA built it
     unpatched: str = ""
 
 
-# Debian has a directory for each driver that may be installed next to others.
+# Debian has a directory for each driver installed in parallel.
 _DEBIAN: Final = ("current", "tesla", "tesla-535", "tesla-470", "tesla-460", "tesla-450")
 
 
@@ -106,7 +106,7 @@ DISTRIBUTION: Final = DriverLayout(
 
 
 def _below(name: str, *homes: str) -> DriverLayout:
-    """Return a layout whose homes contain the whole driver, in the usual subdirectories."""
+    """Return a layout with the whole driver in these directories, in the usual subdirectories."""
 
     def each(*places: str) -> tuple[str, ...]:
         return tuple(f"{home}{place}" for home in homes for place in places)
@@ -134,7 +134,7 @@ _PREFIX: Final = "prefix "
 
 
 def prefix(home: str) -> DriverLayout:
-    """Return the layout of a driver below one directory, in the usual subdirectories of programs.
+    """Return the layout of a driver below one directory, in the usual subdirectories.
 
     Args:
         home: the directory; "" for the root itself.
@@ -163,7 +163,7 @@ LAYOUTS: Final = (
         ),
         xorg=("/run/opengl-driver/lib/xorg/modules/{directory}",),
         homes=("/run/opengl-driver",),
-        # A program of NixOS wants a loader in the store, which no image has.
+        # NixOS programs need a loader from the store, which no image has.
         unpatched="origBin",
     ),
     DriverLayout(
@@ -189,7 +189,7 @@ LAYOUTS: Final = (
         homes=(*_SYSROOTS, "/usr/lib/nvidia"),
     ),
 )
-"""The layouts that a root may have, in the order in which they are looked for."""
+"""The possible layouts of a root, in the order of the search."""
 
 LOADER: Final = DriverLayout(
     "loader",
@@ -199,11 +199,11 @@ LOADER: Final = DriverLayout(
     firmware=DISTRIBUTION.firmware,
     xorg=DISTRIBUTION.xorg,
 )
-"""Libraries wherever the dynamic loader of the root finds them; :mod:`hooks.node.roots` asks it."""
+"""Libraries wherever the root's dynamic loader finds them; :mod:`hooks.node.roots` looks there."""
 
 
 def layout_named(name: str) -> DriverLayout:
-    """Return the layout with a name that an inventory has kept.
+    """Return the layout with a name from an inventory.
 
     Returns:
         The layout; for "loader", without the directories of its libraries.

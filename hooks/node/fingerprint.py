@@ -1,9 +1,8 @@
-"""Read from the node, and record what was read.
+"""Read the node, and record what was read.
 
-An inventory is valid exactly as long as everything that was read to make it is still the same. So
-everything is read through a :class:`Fingerprint`, which records each observation;
-:func:`first_change` repeats the observations and compares. No second list is needed of "what the
-cache depends on", and so nothing can be forgotten in it.
+An inventory is valid as long as all its sources are unchanged. So everything is read through a
+:class:`Fingerprint`, which records each observation; :func:`first_change` repeats the observations
+and compares. There is no separate list of dependencies, so none can be missing.
 
 Observations, by kind (each is about one path of the host):
 
@@ -23,7 +22,7 @@ Observations, by kind (each is about one path of the host):
 
 The driver root may be a container's root file system, in which absolute links are relative to that
 root. :meth:`Fingerprint.resolve` follows links like a process whose "/" is the driver root. (The
-driver root belongs to the operator; for images see :mod:`hooks.image.rootfs`.)
+operator controls the driver root; for images see :mod:`hooks.image.rootfs`.)
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-# procfs and sysfs files of interest are far smaller; mig-minors of a large node is the largest.
+# The relevant procfs and sysfs files are far smaller; mig-minors of a large node is the largest.
 _MOST_BYTES: Final = 1 << 20
-# Most are smaller than this; a buffer for the largest would take longer than the reading.
+# Most are smaller; a buffer for the largest would take longer than the reading.
 _FEW_BYTES: Final = 1 << 14
-# What the kernel itself follows in one path (path_resolution(7)).
+# The kernel's own limit for one path (path_resolution(7)).
 _MOST_LINKS: Final = 40
 
 
 class Fingerprint:
-    """Reads the node; everything it reads is recorded as an observation.
+    """Reads the node, and records each read as an observation.
 
     Args:
-        root: the driver root, an absolute path, which is used as it is even if it contains links.
+        root: the driver root, an absolute path; links in it are not resolved.
         observations: where to record; None for a new list.
 
     Attributes:
@@ -63,12 +62,12 @@ class Fingerprint:
         return self if root == self.root else Fingerprint(root, self.observations)
 
     def text(self, path: str) -> str | None:
-        """Return the content of a small file of the host; None if it does not exist."""
+        """Return the content of a small host file; None if it does not exist."""
         seen: str | None = self.observe("text", path)
         return seen
 
     def names(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names in a directory of the host; empty if it does not exist."""
+        """Return the sorted names in a host directory; empty if it does not exist."""
         return tuple(self.observe("names", path) or ())
 
     def fields(self, path: str, wanted: Iterable[str]) -> dict[str, str]:
@@ -78,14 +77,14 @@ class Fingerprint:
         return seen
 
     def resolve(self, path: str) -> str | None:
-        """Return where a path of the driver root really is.
+        """Return the real path of a path in the driver root.
 
         Args:
             path: an absolute path within the driver root.
 
         Returns:
-            The path on the host, below the driver root and free of links (except in the driver
-            root's own path); None if it leads nowhere.
+            The host path, below the driver root and without links (except in the driver root's own
+            path); None if it leads nowhere.
         """
         inside = self._walk(path)
         return None if inside is None else self._prefix + inside
@@ -93,19 +92,19 @@ class Fingerprint:
     def file(self, path: str) -> str | None:
         """Like :meth:`resolve`, but only for a regular file.
 
-        Its identity is observed, so that a replaced file is noticed.
+        This observes its identity, to notice a replaced file.
         """
         return self._of_type(path, stat.S_IFREG)
 
     def directory(self, path: str) -> str | None:
         """Like :meth:`resolve`, but only for a directory.
 
-        Its identity is observed, so that an added or removed file is noticed.
+        This observes its identity, to notice added or removed files.
         """
         return self._of_type(path, stat.S_IFDIR)
 
     def files(self) -> dict[str, Any]:
-        """Return what was observed of files, by path."""
+        """Return the observations of files, by path."""
         return {path: seen for (kind, path), seen in self.observations.items() if kind == "stat"}
 
     def _of_type(self, path: str, wanted: int) -> str | None:
@@ -116,11 +115,11 @@ class Fingerprint:
         return host if seen is not None and stat.S_IFMT(seen[2]) == wanted else None
 
     def observe(self, kind: str, path: str) -> Any:
-        """Make an observation of a path of the host, as JSON, of a kind from the list above.
+        """Return an observation of a host path as JSON; its kind is from the table above.
 
         Args:
             kind: any kind except "fields".
-            path: a path of the host; links on the way are followed as the host does.
+            path: a host path; links on the way are followed as on the host.
         """
         key = (kind, path)
         if key not in self.observations:
@@ -128,7 +127,7 @@ class Fingerprint:
         return self.observations[key]
 
     def _walk(self, path: str) -> str | None:
-        """Return the path within the root, with every link followed."""
+        """Return the path within the root after following every link."""
         if path in self._resolved:
             return self._resolved[path]
         followed = 0
@@ -180,8 +179,7 @@ def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
     """Return the path of the first observation that has changed; None if none has.
 
     Args:
-        observations: kind, path and what was seen, as read from JSON; anything else counts as
-            changed.
+        observations: kind, path and value, as read from JSON; anything else counts as changed.
     """
     for kind, path, seen in observations:
         if kind == "fields":
@@ -197,14 +195,14 @@ def _is_same(kind: str, now: Any, seen: Any) -> bool:
         return True
     if kind != "stat" or not now or not isinstance(seen, list) or len(seen) != len(now):
         return False
-    # Of a file that has or had several names, the time of change says nothing.
+    # The change time of a file that has or had several names is meaningless.
     return bool(now[:-1] == seen[:-1]) and 0 in (now[-1], seen[-1]) and stat.S_ISREG(now[2])
 
 
 def read_text(path: str) -> str | None:
     """Return the content of a small file; None if it cannot be read.
 
-    Invalid UTF-8 is replaced; none of the files that we read contain any.
+    Invalid UTF-8 is replaced; the files that we read have none.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -244,7 +242,7 @@ def read_fields(path: str, wanted: Iterable[str]) -> dict[str, str]:
 
 
 def is_observed(found: os.stat_result, seen: Any) -> bool:
-    """Whether an open file is the one of an observation of kind ``stat``."""
+    """Whether an open file is that of an observation of kind ``stat``."""
     return _is_same("stat", _observed(found), seen)
 
 
@@ -256,8 +254,8 @@ def _look_stat(path: str) -> list[int] | None:
 
 
 def _observed(seen: os.stat_result) -> list[int]:
-    # Each new name of a file also sets its time of change. So a store that links equal files, or a
-    # backup, would make everything stale.
+    # Each new name also sets a file's change time. So a store that links equal files, or a backup,
+    # would make everything stale.
     alone = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
     changed = seen.st_ctime_ns if alone else 0
     return [seen.st_dev, seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, changed]

@@ -1,24 +1,22 @@
 """Find the node's GPUs, MIG devices and device nodes, from procfs, sysfs and /dev.
 
 Rules
-- procfs decides, because it works without NVML, which may hang. NVML adds what only it knows:
-  memory, MIG mode without instances, and the UUIDs and profiles of MIG devices.
-- A GPU's index is NVML's, as in nvidia-smi. That is its position in PCI bus order, which is also
-  used if NVML has not reported an index. A GPU that the driver's settings exclude has no index.
+- procfs decides, because it works without NVML, which may hang. Only NVML knows memory, MIG mode
+  without instances, and the UUIDs and profiles of MIG devices.
+- A GPU's index is NVML's, as in nvidia-smi: its position in PCI bus order, also used without NVML's
+  report. A GPU that the driver's settings exclude has no index.
 - A GPU is in MIG mode if NVML says so or if procfs shows that it has GPU instances.
 - A GPU that fell off the bus (NVML cannot open it, or sysfs no longer lists it) keeps its index as
   long as procfs lists it, because NVML's indices do not change either. Its node has a fault.
-- Two things are reported only by NVML, so they are checked again after a while
-  (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. If procfs
-  shows other instances than NVML, these are checked again, too: they were changed between the two
-  reads.
+- NVML alone reports MIG mode without instances, and a GPU that cannot be opened, so these are
+  checked again after a while (:func:`find_unsettled`). So are instances if procfs shows others than
+  NVML, because they have changed between the two reads.
 - A GPU that the configuration excludes by UUID or PCI address stays in the inventory with its
-  index, so that the others have the indices that nvidia-smi shows on the node. It is left out of
-  ``all``; naming it is an error.
+  index, so that the others keep nvidia-smi's indices. ``all`` leaves it out; naming it is an error.
 - None of its nodes is usable: its own, those of its MIG devices, and those below /dev/dri. So no
-  plan that is made from the inventory can contain them.
-- If the configuration excludes a UUID that matches no GPU, a GPU with an unknown UUID is excluded
-  as well, because it may be that one.
+  plan from the inventory can contain them.
+- If the configuration excludes a UUID that matches no GPU, GPUs with unknown UUIDs are excluded,
+  too, because one of them may have it.
 - Device nodes are read each time and not cached, because they appear when a module is first loaded.
   A node counts if it is a character device with the major number that /proc/devices gives to its
   driver; otherwise the reason is kept for the message.
@@ -56,28 +54,28 @@ class Gpu:
 
     index: int  # its place in PCI bus order, from 0
     minor: int  # the number in its node's name, and its minor device number
-    uuid: str  # "GPU-…" in lower case; "" if procfs and NVML do not know it
+    uuid: str  # "GPU-…" in lower case; "" if neither procfs nor NVML reports it
     bus_id: str  # its PCI address ("0000:07:00.0")
     model: str
     mig: bool = False
-    memory: int | None = None  # bytes of memory in all; None if NVML did not say
+    memory: int | None = None  # total memory in bytes; None if NVML did not report it
     drm: tuple[str, ...] = ()  # the names of its nodes below /dev/dri
-    lost: str = ""  # why it is lost (hooks.node.nvml_probe); "" if it is not, or if that is unknown
-    compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
-    brand: str = ""  # what it is sold as ("tesla"); "" if NVML did not say
-    architecture: str = ""  # ("Hopper"); "" if NVML did not say
+    lost: str = ""  # why it is lost (hooks.node.nvml_probe); "" if it is not, or if unknown
+    compute_capability: str = ""  # CUDA's ("9.0"); "" if NVML did not report it
+    brand: str = ""  # its product line ("tesla"); "" if NVML did not report it
+    architecture: str = ""  # ("Hopper"); "" if NVML did not report it
     excluded: bool = False  # whether the configuration excludes it (hooks.edits.exclusions)
     # since when and why it is out of service (hooks.node.drained); "" if it is in service
     drained: str = ""
 
     @property
     def path(self) -> str:
-        """Its device node, in the container."""
+        """The path of its device node in the container."""
         return f"/dev/nvidia{self.minor}"
 
     @property
     def drm_paths(self) -> tuple[str, ...]:
-        """Its nodes of the direct rendering manager, in the container."""
+        """The paths of its DRM nodes in the container."""
         return tuple(f"/dev/dri/{name}" for name in self.drm)
 
     def __str__(self) -> str:
@@ -92,8 +90,8 @@ class MigDevice:
     index: int
     uuid: str  # "MIG-…" in lower case
     gpu_instance: int
-    compute_instance: int  # the id of the compute instance within it
-    profile: str = ""  # its shape ("1g.10gb"); "" if NVML did not say
+    compute_instance: int  # the id of the compute instance within the GPU instance
+    profile: str = ""  # its shape ("1g.10gb"); "" if NVML did not report it
     # the minor numbers of its two capability nodes; empty if the kernel lists none
     caps: tuple[int, ...] = ()
     # since when and why it, or its GPU, is out of service; "" if it is in service
@@ -101,7 +99,7 @@ class MigDevice:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its capability nodes, in the container."""
+        """The paths of its capability nodes in the container."""
         return tuple(cap_path(minor) for minor in self.caps)
 
     @property
@@ -115,13 +113,13 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The device nodes as they are at this moment."""
+    """The present state of the device nodes."""
 
-    usable: dict[str, Node]  # those that are what they should be, by path in the container
-    faults: dict[str, str]  # what is wrong with each of the others, by the same
-    majors: frozenset[int]  # the major numbers that the drivers have
+    usable: dict[str, Node]  # the correct nodes, by path in the container
+    faults: dict[str, str]  # the fault of each other node, by path in the container
+    majors: frozenset[int]  # the drivers' major numbers
     lost: frozenset[str] = frozenset()  # the nodes of lost GPUs, by path in the container
-    # what stands in a node's place and is not that device: a file, or one of other numbers
+    # what is in a node's place instead: another file, or a device with other numbers
     wrong: frozenset[str] = frozenset()
 
 
@@ -133,8 +131,8 @@ class FoundGpus:
     """The GPUs of a node, from procfs and NVML."""
 
     gpus: tuple[Gpu, ...]
-    reported: dict[str, NvmlGpu]  # NVML's report of each, by the PCI address that procfs has
-    notes: tuple[str, ...] = ()  # GPUs of procfs that are left out, for display
+    reported: dict[str, NvmlGpu]  # NVML's reports, by the PCI address in procfs
+    notes: tuple[str, ...] = ()  # GPUs of procfs that were left out, for display
     conflicts: tuple[str, ...] = ()  # differences between NVML and procfs, for display
 
 
@@ -154,7 +152,7 @@ def find_gpus(fingerprint: Fingerprint, config: Config, report: NvmlReport | Non
     for gpu in listed:
         nvml = reported.get(gpu.bus_id, _NOT_REPORTED)
         conflicts += _conflicts(gpu, nvml)
-        if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:  # it is about another GPU
+        if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:  # NVML's report is about another GPU
             nvml = reported[gpu.bus_id] = NvmlGpu(nvml.index)
         lost = nvml.lost
         if report is not None and gpu.bus_id not in reported and _has_node(config, gpu):
@@ -179,7 +177,7 @@ def find_gpus(fingerprint: Fingerprint, config: Config, report: NvmlReport | Non
 
 
 def _listed(fingerprint: Fingerprint, config: Config) -> tuple[list[Gpu], list[str]]:
-    """Return the GPUs in procfs, in bus order, and why others are left out."""
+    """Return the GPUs in procfs, in bus order, and why others were left out."""
     notes: list[str] = []
     found: list[Gpu] = []
     directory = f"{config.proc}/driver/nvidia/gpus"
@@ -199,10 +197,10 @@ def _listed(fingerprint: Fingerprint, config: Config) -> tuple[list[Gpu], list[s
 def _match(
     config: Config, listed: list[Gpu], report: NvmlReport | None
 ) -> tuple[dict[str, NvmlGpu], list[NvmlGpu]]:
-    """Match NVML's GPUs to those of procfs, by PCI address; also return those without a match.
+    """Match NVML's GPUs to procfs' by PCI address; also return those without a match.
 
-    The PCI address decides, then the UUID, then the minor. A lost GPU often has none of these. Such
-    GPUs are matched to the remaining ones, in bus order, which is also NVML's.
+    The PCI address decides, then the UUID, then the minor number. Lost GPUs often have none of
+    these: they are matched to the remaining ones, in bus order, which is also NVML's.
     """
     left, reported = list(listed), {}
     others = list(report.gpus) if report is not None else []
@@ -218,14 +216,14 @@ def _match(
     take(lambda gpu, nvml: gpu.bus_id == nvml.bus_id)
     take(lambda gpu, nvml: bool(gpu.uuid) and gpu.uuid == nvml.uuid)
     take(lambda gpu, nvml: not nvml.bus_id and not nvml.uuid and gpu.minor == nvml.minor)
-    # NVML counts no GPU that has no node here.
+    # NVML does not count GPUs without a node here.
     left = [gpu for gpu in left if _has_node(config, gpu)] or left
     take(lambda _, nvml: not nvml.bus_id and not nvml.uuid and nvml.minor is None)
     return reported, others
 
 
 def _has_node(config: Config, gpu: Gpu) -> bool:
-    """Whether NVML can open a GPU by its node; where it cannot, it does not count the GPU."""
+    """Whether NVML can open a GPU's node; if not, it does not count the GPU."""
     majors = read_majors(config)
     its = {majors[driver] for driver in FRONTEND if driver in majors}
     if not its:
@@ -234,7 +232,7 @@ def _has_node(config: Config, gpu: Gpu) -> bool:
 
 
 def _conflicts(gpu: Gpu, nvml: NvmlGpu) -> Iterator[str]:
-    """Yield the differences between NVML and procfs, which decides."""
+    """Yield the differences of NVML from procfs, which decides."""
     at = gpu.bus_id
     if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:
         yield f"NVML calls the GPU at {at} {nvml.uuid}, procfs {gpu.uuid}"
@@ -252,14 +250,14 @@ def _named(nvml: NvmlGpu) -> str:
 
 
 def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs by index: NVML's where it has reported one, because people see that one.
+    """Return the GPUs by index: NVML's if it has reported one, because users see that one.
 
-    NVML does not count a GPU without a node here, for example on a node that is itself a container
-    with some of a machine's GPUs. The remaining numbers go to the others, in bus order.
+    NVML does not count a GPU without a node here, for example if the node is itself a container
+    with some of a machine's GPUs. Such GPUs get the remaining numbers, in bus order.
     """
     numbers = {nvml.index for nvml in reported.values()}
     if len(numbers) < len(reported) or max(numbers, default=0) >= len(found):
-        return tuple(found)  # they cannot all be true
+        return tuple(found)  # the reported indices conflict
     free = iter(sorted(set(range(len(found))) - numbers))
     numbered = [
         replace(gpu, index=reported[gpu.bus_id].index if gpu.bus_id in reported else next(free))
@@ -269,7 +267,7 @@ def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, .
 
 
 def find_unsettled(fingerprint: Fingerprint, config: Config, found: FoundGpus) -> tuple[str, ...]:
-    """Return, for display, what NVML reported about GPUs but procfs does not confirm."""
+    """Return, for display, NVML's reports about GPUs that procfs does not confirm."""
     return tuple(filter(None, (_unsettled(fingerprint, config, gpu, found) for gpu in found.gpus)))
 
 
@@ -287,7 +285,7 @@ def _unsettled(fingerprint: Fingerprint, config: Config, gpu: Gpu, found: FoundG
 
 
 def _instances(fingerprint: Fingerprint, config: Config, minor: int) -> set[tuple[int, int | None]]:
-    """Return a GPU's GPU instances, each with its compute instances, and with None for itself."""
+    """Return a GPU's GPU instances, each with its compute instances and None for itself."""
     directory = f"{config.proc}/driver/nvidia/capabilities/gpu{minor}/mig"
     found: set[tuple[int, int | None]] = set()
     for name in fingerprint.names(directory):
@@ -305,7 +303,7 @@ def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
     """Return NVML's MIG devices by GPU and index, with the kernel's capability nodes.
 
     Args:
-        found: the result of :func:`find_gpus`; without NVML, no MIG device is known.
+        found: the result of :func:`find_gpus`; it knows MIG devices only from NVML.
     """
     reported = [
         (gpu, found.reported[gpu.bus_id].mig_devices)
@@ -333,13 +331,13 @@ def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
 def look_at_nodes(
     config: Config, gpus: Collection[Gpu], mig: Collection[MigDevice], other_dev: str | None = None
 ) -> Nodes:
-    """Return the current state of every device node that a container could get.
+    """Return the current state of every device node that a container may get.
 
-    Those of excluded GPUs are not usable, whatever their state.
+    Nodes of excluded GPUs are unusable, whatever their state.
 
     Args:
-        other_dev: where nodes may be that the host's ``dev`` does not have: a driver container
-            creates them in its own, unless it was given the host's.
+        other_dev: a directory for nodes missing in the host's ``dev``: a driver container creates
+            them in its own /dev, unless it mounts the host's.
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
@@ -359,7 +357,7 @@ def look_at_nodes(
             if path not in lost:
                 usable[path] = seen
         elif its and os.path.lexists(host_path(config, path)):
-            # NVML opens a GPU by its node, and calls it lost where it cannot.
+            # NVML opens a GPU by its node, and calls it lost if that fails.
             faults[path] = seen
             wrong.add(path)
         else:
@@ -370,7 +368,7 @@ def look_at_nodes(
 
 
 def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return what is wrong with the nodes of lost GPUs."""
+    """Return the faults of lost GPUs' nodes."""
     devices = f"{config.sys}/bus/pci/devices"
     has_list = os.path.isdir(devices)
     faults = {}
@@ -419,7 +417,7 @@ def _drm_names(fingerprint: Fingerprint, config: Config, bus_id: str) -> tuple[s
 
 
 def bus_order(bus_id: str) -> tuple[int, ...]:
-    """Return a PCI address as numbers: as text, domain 10000 would come before 2."""
+    """Return a PCI address as numbers, since as text, domain 10000 would sort before 2."""
     try:
         return tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))
     except ValueError:
@@ -427,7 +425,7 @@ def bus_order(bus_id: str) -> tuple[int, ...]:
 
 
 def _uuid(text: str) -> str:
-    """Return a UUID of procfs; "" for the question marks it has before the GPU is first used."""
+    """Return a UUID from procfs; "" for the question marks before a GPU's first use."""
     prefix, _, digits = text.partition("-")
     return f"GPU-{digits.lower()}" if prefix == "GPU" and "?" not in digits else ""
 

@@ -1,68 +1,66 @@
-"""What a container needs and the host lacks: kernel modules, device nodes and links to them.
+"""Create what a container needs and the host lacks: modules, device nodes, links to them.
 
-After a boot, nothing may have used the GPUs yet. Then the module for unified memory, and perhaps
-the driver's own, are not loaded. No kernel announces these devices to udev, so their nodes are
-created by the driver's first user (nvidia-modprobe, which is setuid root, or root's nvidia-smi).
-That user may be a container. NVIDIA's tools load and create what is missing on demand. So does this
-module, unless ``load-kernel-modules`` or ``make-nodes`` forbids it. It grants nothing that any user
-of the node could not have created.
+Until something uses the GPUs after a boot, the module for unified memory, and perhaps the driver's
+own, are not loaded. The kernel does not announce these devices to udev, so the driver's first user
+creates their nodes (nvidia-modprobe, which is setuid root, or root's nvidia-smi). That user may be
+a container. Like NVIDIA's tools, this module loads and creates what is missing, unless
+``load-kernel-modules`` or ``make-nodes`` forbids it. It grants nothing that any user of the node
+could not have created.
 
 Modules
-- Only those that the container needs are loaded: ``nvidia``, for CUDA ``nvidia-uvm``, for graphics
-  and display ``nvidia-modeset``. A module that sysfs shows as loaded is not loaded again.
-- This is done only on a machine with an NVIDIA GPU on its PCI bus: elsewhere modprobe could only
-  fail.
+- Only the container's modules are loaded: ``nvidia``, for CUDA ``nvidia-uvm``, for graphics and
+  display ``nvidia-modeset``. A module that sysfs shows as loaded is not loaded again.
+- This requires an NVIDIA GPU on the PCI bus: elsewhere modprobe could only fail.
 - The operator's modprobe.d applies: a module that is blacklisted with ``install … /bin/false``, as
   on a node whose GPUs are for virtual machines, is not loaded.
-- If the driver root is not "/", modules are searched there, too.
-- If a module cannot be loaded, that is not an error here: its user reports what is missing.
-- The engine runs nothing. The caller runs the commands one after the other, and ends each after
-  :data:`TIMEOUT`. After one that timed out, or if ``nvidia`` is not loaded, it stops.
+- If the driver root is not "/", it is searched for modules, too.
+- Failure to load a module is not an error here: its user reports what is missing.
+- The engine runs nothing. The caller runs the commands one by one, and ends each after
+  :data:`TIMEOUT`. After a timeout, or if ``nvidia`` is not loaded, it stops.
 
 Nodes
 - Only missing or stale nodes are created, and only those that the container may need: the control
-  nodes of its capabilities, the GPUs, the capabilities of MIG devices. A node is stale if it has
-  another number than the kernel says now: a module that is loaded again may get another major
-  number (nvidia-uvm's is dynamic), and CUDA does not work with the old node. It is replaced, as
-  nvidia-modprobe does. A file that is not a device is never touched.
+  nodes of its capabilities, the GPUs, the capabilities of MIG devices. A node is stale if its
+  number is not the kernel's: a module that is loaded again may get another major number
+  (nvidia-uvm's is dynamic), and CUDA does not work with the old node. Like nvidia-modprobe, this
+  replaces it. A file that is not a device is never changed.
 - Numbers are those of /proc/devices and of procfs. A device whose module is not loaded gets no
-  node. IMEX channels are not created, only replaced: the IMEX service or the resource driver
-  decides about them.
-- Mode and owner are those in the module's parameters, lines ``Name: value`` of
-  /proc/driver/nvidia/params: ``DeviceFileMode``, ``DeviceFileUID``, ``DeviceFileGID`` (for a
-  capability, in its file in procfs). With ``ModifyDeviceFiles: 0`` no nodes are created.
+  node. IMEX channels are only replaced: the IMEX service or the resource driver creates them.
+- Mode and owner come from the module's parameters, lines ``Name: value`` of
+  /proc/driver/nvidia/params: ``DeviceFileMode``, ``DeviceFileUID``, ``DeviceFileGID`` (a
+  capability's mode comes from its file in procfs). With ``ModifyDeviceFiles: 0`` no nodes are
+  created.
 - A node appears with its mode and owner, or not at all, and replaces only a stale one. So any
   number of shims may create it at the same time.
-- The record lists what could not be created; the grant then reports what is missing. The nodes
+- The record lists nodes that could not be created; the grant reports missing ones. Created nodes
   stay, because they belong to the host.
 
-In a container, NVIDIA's libraries must not create nodes. In a container that is privileged, or
-whose process may create nodes, they would create one for every GPU of the machine as soon as a CUDA
-program starts. So if ``ModifyDeviceFiles`` is 1, the container reads the same parameters with 0
-instead, read-only (:mod:`shim.rootfs.proc_cover` mounts the file). The other files below
-/proc/driver/nvidia are not changed: they give no access, and a container sees the same GPUs below
-/sys/bus/pci/devices. A mount over a directory of procfs would hide what the module adds there later
-(capabilities of MIG devices that are created while the container runs).
+In a container, NVIDIA's libraries must not create nodes. If the container is privileged, or may
+create nodes, they would create one for every GPU of the machine when a CUDA program starts. So if
+``ModifyDeviceFiles`` is 1, the container reads 0 instead, from a read-only copy
+(:mod:`shim.rootfs.proc_cover` mounts it). The other files below /proc/driver/nvidia do not change:
+they give no access, and a container sees the same GPUs below /sys/bus/pci/devices. A mount over a
+procfs directory would hide later additions (capabilities of MIG devices created while the container
+runs).
 
 Links
-- Links are made only for nodes that a container gets, and only if the node is what it should be.
-- A link is right if it leads to a character device with the numbers in its name. Such a link is not
-  touched. A wrong or dangling one (from a driver that had other numbers) is replaced. A file that
-  is not a link is left alone.
-- Its target is the one that udev would write: ``../nvidia0``; or the whole path, for a node that
-  exists only in a driver container's own /dev. Each link is created or replaced in one step, so any
-  number of shims may do it at the same time.
-- The links stay when the container is gone, as udev's do: they name a device of the host, and
-  another container may need them.
-- If they cannot be created, the container starts all the same, and its record says so: without
-  systemd's cgroups nothing needs them.
+- Links are created only to correct nodes that a container gets.
+- A correct link leads to a character device with the numbers in its name, and stays. A wrong or
+  dangling one (from a driver with other numbers) is replaced. A file that is not a link stays.
+- Its target is the same as udev's: ``../nvidia0``; or the whole path of a node that exists only in
+  a driver container's own /dev. Each link is created or replaced in one step, so any number of
+  shims may do it at the same time.
+- Like udev's links, they outlive the container: they name a host device, and another container may
+  need them.
+- If they cannot be created, the container still starts, and its record says so: without systemd's
+  cgroups nothing needs them.
 
 The links are /dev/char/MAJOR:MINOR. When systemd manages a container's cgroup, the low-level
-runtime identifies the devices by these names. Up to about version 252, systemd ignores a name that
-does not exist on the host. At first the container works, because the runtime also allows the device
-itself. But at the next ``systemctl daemon-reload``, systemd rewrites the cgroup's rules from these
-names, and from then on the GPU answers EPERM. udev makes these links for devices that the kernel
-announces; nothing makes those for NVIDIA's nodes.
+runtime identifies devices by these names. Up to about version 252, systemd ignores a name that does
+not exist on the host. At first the container works, because the runtime also allows the device
+itself. But the next ``systemctl daemon-reload`` rewrites the cgroup's rules from these names, and
+from then on the GPU answers EPERM. udev creates these links for devices that the kernel announces,
+but not for NVIDIA's nodes.
 
 Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; libnvidia-container, src/nvc.c;
 kernel-open/nvidia/nv-procfs.c and nv-caps.c of NVIDIA's open kernel modules; modprobe(8);
@@ -95,12 +93,12 @@ from hooks.node.inventory import Inventory
 from hooks.plan import Device, ProcFile
 
 TIMEOUT: Final = 60.0
-"""Seconds that a command may take: a module wakes every GPU of the node."""
+"""A command's limit in seconds, since a module wakes every GPU of the node."""
 
 _VENDOR: Final = "0x10de"
 _DISPLAY: Final = "0x03"
 DRIVER: Final = "nvidia"
-"""The module that all others need."""
+"""The module that all others depend on."""
 
 
 def load_commands(config: Config, capabilities: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -157,12 +155,12 @@ def parse_parameters(text: str) -> dict[str, str]:
 
 
 def may_make_nodes(parameters: Mapping[str, str]) -> bool:
-    """Whether others than the administrator may make the driver's nodes; so it is by default."""
+    """Whether programs may create the driver's nodes, not only the administrator."""
     return parameters.get(_MODIFY, "1") != "0"
 
 
 def node_owner(parameters: Mapping[str, str]) -> tuple[int, int, int]:
-    """Permission bits, owner and group of the nodes to make."""
+    """Return permission bits, owner and group of new nodes."""
     mode = _number(parameters, _MODE, _DEFAULT_MODE)
     return (
         mode if mode <= _PERMISSIONS else _DEFAULT_MODE,
@@ -172,7 +170,7 @@ def node_owner(parameters: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def without_node_making(text: str) -> ProcFile | None:
-    """Return what a container should read in place of the parameters.
+    """Return a replacement of the parameters that forbids a container to create nodes.
 
     Args:
         text: the file's content; "" if it does not exist.
@@ -213,7 +211,7 @@ class Wanted:
     """A node that should exist."""
 
     path: str  # in the container ("/dev/nvidia0")
-    # names of its driver in /proc/devices, of which one has its major number
+    # names of its driver in /proc/devices; one has its major number
     drivers: tuple[str, ...]
     minor: int
     mode: int
@@ -225,8 +223,7 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
     """Create the nodes that are missing or stale.
 
     Returns:
-        What was done. If anything was created or found, the inventory's nodes have to be read
-        again.
+        What was done. If nodes were created or found, read the inventory's nodes again.
     """
     faults = inventory.nodes.faults
     channels = stale_channels(config)
@@ -242,7 +239,7 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
 
 
 def make_all(config: Config, wanted: Iterable[Wanted]) -> MadeNodes:
-    """Make the nodes that are missing or stale and whose driver is loaded."""
+    """Create the missing or stale nodes whose driver is loaded."""
     majors = read_majors(config)
     made: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -271,7 +268,7 @@ def _wanted(
     owner: tuple[int, int, int],
 ) -> Iterator[Wanted]:
     for control in nodes_of(capabilities):
-        # The driver's own major exists without this module, but the node would not work.
+        # The driver's own major number exists without this module, but the node would not work.
         if control.minor is not None and (
             control is not MODESET or is_loaded(config, "nvidia-modeset")
         ):
@@ -299,14 +296,14 @@ def _wanted(
 
 
 def capability_mode(told: Mapping[str, str]) -> int:
-    """Return the permission bits of a capability's node, by its file of procfs."""
+    """Return the permission bits of a capability's node, from its procfs file."""
     text = told.get("DeviceFileMode", "")
     number = int(text) if text.isascii() and text.isdecimal() else _CAPABILITY_MODE
     return number if number <= _PERMISSIONS else _CAPABILITY_MODE
 
 
 def stale_channels(config: Config) -> list[Wanted]:
-    """Return the IMEX channels whose nodes have another number than the kernel says."""
+    """Return the IMEX channels whose nodes do not have the kernel's number."""
     directory = config.dev + IMEX_DIRECTORY.removeprefix("/dev")
     try:
         names = os.listdir(directory)
@@ -347,7 +344,7 @@ def _make(host: str, node: Wanted, number: int, before: int | None) -> bool:
     """Create one node; return False if another process created it at the same moment.
 
     Args:
-        before: the number of the stale node in its place; None if there is none.
+        before: the number of the stale node in its place; None for none.
     """
     directory = os.path.dirname(host)
     with contextlib.suppress(FileExistsError):
@@ -375,20 +372,20 @@ _DIRECTORY: Final = "char"
 
 @dataclass(frozen=True, slots=True)
 class CharLinks:
-    """What came of making links."""
+    """The result of creating links."""
 
-    made: tuple[str, ...] = ()  # the names of those that were made or replaced ("195:0")
-    # what stood in the way, for display, by the names of those that are not right
+    made: tuple[str, ...] = ()  # the names of created or replaced links ("195:0")
+    # why links are wrong, for display, by name
     failed: tuple[tuple[str, str], ...] = ()
 
 
 def link_nodes(
     dev: str, devices: Iterable[Device], hosts: Mapping[str, str] | None = None
 ) -> CharLinks:
-    """Make sure that each device's node has its link; a failure is not an error.
+    """Make sure that each device's node has its link; failures are not errors.
 
     Args:
-        hosts: the host's paths of nodes that are not below ``dev``, by path in the container.
+        hosts: the host paths of nodes outside of ``dev``, by path in the container.
     """
     made: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -403,13 +400,13 @@ def link_nodes(
 
 
 def is_linked(dev: str, device: Device) -> bool:
-    """Whether a device has a link that is right."""
+    """Whether a device has a correct link."""
     link = os.path.join(dev, _DIRECTORY, f"{device.major}:{device.minor}")
     return _is_numbered(link, os.makedev(device.major, device.minor))
 
 
 def _make_link(dev: str, device: Device, name: str, host: str) -> bool:
-    """Make the link of one node unless it has a right one; return whether it was made."""
+    """Create the link of one node unless it has a correct one; return whether it did."""
     node = device.path.removeprefix("/dev/")
     number = os.makedev(device.major, device.minor)
     directory = os.path.join(dev, _DIRECTORY)
@@ -431,9 +428,9 @@ def _make_link(dev: str, device: Device, name: str, host: str) -> bool:
 
 
 def _replace_link(link: str, target: str, number: int) -> bool:
-    """Replace a link that is wrong; return whether it was replaced."""
+    """Replace a wrong link; return whether it did."""
     if _is_numbered(link, number):
-        return False  # another shim's, made meanwhile
+        return False  # another shim has created one
     if not os.path.islink(link):
         raise FileExistsError(errno.EEXIST, "is no link", link)
     aside = os.path.join(os.path.dirname(link), f".nvshim-{os.urandom(8).hex()}")

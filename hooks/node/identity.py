@@ -1,17 +1,17 @@
-"""The driver with which a container was created, so that a change is noticed before it starts.
+"""Record a container's driver at create, to notice a change before the start.
 
 The driver may be replaced between the create and the start of a container, or in the days before a
-restore. The mounted files are then from the old driver, and the kernel module is from the new one:
+restore. The mounted files then belong to the old driver, and the kernel module to the new one:
 every NVIDIA program would fail, each with its own message. So the record keeps these observations
 (:mod:`hooks.node.fingerprint`):
 
 - the version of the loaded kernel module;
-- the identity of each of the driver's files that was mounted, or is in a layer (if a driver
-  container was restarted, it has new copies of the same files, and the mounted old ones are gone);
+- the identity of each mounted or layered driver file (a restarted driver container has new copies,
+  and the mounted old ones are gone);
 - the numbers of each device node (those of nvidia-uvm and nvidia-caps change at a reload).
 
-Files of ours, sockets of services and nodes of other vendors are not included: they come and go
-without harm. The comparison takes a tenth of a millisecond.
+Our own files, services' sockets and other vendors' nodes are not included, since they may change.
+The comparison takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def identity_of(
 
     Args:
         layered: mounts whose files are in a layer instead.
-        inventory: what the node has of NVIDIA's driver; None if the container gets no part of it.
+        inventory: the node's NVIDIA driver; None if the container gets no part of it.
     """
     if inventory is None:
         return None
@@ -56,7 +56,7 @@ def identity_of(
 
 
 def what_changed(record: Mapping[str, Any]) -> str:
-    """Return, for display, what has changed in the driver since the create; "" for nothing."""
+    """Describe how the driver has changed since the create; return "" if it has not."""
     identity = record.get("identity")
     if not isinstance(identity, dict):
         return ""

@@ -1,8 +1,8 @@
 """What this node has: the driver, the GPUs, the MIG devices, and their nodes.
 
 Taking an inventory reads some hundred files and includes NVML's answer, so it is cached
-(:mod:`hooks.node.cache`). Device nodes and the sockets of the driver's services may change without
-a change of the driver, so they are looked up each time an inventory is loaded.
+(:mod:`hooks.node.cache`). Device nodes and services' sockets may change while the driver does not,
+so they are looked up whenever an inventory is loaded.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from hooks.node.nvml import NvmlReport, parse_report
 from hooks.node.roots import cuda_of_branch, is_new_branch
 
 RETRY_AFTER: Final = 60.0
-"""Seconds until NVML is queried again after it failed, or after it reported what procfs cannot
-confirm (MIG mode without instances, or a GPU that came back): a create
-must not wait for it each time."""
+"""Seconds until NVML is queried again after it failed, or reported what procfs cannot confirm
+(MIG mode without instances, or a GPU that came back), so that not every create waits for it."""
 
 NOT_KEPT: Final = "the inventory was not kept"
-"""The start of the note why the next container cannot use this one's inventory."""
+"""The start of the note that explains why the next container cannot use this inventory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +49,31 @@ class Inventory:
     gpus: tuple[Gpu, ...]  # the GPUs, by index
     mig_devices: tuple[MigDevice, ...]  # the MIG devices, by GPU and index
     nodes: Nodes
-    sockets: dict[str, str]  # the sockets that are there now: host path by path in the container
-    notes: tuple[str, ...] = ()  # what did not fit together, for display
+    sockets: dict[str, str]  # the existing sockets: host path by path in the container
+    notes: tuple[str, ...] = ()  # inconsistencies, for display
     nvml_failure: str = ""  # why it lacks NVML's answer; "" if it has it
-    parameters: str = ""  # the kernel module's, as procfs has them now; "" if it is not loaded
+    parameters: str = ""  # the kernel module's, as in procfs now; "" if it is not loaded
     # the newest CUDA that the driver supports ("12.2"), as reported by NVML or else according to
     # the driver's branch; "" if neither is known
     cuda_version: str = ""
     drained: str = ""  # since when and why the driver is out of service; "" if it is in service
-    # whether it was made for an earlier container, and was found to be still valid. Something that
-    # the kernel does not report may have changed since, so a refusal that depends on it has to be
-    # checked with a new inventory.
+    # whether it is an earlier container's, and still valid. Something that the kernel does not
+    # report may have changed since, so a refusal that depends on it must be checked with a new
+    # inventory.
     kept: bool = field(default=False, compare=False)
     taken: float = field(default=0.0, compare=False)  # when it was taken, in seconds since boot
-    # of what is kept of it, which no other has; "" if nothing is
+    # the unique id of its cached part; "" if it is not cached
     id: str = field(default="", compare=False)
-    # which device nodes were made for the container that this is for
+    # the device nodes created for this container
     made: MadeNodes = field(default=MadeNodes(), compare=False)
-    # what was observed of the driver's files (hooks.node.fingerprint), by path
+    # the observations of the driver's files (hooks.node.fingerprint), by path
     files: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Return what may be mounted from the host: the sockets, and where the driver's files are.
+        """Return the allowed sources of mounts: sockets, and directories of the driver's files.
 
-        The driver's root is not specific enough, because it may be that of the host.
+        The driver's root is too general, because it may be the host's.
         """
         files = [file.source for file in self.driver.libraries]
         files += [file.source for file in self.driver.files]
@@ -83,7 +82,7 @@ class Inventory:
 
 
 def load_inventory(config: Config) -> Inventory | None:
-    """Return the cached inventory; None if there is none, or if the node has changed."""
+    """Return the cached inventory; None without one, or if the node has changed."""
     kept = cache.load(config)
     if kept is None or _is_too_old(kept[0]):
         return None
@@ -96,12 +95,11 @@ def _is_too_old(kept: cache.StoredInventory) -> bool:
 
 
 def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
-    """Take an inventory and store it; if storing fails, one of its notes says why.
+    """Take an inventory and store it; if storing fails, a note says why.
 
     Args:
-        nvml_report: the output of the command from :func:`hooks.node.nvml.probe_command`; None if
-            it was not run or did not end in time. GPUs are found without it, but MIG devices are
-            not.
+        nvml_report: the output of :func:`hooks.node.nvml.probe_command`'s command; None if it did
+            not run, or not end in time. GPUs are found without it, but not MIG devices.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
@@ -116,15 +114,14 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
 
 
 def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inventory:
-    """Return the inventory for a person's command, without caching it.
+    """Return the inventory for a user's command, without caching it.
 
     Args:
-        ask: queries NVML as described at :func:`hooks.node.nvml.probe_command`, if no cached
-            inventory is still valid, and returns the answer; by default NVML is not queried.
+        ask: queries NVML as in :func:`hooks.node.nvml.probe_command`, and returns the answer;
+            called only without a valid cached inventory. By default NVML is not queried.
 
     Returns:
-        The cached inventory if it is still valid, whatever NVML had said then; otherwise what the
-        node shows now.
+        The cached inventory if still valid, whatever NVML had reported; otherwise a new one.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
@@ -167,7 +164,7 @@ def _look(
         mig_devices=find_mig_devices(config, found),
         notes=(*found.notes, *found.conflicts, *failed, *unsettled),
         nvml_failure=failure,
-        # In the midst of an update, so that it is out of date as soon as it is made.
+        # Changed during the reads, as in an update, so it is already out of date.
         taken=_now() - (RETRY_AFTER if failure.startswith(_OF_ANOTHER) else 0),
         unsettled="; ".join(unsettled),
         cuda_version=cuda or cuda_of_branch(driver.version),
@@ -212,7 +209,7 @@ def _complete(config: Config, found: cache.StoredInventory, files: Mapping[str, 
 def _understand(
     answer: bytes | None, driver: Driver, unanswered: str
 ) -> tuple[NvmlReport | None, str]:
-    """NVML's report, or why it cannot be used."""
+    """Return NVML's report, or why it is unusable."""
     if answer is None:
         return None, unanswered
     try:
@@ -225,5 +222,5 @@ def _understand(
 
 
 def _now() -> float:
-    """Seconds since boot, as the cache does not outlive one; it cannot be set back."""
+    """Return seconds since boot; this clock cannot be set back."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Read the kubelet's records on this node, with care.
+"""Read the kubelet's records on this node, safely.
 
 Two of the kubelet's files decide who has a GPU (:mod:`hooks.requests.kubelet_record`), so they
 count only if no user other than root could have written them.
@@ -6,13 +6,13 @@ count only if no user other than root could have written them.
 Rules
 - The kubelet's root is ``kubelet-root`` of the configuration. With "auto" it is the first of
   :data:`ROOTS`, below ``host-root``, that has a checkpoint.
-- The root may be a link, because some disks are laid out like that. Below it no link is followed.
-- Each directory from the root on, and the file, belongs to root or to our own user, and no other
+- The root may be a link, as on some disk layouts. Below it no link is followed.
+- Each directory from the root down, and the file, belongs to root or to our own user, and no other
   user may write it. The file is a regular file of at most :data:`LARGEST` bytes.
 - The kubelet replaces a file, and never writes into an existing one. It records a grant when it
-  admits the pod, before any of its containers is created. If nothing is found, there is a second
-  look all the same.
-- A file that does not count is not an error here: the record gives the reason, and policy denies.
+  admits the pod, before creating any of its containers. If nothing is found, the file is still read
+  once more.
+- An invalid file is not an error here: the record gives the reason, and policy denies.
 
 Source: kubelet pkg/kubelet/checkpointmanager; the directories of k0s and MicroK8s according to
     their documentation.
@@ -41,7 +41,7 @@ ROOTS: Final = (
     "/var/lib/k0s/kubelet",
     "/var/snap/microk8s/common/var/lib/kubelet",
 )
-"""Where kubelets keep their state unless told otherwise: kubeadm's and k3s', k0s', MicroK8s'."""
+"""Default state directories of kubelets: kubeadm's and k3s', k0s', MicroK8s'."""
 LARGEST: Final = 16 << 20
 
 _MISSING: Final = "no such file"
@@ -49,11 +49,10 @@ _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_kubelet_record(container: Container, config: Config) -> KubeletRecord:
-    """Return what the kubelet gave a container of a pod.
+    """Return what the kubelet granted to a container of a pod.
 
     Args:
-        container: the container, as :func:`hooks.requests.policy.read_container` reads it from a
-            spec.
+        container: from :func:`hooks.requests.policy.read_container`.
     """
     if not container.pod_uid:
         return KubeletRecord(found="its spec does not say for certain which pod it belongs to")
@@ -62,7 +61,7 @@ def read_kubelet_record(container: Container, config: Config) -> KubeletRecord:
 
 
 def kubelet_root(config: Config) -> str:
-    """Return the directory of the kubelet's state, whether it exists or not."""
+    """Return the kubelet's state directory, which need not exist."""
     if config.kubelet_root is not None:
         return config.kubelet_root
     roots = [os.path.join(config.host_root, root.lstrip("/")) for root in ROOTS]

@@ -1,8 +1,8 @@
-"""Manifests: small files with which loaders of OpenCL, Vulkan and EGL find the driver's libraries.
+"""Manifests: small files by which loaders of OpenCL, Vulkan and EGL find the driver's libraries.
 
 NVIDIA's installer writes a library's name into them. The packages of Fedora, SUSE and NixOS write
-its path on the host, which does not exist in a container, although the container has the library.
-So a container gets a copy that names the library in another way.
+its host path, which does not exist in a container, although the container has the library. So a
+container gets a copy with another name for the library.
 
 ==========  =========  ===============================================================
 loader      its files  where they name a library
@@ -27,12 +27,12 @@ _LIBRARY: Final = "library_path"
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file of configuration is a manifest, by its name."""
+    """Whether a configuration file is a manifest, by its name."""
     return name.endswith((".icd", ".json"))
 
 
 def read_manifest(path: str) -> str:
-    """Return the text of a manifest of the host.
+    """Return the text of a host's manifest.
 
     Raises:
         OSError: it cannot be read.
@@ -42,7 +42,7 @@ def read_manifest(path: str) -> str:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise ValueError(f"it has more than {_LARGEST >> 10} KiB")
-    return content.decode("utf-8-sig")  # loaders skip the mark
+    return content.decode("utf-8-sig")  # loaders skip the byte order mark
 
 
 def library_paths(name: str, text: str) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def library_paths(name: str, text: str) -> tuple[str, ...]:
         name: the file's name.
 
     Raises:
-        ValueError: no loader understands it; the text gives the reason.
+        ValueError: it is malformed; the text gives the reason.
     """
     if name.endswith(".icd"):
         libraries = [_first_line(text)]
@@ -64,11 +64,11 @@ def library_paths(name: str, text: str) -> tuple[str, ...]:
 
 
 def rename_libraries(name: str, text: str, names: Mapping[str, str]) -> str:
-    """Return a manifest, which :func:`library_paths` has parsed, with other names of libraries.
+    """Return a manifest accepted by :func:`library_paths` with other names of libraries.
 
     Args:
         name: the file's name.
-        names: what to write in place of each path; other paths stay.
+        names: the replacement of each path; other paths stay.
     """
     if name.endswith(".icd"):
         path = _first_line(text)

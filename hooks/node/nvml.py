@@ -1,8 +1,8 @@
 """Query NVML without loading it: the command to run, and the meaning of its output.
 
 The engine starts no process. Its caller runs :func:`probe_command` with its own reaper and timeout,
-and passes the output to :func:`parse_report`. The output comes from a foreign library that may be
-of another version or broken, so every field is checked.
+and passes the output to :func:`parse_report`. The output comes from a foreign library, perhaps
+broken or of another version, so every field is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hooks.node.driver import Driver
 _LIBRARY: Final = "libnvidia-ml.so.{v}"
 _PROBE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_probe.py")
 
-# A node has at most some tens of GPUs with seven MIG devices each, of 300 bytes.
+# A node has at most some tens of GPUs, with seven MIG devices of 300 bytes each.
 _MOST_BYTES: Final = 1 << 20
 _MOST_GPUS: Final = 256
 _LONGEST_TEXT: Final = 128
@@ -44,16 +44,16 @@ class NvmlGpu:
     """A GPU as NVML reports it."""
 
     index: int
-    uuid: str = ""  # "GPU-…" in lower case; "" if NVML did not say
-    minor: int | None = None  # the number of its node; None if NVML did not say
-    bus_id: str = ""  # its PCI address as sysfs writes it ("0000:07:00.0"); "" if NVML did not say
+    uuid: str = ""  # "GPU-…" in lower case; "" if not reported
+    minor: int | None = None  # the number of its node; None if not reported
+    bus_id: str = ""  # its PCI address in sysfs form ("0000:07:00.0"); "" if not reported
     name: str = ""
-    memory: int | None = None  # bytes of memory in all; None if it has none of its own
+    memory: int | None = None  # total memory in bytes; None if it has none of its own
     mig: bool = False
     mig_devices: tuple[MigReport, ...] = ()
-    compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
-    brand: str = ""  # what it is sold as, a word of BRANDS; "" if NVML did not say
-    architecture: str = ""  # ("Hopper"); "" if NVML did not say, or a new one
+    compute_capability: str = ""  # CUDA's ("9.0"); "" if not reported
+    brand: str = ""  # its product line, a word of BRANDS; "" if not reported
+    architecture: str = ""  # ("Hopper"); "" if not reported, or if too new
     # why it is lost (hooks.node.nvml_probe); "" if it is not. For a lost GPU, the other fields have
     # what NVML had reported before.
     lost: str = ""
@@ -64,12 +64,12 @@ class NvmlReport:
     """NVML's report."""
 
     driver: str
-    gpus: tuple[NvmlGpu, ...]  # the GPUs, by index, the lost ones too
-    cuda: str = ""  # the newest CUDA that the driver supports ("12.2"); "" if it did not say
-    notes: tuple[str, ...] = ()  # the values that could not be read, a line each
+    gpus: tuple[NvmlGpu, ...]  # the GPUs, by index, including lost ones
+    cuda: str = ""  # the newest CUDA that the driver supports ("12.2"); "" if not reported
+    notes: tuple[str, ...] = ()  # the unreadable values, a line each
 
 
-# nvmlBrandType_t, in the words in which images write them into NVIDIA_REQUIRE_CUDA.
+# nvmlBrandType_t, in the words that images use in NVIDIA_REQUIRE_CUDA.
 BRANDS: Final = (
     "unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan", "nvidiavapps", "nvidiavpc",
     "nvidiavcs", "nvidiavws", "nvidiavgaming", "quadrortx", "nvidiartx", "nvidia", "geforcertx",
@@ -88,8 +88,8 @@ def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
     """Return the command that queries NVML.
 
     Returns:
-        The argument list, with the program's absolute path first. It needs no environment and reads
-        no input; its answer is on stdout.
+        The argument list, from the program's absolute path on. It needs no environment and no
+        input; its answer is on stdout.
     """
     return (
         sys.executable,
@@ -103,7 +103,7 @@ def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
 
 
 def library_path(driver: Driver) -> str:
-    """Return the driver's NVML library; a bare name, whose loading then fails, if it has none."""
+    """Return the driver's NVML library; if it has none, a bare name, which then fails to load."""
     return next(
         (
             library.source
@@ -115,7 +115,7 @@ def library_path(driver: Driver) -> str:
 
 
 def parse_report(answer: bytes) -> NvmlReport:
-    """Parse what the command printed, and check each field.
+    """Parse the command's output, and check each field.
 
     Raises:
         NvmlFailed: NVML failed, or the answer is not a report.
@@ -189,19 +189,19 @@ def _is_known(entry: Any, name: str) -> bool:
 
 def _notes(report: Any) -> tuple[str, ...]:
     lines = _field(report, "notes", list) if "notes" in report else []
-    # Of a broken driver every answer may be one; people need the first few.
+    # With a broken driver, every answer may be one; the first few are enough.
     return tuple(one_line(line) for line in lines[:_MOST_NOTES] if isinstance(line, str))
 
 
 def _cuda(report: Any) -> str:
-    """NVML says 12020 for 12.2."""
+    """Return a CUDA version; NVML reports 12.2 as 12020."""
     number = _number(report, "cuda") if _is_known(report, "cuda") else 0
     return f"{number // 1000}.{number % 1000 // 10}" if _is_known(report, "cuda") else ""
 
 
 def _brand(entry: Any) -> str:
     number = _number(entry, "brand") if _is_known(entry, "brand") else len(BRANDS)
-    # A newer NVML has newer ones; what they are called is not known.
+    # A newer NVML may have more, with unknown names.
     return BRANDS[number] if number < len(BRANDS) else ""
 
 
@@ -215,7 +215,7 @@ _Kind = TypeVar("_Kind")
 
 def _field(entry: Any, name: str, kind: type[_Kind]) -> _Kind:
     value = entry.get(name) if isinstance(entry, dict) else None
-    # bool is an int for isinstance, and no number for us
+    # to isinstance, a bool is an int
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise _malformed(f"{name} = {value!r}")
     return value
@@ -249,7 +249,7 @@ _DOMAIN_DIGITS: Final = 4
 
 
 def _bus_id(entry: Any) -> str:
-    """NVML writes the domain with eight digits ("00000000:07:00.0"), sysfs with four or more."""
+    """Return an address in sysfs form: NVML's domain has eight digits ("00000000:07:00.0")."""
     if not _is_known(entry, "bus_id"):
         return ""
     text = _text(entry, "bus_id").lower()

@@ -1,29 +1,29 @@
-"""The child that queries NVML (a program that is run by its path), and when a GPU counts as lost.
+"""The child program that queries NVML, and the rules by which a GPU counts as lost.
 
     python3 -I -S nvml_probe.py SECONDS LIBRARY MODULES
 
-NVML's initialisation can hang for seconds, or for ever if the GPU has fallen off the bus, and its
+NVML's initialisation can hang for seconds, or for ever if a GPU has fallen off the bus, and its
 memory stays in the process. So this process lives for one question only. It prints one JSON object
-(:mod:`hooks.node.nvml` describes it) and exits with 0, or prints why it could not and exits with 1.
-After SECONDS the kernel ends it (SIGALRM), even if its caller is gone.
+(described in :mod:`hooks.node.nvml`) and exits with 0, or prints the reason of its failure and
+exits with 1. After SECONDS the kernel ends it (SIGALRM), even if its caller is gone.
 
-One bad GPU does not affect the others. A child queries NVML, and reports which GPU it is asking. If
-it crashes on a GPU, or hangs on it while there is still time to ask the others, that GPU is lost,
-and another child continues without it. If this happens on all GPUs, it is NVML's failure.
+One bad GPU does not affect the others. A child queries NVML, and reports which GPU it queries. If
+it crashes on a GPU, or hangs on it while there is still time for the others, that GPU is lost, and
+another child continues without it. If all GPUs fail in this way, the failure is NVML's.
 
-LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. When pynvml then requests
-"libnvidia-ml.so.1", glibc uses the same library, because it has that soname. MODULES is the
-directory of pynvml, since an isolated interpreter does not look there itself.
+LIBRARY is the driver root's libnvidia-ml, loaded by its path. When pynvml then requests
+"libnvidia-ml.so.1", glibc returns the same library, because it has that soname. MODULES is the
+directory of pynvml, since an isolated interpreter does not search there.
 
 The agent's child also uses :class:`GpuAsker`, so that a container, the kubelet and the metrics have
 the same view of a GPU:
 
-- A GPU is lost if it cannot be opened, if NVML answers any question by saying that it is lost or
-  needs a reset, or if it answers none of the questions that only the GPU itself can answer
-  (:data:`_SIGNS`). Names and addresses do not count, because the driver remembers them.
+- A GPU is lost if it cannot be opened, if any NVML call returns that it is lost or needs a reset,
+  or if all queries fail that only the GPU itself can answer (:data:`_SIGNS`). Names and addresses
+  do not count, because the driver remembers them.
 - Any other failure costs only one value.
-- If a GPU or a driver lacks a feature, that is not a failure; drivers have several codes for it.
-- If the library lacks a function, that is not a failure of the GPU.
+- A feature that a GPU or driver lacks is not a failure; drivers have several codes for it.
+- A function that the library lacks is not a failure of the GPU.
 
 This program is run by its path, so it imports none of our modules.
 
@@ -61,7 +61,7 @@ _MOST_NOTES = 16
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 1 << 16
-# Of the time for all, how much NVML may take for one GPU.
+# The part of the total time that NVML may take for one GPU.
 _OF_ONE = 0.4
 
 _TEMPERATURE = 0
@@ -78,16 +78,16 @@ class GpuLost(Exception):
 
 
 class GpuAsker:
-    """Asks about one GPU.
+    """Queries one GPU.
 
     Args:
         nvml: the module pynvml, initialised.
         index: NVML's index of the GPU.
 
     Attributes:
-        why: why the last question has no answer; "" if it has one.
-        notes: the questions that failed, one line each.
-        answered: the number of questions from which NVML has returned.
+        why: why the last query has no answer; "" if it has one.
+        notes: the failed queries, one line each.
+        answered: the number of queries from which NVML has returned.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -101,7 +101,7 @@ class GpuAsker:
         """Return the GPU's handle.
 
         Args:
-            gpu: receives its ``uuid``, even for a lost GPU if that still reports it.
+            gpu: receives its ``uuid``, even for a lost GPU that still reports it.
 
         Raises:
             GpuLost: the GPU is lost.
@@ -142,12 +142,12 @@ class GpuAsker:
         return answer
 
     def text(self, name: str, *arguments: Any) -> str | None:
-        """As :meth:`ask`, for a string."""
+        """Like :meth:`ask`, for a string."""
         answer = self.ask(name, *arguments)
         return None if answer is None else text_of(answer)
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
-        """Return the answer, and why the question failed; "" if the GPU just lacks the feature."""
+        """Return the answer, and why the query failed; "" if the GPU just lacks the feature."""
         call = getattr(self._nvml, name, None)
         if call is None:
             self.why = "pynvml does not know it"
@@ -160,7 +160,7 @@ class GpuAsker:
                 raise GpuLost(str(error)) from error
             self.why = str(error)
             return None, "" if error.value in _ABSENT else f"{name}: {self.why}"
-        except MemoryError:  # NVML lied about a count
+        except MemoryError:  # from a wrong count
             self.why = "more than there is memory for"
             return None, f"{name}: {self.why}"
         finally:
@@ -169,7 +169,7 @@ class GpuAsker:
 
 
 def text_of(value: Any) -> str:
-    """Return a string of NVML; pynvml gives bytes or str, depending on its release."""
+    """Return a string from NVML; pynvml returns bytes or str, depending on its release."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
@@ -177,7 +177,7 @@ _MIG_ENABLED = 1
 
 
 def main(seconds: str, library: str, modules: str) -> None:
-    """Ask NVML and print the answer; do not return."""
+    """Query NVML and print the answer; do not return."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # Python blocks no signal, but our parent may have.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
@@ -189,7 +189,7 @@ def main(seconds: str, library: str, modules: str) -> None:
 
 
 def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
-    """Ask NVML about all GPUs; those on which it hangs or crashes are left out.
+    """Query NVML about all GPUs, except those on which it hangs or crashes.
 
     Args:
         patience: the time limit in seconds for one of them.
@@ -204,7 +204,7 @@ def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
         os.close(writing)
         asks, told = _heard(reading, patience)
         os.close(reading)
-        os.kill(pid, signal.SIGKILL)  # it is not waited for: the driver may hold it
+        os.kill(pid, signal.SIGKILL)  # do not wait for it: the driver may hold it
         if isinstance(told, dict):
             gpus: list[dict[str, Any]] = told.get("gpus", [])
             everyone = bool(gpus) and all(gpu["index"] in given_up for gpu in gpus)
@@ -215,12 +215,12 @@ def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
 
 
 def _heard(reading: int, patience: float) -> tuple[int | None, dict[str, Any] | str]:
-    """Return the GPU that a child asked last and its answer, or why there is no answer."""
+    """Return the last GPU that a child queried and its answer, or why there is none."""
     asks, received = None, b""
     poll = select.poll()
     poll.register(reading, select.POLLIN)
     while True:
-        # Until it asks a GPU, the alarm alone counts.
+        # Until it queries a GPU, only the alarm counts.
         if not poll.poll(None if asks is None else patience * 1000):
             return asks, "it does not answer"
         chunk = os.read(reading, _CHUNK)
@@ -236,10 +236,10 @@ def _heard(reading: int, patience: float) -> tuple[int | None, dict[str, Any] | 
 
 
 def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]) -> None:
-    """Ask NVML; report each question before it is asked, and each answer. Does not return."""
-    # It ends with its parent, however that ends.
+    """Query NVML; report each query in advance, and each answer. Does not return."""
+    # End with the parent, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The driver's library may print; the answer alone belongs on stdout.
+    # The driver's library may print, but stdout is only for the answer.
     os.dup2(2, 1)
 
     def say(word: dict[str, Any]) -> None:
@@ -254,15 +254,15 @@ def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
         told = {"error": f"{type(error).__name__}: {error}"}
     say(told)
-    # No nvmlShutdown: it can hang as well, and the kernel cleans up after us.
+    # No nvmlShutdown: it can hang too, and the kernel cleans up.
     os._exit(0)
 
 
 def import_pynvml() -> Any:
     """Import pynvml for half of the usual cost.
 
-    pynvml needs a function of ``ctypes.util`` only on Windows, and that module imports
-    ``subprocess``, ``tempfile``, ``shutil`` and what these need. So it is hidden during the import.
+    pynvml uses ``ctypes.util`` only on Windows, but that module imports ``subprocess``,
+    ``tempfile``, ``shutil`` and more. So it is hidden during the import.
     """
     name = "ctypes.util"
     before = sys.modules.get(name)
@@ -281,8 +281,8 @@ def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]
     """Return NVML's report of each GPU.
 
     Args:
-        given_up: why some are lost, by index; these are not asked.
-        asks: called with the index of each other GPU before it is asked.
+        given_up: why some are lost, by index; these are not queried.
+        asks: called with the index of each other GPU before its query.
     """
     nvml = import_pynvml()
     nvml.nvmlInit()
@@ -310,7 +310,7 @@ def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]
 
 
 def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
-    """Collect NVML's values of one GPU, its identity first.
+    """Collect NVML's values of one GPU, identity first.
 
     Raises:
         GpuLost: the GPU is lost.
@@ -333,9 +333,9 @@ def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
         return
     for index in range(asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         device = asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        if device is None:  # a place for a device that was not made
+        if device is None:  # a slot without a device
             continue
-        # "NVIDIA H100 80GB HBM3 MIG 1g.10gb": the profile does not have a call of its own
+        # "NVIDIA H100 80GB HBM3 MIG 1g.10gb": no other call returns the profile
         name = asker.text("nvmlDeviceGetName", device) or ""
         told = {
             "index": index,
@@ -344,7 +344,7 @@ def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
             "compute_instance": asker.ask("nvmlDeviceGetComputeInstanceId", device),
             "profile": name.rpartition(" MIG ")[2] if " MIG " in name else "",
         }
-        if None not in told.values():  # without them it cannot be granted
+        if None not in told.values():  # it cannot be granted without them
             gpu["mig_devices"].append(told)
 
 

@@ -1,4 +1,4 @@
-"""Find out which of the possible places has this node's driver.
+"""Find which possible place has this node's driver.
 
 Rules
 - If ``driver-root`` is configured, only that is searched: first as the root file system of a
@@ -6,23 +6,23 @@ Rules
   contains the driver, whose links are relative to the host's root.
 - Otherwise these are searched, in this order:
 
-  1. the host's own root, in the layout of distributions and NVIDIA's installer: what its
-     administrator has installed there is intended, and does not disappear with a pod;
+  1. the host's own root, in the layout of distributions and NVIDIA's installer: the administrator
+     has installed it there on purpose, and it does not disappear with a pod;
   2. /run/nvidia/driver, the root of NVIDIA's driver container;
   3. the other layouts of the host's root, in the order of their table;
   4. wherever the dynamic loader of the host, or of the driver container, finds libcuda.
 
-- The first one that has files of the loaded kernel module's version is used, whatever versions
-  others have, because files of another version do not work. If several have that version, the order
-  decides, so "/" wins over a driver container; NVIDIA's operator does the same.
-- A place that is found by searching must be writable by root only, and so must every directory
-  above it, except for the host's own system directories: NVML is loaded from there, as root, and a
-  home directory with that name may belong to anyone. A configured place is used as it is.
+- The first place with files of the loaded kernel module's version is used, because files of another
+  version do not work. So with equal versions "/" wins over a driver container, as with NVIDIA's
+  operator.
+- A place found by searching, and every directory above it, must be writable only by root, except
+  for the host's own system directories: root loads NVML from there, and a home directory with that
+  name may belong to anyone. A configured place needs no such check.
 - If no module reports its version, the first place with any driver is used, and its newest version.
-- The search stops at the chosen place. Everything it has read is observed, so a driver that appears
-  in a better place, or a module of another version, makes the inventory stale.
+- The search stops at the chosen place. All its reads are observed, so a driver in a better place,
+  or a module of another version, makes the inventory stale.
 
-The version of the driver, its syntax, and the CUDA that a branch supports are here, too.
+This module also has the driver's version, its syntax, and the CUDA that each branch supports.
 
 Source: the CUDA toolkit's release notes, table of driver versions.
 """
@@ -47,7 +47,7 @@ _MOST_PARTS: Final = 3
 
 
 def is_version(text: str) -> bool:
-    """Whether a word is a driver's version: two or three numbers, the first with three digits.
+    """Whether a word is a driver version: two or three numbers, the first with three digits.
 
     The first has had three digits since 2011, so "1.8.1" in a module's banner is not a version.
     """
@@ -60,17 +60,17 @@ def is_version(text: str) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the parts of a version, by which versions compare."""
+    """Return the parts of a version as numbers, for comparisons."""
     return tuple(int(part) for part in version.split("."))
 
 
 def module_files(config: Config) -> tuple[str, str]:
-    """Return the files with the loaded module's version, the better one first."""
+    """Return the files that contain the loaded module's version, best first."""
     return f"{config.proc}/driver/nvidia/version", f"{config.sys}/module/nvidia/version"
 
 
 def module_version(fingerprint: Fingerprint, config: Config) -> str | None:
-    """Return the version that the loaded kernel module has; None if none is loaded."""
+    """Return the loaded kernel module's version; None if none is loaded."""
     banner, alone = module_files(config)
     for word in (fingerprint.text(banner) or "").partition("\n")[0].split():
         if is_version(word):
@@ -79,7 +79,7 @@ def module_version(fingerprint: Fingerprint, config: Config) -> str | None:
     return text if is_version(text) else None
 
 
-# As of December 2025. Where NVML answers, it says the version itself.
+# As of December 2025. NVML reports the version itself if it answers.
 _CUDA_OF_BRANCH: Final = (
     (590, "13.1"), (580, "13.0"), (575, "12.9"), (570, "12.8"), (565, "12.7"), (560, "12.6"),
     (555, "12.5"), (550, "12.4"), (545, "12.3"), (535, "12.2"), (530, "12.1"), (525, "12.0"),
@@ -96,9 +96,8 @@ def cuda_of_branch(driver: str) -> str:
         driver: its version ("535.261.03").
 
     Returns:
-        The version ("12.2"). For a branch newer than the table (:func:`is_new_branch`) it is that
-        of the newest known branch, which it supports at least; "" if the driver is older than all
-        of them.
+        The version ("12.2"). For a branch newer than the table (:func:`is_new_branch`), that of the
+        newest known branch, which it supports at least; "" for a driver older than the table.
     """
     branch = _branch(driver)
     return next((cuda for first, cuda in _CUDA_OF_BRANCH if branch >= first), "")
@@ -120,7 +119,7 @@ def _branch(driver: str) -> int:
 
 DRIVER_CONTAINER: Final = "/run/nvidia/driver"
 
-# The libraries whose names tell a driver's version; a directory without either has no driver.
+# The libraries whose names contain the driver's version; a directory without them has no driver.
 _ANCHORS: Final = ("libcuda.so.", "libnvidia-ml.so.")
 _SONAMES: Final = frozenset({b"libcuda.so.1", b"libnvidia-ml.so.1"})
 
@@ -134,26 +133,26 @@ _FIRST_OF_USERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The place that was chosen."""
+    """The chosen place."""
 
     reader: Fingerprint  # a fingerprint whose root is that of the driver's files
     layout: DriverLayout
     version: str
-    # the directories of libraries that are there: each its path on the host, and the names in it
+    # the existing library directories: each one's host path, and the names in it
     directories: tuple[tuple[str, tuple[str, ...]], ...]
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place that was looked into."""
+    """A searched place."""
 
     reader: Fingerprint
     layout: DriverLayout
-    versions: tuple[str, ...]  # those of the drivers that are there, the oldest first
-    # the directories of libraries, as Root has them
+    versions: tuple[str, ...]  # the versions of its drivers, oldest first
+    # the library directories, as in Root
     directories: tuple[tuple[str, tuple[str, ...]], ...]
-    untrusted: tuple[str, ...]  # directories that do not count, as others than root may write there
+    untrusted: tuple[str, ...]  # directories that do not count: others than root may write there
 
 
 def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root:
@@ -196,7 +195,7 @@ def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root
 
 
 def look(fingerprint: Fingerprint, config: Config) -> Iterator[Place]:
-    """Search the places where a driver may be, one after the other.
+    """Search the possible places of a driver, one by one.
 
     Yields:
         Each place that exists, in the order described above.
@@ -259,7 +258,7 @@ def _library_directories(
 
 
 def _is_roots(path: str, host_root: str) -> bool:
-    """Whether only root (or we) can change what is at a directory of the host."""
+    """Whether only root (or we) can change a host directory."""
     sticky = 0
     while path not in {host_root.rstrip("/"), ""}:
         try:
@@ -272,7 +271,7 @@ def _is_roots(path: str, host_root: str) -> bool:
             return False
         if seen.st_mode & untrusted and not seen.st_mode & sticky:
             return False
-        # Further up, users who may add names (as in a store) cannot replace those of others.
+        # Higher up, users who may add names (as in a store) cannot replace those of others.
         sticky = stat.S_ISVTX
         path = path.rpartition("/")[0]
     return True
@@ -289,7 +288,7 @@ def _versions(directories: Iterable[tuple[str, tuple[str, ...]]]) -> set[str]:
 
 
 def _loader_directories(reader: Fingerprint) -> tuple[str, ...]:
-    """Return where the dynamic loader of a root finds the driver, and where else it looks."""
+    """Return where a root's dynamic loader finds the driver, and where else it searches."""
     found: dict[str, None] = {}
     try:
         entries = parse(_read(reader, _CACHE, _LARGEST_CACHE)).entries
@@ -309,7 +308,7 @@ def _loader_directories(reader: Fingerprint) -> tuple[str, ...]:
 
 
 def _read(reader: Fingerprint, path: str, limit: int) -> bytes:
-    """A file of the root, whose identity is observed; empty if it is missing or too large."""
+    """Read a file of the root, observing its identity; return "" if it is missing or too large."""
     host = reader.file(path)
     if host is None:
         return b""

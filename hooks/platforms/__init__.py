@@ -1,4 +1,4 @@
-"""Platforms: how NVIDIA's driver is installed on this node, and its edits on Tegra and WSL2.
+"""Platforms: ways to install NVIDIA's driver on a node, and its edits on Tegra and WSL2.
 
 ==========  ==============================================  ==================================
 platform    found by                                        what a container gets
@@ -11,12 +11,12 @@ platform    found by                                        what a container get
 ==========  ==============================================  ==================================
 
 Rules
-- ``platform`` in ``[node]`` of the configuration decides; with ``auto`` the table does, from the
-  top.
+- ``platform`` in ``[node]`` of the configuration decides; with ``auto``, the first match in the
+  table.
 - A Tegra machine in which only discrete GPUs are in use is ``nvml``. An integrated GPU is in use if
   its driver (nvgpu) is loaded, or if procfs lists one.
-- The last platform needs an inventory, which is expensive and therefore cached. The others are read
-  each time, because their files contain everything.
+- ``nvml`` needs an inventory, which is expensive and therefore cached. The other platforms' files
+  contain everything, and are read each time.
 
 Source: go-nvlib, pkg/nvlib/info (how NVIDIA's toolkit tells platforms apart).
 """
@@ -38,17 +38,17 @@ __all__ = ["contribute", "platform_of", "root_of"]
 def contribute(
     spec: Mapping[str, Any], request: Request, config: Config, layout: Layout
 ) -> Contribution:
-    """Return what a container gets of NVIDIA's driver on a platform that has no inventory.
+    """Return the edits for NVIDIA's driver on a platform without an inventory.
 
     Args:
         spec: config.json, decoded; its process has been checked.
 
     Raises:
         RequestError: the node does not have what is requested.
-        InventoryError: the platform's files cannot be used.
+        InventoryError: the platform's files are unusable.
     """
-    # Imported here, as in hooks.contributions: hardly any node needs them, and the first container
-    # of a node would have to wait for them.
+    # Imported here, as in hooks.contributions: few nodes need them, and a node's first container
+    # would wait for them.
     from hooks.platforms import tegra, wsl  # noqa: PLC0415
 
     if platform_of(config) == Platform.WSL:

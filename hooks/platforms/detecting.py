@@ -1,4 +1,4 @@
-"""Detect which platform a node is, by the table of :mod:`hooks.platforms`.
+"""Detect the platform of a node, by the table of :mod:`hooks.platforms`.
 
 Source: go-nvlib, pkg/nvlib/info (how NVIDIA's toolkit tells platforms apart).
 """
@@ -16,7 +16,7 @@ _TEGRA_RELEASE: Final = "/etc/nv_tegra_release"
 
 
 def root_of(config: Config) -> str:
-    """The directory that is "/" for the driver's files on a platform that is not searched."""
+    """Return the directory that is "/" for the driver's files on a platform without a search."""
     return config.driver_root or config.host_root
 
 
@@ -46,5 +46,5 @@ def _is_tegra(config: Config, root: str) -> bool:
 
 
 def is_integrated(bus_id: str) -> bool:
-    """Whether a PCI address is that of a chip's own GPU, by the rule of NVIDIA's toolkit."""
+    """Whether a PCI address is that of the chip's own GPU, by the rule of NVIDIA's toolkit."""
     return bus_id.rpartition(".")[0] == "0000:01:00"

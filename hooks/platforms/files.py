@@ -1,16 +1,14 @@
-"""Driver files that are at the same paths in the container as on the host.
+"""Driver files with the same paths in the container as on the host.
 
-On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So they
-are mounted at these paths, with links of their sonames next to them, and are added to the loader's
-cache.
+On Tegra and WSL2, libraries and programs load libraries by the host's paths. So they are mounted at
+these paths, with links of their sonames next to them, and added to the loader's cache.
 
 Rules
-- A file's path in the container is its path on the host with all links followed, within the driver
-  root.
-- If several libraries in a directory have the same soname, the soname goes to the one that ldconfig
-  would choose: the last one in the loader's order of names.
-- If the image is not writable, nothing can be created at the host's paths. The libraries are then
-  all in the directory that the layout has for them, and are found only by name.
+- A file's path in the container is its host path with all links followed, within the driver root.
+- If several libraries in a directory have the same soname, ldconfig's choice gets it: the last in
+  the loader's order of names.
+- If the image is not writable, nothing can be created at the host's paths. All libraries are then
+  in the layout's directory, and are found only by name.
 - Nothing is mounted below /proc or /sys, over the root or over all of /dev.
 
 Source: NVIDIA Container Toolkit, internal/discover (mounts; ``.so`` links of the driver).
@@ -45,10 +43,10 @@ from hooks.words import (
 
 
 def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
-    """Return the names of GPUs in a request, if it has names.
+    """Return the GPU names in a request, if any.
 
     Raises:
-        MigUnsupported: one of them is that of a MIG device.
+        MigUnsupported: one of them names a MIG device.
     """
     if isinstance(devices, NamedDevices):
         for name in devices.devices:
@@ -62,7 +60,7 @@ def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
 
 
 def unchecked(request: Request) -> tuple[str, ...]:
-    """Notes on an image's requirements, for drivers that report no version."""
+    """Return notes on an image's requirements, for drivers that report no version."""
     return tuple(
         f"{variable}={expression} is not checked: the driver tells no version"
         for variable, expression in request.requirements
@@ -77,7 +75,7 @@ def unknown(name: DeviceName, found: str) -> UnknownDevice:
 
 _TOO_MUCH: Final = ("/", "/dev")
 
-# What programs look for and no library calls itself, by the soname of the library that is meant.
+# Names that programs open but no library has as its soname, by the soname of the library meant.
 _EXTRA_NAMES: Final = {
     "libcuda.so.1": "libcuda.so",
     "libGLX_nvidia.so.0": "libGLX_indirect.so.0",
@@ -85,7 +83,7 @@ _EXTRA_NAMES: Final = {
 }
 
 LocatedFile = tuple[str, str]
-"""Where something really is: the host's path, and the path in the container."""
+"""A real path: on the host, and in the container."""
 
 
 class HostTree:
@@ -101,7 +99,7 @@ class HostTree:
         self._dev = Fingerprint(dev)
 
     def really(self, path: str) -> LocatedFile | None:
-        """Return where a path leads; None if it leads nowhere."""
+        """Return the real path of a path; None if it leads nowhere."""
         reader, at, inside = self._reader(path)
         host = reader.resolve(inside)
         if host is None:
@@ -119,7 +117,7 @@ class HostTree:
             return None
 
     def matches(self, pattern: str) -> list[str]:
-        """Return the paths that a path with wildcards stands for, sorted; itself if it has none."""
+        """Return the sorted matches of a path with wildcards; without any, the path itself."""
         if not _is_pattern(pattern):
             return [pattern]
         found = [""]
@@ -143,7 +141,7 @@ class HostTree:
             return []
 
     def _reader(self, path: str) -> tuple[Fingerprint, str, str]:
-        """Return the fingerprint for a path, the prefix that it does not know, and the rest."""
+        """Return the fingerprint for a path, the prefix that it omits, and the rest."""
         if path == "/dev" or path.startswith("/dev/"):
             return self._dev, "/dev", path.removeprefix("/dev") or "/"
         return self._root, "", path
@@ -172,7 +170,7 @@ class Files:
         """Add a file or a directory; return where the container sees it.
 
         Args:
-            beside_libraries: whether it has to be in the directory of the libraries.
+            beside_libraries: whether it must be in the libraries' directory.
         """
         host, path = found
         if path in _TOO_MUCH or is_below(path, KERNELS):
@@ -198,7 +196,7 @@ class Files:
         self._links.setdefault(path, Link(path, target, reason))
 
     def miss(self, what: str, *sought: str) -> None:
-        """Record what the node lacks."""
+        """Record a file that the node lacks."""
         self._missing.append(Missing(what, sought))
 
     def plan(self, devices: Iterable[Device], groups: tuple[int, ...]) -> Plan:

@@ -1,22 +1,22 @@
 """NVIDIA's driver on Tegra: Jetson, IGX and other machines with the GPU on the chip.
 
-The user-space driver is part of the system's packages, which list in files what a container needs
-of it (``*.csv``). These files do not distinguish capabilities: a container with the GPU gets
-everything that is listed, as with NVIDIA's toolkit.
+The system's packages contain the user-space driver, and files (``*.csv``) that list what a
+container needs. These lists do not distinguish capabilities: a container with the GPU gets all
+listed files, as with NVIDIA's toolkit.
 
 Rules
 - The chip's GPU has index 0. If the machine also has discrete GPUs (Thor, IGX), they have the next
   indices, in PCI bus order, and the UUIDs from procfs. If procfs lists several GPUs, the chip's is
-  the one at 0000:01:00.0. If it lists only one, that is the chip's, unless the chip's driver is
-  nvgpu, which does not appear in procfs.
+  at 0000:01:00.0. A single one is the chip's, unless the chip's driver is nvgpu, which does not
+  appear in procfs.
 - The chip's GPU comes with the listed nodes, except those of discrete GPUs, and with the nodes
-  /dev/nvidiaN that belong to no discrete GPU: the chip's display has its own.
+  /dev/nvidiaN of no discrete GPU, since the chip's display has its own.
 - A discrete GPU comes with its node, its nodes below /dev/dri, the control nodes, and the listed
   nodes that belong to no GPU.
-- ``none`` gets the files but no node. A GPU that is named in exclude-gpus is not part of ``all``.
-- The container gets a listed node under its own name, with the host's numbers. A node of memory
-  itself (/dev/mem) is left out.
-- A listed file that does not exist is noted and is not an error, because machines differ.
+- ``none`` gets the files but no node. ``all`` does not include a GPU named in exclude-gpus.
+- The container gets a listed node under its own name, with the host's numbers. Nodes of memory
+  itself (/dev/mem) are left out.
+- A listed file that does not exist gets a note, not an error, because machines differ.
 
 The files have lines of the form ``KIND, PATH``; the path is everything after the first comma,
 including other commas:
@@ -30,7 +30,7 @@ including other commas:
 
 - Blank lines, lines that start with ``#``, and spaces around kind and path are ignored.
 - A path may contain the wildcards ``*``, ``?`` and ``[…]``, none of which matches a slash.
-- A line of any other form is left out and noted; NVIDIA's toolkit ignores it too.
+- A line of any other form is ignored, with a note; NVIDIA's toolkit ignores it too.
 - ``devices.csv``, ``drivers.csv`` and ``l4t.csv`` are for every container. The others are for
   containers with NVIDIA_REQUIRE_JETPACK=csv-mounts=all.
 
@@ -75,7 +75,7 @@ BASE_FILES: Final = frozenset({"devices.csv", "drivers.csv", "l4t.csv"})
 
 
 class Kind:
-    """The words a line may start with."""
+    """The words that may start a line."""
 
     DEVICE: Final = "dev"
     LIBRARY: Final = "lib"
@@ -91,7 +91,7 @@ class Entry:
     """One line."""
 
     kind: str
-    path: str  # absolute and normal, maybe with wildcards
+    path: str  # absolute and normalised, maybe with wildcards
 
 
 def parse(text: str, name: str) -> tuple[list[Entry], list[str]]:
@@ -115,7 +115,7 @@ def read_files(directory: str, *, every: bool) -> Iterator[tuple[str, str]]:
     """Yield the relevant files of a directory.
 
     Args:
-        every: whether to include all files, and not only those for every container.
+        every: whether to include all files, not only those for every container.
 
     Yields:
         Names and contents, in order of the names.
@@ -137,7 +137,7 @@ _CONTROL: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
 
 def wants_every_file(environment: Iterable[object]) -> bool:
-    """Whether a container's environment asks for the content of every list.
+    """Whether a container's environment requests all lists.
 
     Args:
         environment: the process's entries, ``NAME=value``.
@@ -150,17 +150,17 @@ def wants_every_file(environment: Iterable[object]) -> bool:
 def contribute(
     request: Request, config: Config, layout: Layout, *, every_file: bool
 ) -> Contribution:
-    """Return what a container gets of the machine's driver.
+    """Return the edits for the machine's driver.
 
     Args:
-        every_file: whether to use all lists, and not only those for every container.
+        every_file: whether to use all lists, not only those for every container.
 
     Raises:
         UnknownDevice: the machine does not have a named GPU.
         MigUnsupported: a MIG device is named.
         GpuExcluded: a named GPU is excluded by the configuration.
         NoGpus: all GPUs are requested, and all are excluded.
-        CsvFilesMissing: nothing is listed.
+        CsvFilesMissing: no file lists anything.
         PlatformNodeMissing: a GPU is requested, but the machine has no usable node.
     """
     gpus = _gpus(config)
@@ -208,10 +208,10 @@ class _Gpus:
     """The machine's GPUs."""
 
     chip: Gpu | None  # the chip's own, if procfs lists it
-    discrete: tuple[Gpu, ...]  # the others, in PCI bus order; the first of them has index 1
+    discrete: tuple[Gpu, ...]  # the others, in PCI bus order, from index 1
 
     def index_of(self, name: DeviceName) -> int | None:
-        """Return the index of the GPU with a name; None if none matches, or several do."""
+        """Return the index of the GPU with this name; None if none or several match."""
         every = enumerate((self.chip, *self.discrete))
         match name:
             case GpuIndex(index):
@@ -220,7 +220,7 @@ class _Gpus:
                 found = [n for n, gpu in every if gpu is not None and gpu.uuid.startswith(uuid)]
             case GpuBusId(bus_id):
                 found = [n for n, gpu in every if gpu is not None and gpu.bus_id == bus_id]
-            case _:  # names of MIG devices have been refused
+            case _:  # names of MIG devices were refused
                 found = []
         return found[0] if len(found) == 1 else None
 
@@ -243,7 +243,7 @@ def _gpus(config: Config) -> _Gpus:
 
 
 def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
-    """Return the indices of the GPUs that a request means."""
+    """Return the indices of the requested GPUs."""
     if isinstance(devices, NoDevices | Void):
         return frozenset()
     if not isinstance(devices, NamedDevices):
@@ -266,7 +266,7 @@ def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
 def _nodes(
     entries: Iterable[Entry], tree: HostTree, gpus: _Gpus, chosen: frozenset[int]
 ) -> dict[str, str]:
-    """Return the paths of the nodes for the container, each with its reason."""
+    """Return the paths of the container's nodes, each with its reason."""
     if not chosen:
         return {}
     with_chip = 0 in chosen
@@ -351,7 +351,7 @@ def _fits(host: str, kind: str) -> bool:
 
 
 def _add_links(path: str, target: str, tree: HostTree, files: Files) -> None:
-    """The links by which the host gets from a path to what it leads to."""
+    """Add the links between a host path and its real path."""
     for _ in range(_MOST_LINKS):
         says = tree.link_at(path)
         if says is None:

@@ -1,19 +1,18 @@
 """NVIDIA's driver in the Windows Subsystem for Linux, version 2.
 
-Windows has the driver. The part for Linux is in a directory of Windows' driver store, which is
-mounted below /usr/lib/wsl/drivers. A single device, /dev/dxg, gives access to every GPU.
+The driver runs in Windows. Its part for Linux is in a directory of Windows' driver store, mounted
+below /usr/lib/wsl/drivers. One device, /dev/dxg, gives access to every GPU.
 
 Rules
-- One device stands for all GPUs, and is requested as ``all`` or ``0``. CUDA's variables decide
-  which of them a program uses.
-- The driver's directory is the one that contains libcuda.so.1.1. If Windows has kept several, it is
-  the one whose libcuda_loader.so is the file that /usr/lib/wsl/lib has under the name of libcuda;
-  if there is none, the newest.
-- Its files are mounted at their own paths, because libraries find each other through what Windows
-  says. /usr/bin/nvidia-smi is a link to the program there.
-- A file that a row of the table names is included with the capabilities of the row. Any other
-  library, and other data (``*.bin``, ``*.dll``), is always included, because it is unknown what
-  needs it.
+- One device stands for all GPUs, as ``all`` or ``0``. CUDA's variables select those that a program
+  uses.
+- The driver's directory contains libcuda.so.1.1. If Windows has kept several, the right one has a
+  libcuda_loader.so that is the same file as libcuda in /usr/lib/wsl/lib; otherwise, the newest is
+  used.
+- Its files are mounted at their own paths, because libraries find each other through Windows.
+  /usr/bin/nvidia-smi is a link to the program there.
+- A file in a row of the table comes with the row's capabilities. Other libraries and data
+  (``*.bin``, ``*.dll``) always come, because it is unknown what needs them.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi/driver-wsl.go; NVIDIA's "CUDA on WSL" guide.
 """
@@ -53,8 +52,8 @@ _UTILITY: Final = frozenset({Capability.UTILITY})
 _VIDEO: Final = frozenset({Capability.VIDEO})
 _GRAPHICS: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
 
-# The prefixes of file names, with the capabilities any of which includes them. The first eight must
-# exist; the others differ between drivers.
+# Prefixes of file names; any of the capabilities includes a file. The first eight must exist; the
+# others differ between drivers.
 _REQUIRED: Final = (
     (_CUDA, _COMPUTE),
     (_LOADER, _COMPUTE),
@@ -81,7 +80,7 @@ _KNOWN: Final = (
 
 
 def contribute(request: Request, config: Config, layout: Layout) -> Contribution:
-    """Return what a container gets of the Windows driver.
+    """Return the edits for the Windows driver.
 
     Raises:
         UnknownDevice: a GPU other than 0 is named.
@@ -143,7 +142,7 @@ def _device(config: Config, source: str) -> Device:
 
 
 def _find_store(tree: HostTree, source: str) -> tuple[str, str]:
-    """Return the driver's directory, and a note if it had to be chosen without certainty."""
+    """Return the driver's directory, and a note if the choice is uncertain."""
     stores: dict[str, float] = {}
     for path in tree.matches(f"{_STORE}/*"):
         cuda = tree.really(f"{path}/{_CUDA}")
@@ -170,7 +169,7 @@ _MOST_COMPARED: Final = 16 << 20
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Whether two files, which are small, have the same content."""
+    """Whether two small files have the same content."""
     try:
         if os.stat(one).st_size != os.stat(other).st_size:
             return False
@@ -181,13 +180,13 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _names(tree: HostTree, store: str) -> list[str]:
-    """Return the names of files in the driver's directory that containers may get."""
+    """Return the names of the driver's files that containers may get."""
     where = tree.really(store)
     every = (read_names(where[0]) or ()) if where is not None else ()
     return [name for name in every if ".so" in name or name.endswith(_DATA) or name == _SMI]
 
 
 def _capabilities_of(name: str) -> frozenset[str]:
-    """Return the capabilities any of which includes a file of the driver."""
+    """Return the capabilities that include a driver file; any of them suffices."""
     known = (brings for start, brings in _KNOWN if posixpath.basename(name).startswith(start))
     return next(known, _ANY)

@@ -1,8 +1,8 @@
-"""GPUs that are not NVIDIA's: AMD's and Intel's, found by looking at the kernel's files.
+"""AMD's and Intel's GPUs, found in the kernel's files.
 
 Their user-space drivers are in the image (ROCm, oneAPI, Mesa), so nothing is mounted: a container
-gets device nodes, the groups that may open them, and the by-path links of its own GPUs. What a node
-has is read from sysfs for each request, without a library or a daemon.
+gets device nodes, the groups that may open them, and the by-path links of its own GPUs. Each
+request reads the node's GPUs from sysfs, without a library or a daemon.
 
 =============  ======================  ===================  ===================================
 vendor         variable                CDI kind             module
@@ -12,7 +12,7 @@ Intel          INTEL_VISIBLE_DEVICES   ``intel.com/gpu``    :mod:`hooks.vendors.
 =============  ======================  ===================  ===================================
 
 AMD_VISIBLE_DEVICES is AMD's own variable. INTEL_VISIBLE_DEVICES is ours, because Intel has none. A
-name of one of these CDI kinds means the same as in the variable; it is looked up here only if the
+name of one of these CDI kinds means the same as in the variable, and is looked up here only if the
 node has no CDI spec of that kind. The syntax of names: :mod:`hooks.vendors.names`.
 
 Not supported here: Gaudi and other accelerators that are not DRM devices. They come with their own
@@ -37,11 +37,11 @@ _VENDORS: Final = {
     "amd.com/gpu": ("AMD_VISIBLE_DEVICES", attrgetter("amd_devices"), amd.give),
     "intel.com/gpu": ("INTEL_VISIBLE_DEVICES", attrgetter("intel_devices"), intel.give),
 }
-"""By kind: the variable, what a request has of it, and who grants it."""
+"""By kind: the variable, its part of a request, and the function that grants it."""
 
 
 def known_kind(name: str) -> bool:
-    """Whether a device's name can be looked up here if no CDI spec has it.
+    """Whether this package can look up a device's name that no CDI spec has.
 
     Args:
         name: a fully qualified name ("amd.com/gpu=0").
@@ -52,7 +52,7 @@ def known_kind(name: str) -> bool:
 def contribute(
     request: Request, config: Config, cdi_names: Iterable[str] = ()
 ) -> tuple[Contribution, ...]:
-    """Return the plans for GPUs that are not NVIDIA's: one for each requested vendor.
+    """Return plans for other vendors' GPUs, one for each requested vendor.
 
     Args:
         cdi_names: the names in the request, each of a :func:`known_kind`.

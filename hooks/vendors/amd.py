@@ -1,14 +1,14 @@
-"""AMD's GPUs: what the kernel's compute driver (KFD) lists.
+"""AMD's GPUs, as listed by the kernel's compute driver (KFD).
 
 Rules
 - A GPU is a node of KFD's topology with a ``gpu_id``; nodes of CPUs have 0. A GPU that KFD does not
-  list cannot compute, and AMD's own toolkit does not count it either.
+  list cannot compute, and AMD's own toolkit omits it too.
 - A GPU in a partitioning mode (CPX, DPX …) has one node for each partition: the first one has the
   PCI device's render node, the others those of platform devices ``amdgpu_xcp_N``. Each partition
-  has its own index, and can be given to a container alone.
+  has its own index, and can be granted by itself.
 - Indices follow the PCI address, then the number of the render node: the order of AMD's toolkit.
-- Every container with an AMD GPU gets /dev/kfd, which gives access to all of them. Which ones a
-  process may use is decided by the render nodes that it can open.
+- Every container with an AMD GPU gets /dev/kfd, which is common to all GPUs. A process may use
+  those whose render nodes it can open.
 
 Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, in which ``location_id`` has the bus, device
 and function in its lower 16 bits and the partition in the upper four; AMD Container Toolkit,
@@ -35,7 +35,7 @@ _NODES: Final = "class/kfd/kfd/topology/nodes"
 
 
 def give(wanted: VendorRequest, config: Config) -> Contribution:
-    """Return what a container gets of the node's AMD GPUs.
+    """Return the edits for the node's AMD GPUs.
 
     Raises:
         NoVendorDriver: there is no usable /dev/kfd.
@@ -91,7 +91,7 @@ def find(config: Config) -> tuple[tuple[VendorGpu, ...], list[str]]:
 
 
 def _properties(path: str) -> dict[str, int]:
-    """Return the numbers that KFD lists, one ``name value`` in a line."""
+    """Return the numbers that KFD lists, one ``name value`` a line."""
     lines = (line.split() for line in (read_text(path) or "").splitlines())
     return {
         words[0]: int(words[1]) for words in lines if len(words) == _PAIR and words[1].isdecimal()

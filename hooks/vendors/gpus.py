@@ -1,14 +1,14 @@
 """Grant a vendor's GPUs: turn a request and the node's GPUs into a plan.
 
 Rules
-- A GPU is usable if its render node is. Naming an unusable one is an error; ``all`` leaves it out
-  with a note, and is an error if nothing is left.
+- A GPU is usable if its render node is. It is an error to name an unusable one; ``all`` leaves it
+  out with a note, and is an error if nothing is left.
 - A GPU comes with its card node, if it has one, because Vulkan and VA-API open it.
-- For a node that not everyone may open, its group is added as a supplementary group.
+- If not everyone may open a node, its group is added as a supplementary group.
 - ``class/drm/NAME`` is a link to ``…/DEVICE/drm/NAME``, so the link itself names the device. The
   two nodes of one device belong together: ``cardN`` for display, ``renderDN`` for computing.
 - Connectors (``card0-DP-1``) are not nodes.
-- Links in ``/dev/dri/by-path`` are udev's. A container gets the links to its own nodes, with the
+- udev creates the links in ``/dev/dri/by-path``. A container gets those to its own nodes, with the
   same names as on the host.
 
 Source: Documentation/gpu/drm-uapi.rst, "Render nodes"; systemd's rules.d/60-drm.rules.
@@ -53,12 +53,12 @@ class DrmDevice:
     vendor: str  # its PCI vendor, as sysfs writes it ("0x8086"); "" on another bus
     pci_class: str  # its PCI class ("0x030000"); "" on another bus
     device_id: str  # its PCI device id ("0x56a0"); "" on another bus
-    driver: str  # the name of the kernel driver that it is bound to; "" if it tells none
+    driver: str  # the name of its kernel driver; "" if unknown
     minors: dict[str, int]  # the minor numbers of its nodes, by their names ("renderD128")
 
     @property
     def render_node(self) -> str | None:
-        """The name of the node to work with; None if it is for display only."""
+        """The name of the node for computing; None if the device is only for display."""
         return next((name for name in self.minors if name.startswith("renderD")), None)
 
 
@@ -102,7 +102,7 @@ def _minor(path: str) -> int | None:
 
 
 def by_path_links(config: Config, nodes: Collection[str], reason: str) -> tuple[LinkDirectory, ...]:
-    """Return the host's links in /dev/dri/by-path to some nodes: one directory, or none."""
+    """Return the host's links in /dev/dri/by-path to these nodes: one directory, or none."""
     directory = config.dev + _BY_PATH.removeprefix("/dev")
     links = []
     for name in read_names(directory) or ():
@@ -119,7 +119,7 @@ def by_path_links(config: Config, nodes: Collection[str], reason: str) -> tuple[
 class VendorGpu:
     """A GPU, or a partition of a GPU with its own nodes."""
 
-    vendor: str  # whose it is ("AMD")
+    vendor: str  # for example "AMD"
     index: int  # its place in PCI bus order, and among its GPU's partitions
     address: str
     device: DrmDevice
@@ -139,10 +139,10 @@ def granted(
     common: tuple[Node, ...] = (),
     notes: Iterable[str] = (),
 ) -> Contribution:
-    """Return what a container gets of a vendor's GPUs.
+    """Return the edits for a vendor's GPUs.
 
     Args:
-        majors: the major numbers that its devices may have, by driver, including "drm".
+        majors: the major numbers allowed for its devices, by driver, including "drm".
 
     Raises:
         UnknownVendorGpu: this node does not have a named GPU.
@@ -196,7 +196,7 @@ _SEE_UDEV = "see that udev has made the nodes in /dev/dri"
 def _not_excluded(
     chosen: Iterable[VendorGpu], wanted: VendorRequest, config: Config, faults: list[str]
 ) -> list[VendorGpu]:
-    """Return the GPUs that are not excluded; the exclusion of others is added to ``faults``."""
+    """Return the GPUs that are not excluded; add the others to ``faults``."""
     left = []
     for gpu in chosen:
         if gpu.address not in config.excluded_gpus:
@@ -245,7 +245,7 @@ def _describe(gpus: tuple[VendorGpu, ...], vendor: str) -> str:
 def _nodes(
     gpu: VendorGpu, config: Config, majors: Mapping[str, int]
 ) -> tuple[list[Device], dict[str, str]]:
-    """Return the usable nodes of a GPU, and what is wrong with the others by their names."""
+    """Return a GPU's usable nodes, and the faults of the others by name."""
     usable, wrong = [], {}
     for name, minor in gpu.device.minors.items():
         drm = [majors[DRM]] if DRM in majors else []

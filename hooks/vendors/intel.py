@@ -1,10 +1,10 @@
 """Intel's GPUs: PCI devices of a display class with a render node.
 
 Rules
-- Integrated and discrete GPUs, whole ones and virtual functions all count: everything for which
-  i915 or xe has created a render node. Indices follow the PCI address.
+- Integrated and discrete GPUs, and virtual functions, all count: everything with a render node of
+  i915 or xe. Indices follow the PCI address.
 - A display device without a render node (without a driver, or only for display) is not a GPU.
-- There is no common node: a process opens only the render node.
+- There is no common node: a process opens only render nodes.
 
 Source: Intel's device plugin for Kubernetes, cmd/gpu_plugin; Documentation/gpu/i915.rst.
 """
@@ -28,7 +28,7 @@ _DISPLAY: Final = "0x03"
 
 
 def give(wanted: VendorRequest, config: Config) -> Contribution:
-    """Return what a container gets of the node's Intel GPUs.
+    """Return the edits for the node's Intel GPUs.
 
     Raises:
         NoVendorDriver: there is an Intel GPU, but no driver has created a node for it.

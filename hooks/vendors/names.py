@@ -39,13 +39,13 @@ from hooks.errors import MalformedVendorRange
 
 # More digits than any node has GPUs; longer ones are unique ids.
 _MOST_DIGITS = 6
-# Shorter than this, hexadecimal digits alone are taken for an index or a misspelt one.
+# Fewer hexadecimal digits count as an index, or a misspelt one.
 _FEWEST_HEX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Indices from ``first`` to ``last``, both of them included."""
+    """Indices from ``first`` to ``last``, both included."""
 
     first: int
     last: int
@@ -61,7 +61,7 @@ Item: TypeAlias = Range | str
 class VendorRequest:
     """A request for a vendor's GPUs."""
 
-    items: tuple[Item, ...]  # indices and names, in lower case; none of them for every GPU
+    items: tuple[Item, ...]  # indices and names, in lower case; empty for every GPU
     source: str  # the text of the request, for display ("AMD_VISIBLE_DEVICES=0,1")
 
     @property
@@ -71,7 +71,7 @@ class VendorRequest:
 
 
 def parse(value: str, variable: str) -> VendorRequest | None:
-    """Parse the request in a value, by the rules above; None for nothing.
+    """Parse the request in a value, by the rules above; return None for nothing.
 
     Raises:
         MalformedVendorRange: a range ends before it starts.
@@ -108,7 +108,7 @@ def _is_index(text: str) -> bool:
 
 
 def address_names(address: str, device_id: str) -> Iterator[str]:
-    """Yield the names of a GPU that follow from its PCI address.
+    """Yield the names that a GPU has by its PCI address.
 
     Args:
         address: "0000:03:00.0".
@@ -125,7 +125,7 @@ def address_names(address: str, device_id: str) -> Iterator[str]:
 
 
 def unique_names(unique_id: int) -> Iterator[str]:
-    """Yield the names that AMD's unique id gives a GPU; none if it is 0, as on APUs."""
+    """Yield a GPU's names by AMD's unique id; none if it is 0, as on APUs."""
     if unique_id:
         for digits in (f"{unique_id:x}", f"{unique_id:016x}"):
             yield f"0x{digits}"
