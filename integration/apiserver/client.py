@@ -4,8 +4,9 @@ Rules
 - The address and the credentials are read for each call (:mod:`.credentials`).
 - Calls block, so make them in a thread. One time limit covers a whole call; a watch has its own.
   Closing a watch ends it at once.
-- If the server has closed a kept connection, or the connection is dead, a GET is repeated on a new
-  one. Repeating a write could apply it twice, so each write uses a new connection.
+- If the server has closed a kept connection, or the connection is dead, a GET is repeated on
+  another one, unless something of an answer has come. A slow server does not get it twice.
+  Repeating a write could apply it twice, so each write uses a new connection.
 - Refusals are told apart by HTTP status and message (:mod:`.status`), which the error carries.
 
 Source: Kubernetes API concepts, "Efficient detection of changes" and "Resource versions";
@@ -28,7 +29,7 @@ from urllib.parse import urlencode
 
 from api.errors import one_line
 from integration.agent_errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
-from integration.apiserver.connection import TIMEOUT, Connection, Kept
+from integration.apiserver.connection import TIMEOUT, Connection, ConnectionUnusable, Kept
 from integration.apiserver.credentials import Access, of_kubeconfig, of_pod
 from integration.apiserver.status import Refusal, parse_status, remedy_of
 from integration.json_documents import parse_json
@@ -36,7 +37,6 @@ from integration.json_documents import parse_json
 __all__ = ["TIMEOUT", "ApiServer", "Watch"]
 
 _WATCH_LASTS: Final = 300  # seconds until the server ends it, and it is resumed
-_FOR_KEPT: Final = 1 / 4  # the part of a call's time for a kept connection
 _LONGEST: Final = 16 << 20
 _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
@@ -147,11 +147,13 @@ class ApiServer:
         trust = self._kept.trust(access)
         ends = started + self.timeout
         while method == "GET" and (idle := self._kept.idle(access)) is not None:
-            soon = time.monotonic() + self.timeout * _FOR_KEPT
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                answer = idle.asked(method, target, data, headers, min(soon, ends))
-                idle.below.ends = ends
-                return idle, answer
+            try:
+                return idle, idle.asked(method, target, data, headers, ends)
+            except ConnectionUnusable:
+                continue
+            except TimeoutError:
+                self._kept.doubt()
+                raise
         connection = Connection(access, trust)
         return connection, connection.asked(method, target, data, headers, ends)
 

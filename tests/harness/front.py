@@ -11,11 +11,12 @@ reset   connections end with a RST, old and new
 drop    SYNs are dropped because the listen queue is full; old connections hold
 ======= =========================================================================
 
-Source: tcp(7), listen(2); SO_LINGER in socket(7).
+Source: tcp(7), listen(2); SO_LINGER in socket(7), and SO_ATTACH_FILTER.
 """
 
 from __future__ import annotations
 
+import ctypes
 import select
 import socket
 import struct
@@ -27,6 +28,10 @@ __all__ = ["Front"]
 
 _HOST: Final = "127.0.0.1"
 _LINGER: Final = struct.pack("ii", 1, 0)
+_SO_ATTACH_FILTER: Final = 26
+# A struct sock_fprog with the one instruction "return 0": no segment reaches the socket.
+_INSTRUCTION: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_NOTHING: Final = struct.pack("HP", 1, ctypes.addressof(_INSTRUCTION))
 _POLL: Final = 0.005
 _QUEUE: Final = 128
 _CHUNK: Final = 1 << 16
@@ -64,6 +69,12 @@ class Front:
             self._listener.listen(0 if mode == "drop" else _QUEUE)
             if mode == "drop":
                 self._held = [_begun(self.port) for _ in range(4)]
+
+    def vanish(self) -> None:
+        """Drop all that clients send on their present connections, as if the host were gone."""
+        with self._changing:
+            for client, _ in self._pairs:
+                client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _NOTHING)
 
     def __enter__(self) -> Self:
         self._listener.bind((_HOST, 0))

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from integration.agent_errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
+from integration.apiserver import connection
 from integration.apiserver.client import ApiServer
 from integration.apiserver.connection import trusted
 from integration.apiserver.credentials import of_kubeconfig, of_pod
@@ -220,20 +221,85 @@ def test_a_connection_that_ended_or_leads_nowhere_is_made_anew(
     cluster.drop_connection()
     assert client.call("GET", SLICES)["items"] == []
     assert cluster.connections == 2
-    # Like a load balancer without a backend: it accepts data, but does not answer.
+    # Like a load balancer without a backend: it accepts data, but does not answer. It loses one
+    # while nobody asks.
     answer, waits = cluster.answer, threading.Event()
     heard: list[int] = []
 
     def silent(request: Request) -> tuple[int, Any]:
         heard.append(cluster.connections)
-        if len(heard) == 1:
+        if cluster.connections == 2:
             waits.wait(60)
         return answer(request)
 
     monkeypatch.setattr(cluster, "answer", silent)
+    kept = client._kept
+    kept._idle = [(since - connection._IDLE, each) for since, each in kept._idle]
     assert client.call("GET", SLICES)["items"] == []
-    assert heard == [2, 3]
+    assert heard == [3]
     waits.set()
+
+
+def test_a_slow_server_gets_a_request_once(
+    client: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, looked = list[str](), threading.Event()
+    answer, look = cluster.answer, connection._unacknowledged
+
+    def slow(request: Request) -> tuple[int, Any]:
+        heard.append(request.path)
+        assert looked.wait(60)
+        return answer(request)
+
+    def unacknowledged(plain: socket.socket) -> int:
+        looked.set()
+        return look(plain)
+
+    client.call("GET", SLICES)
+    monkeypatch.setattr(connection, "_FOR_ACKNOWLEDGEMENT", 0.2)
+    monkeypatch.setattr(connection, "_unacknowledged", unacknowledged)
+    monkeypatch.setattr(cluster, "answer", slow)
+    assert client.call("GET", SLICES)["items"] == []
+    assert len(heard) == 1
+    assert cluster.connections == 1
+
+
+def test_a_peer_that_acknowledges_nothing_is_given_up_soon(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_FOR_ACKNOWLEDGEMENT", 0.2)
+    with Front(cluster.port) as front:
+        client = ApiServer("127.0.0.1", front.port, cluster.service_account)
+        client.call("GET", SLICES)
+        front.vanish()
+        assert client.call("GET", SLICES)["items"] == []
+        assert front.accepted == 2
+
+
+def test_after_a_request_without_an_answer_no_kept_connection_is_used(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, waits = ApiServer("127.0.0.1", cluster.port, cluster.service_account), threading.Event()
+    client.call("GET", SLICES)
+    kept, access = client._kept, of_pod(client.host, client.port, client.service_account)
+    other = connection.Connection(access, kept.trust(access))
+    kept._idle.insert(0, (time.monotonic(), other))
+    answer = cluster.answer
+
+    def silent(request: Request) -> tuple[int, Any]:
+        waits.wait(60)
+        return answer(request)
+
+    monkeypatch.setattr(cluster, "answer", silent)
+    monkeypatch.setattr(ssl.SSLSocket, "settimeout", lambda *_: late())
+    with pytest.raises(ApiServerSilent):
+        client.call("GET", SLICES)
+    assert kept._idle == []
+    waits.set()
+
+
+def late() -> None:
+    raise TimeoutError("it takes too long")
 
 
 def test_a_server_that_sends_a_little_now_and_then_is_not_waited_for_longer(
