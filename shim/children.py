@@ -271,13 +271,14 @@ def spawn(
             found=f"no such program in {programs.search_path()}",
             do="install it, or name another with BinaryName in the runtime's options",
         )
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    reading = writing = -1
+    source = sink = reading = writing = -1
     try:
+        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        sink = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         # The child reports over this pipe why it could not execute; exec itself closes it.
         reading, writing = os.pipe2(os.O_CLOEXEC)
         variables = {**programs.fixed_environment(), **(environment or {})}
-        standard = [fds.get(n, null) for n in (0, 1, 2)]
+        standard = [fds.get(0, source), fds.get(1, sink), fds.get(2, sink)]
         further_fds = {n: fd for n, fd in fds.items() if n > 2}  # noqa: PLR2004 - stderr
         with _in_place(further_fds) as further, _file_limit_of_programs():
             pid = _fork_exec(
@@ -292,7 +293,7 @@ def spawn(
         writing = -1
         failure = os.read(reading, _LONGEST_FAILURE)
     finally:
-        for fd in (null, reading, writing):
+        for fd in (source, sink, reading, writing):
             if fd >= 0:
                 os.close(fd)
     child = reaper.register(pid)

@@ -82,17 +82,16 @@ class ProgramTimeout(ShimError, code="NVSHIM-E1202", status=Status.DEADLINE_EXCE
 class RuntimeFailed(ShimError, code="NVSHIM-E1203"):
     """runc or crun reported an error; ``found`` quotes it.
 
-    Its status depends on that word, so it is the instance's.
+    Its status is UNKNOWN, as from containerd's own shim, whatever is missing in an image: NOT_FOUND
+    would say that the container is gone. Its text has no id: in a pod's events, Kubernetes counts
+    equal messages of restarts, and lists each of those that differ.
 
     Args:
         verb: what the runtime was to do; its preface is containerd's own for that.
     """
 
-    def __init__(
-        self, asked: str, *, found: str, do: str = "", status: int, verb: str = ""
-    ) -> None:
+    def __init__(self, asked: str, *, found: str, do: str = "", verb: str = "") -> None:
         super().__init__(asked, found=found, do=do)
-        self.status = status
         self.preface = runtime_failed(verb) if verb else ""
 
 

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from api.errors import Status, one_line
+from api.errors import one_line
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.children import Child, Exit, Reaper, run, spawn
@@ -292,11 +292,9 @@ class LowLevelRuntime:
         Its stderr is None if the container's process has inherited that.
         """
         binary = os.path.basename(self._options.binary_name)
-        asked = f"{binary} {verb} of {self._id}"
-        said, do, code = last_error(log), "", Status.UNKNOWN
-        if said:
-            code = _status_of(verb, said)
-        else:
+        asked = f"{binary} {verb}"
+        said, do = last_error(log), ""
+        if not said:
             word = _first_line(
                 _waiting(process_stderr) if stderr is None else os.pread(stderr, _STDERR_LIMIT, 0)
             )
@@ -306,7 +304,7 @@ class LowLevelRuntime:
         # crun starts the same text with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
-        return RuntimeFailed(asked, found=said, do=do, status=code, verb=verb)
+        return RuntimeFailed(asked, found=said, do=do, verb=verb)
 
     def _silence(self) -> str:
         """Return why a runtime that failed has left nothing in its log."""
@@ -379,15 +377,6 @@ def last_error(path: str) -> str:
         if entry.get("level") in ("error", "fatal", "panic"):  # no set: it may be a list
             said = str(entry.get("msg") or said)
     return said
-
-
-def _status_of(verb: str, said: str) -> int:
-    # The requested program is not in the image: that is the user's mistake, not our failure.
-    # NOT_FOUND would claim that an existing container does not exist.
-    words = said.lower()
-    absent = "executable file" in words and "not found" in words
-    absent = absent or "no such file or directory" in words
-    return Status.NOT_FOUND if absent and verb not in _OF_A_CONTAINER else Status.UNKNOWN
 
 
 def _console(stdio: ChildStdio) -> list[str]:

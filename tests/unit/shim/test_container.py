@@ -13,7 +13,6 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from api.errors import Status
 from api.proto import sandbox_pb2, task_pb2
 from shim import files
 from shim.children import Child, Exit, Reaper
@@ -200,7 +199,7 @@ async def test_an_exit_is_published_though_what_is_left_cannot_be_signalled(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object, **__: object) -> None:
-        raise RuntimeFailed("runc kill of c", found="exit status 1", status=Status.UNKNOWN)
+        raise RuntimeFailed("runc kill", found="exit status 1")
 
     def refuse(_: int) -> None:
         raise OSError(errno.EMFILE, "no descriptor")
@@ -255,7 +254,7 @@ class _LateRuntime:
         if self._hangs:
             self.hanging.set()
             await anyio.sleep_forever()
-        raise RuntimeFailed("runc exec of c", found="exit status 137", status=Status.UNKNOWN)
+        raise RuntimeFailed("runc exec", found="exit status 137")
 
 
 def _made_and_left() -> int:

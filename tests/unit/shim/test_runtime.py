@@ -152,6 +152,9 @@ async def test_a_failure_is_told_in_the_runtimes_own_words(
         await runtime.start()
     assert found in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "c1" not in str(caught.value), (
+        "the same text for each container, as Kubernetes counts it"
+    )
     assert getattr(caught.value, "status", None) == status
     assert os.listdir(tmp_path) == ["runc"], "the log of the call is removed"
 
@@ -194,8 +197,9 @@ async def test_what_a_process_of_the_container_would_inherit_is_left_to_it(
 @pytest.mark.parametrize(
     ("verb", "said", "status"),
     [
-        ("create", 'exec: "x": executable file not found in $PATH', Status.NOT_FOUND),
-        ("create", "executable file `x` not found in $PATH", Status.NOT_FOUND),
+        ("create", 'exec: "x": executable file not found in $PATH', Status.UNKNOWN),
+        ("create", "executable file `x` not found in $PATH", Status.UNKNOWN),
+        ("execute", 'exec: "/x": stat /x: no such file or directory', Status.UNKNOWN),
         ("create", "the source of a mount does not exist", Status.UNKNOWN),
         ("execute", "container does not exist", Status.UNKNOWN),
         ("kill", "kill container: No such process", Status.NOT_FOUND),

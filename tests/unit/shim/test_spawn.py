@@ -63,6 +63,21 @@ async def test_what_is_not_named_is_dev_null(reaper: Reaper) -> None:
     assert done.output == b"/dev/null\n/dev/null\n"
 
 
+async def test_dev_null_is_open_for_reading_or_for_writing_as_from_go(reaper: Reaper) -> None:
+    # A container's exec inherits them from runc: to write to its stdin is an error, and no loss.
+    script = "(echo x >&0) 2>/dev/null || echo input; (read x <&2) 2>/dev/stdout || echo output"
+    flags = "for n in 0 2; do grep flags /proc/$$/fdinfo/$n; done"
+    done = await run(reaper, ["sh", "-c", f"{script}; {flags}"])
+    assert done.output.split() == [
+        b"input",
+        b"output",
+        b"flags:",
+        b"0100000",
+        b"flags:",
+        b"0100001",
+    ]
+
+
 @pytest.fixture
 def files_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Give this process a soft limit of open files that is below its hard one."""

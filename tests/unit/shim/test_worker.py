@@ -15,7 +15,7 @@ import pytest
 
 from api.errors import Status
 from hooks.errors import UnknownDevice
-from shim.errors import ProgramTimeout, RuntimeFailed, WorkerFailed, WorkerTimeout
+from shim.errors import ProgramTimeout, SystemRefused, WorkerFailed, WorkerTimeout
 from shim.work import worker
 from shim.work.worker import Worker
 from tests.harness.frozen import frozen_program
@@ -122,17 +122,17 @@ def unknown_device(_: Link) -> Answer:
     raise UnknownDevice("GPU 7", found="0 and 1", do="name one of them")
 
 
-def runtime_failed(_: Link) -> Answer:
-    raise RuntimeFailed("to make c1", found="it said no", status=Status.NOT_FOUND)
+def refused(_: Link) -> Answer:
+    raise SystemRefused("to make c1", found="it said no", status=Status.RESOURCE_EXHAUSTED)
 
 
 async def test_an_error_arrives_as_it_was_raised(reaper: Reaper) -> None:
     with pytest.raises(UnknownDevice) as raised:
         await ask(reaper, unknown_device)
     assert str(raised.value) == str(UnknownDevice("GPU 7", found="0 and 1", do="name one of them"))
-    with pytest.raises(RuntimeFailed) as failed:
-        await ask(reaper, runtime_failed)
-    assert failed.value.status == Status.NOT_FOUND
+    with pytest.raises(SystemRefused) as failed:
+        await ask(reaper, refused)
+    assert failed.value.status == Status.RESOURCE_EXHAUSTED
     assert (failed.value.asked, failed.value.found) == ("to make c1", "it said no")
 
 
