@@ -1,12 +1,12 @@
-"""Before a container's exit is published: find out whether a fault of its GPUs ended it.
+"""Before publishing a container's exit, find out whether a fault of its GPUs ended it.
 
-A container without GPUs has none of this, and for one that exits with 0 only a file has to be
-removed. If a node agent runs and knows of no fault, a look for its file is all. Otherwise a worker
-searches and reports (:mod:`shim.work.exit_cause`). Its time is limited; if it does not finish, its
-result is lost, but not the exit.
+A container without GPUs skips this; after an exit with 0, only a file must be removed. If a node
+agent runs and knows of no fault, checking for its file is enough. Otherwise a worker searches and
+reports (:mod:`shim.work.exit_cause`). Its time is limited; if it does not finish, only its result
+is lost, not the exit.
 
-The agent may learn of a fault after the exit. So that it can add the fault somewhere, an end
-without a known cause is recorded, too, once the exit is published.
+The agent may learn of a fault after the exit. So once the exit is published, an end without a known
+cause is also recorded, for the agent to complete.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Ending:
     """The exit of a container with GPUs.
 
     Attributes:
-        exit: the exit to publish. It has another status if a GPU has failed and this is configured.
-        unexplained: the container's config.json and its record, if it did not exit with 0 and the
-            cause is not known; otherwise None.
+        exit: the exit to publish. Its status differs if a GPU has failed and this is configured.
+        unexplained: the container's config.json and its record, if it failed without a known cause;
+            otherwise None.
     """
 
     __slots__ = ("exit", "unexplained")
@@ -57,7 +57,7 @@ async def exit_with_cause(
         init: the container's init process, which has ended.
         path: the container's bundle.
         exit_: how it ended.
-        out_of_memory: whether the container had run out of memory.
+        out_of_memory: whether the container ran out of memory.
     """
     if not exit_.status:
         return Ending(exit_)
@@ -92,7 +92,7 @@ def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
     """
     if ending.unexplained is None:
         return
-    # Here: few containers with GPUs fail.
+    # Imported here: few containers with GPUs fail.
     from shim.causes.exit_store import identity_of, write_ended  # noqa: PLC0415
 
     spec, record = ending.unexplained
@@ -111,7 +111,7 @@ def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
 
 
 def _read(path: str) -> tuple[bytes, bytes] | None:
-    """Read a bundle's record and spec; the bundle may go as soon as the exit is published."""
+    """Read a bundle's record and spec; once the exit is published, the bundle may be gone."""
     record = os.path.join(path, bundle.RECORD)
     try:
         spec = files.read(os.path.join(path, bundle.CONFIG), bundle.LONGEST_SPEC)
@@ -128,12 +128,12 @@ def _uuids(record: Mapping[str, Any]) -> list[str]:
 
 
 def forget_cause(shim: ShimContext, container_id: str) -> None:
-    """Remove what the agent has written for a container that is deleted."""
+    """Remove the agent's file of a deleted container."""
     try:
         os.unlink(_file_of(load_config().state, shim.namespace, container_id))
     except FileNotFoundError:
         pass
-    except (NvshimError, OSError) as error:  # the agent removes those of containers that are gone
+    except (NvshimError, OSError) as error:  # the agent removes the files of deleted containers
         shim.log.warning("a file of causes is left", id=container_id, why=str(error))
 
 
@@ -143,7 +143,7 @@ def _may_be_known(namespace: str, container_id: str) -> bool:
 
 
 def _file_of(state: str, namespace: str, container_id: str) -> str:
-    """Return what :func:`shim.causes.record.path_of` does, without loading that module."""
+    """Return the result of :func:`shim.causes.record.path_of` without loading that module."""
     return os.path.join(state, "causes", namespace, f"{container_id}.json")
 
 
@@ -151,7 +151,7 @@ async def _look(
     shim: ShimContext, init: Process, path: str, exit_: Exit, *, out_of_memory: bool
 ) -> dict[str, Any] | None:
     def work(link: Link) -> Answer | None:
-        # Here: few shims ever need it.
+        # Imported here: few shims need it.
         from shim.work.exit_cause import End, tell_cause  # noqa: PLC0415
 
         asked = link.receive()

@@ -1,4 +1,4 @@
-"""Save a running container: the steps before and after the runtime's call."""
+"""Save a running container: the steps around the runtime's call."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ async def save(
 ) -> None:
     """Save a container in a directory.
 
-    If init ends in the meantime, and not because of the checkpoint, the runtime and CRIU are
-    killed.
+    If init ends in the meantime, but not because of the checkpoint, kill the runtime and CRIU.
 
     Args:
         path: the directory.
-        tasks: the group in which init is watched in the meantime.
-        resources: what the container occupies.
+        tasks: the group that watches init in the meantime.
+        resources: the container's resources.
         exits: waits for a checkpoint that should end init.
         init: the container's init process.
         pids: all of the container's processes.
-        request: the request of containerd.
+        request: containerd's request.
         report: publishes an event of the container.
 
     Raises:
-        NvshimError: it could not be saved. It continues, and what was written was removed.
+        NvshimError: saving failed. The container continues, and nothing is left of the checkpoint.
     """
     uris = init.uris
     paths = [
@@ -73,14 +72,13 @@ async def _end_with_init(
 ) -> None:
     """Abort the running checkpoint when init ends.
 
-    While CRIU traces init, the kernel reports its end only to CRIU; but everyone sees it on a
-    pidfd.
+    While CRIU traces init, the kernel reports its end only to CRIU, but a pidfd shows it to all.
 
     Args:
         init: a pidfd of init; closed here.
         resources: the resources whose runtime was called.
         exits: knows whether the checkpoint itself ends init.
-        saved: cancelled when the checkpoint has ended.
+        saved: cancelled once the checkpoint has ended.
     """
     try:
         with saved:

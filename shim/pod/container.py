@@ -1,8 +1,8 @@
-"""One container: its state, and the operations that containerd asks for.
+"""One container: its state, and the operations that containerd requests.
 
 :mod:`shim.pod.operations` defines which operation waits for which, and when an exit is published.
-:mod:`shim.pod.creation` creates and removes what a container occupies on the node. Create is
-published before anything else of the container, Delete last.
+:mod:`shim.pod.creation` creates and removes a container's resources on the node. Create is the
+first event of a container, Delete the last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shim.pod.process import Event, Process, State, fill_exit
 from shim.runtime.options import RuntimeOptions
 from shim.stdio.uris import StdioUris
 
-# With 0, nothing is signalled: the answer tells whether the process exists.
+# 0 sends no signal: the answer only tells whether the process exists.
 _SIGNALS: Final = range(65)
 
 
@@ -49,7 +49,7 @@ class Container:
         shim: the state that the shim's containers share.
         container_id: the container's id.
         bundle: its bundle directory.
-        options: how to call its runtime.
+        options: options of its runtime.
         uris: the stdio of its init process.
 
     Attributes:
@@ -88,7 +88,7 @@ class Container:
         """Create the container as :meth:`shim.pod.creation.Resources.make` does.
 
         Args:
-            request: the request of containerd.
+            request: containerd's request.
             checkpoint: the directory of a checkpoint to restore.
 
         Returns:
@@ -116,16 +116,16 @@ class Container:
         return self.init.pid
 
     async def cancel_create(self) -> bool:
-        """Make a running :meth:`create` fail.
+        """Cancel a running :meth:`create`.
 
         Returns:
-            Whether it has ended, and was undone, within a few seconds.
+            Whether it was undone within a few seconds.
         """
         self._resources.cancel()
         return await self._operations.ended(Kind.CREATE)
 
     async def start(self, exec_id: str) -> int:
-        """Start init, or an exec that was added; returns the pid."""
+        """Start init, or an added exec; return the pid."""
         process = self.process(exec_id)
         asked, kills = f"to start {process.id}", process.kills
         async with self._operations.turn(Kind.START_EXEC if exec_id else Kind.START, exec_id):
@@ -146,12 +146,12 @@ class Container:
     async def _start_init(self) -> None:
         restored = self._resources.saved is not None and self.init.stdio is not None
         if restored:
-            if self._shim.sandbox is not None:  # Stop had no process to end
+            if self._shim.sandbox is not None:  # Stop found no process to end
                 self._shim.sandbox.refuse_if_closed(self.id)
             kills = self.init.kills
             await self._resources.restore(self.init)
             if self.init.kills != kills and self.init.child is not None:
-                self.init.child.kill()  # the runtime had returned just before
+                self.init.child.kill()  # the runtime had just returned
         else:
             await self._resources.runtime.start()
         self.init.advance(Event.STARTED)
@@ -163,19 +163,19 @@ class Container:
     # -- execs -----------------------------------------------------------------------------
 
     async def add_exec(self, exec_id: str, spec: dict[str, Any], uris: StdioUris) -> None:
-        """Add an exec, to be started later.
+        """Add an exec, to start later.
 
         Args:
             exec_id: the exec's id, unique in this container.
             spec: the OCI process to run.
-            uris: its stdio. This, and not the spec, tells whether it has a terminal.
+            uris: its stdio. This, not the spec, tells whether it has a terminal.
 
         Raises:
             ProcessExists: the id is taken.
             WrongProcessState: there is no init process, or it is paused.
         """
         async with self._operations.turn(Kind.EXEC, exec_id):
-            # An exit of init's id would be taken for init's: events tell them apart by that alone.
+            # Events identify processes only by id: an exit with init's id would count as init's.
             if exec_id in self._execs or exec_id == self.id:
                 found = "the container's own id" if exec_id == self.id else "an exec of that id"
                 raise ProcessExists(
@@ -206,7 +206,7 @@ class Container:
         self._exits.watch_exec(process)
 
     async def delete_exec(self, exec_id: str) -> Process:
-        """Remove an exec that has ended or was never started.
+        """Remove an exec that has ended or never started.
 
         Raises:
             WrongProcessState: it runs, or is being started.
@@ -221,7 +221,7 @@ class Container:
             if process.state is State.RUNNING:
                 raise WrongProcessState(asked, found="it is running", do="kill it first")
             process.advance(Event.DELETED)
-        # Its id is taken until its output has been passed on.
+        # Its id stays in use until its output has been passed on.
         if process.stdio is not None:
             await self._exits.best_effort(process.stdio.drain())
         process.close_stdio()
@@ -247,8 +247,8 @@ class Container:
         """Signal a process, or all processes of the container.
 
         Raises:
-            InvalidSignal, ProcessFinished, ProcessNotFound, WrongProcessState: there is no such
-                signal, or the process has ended, or does not exist yet.
+            InvalidSignal, ProcessFinished, ProcessNotFound, WrongProcessState: the signal does not
+            exist, or the process has ended, or does not exist yet.
         """
         process = self.process(exec_id)
         asked = f"signal {signum} to {process.id}"
@@ -277,7 +277,7 @@ class Container:
         runtime = self._resources.runtime
         if self.init.child is None:
             if signum == signal.SIGKILL and self._operations.has(Kind.START):
-                # CRIU may hang, and there is no other process yet.
+                # CRIU may hang, and no other process exists yet.
                 self.init.kills += 1
                 runtime.end_calls("restore")
                 return
@@ -290,8 +290,8 @@ class Container:
         try:
             await runtime.kill(signum, everyone=everyone)
         except (ProgramNotFound, ProgramTimeout, OSError) as error:
-            # It must be possible to stop a container even if its runtime was removed, hangs, or
-            # cannot be started for lack of descriptors or processes.
+            # A container must be stoppable even if its runtime was removed, hangs, or cannot start
+            # for lack of descriptors or processes.
             self._shim.log.warning("signalled without the runtime", id=self.id, why=str(error))
             if everyone:
                 self._resources.signal_cgroup(signum)
@@ -339,7 +339,7 @@ class Container:
         """Change the container's limits.
 
         Args:
-            limits: the OCI spec's ``linux.resources``; limits that are missing there do not change.
+            limits: the OCI spec's ``linux.resources``; missing limits do not change.
 
         Raises:
             InvalidResources, WrongProcessState: the limits are malformed, or the container has
@@ -364,14 +364,15 @@ class Container:
 
         Raises:
             WrongProcessState: it does not run.
-            NvshimError: it could not be saved. It continues, and what was written was removed.
+            NvshimError: saving failed. The container continues, and nothing is left of the
+                checkpoint.
         """
         request = criu.read_options(options)
         asked = f"a checkpoint of {self.id}"
         async with self._operations.turn(Kind.CHECKPOINT):
             if self.init.state is not State.PAUSED:
                 self._require_init(State.RUNNING, asked)
-            if self._exits.init_reaped:  # its pid may be another process's by now
+            if self._exits.init_reaped:  # another process may have its pid by now
                 raise WrongProcessState(asked, found="it has ended", do="save a running container")
             await checkpoints.save(
                 path,
@@ -387,12 +388,12 @@ class Container:
     # -- delete ------------------------------------------------------------------------------
 
     async def delete(self) -> None:
-        """Remove the container, whose init has ended or was never started.
+        """Remove the container, whose init has ended or never started.
 
         Raises:
             WrongProcessState: it runs, or is being started.
             TaskNotFound: another Delete was faster.
-            NvshimError: the runtime or an unmount failed; Delete may be tried again.
+            NvshimError: the runtime or an unmount failed; Delete may be repeated.
         """
         asked = f"to delete {self.id}"
         self._refuse_while_running(asked)
@@ -402,7 +403,7 @@ class Container:
             self._refuse_while_starting(turn.overdue, asked)
             self._refuse_while_running(asked)
             await self._resources.remove_from_runtime(self.init)
-            # For one that was never started; for others it is known.
+            # For one that never started; for others it is known.
             if self.init.child is not None:
                 await self.init.wait()
             if self.init.stdio is not None:
@@ -413,19 +414,19 @@ class Container:
         for process in (self.init, *self._execs.values()):
             if process.exit is None:
                 process.fail_waiters(self._no_exec(process.exec_id))
-            # A fifo without a name is freed with its last descriptor, on its disk. No client has to
-            # wait for that.
+            # Closing the last descriptor of a fifo without a name frees it on its disk. No client
+            # waits for that.
             if process.stdio is not None:
                 self._shim.tasks.start_soon(_close_stdio, process)
 
     # -- questions ---------------------------------------------------------------------------
 
     def pids(self) -> dict[int, str]:
-        """Return the pids in the container, each with the id of its exec; "" if it is not an exec.
+        """Return the pids in the container, each with its exec's id; "" if it is not an exec.
 
         Init's pid is included until the container is deleted, even if init has ended. Until a
-        container is restored, the pid is 0, as in State. A containerd that restarts would take an
-        error or an empty answer for a shim without a task, and delete it with its unread exit.
+        restore, the pid is 0, as in State. After an error or an empty answer, a restarting
+        containerd would assume a shim without a task, and delete it with its unread exit.
         """
         if self.init.child is None:
             return {0: ""}
@@ -436,7 +437,7 @@ class Container:
         return {pid: named.get(pid, "") for pid in sorted({*inside, *named})}
 
     def describe(self) -> list[dict[str, object]]:
-        """For the log: init and each exec, and each unfinished call of the runtime."""
+        """Describe init, each exec, and each unfinished runtime call, for the log."""
         state = "" if self.created else "being created"
         lines: list[dict[str, object]] = [
             {
@@ -457,7 +458,7 @@ class Container:
         """Return the container's usage, as the message for the host's version of cgroups.
 
         Raises:
-            CgroupNotFound: it has no cgroup of its own, or its cgroup was removed.
+            CgroupNotFound: it has no own cgroup, or its cgroup was removed.
         """
         pid = 0 if self._exits.init_reaped else self.init.pid
         return stats.read(self._resources.cgroup, container_id=self.id, pid=pid)
@@ -485,7 +486,7 @@ class Container:
             )
 
     def _refuse_without_init(self) -> None:
-        """Refuse an exec unless init runs, and goes on running, or waits for its start."""
+        """Refuse an exec unless init is created, or runs and is not being paused."""
         state = "stopped" if self._exits.init_reaped else self.init.state.name.lower()
         if state == "running" and self._operations.has(Kind.PAUSE):
             state = "being paused"

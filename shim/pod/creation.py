@@ -1,17 +1,16 @@
-"""What a container occupies on the node: Create creates it, Delete and a failed Create remove it.
+"""A container's resources on the node: Create creates them, Delete and a failed Create remove them.
 
-In the order of creation, it consists of: records in the bundle, the mounted rootfs, the injection,
-the stdio of init, and the container of the low-level runtime. :class:`Resources` owns and removes
-all of it. If the runtime already had a container with that name, it belongs to another client, and
-stays.
+In the order of creation, these are: records in the bundle, the mounted rootfs, the injection, the
+stdio of init, and the low-level runtime's container. :class:`Resources` owns and removes them. If
+the runtime already had a container with that name, it belongs to another client, and stays.
 
-A Create can be cancelled whatever it waits for: a mount, a worker, a logger, the runtime. It is
-then undone, like one that failed.
+A Create can be cancelled while it waits for anything: a mount, a worker, a logger, the runtime. It
+is then undone, like a failed one.
 
 mount(2) and umount(2) wait for the server of a FUSE or network file system: for the layers of an
 overlay, the source of a bind mount, the file of a loop device. They cannot be interrupted without
-ending the process, so they run in a thread where this may happen. Elsewhere they run directly,
-because a thread costs time and memory.
+ending the process, so calls that may hang run in a thread. Other calls run directly, because a
+thread costs time and memory.
 - A mount may take :data:`MOUNTING` seconds. If the kernel completes it later, it is unmounted.
 - An unmount may take :data:`UNMOUNTING` seconds. A second Delete waits for the same one.
 - Overlays that :func:`shim.rootfs.detaching.detach` detaches disappear at once.
@@ -60,24 +59,24 @@ from shim.work.injection import Injection, prefilter_once
 
 Result = TypeVar("Result")
 
-# Seconds; the last until a killed process has died and the runtime is asked to delete it.
+# Seconds; the last is for a killed process to die before the runtime deletes it.
 MOUNTING: Final = 30.0
 UNMOUNTING: Final = 10.0
 _DYING: Final = 10.0
 
 
 class Resources:
-    """What one container occupies on the node.
+    """One container's resources on the node.
 
     Args:
         shim: the state that the shim's containers share.
         container_id: the container.
         bundle: its bundle directory.
-        options: how to call its runtime.
+        options: options of its runtime.
 
     Attributes:
         runtime: calls its low-level runtime.
-        injection: what is injected into it; None if it requests nothing.
+        injection: the injection into it; None if it requests nothing.
         has_gpus: whether it may have GPUs, from any source.
         cgroup: its cgroup, once it has an init process.
         own_pid_namespace: whether all its processes die with its init.
@@ -107,12 +106,12 @@ class Resources:
     async def make(
         self, init: Process, wanted: Sequence[Mount], checkpoint: str, parent: str
     ) -> None:
-        """Create all of it, up to the init process, which waits to be started.
+        """Create all resources, up to the init process, which waits for Start.
 
         Args:
             init: the init process.
-            wanted: the mounts that containerd wants as the rootfs, in order.
-            checkpoint: the directory of a checkpoint; then there is no init process before
+            wanted: containerd's mounts for the rootfs, in order.
+            checkpoint: the directory of a checkpoint; then init does not exist before
                 :meth:`restore`.
             parent: the directory of an earlier checkpoint that it builds on.
 
@@ -130,7 +129,7 @@ class Resources:
             raise
 
     def cancel(self) -> None:
-        """Let a :meth:`make` that is under way fail, whatever it waits for."""
+        """Cancel a running :meth:`make`, whatever it waits for."""
         self._making.cancel()
 
     async def _make(
@@ -175,7 +174,7 @@ class Resources:
             RuntimeMisbehaved: the file does not contain the pid of a child of ours.
         """
         try:
-            # One that is not our child's would be signalled in its place.
+            # Otherwise we would signal a foreign process.
             return self._shim.reaper.register(bundle_files.read_pid(pid_file))
         except (BundleUnusable, ChildProcessError, OverflowError) as error:
             raise RuntimeMisbehaved(
@@ -185,7 +184,7 @@ class Resources:
             ) from error
 
     async def _mount(self, spec: dict[str, Any], wanted: Sequence[Mount]) -> None:
-        """Mount the rootfs; for a container with GPUs a worker does it, and injects them."""
+        """Mount the rootfs; for a container with GPUs, a worker does this and injects them."""
         found = prefilter_once(self._bundle, spec)
         if found.failure:
             self._shim.log.warning("the configuration may name more places", why=found.failure)
@@ -211,7 +210,7 @@ class Resources:
         )
 
     async def _make_init(self, init: Process) -> None:
-        """Let the runtime make init, new or as it was saved, and take it over."""
+        """Let the runtime create or restore init, and take it over."""
         stdio = init.stdio
         if stdio is None:
             message = "stdio is opened before init is made"
@@ -233,14 +232,14 @@ class Resources:
     # -- restoring ---------------------------------------------------------------------------
 
     def criu(self) -> Calls:
-        """Return the runtime's calls that need CRIU."""
+        """Return the runtime calls that need CRIU."""
         return Calls(self.runtime, self._options, self._id, self._bundle)
 
     async def restore(self, init: Process) -> None:
         """Restore init from the checkpoint.
 
         Raises:
-            NvshimError, OSError: the cause of the failure; it may be tried again.
+            NvshimError, OSError: the cause of the failure; the restore may be repeated.
         """
         ours = not self._runtime_has_it()
         try:
@@ -256,7 +255,7 @@ class Resources:
         init.child = None
         with self._logged("undoing restore"):
             if delete:
-                # Of a runtime that was killed in its work.
+                # Left by a runtime that was killed in its work.
                 root = os.path.join(self._root, self._id, bundle_files.RESTORED_ROOT)
                 await detaching.unmount(root)
                 await self._delete_by_force("undoing restore")
@@ -265,22 +264,22 @@ class Resources:
     # -- removing ----------------------------------------------------------------------------
 
     async def remove_from_runtime(self, init: Process) -> None:
-        """Kill what is left of the container, and make the runtime forget it.
+        """Kill the container's remaining processes, and make the runtime forget it.
 
         Raises:
-            NvshimError: the runtime failed; it may be tried again.
+            NvshimError: the runtime failed; the removal may be repeated.
         """
         if init.child is None:
-            return  # never restored; a container of that name in the runtime is another client's
+            return  # never restored; the runtime's container of that name belongs to another client
         await self._end_init(init)
         if init.child.exit is not None:
-            await init.wait()  # before it is published, the runtime may be called to kill the rest
+            await init.wait()  # until the exit is published, the runtime may be killing the rest
         try:
             await self.runtime.delete()
         except ProcessFinished:
-            return  # an earlier Delete came this far
+            return  # an earlier Delete got this far
         except RuntimeFailed:
-            # What it has saved and ended it has forgotten too. crun has other words for that.
+            # The runtime also forgets what it has saved and ended. crun words that differently.
             if self._runtime_has_it():
                 raise
             return
@@ -292,7 +291,7 @@ class Resources:
             )
 
     async def remove_rootfs(self) -> None:
-        """Unmount the rootfs, and remove what was injected.
+        """Unmount the rootfs, and remove the injection.
 
         Raises:
             UnmountFailed: it is still mounted; it may be tried again.
@@ -321,7 +320,7 @@ class Resources:
                 self.cgroup.signal(signum)
 
     async def _undo(self, init: Process, *, made: bool) -> None:
-        """Remove what a failed :meth:`make` has made."""
+        """Remove what a failed :meth:`make` has created."""
         init.close_stdio()
         await self._end_init(init)
         if made:
@@ -336,7 +335,7 @@ class Resources:
     async def _end_init(self, init: Process) -> None:
         """Kill init if it lives, and wait until the last of its threads is gone.
 
-        A runtime that deletes by force does not wait that long. If the kernel is slow to empty the
+        A runtime that deletes by force does not wait for this. If the kernel is slow to empty the
         cgroup, the runtime silently leaves it behind.
         """
         if init.child is not None:
@@ -345,7 +344,7 @@ class Resources:
                 await init.child.wait()
 
     async def _delete_by_force(self, doing: str) -> None:
-        """Make the runtime delete the container; if it is killed, remove what it leaves behind."""
+        """Make the runtime delete the container; if the runtime is killed, remove its remains."""
         with self._logged(f"{doing}: delete"):
             if self._runtime_has_it():
                 await self.runtime.delete(force=True)
@@ -358,12 +357,12 @@ class Resources:
                     self._shim.log.warning("a container is left", id=self._id, why=problem)
 
     def _runtime_has_it(self) -> bool:
-        """Whether the runtime keeps a state of the container, also of one half made."""
+        """Whether the runtime has a state of the container, even of one half created."""
         return os.path.lexists(os.path.join(self._root, self._id))
 
     @contextmanager
     def _logged(self, step: str) -> Iterator[None]:
-        """Log the failure of a step: the next step is taken all the same."""
+        """Log a step's failure, so that the next step follows nevertheless."""
         try:
             yield
         except (NvshimError, OSError) as error:
@@ -371,11 +370,11 @@ class Resources:
 
 
 class _ThreadedCall:
-    """A call that may take long, in a thread. It continues when its caller stops waiting.
+    """A possibly long call in a thread, which continues when its caller stops waiting.
 
     Attributes:
         done: set when the call has ended.
-        undo: called if the call succeeds after its caller has given it up.
+        undo: called if the call succeeds after its caller has given up.
     """
 
     def __init__(self, tasks: Tasks, work: Callable[[], None]) -> None:
@@ -386,7 +385,7 @@ class _ThreadedCall:
         tasks.start_soon(self._run)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it came in time, or raises what the call raised."""
+        """Wait for its end; return whether it ended in time, or raise the call's error."""
         with loop.move_on_after(seconds):
             await self.done.wait()
         if self._error is not None:
@@ -426,7 +425,7 @@ class Rootfs:
 
         Args:
             wanted: the mounts, in order.
-            by_worker: mounts it instead, and returns what it has mounted.
+            by_worker: mounts it instead, and returns the mounts.
 
         Raises:
             NvshimError: it is not mounted, and will not be mounted later.
@@ -441,7 +440,7 @@ class Rootfs:
         self._mounted = wanted
 
     async def unmount(self) -> None:
-        """Unmount everything at and below its path; nothing happens if nothing is mounted there.
+        """Unmount everything at and below its path, if anything is mounted there.
 
         Raises:
             UnmountFailed: it is still mounted; it may be tried again.
@@ -449,7 +448,7 @@ class Rootfs:
         if not self._may_hang:
             overlay = detaching.detach(self.path, self._mounted)
             if overlay is not None:
-                # Closing it writes the overlay's data to disk. No client has to wait for that.
+                # Closing it writes the overlay's data to disk. No client waits for that.
                 _ThreadedCall(self._shim.tasks, lambda: os.close(overlay))
             await detaching.unmount(self.path)
             return
@@ -473,7 +472,7 @@ class Rootfs:
         try:
             await call.wait(MOUNTING)
         except loop.Cancelled:
-            pass  # if it is the mount that held the Create up, the error says so
+            pass  # if that mount has delayed the Create, the error says so
         if not call.done.is_set():
             call.undo = lambda: self._detach(len(wanted))
             raise MountFailed(
@@ -484,13 +483,13 @@ class Rootfs:
             )
 
     def _detach(self, count: int) -> None:
-        """Undo the mounts that came late, and no mount that another process has made there."""
+        """Undo only the late mounts, not those of another process."""
         for _ in range(count):
             syscalls.umount(self.path, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Do what may take long in a thread, or at once if no thread can be started."""
+    """Run a possibly long call in a thread, or directly if no thread can be started."""
     started: list[bool] = []
 
     def start() -> Result:

@@ -3,15 +3,15 @@
 Rules
 - Events of one container are delivered in the order in which they happened; containers do not
   wait for each other.
-- If an event cannot be delivered, it stays at the head of its container's queue. It is tried again,
-  with growing pauses, whatever the error, for as long as this process lives, because containerd may
-  be restarting. A shim without tasks gives up after a while (:mod:`shim.pod.service`).
-  (containerd's own shim gives up after five tries, and the task is shown as running for ever.)
-- The shim waits for an answer for as long as the connection exists. If containerd is stopped or
-  overloaded, it reads later what it was sent; if the event were sent again, it would arrive twice.
+- An event that cannot be delivered stays at the head of its container's queue. Whatever the error,
+  it is tried again, with growing pauses, while this process lives, because containerd may be
+  restarting. A shim without tasks gives up after a while (:mod:`shim.pod.service`). (containerd's
+  own shim gives up after five tries, and the task is shown as running for ever.)
+- The shim waits for an answer while the connection exists. A stopped or overloaded containerd reads
+  the event later; if it were sent again, it would arrive twice.
 - An event that containerd refuses as malformed is logged and dropped, so that later events arrive.
-- While containerd is unavailable, a container may run out of memory again and again. One such event
-  at the end of a queue stands for all further ones.
+- While containerd is unavailable, a container may run out of memory repeatedly. One such event at
+  the end of a queue stands for all later ones.
 - The time in the envelope is the time of the event, not of its delivery.
 
 Source: containerd docs/runtime-v2.md (events), api/services/ttrpc/events/v1/events.proto.
@@ -38,7 +38,7 @@ from shim.pod.ttrpc import Client
 _SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"
 _NAMESPACE_KEY: Final = "containerd-namespace-ttrpc"
 
-# Seconds: the first pause after a failure, and the longest.
+# Seconds: the first pause after a failure, and the longest one.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
 
@@ -60,8 +60,7 @@ class Publisher:
     """Delivers events to containerd's ttrpc socket.
 
     Args:
-        address: the path of that socket; if containerd named none, it is empty and events are
-            dropped.
+        address: the path of that socket; "" if containerd named none, to drop events.
         namespace: containerd's namespace of this shim.
         tasks: the group in which deliveries run.
         log: the log for failures, one entry per outage.
@@ -104,11 +103,11 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """How many events are not delivered."""
+        """The number of undelivered events."""
         return sum(map(len, self._queues.values()))
 
     async def drain(self, seconds: float) -> bool:
-        """Wait until everything is delivered, for a limited time.
+        """Wait for a limited time until all events are delivered.
 
         Args:
             seconds: the time limit.
@@ -121,7 +120,7 @@ class Publisher:
         return not self._queues
 
     def close(self) -> None:
-        """End the connection; what is not delivered stays so."""
+        """End the connection; undelivered events are lost."""
         if self._client is not None:
             self._client.close()
 
@@ -171,12 +170,12 @@ class Publisher:
 
 
 def _ends_out_of_memory(queue: deque[types_pb2.Envelope] | None) -> bool:
-    """Whether the last event that waits is out of memory, and is not just being delivered."""
+    """Whether the last waiting event is out of memory, and is not being delivered."""
     return queue is not None and len(queue) > 1 and queue[-1].topic == TOPICS[events_pb2.TaskOOM]
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether an event that failed with this error would fail again each time."""
+    """Whether an event would fail with this error each time."""
     if isinstance(error, RemoteError):
         return error.status == Status.INVALID_ARGUMENT
     return isinstance(error, MessageTooLarge)

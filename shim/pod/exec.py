@@ -1,4 +1,4 @@
-"""An exec: a further process of a container, which the runtime starts in it."""
+"""An exec: another process of a container, which the runtime starts in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Exec(Process):
     Args:
         container_id: its container.
         exec_id: its id.
-        uris: where its stdio is.
+        uris: its stdio.
         spec: the OCI process.
         bundle: the container's bundle.
     """
@@ -30,12 +30,12 @@ class Exec(Process):
     ) -> None:
         super().__init__(container_id, exec_id, uris)
         self._spec = spec
-        # With a prefix, so that no exec id names another file: "init" is a valid id.
+        # The prefix keeps an exec id from naming another file: "init" is a valid id.
         self._path = os.path.join(bundle, f"exec.{exec_id}")
         self._starting: loop.CancelScope | None = None
 
     async def start(self, resources: Resources, reaper: Reaper) -> None:
-        """Make the runtime start it; if that fails, it may be tried again.
+        """Let the runtime start it; after a failure, this may be repeated.
 
         Raises:
             KilledWhileStarting: :meth:`cancel_start` was called.
@@ -51,7 +51,7 @@ class Exec(Process):
             raise
 
     def cancel_start(self) -> None:
-        """Let a :meth:`start` that is under way fail, whatever it waits for, and one queued too."""
+        """Cancel a running or queued :meth:`start`, whatever it waits for."""
         self.kills += 1
         if self._starting is not None:
             self._starting.cancel()
@@ -72,11 +72,11 @@ class Exec(Process):
                             # The runtime may have created the process before it was killed.
                             self.child = resources.adopt(pid_file)
                         except NvshimError:
-                            pass  # it created none
+                            pass  # it had not
                         raise
                     self.child = resources.adopt(pid_file)
                 await stdio.started()
-                if not self._starting.cancel_called:  # just before the runtime returned
+                if not self._starting.cancel_called:  # the runtime has just returned
                     return
         finally:
             for file in (process_file, pid_file):

@@ -15,17 +15,17 @@ _kept: list[int] = []
 
 
 def fill() -> None:
-    """Open as many as are needed; fewer if none is free."""
+    """Open the needed descriptors; fewer if none is free."""
     try:
         while len(_kept) < _ENOUGH:
             _kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
-        pass  # tried again at the next use
+        pass  # the next use tries again
 
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Close them for the block, which must not wait for anything."""
+    """Close them during the block, which must not wait for anything."""
     while _kept:
         os.close(_kept.pop())
     try:

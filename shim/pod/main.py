@@ -1,8 +1,8 @@
-"""The shim's main function: what has to be done before it can serve.
+"""The shim's main function: prepare to serve.
 
-If no fork server has forked this shim, the server is imported here, which takes longer than
-everything else. A container with GPUs also needs the injection engine. Its worker imports that at
-the same time, on another processor.
+Without a fork server, this imports the shim's server, which takes longer than everything else. A
+container with GPUs also needs the injection engine. Its worker imports it at the same time, on
+another processor.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def main(
 
     Args:
         listener_fd: the listening socket.
-        container_id: the first container, for which this shim was started. The current directory is
-            the container's bundle.
+        container_id: the first container, for which this shim started. The current directory is the
+            container's bundle.
         namespace: containerd's namespace.
         ttrpc_address: containerd's socket for events.
         socket_path: the file of the listening socket, which is removed at the end.
         debug: whether to log each step.
     """
-    # What is imported stays; looking for garbage among it costs a tenth of the time.
+    # Imported objects stay; searching them for garbage costs a tenth of the time.
     gc.disable()
     syscalls.give_back_large_blocks()
     raise_file_limit()

@@ -1,37 +1,36 @@
-"""The order in which things happen to one container: requests, and the exits of its processes.
+"""Order the requests to one container, and the exits of its processes.
 
 containerd sends requests for a container concurrently. Each request that changes the container is
-an operation, and this module decides which earlier operations it waits for. An operation waits only
-for operations that arrived before it, so no two wait for each other.
+an operation. It waits only for earlier operations, so no two wait for each other.
 
 Rules for operations
-- ``AFTER`` lists, for each operation, the earlier operations that it waits for. It overtakes all
-  others. Operations on execs wait for each other only if they concern the same exec.
+- ``AFTER`` lists the earlier operations that each operation waits for. It overtakes all others.
+  Operations on execs wait for each other only if they concern the same exec.
 - Kill waits for nothing. SIGKILL cancels a Create, or the Start of an exec, that is running or
   queued; Delete also cancels a Create. Both then wait until the Create is undone, for ``LATE``
   seconds.
-- ``EVER``: wait until the other operation has ended. Each of these ends by itself: Pause, Resume,
+- ``EVER``: wait until the other operation has ended. Each of these always ends: Pause, Resume,
   Update and Delete call the runtime with a timeout, and a Start that hangs ends when the container
   is killed.
-- ``BRIEFLY``: wait at most ``LATE`` seconds, for all of them together. Operations that have not
-  ended by then are in ``overdue``, and this one continues without them or is refused.
+- ``BRIEFLY``: wait at most ``LATE`` seconds, for all of them together. Operations that are still
+  running then are in ``overdue``, and this one continues without them or is refused.
 
 Rules for exits
 - The start of a process is published before its exit, even if it died before Start returned.
-- The exits of execs are published before init's, because containerd tears the task down when it
-  gets that one. Once init has been reaped, no new exec starts; if the container has no pid
-  namespace of its own, its remaining processes are killed first.
-- The exit of init is not in the queue. It waits for those operations whose event has to come first:
-  at most ``LATE`` seconds, then their runtime calls are killed, and ``LATE`` seconds more. It does
-  not wait for Kill, Delete, Pause, Resume or Update.
+- The exits of execs are published before init's, after which containerd tears the task down. Once
+  init has been reaped, no new exec starts; if the container has no own pid namespace, its remaining
+  processes are killed first.
+- The exit of init is not in the queue. It waits for operations whose event must come first: at most
+  ``LATE`` seconds, then their runtime calls are killed, and ``LATE`` seconds more. It does not wait
+  for Kill, Delete, Pause, Resume or Update.
 - A checkpoint that should end init is published before the exit, if it completes in time.
 - Errors of stdio must not delay an exit.
 - The exit of a container with GPUs waits until its cause is recorded, at most a second
   (:mod:`shim.pod.causes`).
-- An out-of-memory event is published when it happens, but not before the start of init, and before
-  the exit that it caused.
+- An out-of-memory event is published immediately, but after the start of init and before the exit
+  that it caused.
 
-Where an operation can hang, and what ends it::
+What can hang in an operation, and what ends it::
 
     Create      mount(2)          a thread, 30 s; a Kill or Delete (shim.pod.creation)
                 a worker          60 s; a Kill or Delete
@@ -96,12 +95,12 @@ class Wait(Enum):
 AFTER: Final[dict[Kind, dict[Kind, Wait]]] = {
     Kind.CREATE: {},
     Kind.START: {Kind.START: Wait.EVER, Kind.DELETE: Wait.EVER},
-    # The program may run, and an exec be asked for, before the runtime has returned from start.
+    # The program may run, and a client may request an exec, before the runtime returns from start.
     Kind.EXEC: {Kind.START: Wait.EVER},
     Kind.START_EXEC: {Kind.START_EXEC: Wait.EVER, Kind.DELETE_EXEC: Wait.EVER},
     Kind.DELETE_EXEC: {Kind.START_EXEC: Wait.BRIEFLY, Kind.DELETE_EXEC: Wait.EVER},
     Kind.KILL: {},
-    # A runtime that is frozen in the middle of an exec would not return before Resume.
+    # A runtime frozen in the middle of an exec would not return before Resume.
     Kind.PAUSE: {
         Kind.PAUSE: Wait.EVER, Kind.RESUME: Wait.EVER, Kind.START_EXEC: Wait.BRIEFLY,
     },
@@ -109,7 +108,7 @@ AFTER: Final[dict[Kind, dict[Kind, Wait]]] = {
     # The runtime reads its record, changes the cgroup, and writes its record.
     Kind.UPDATE: {Kind.UPDATE: Wait.EVER},
     Kind.CHECKPOINT: {Kind.CHECKPOINT: Wait.EVER},
-    # A client deletes as soon as it learns of the exit: the runtime of its Kill may still run.
+    # A client deletes when it learns of the exit, while its Kill's runtime may still run.
     Kind.DELETE: {
         Kind.DELETE: Wait.EVER, Kind.START: Wait.BRIEFLY, Kind.KILL: Wait.BRIEFLY,
         Kind.CHECKPOINT: Wait.BRIEFLY,
@@ -123,7 +122,7 @@ class Operation:
     Attributes:
         kind: the kind of operation.
         exec_id: the exec that it concerns; "" for the container.
-        overdue: the operations that it waited for briefly and that have not ended.
+        overdue: the operations that have not ended after a brief wait.
     """
 
     __slots__ = ("_ended", "_queue", "exec_id", "kind", "overdue")
@@ -154,7 +153,7 @@ class Operation:
 
     @property
     def under_way(self) -> bool:
-        """Whether the operation waits for its turn or has it."""
+        """Whether the operation is queued or running."""
         return self in self._queue
 
     async def ended(self) -> None:
@@ -190,7 +189,7 @@ class Operations:
 
         Args:
             kinds: the kinds.
-            exec_id: count only those that concern this exec.
+            exec_id: count only those of this exec.
         """
         return any(o.kind in kinds and exec_id in ("", o.exec_id) for o in self._queue)
 
@@ -213,7 +212,7 @@ async def wait_for(
         within: the time limit in seconds; None for no limit.
 
     Returns:
-        Those that have not ended in time.
+        The operations that have not ended in time.
     """
     left = list(operations)
     with loop.move_on_after(within):
@@ -228,16 +227,16 @@ class Exits:
 
     Args:
         shim: the state that the shim's containers share.
-        resources: what the container occupies on the node.
+        resources: the container's resources on the node.
         operations: the container's running operations.
-        report: publishes an event of the container, which has only the named fields.
+        report: publishes an event of the container with only the named fields.
         init: its init process.
         execs: its execs by id.
         bundle: its bundle.
 
     Attributes:
-        init_reaped: whether init has ended; its exit may not be published yet.
-        by_checkpoint: whether a checkpoint is running that should end init.
+        init_reaped: whether init has ended, perhaps before its exit is published.
+        by_checkpoint: whether a running checkpoint should end init.
     """
 
     def __init__(
@@ -271,7 +270,7 @@ class Exits:
             self._shim.tasks.start_soon(self._publish_exit_of_init)
 
     def follow_memory(self) -> None:
-        """Publish each lack of memory from now on, once init's start is published."""
+        """Publish out-of-memory events from now on, once init's start is published."""
         if self._oom is not None and not self.init_reaped:
             self._following = True
             self._shim.tasks.start_soon(self._follow_memory, self._oom)
@@ -324,7 +323,7 @@ class Exits:
         )
 
     def _publish_exit(self, process: Process, told: Exit | None = None) -> None:
-        """Tell containerd how a process ended, or that, and answer those who wait for it."""
+        """Publish a process' exit, and answer the clients that wait for it."""
         child = process.child
         if child is None or child.exit is None:
             message = "an exit is published after it happened"
@@ -336,23 +335,23 @@ class Exits:
         self._report(events_pb2.TaskOOM)
 
     async def _end_execs(self) -> None:
-        """Wait until the exits of all execs that run are published."""
+        """Wait until the exits of all running execs are published."""
         shared = not self._resources.own_pid_namespace
         if shared:
             await self._resources.kill_all()
-        # Execs that are being started fail by themselves: the runtime finds no init.
+        # Starting execs fail by themselves: the runtime finds no init.
         await self._settle(Kind.START_EXEC)
         running = [p for p in self._execs.values() if p.state is State.RUNNING]
         if running and shared:
-            await self._resources.kill_all()  # what was started while the others were killed
+            await self._resources.kill_all()  # kill processes that started meanwhile, too
             for process in running:
                 if process.child is not None:
-                    process.child.kill()  # also without a cgroup
+                    process.child.kill()  # even without a cgroup
         for process in running:
             await process.wait()
 
     async def _settle(self, kind: Kind) -> None:
-        """Wait until no Start is under way; one that hangs is ended."""
+        """Wait until no Start is running; end one that hangs."""
         if not await self._operations.ended(kind):
             self._resources.runtime.end_calls(*POINTLESS)
             await self._operations.ended(kind)

@@ -12,9 +12,9 @@ A process goes through the states of this table; other transitions cannot happen
     CREATED  DELETED  DELETED   an exec that was never started
     STOPPED  DELETED  DELETED
 
-``EXITED`` is when the exit is *published*, not when the process died: an exec's exit is published
-before init's, and a start before the exit. Until then State returns RUNNING and Wait waits, so a
-client that learns of an exit can rely on everything that comes before it.
+``EXITED`` happens when the exit is *published*, not when the process dies: an exec's exit is
+published before init's, and a start before the exit. Until then State returns RUNNING and Wait
+waits, so a client that learns of an exit can rely on all earlier events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shim.stdio.uris import StdioUris
 
 
 class State(Enum):
-    """Where a process is in its life."""
+    """The states of a process."""
 
     CREATED = auto()
     RUNNING = auto()
@@ -40,7 +40,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What can happen to a process."""
+    """The events of a process."""
 
     STARTED = auto()
     PAUSED = auto()
@@ -67,14 +67,14 @@ class Process:
     Args:
         container_id: its container.
         exec_id: empty for the init process.
-        uris: where its stdio is.
+        uris: its stdio.
 
     Attributes:
-        state: its present state.
+        state: its current state.
         child: the process itself, once it exists.
         exit: how it ended, once that is published.
         stdio: its open stdio; None before it is opened.
-        kills: how often it was killed while it was being started.
+        kills: how often it was killed during its start.
     """
 
     def __init__(self, container_id: str, exec_id: str, uris: StdioUris) -> None:
@@ -98,11 +98,11 @@ class Process:
 
     @property
     def id(self) -> str:
-        """What events call it: the exec's id, or the container's for init."""
+        """Its id in events: the exec's, or for init the container's."""
         return self.exec_id or self.container_id
 
     def advance(self, event: Event) -> None:
-        """Change to the state that follows.
+        """Change to the next state.
 
         Raises:
             WrongProcessState: the table has no such transition.
@@ -117,28 +117,28 @@ class Process:
         self.state = following
 
     def finish(self, exit_: Exit) -> None:
-        """Answer the clients that wait for the exit, which has been published."""
+        """Answer the clients that wait for the exit, which is published."""
         self.advance(Event.EXITED)
         self.exit = exit_
         self._settled.set()
 
     def fail_waiters(self, why: NvshimError) -> None:
-        """There will be no exit: the process could not be started, or is deleted."""
+        """Fail the clients that wait: the process could not start, or is deleted."""
         self._no_exit = why
         self._settled.set()
 
     def await_exit(self) -> None:
-        """The process is being started, perhaps again: there may be an exit after all."""
+        """Let clients wait for an exit: the process is starting, perhaps again."""
         if self._no_exit is not None:
             self._no_exit = None
             self._settled = loop.Event()
 
     async def wait(self) -> Exit:
-        """Return how the process ended, once that is published.
+        """Return how the process ended, once the exit is published.
 
         Raises:
-            WrongProcessState: it could not be started.
-            ProcessNotFound: it was deleted before it was started.
+            WrongProcessState: it could not start.
+            ProcessNotFound: it was deleted before its start.
         """
         while self.exit is None:
             if self._no_exit is not None:
@@ -147,7 +147,7 @@ class Process:
         return self.exit
 
     def attach(self, stdio: Stdio) -> None:
-        """Set its stdio, and apply what was asked for before it was open."""
+        """Set its stdio, and apply earlier requests to it."""
         self.stdio = stdio
         if self._size is not None:
             stdio.resize(*self._size)
@@ -155,13 +155,13 @@ class Process:
             stdio.close_stdin()
 
     def resize(self, width: int, height: int) -> None:
-        """Set its terminal's size in characters, now or when it is opened."""
+        """Set its terminal's size in characters, now or when it opens."""
         self._size = (width, height)
         if self.stdio is not None:
             self.stdio.resize(width, height)
 
     def close_stdin(self) -> None:
-        """Close its input, also if it is not started yet."""
+        """Close its input, even before its start."""
         self._input_ended = True
         if self.stdio is not None:
             self.stdio.close_stdin()
@@ -174,7 +174,7 @@ class Process:
 
 
 def fill_exit(message: Any, process: Process) -> None:
-    """Write into a message how a process ended, if that is published."""
+    """Write how a process ended into a message, if its exit is published."""
     if process.exit is not None:
         message.exit_status = process.exit.status
         message.exited_at.FromNanoseconds(process.exit.at)

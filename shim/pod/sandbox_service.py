@@ -5,14 +5,14 @@ Handlers decode, call and encode; :mod:`shim.sandbox.sandbox` does the work.
 Rules
 - A shim has one sandbox, and serves the tasks of that pod.
 - Stop ends the pod, including containers that still run or are being created, as StopPodSandbox
-  promises. No container is created after that. Shutdown stops the pod, deletes what is left of its
+  promises. After that, no container can be created. Shutdown stops the pod, deletes the rest of its
   containers, and ends the shim.
-- containerd needs the answer to Shutdown. If a Go client gets an answer and the end of the
-  connection at the same time, it may act on the latter. So the shim exits only when its clients
-  have hung up, which containerd does when it has the answer.
+- containerd needs the answer to Shutdown. A Go client that gets an answer and the end of the
+  connection together may act on the latter. So the shim exits only when its clients have hung up,
+  which containerd does after the answer.
 - Stop and Shutdown may be repeated. Shutdown of a sandbox that was never created, or is gone,
-  succeeds: containerd sends it after a Create that failed, and the shim has to exit then.
-- The events ``/sandboxes/…`` are published by containerd, not by us.
+  succeeds: containerd sends it after a failed Create, and the shim must then exit.
+- containerd, not this shim, publishes the events ``/sandboxes/…``.
 
 Source: containerd api/runtime/sandbox/v1/sandbox.proto, plugins/sandbox/controller.go,
 plugins/services/sandbox/controller_service.go, internal/cri/server/sandbox_status.go.
@@ -54,12 +54,12 @@ _STATES: Final = {
     State.ENDED: "SANDBOX_NOTREADY",
 }
 
-# What containerd calls the architectures.
+# containerd's names of the architectures.
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 _IN_NETWORK: Final = frozenset({ProcessState.RUNNING, ProcessState.PAUSED})
 
-# Seconds that a killed container may take to end.
+# Seconds for a killed container to end.
 _DYING: Final = 10.0
 
 
@@ -67,7 +67,7 @@ class SandboxService:
     """The sandbox of this shim.
 
     Args:
-        shim: where the sandbox is kept, for the tasks to find.
+        shim: keeps the sandbox for the tasks.
         tasks: the tasks of the pod's containers.
     """
 
@@ -77,13 +77,13 @@ class SandboxService:
         self._held: Sandbox | None = None
 
     def service(self) -> Service:
-        """Return the service, to be served."""
+        """Return the service, for the server."""
         return _SERVICE.bind(self)
 
     def create(
         self, _: Context, request: sandbox_pb2.CreateSandboxRequest
     ) -> sandbox_pb2.CreateSandboxResponse:
-        """Take a sandbox on; it is made when it is started."""
+        """Accept a sandbox; Start creates it."""
         check_id(request.sandbox_id, "sandbox id")
         asked = f"sandbox {request.sandbox_id}"
         if self._tasks.lifetime.ending:
@@ -111,17 +111,17 @@ class SandboxService:
         return sandbox_pb2.CreateSandboxResponse()
 
     def _has_paths(self) -> bool:
-        """Whether the operator wants containers to find the pod's namespaces by paths."""
+        """Whether the configuration makes containers find the pod's namespaces by paths."""
         try:
             return load_config().sandbox_namespaces == Namespaces.PATHS
-        except ConfigError as error:  # no reason to have no pods; a container with GPUs reports it
+        except ConfigError as error:  # pods must still start; a container with GPUs reports it
             self._shim.log.warning("the configuration is not read", why=str(error))
             return False
 
     async def start(
         self, _: Context, request: sandbox_pb2.StartSandboxRequest
     ) -> sandbox_pb2.StartSandboxResponse:
-        """Make the pod's namespaces."""
+        """Create the pod's namespaces."""
         if self._held is None:
             raise WrongSandboxState(
                 f"to start sandbox {request.sandbox_id}",
@@ -139,7 +139,7 @@ class SandboxService:
     def platform(
         self, _: Context, request: sandbox_pb2.PlatformRequest
     ) -> sandbox_pb2.PlatformResponse:
-        """Return what the pod's containers run on: this machine."""
+        """Return the platform of the pod's containers: this machine's."""
         self._sandbox(request.sandbox_id)
         response = sandbox_pb2.PlatformResponse()
         machine = os.uname().machine
@@ -179,7 +179,7 @@ class SandboxService:
         response.info["pid"] = str(sandbox.live_pid)
         response.info["state"] = response.state
         if request.verbose:
-            # CRI shows the first to people, and reads it as its own type.
+            # CRI shows the first to users, and reads it as its own type.
             running = sandbox.state is State.READY
             info = {"pid": sandbox.live_pid, "processStatus": "running" if running else "stopped"}
             response.info["info"] = json.dumps(info)
@@ -187,14 +187,14 @@ class SandboxService:
         return response
 
     def ping(self, _: Context, request: sandbox_pb2.PingRequest) -> sandbox_pb2.PingResponse:
-        """Answer: the sandbox is looked after."""
+        """Answer, to show that the sandbox is alive."""
         self._sandbox(request.sandbox_id)
         return sandbox_pb2.PingResponse()
 
     async def shutdown(
         self, context: Context, request: sandbox_pb2.ShutdownSandboxRequest
     ) -> sandbox_pb2.ShutdownSandboxResponse:
-        """End the sandbox and this process, with all that is left of the pod."""
+        """End the sandbox, the rest of the pod, and this process."""
         if self._held is not None:
             sandbox = self._sandbox(request.sandbox_id)
             await self._stop(sandbox, 0)
@@ -202,7 +202,7 @@ class SandboxService:
                 try:
                     await self._tasks.delete(context, task_pb2.DeleteRequest(id=container.id))
                 except TaskNotFound:
-                    continue  # another client's Delete was faster
+                    continue  # another client has deleted it
             if self._held is sandbox:
                 self._held = self._shim.sandbox = None
         self._tasks.lifetime.end_when_empty(request.sandbox_id, after_hangup=True)
@@ -211,7 +211,7 @@ class SandboxService:
     def metrics(
         self, _: Context, request: sandbox_pb2.SandboxMetricsRequest
     ) -> sandbox_pb2.SandboxMetricsResponse:
-        """Return the usage of the whole pod, as counted by the containers' common cgroup."""
+        """Return the usage of the whole pod, from its containers' common cgroup."""
         sandbox = self._sandbox(request.sandbox_id)
         parent = sandbox.pod.cgroup_parent
         read = stats.read(
@@ -226,7 +226,7 @@ class SandboxService:
         return response
 
     def _somebody_in(self, sandbox: Sandbox) -> int:
-        """Return a process in the pod's network; 0 if there is none."""
+        """Return a process in the pod's network namespace; 0 if there is none."""
         if sandbox.state is not State.READY:
             return 0
         running = (c.init.pid for c in self._tasks.containers if c.init.state in _IN_NETWORK)
@@ -240,12 +240,12 @@ class SandboxService:
         await sandbox.stop()
 
     async def _end(self, container: Container, grace: float) -> None:
-        """End one container of a pod that stops; its exit is published as any other."""
+        """End one container of a stopping pod; its exit is published like any other."""
         init = container.init
         try:
             if not container.created:
                 await container.cancel_create()
-                if not container.created:  # it may just have succeeded
+                if not container.created:  # it may have just succeeded
                     return
             if init.state is ProcessState.PAUSED:
                 await self._thaw(container)
@@ -258,11 +258,11 @@ class SandboxService:
                 with loop.move_on_after(_DYING):
                     await init.wait()
         except (NvshimError, OSError) as error:
-            # Either it has ended in the meantime, or its Delete will report why not.
+            # It has ended meanwhile, or its Delete will report why not.
             self._shim.log.debug("ending a container", id=container.id, why=str(error))
 
     async def _thaw(self, container: Container) -> None:
-        """Resume a container; if that fails, or it already runs, it is ended all the same."""
+        """Resume a container, so that it can end; failures are ignored."""
         try:
             await container.resume()
         except (NvshimError, OSError) as error:
@@ -279,7 +279,7 @@ class SandboxService:
         return sandbox
 
 
-# Made once, before a shim is forked.
+# Created once, before a shim is forked.
 _SERVICE: Final = Service(
     sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"],
     {

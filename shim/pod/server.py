@@ -1,8 +1,8 @@
 """The shim's server: it serves until no task is left.
 
-There is one thread and one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process
-down (containerd then runs `delete`, which ends its containers); SIGUSR1 writes what the process is
-doing to the log; SIGPIPE is an error code here and has its default action in children.
+It has one thread and one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process
+down (containerd then runs `delete`, which ends its containers); SIGUSR1 logs the current activity;
+SIGPIPE is an error code here and has its default action in children.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRACE: Final = 1.0
 _HANGUP: Final = 2.0
 _HANGING: Final = 1.5
 _EVENTS: Final = 2.0
-# Seconds between attempts to remove a socket that a start is just using.
+# Seconds between attempts to remove a socket that a start is using.
 _PAUSE: Final = 0.01
 
 
@@ -48,7 +48,7 @@ def run(
         addressed: containerd's namespace, and its socket for events.
         socket_path: the file of the listening socket, which is removed at the end.
         log: the shim's log.
-        reaper: the reaper, which may already have a child.
+        reaper: the reaper, perhaps already with a child.
     """
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
@@ -111,26 +111,26 @@ async def serve(
             signal.SIGUSR1: lambda: context.tasks.start_soon(_tell_what_runs, service, log),
         }
         with loop.handle_signals(handlers):
-            reaper.reap()  # a worker may have ended before
+            reaper.reap()  # a worker may have already ended
             tasks.start_soon(_serve_until, server, listener, ended)
             context.tasks.start_soon(lifetime.end_when_unused)
             context.tasks.start_soon(resident.load_by_and_by, log)
             await ended.wait()
-            # While it still listens: see sockets.retire.
+            # While the socket still listens: see sockets.retire.
             with loop.move_on_after(_GRACE):
                 while not own_socket.remove():
                     await loop.sleep(_PAUSE)
             if lifetime.ends_after_hangup:
                 with loop.move_on_after(_HANGUP):
                     await server.wait_deserted()
-            # A request that waits for its runtime goes on when it is cancelled, and that may hang.
+            # A cancelled request still waits for its runtime, which may hang.
             with loop.move_on_after(_HANGING):
                 await server.shutdown(_GRACE)
             if not await publisher.drain(_EVENTS):
                 log.warning("events were not delivered before the end", count=publisher.waiting)
             publisher.close()
-            # Do not leave the group instead: that would wait for such a request. The delete verb
-            # removes what is half made.
+            # Exit inside the group: leaving it would wait for such a request. The delete verb
+            # removes what is half created.
             leave()
 
 

@@ -1,7 +1,7 @@
 """The Task service: decodes containerd's requests, calls containers, encodes the answers.
 
 :mod:`shim.pod.container` carries out operations, and :mod:`shim.pod.operations` decides their
-order. A request that changes something is shielded: a client that hangs up must not leave half a
+order. Requests that change something are shielded: a client that hangs up must not leave half a
 container behind.
 
 The shim exits when it has no task and no sandbox, and none is announced:
@@ -9,12 +9,12 @@ The shim exits when it has no task and no sandbox, and none is announced:
 - After every Delete, containerd asks it to exit (Shutdown). If tasks are left, nothing happens.
 - ``start`` announces a container at the socket before it answers, so a shim with an announced
   container stays (:mod:`shim.sockets`).
-- If Shutdown arrives while all tasks are still being created, and their Create fails, the shim
-  exits then, because containerd does not ask again.
+- If Shutdown arrives while all tasks are still being created, and their Create fails, the shim then
+  exits, because containerd does not ask again.
 - If containerd was killed between ``start`` and Create, or between Delete and Shutdown, it does not
-  ask after its restart. So a shim that has had no task for ``UNUSED`` seconds exits once its events
-  are delivered, and after ``UNHEARD`` seconds even if some are not. Its tasks were deleted, so
-  containerd does not need these events.
+  ask after its restart. So a shim without a task for ``UNUSED`` seconds exits once its events are
+  delivered, or after ``UNHEARD`` seconds even if some are not. Its tasks were deleted, so
+  containerd does not need them.
 
 Source: containerd api/runtime/task/v2/shim.proto, docs/runtime-v2.md.
 """
@@ -57,19 +57,19 @@ _STATUS: Final = {
     State.DELETED: task_types_pb2.STOPPED,
 }
 
-# Seconds: without a task, and then with events that containerd does not take.
+# Seconds: without a task, and then with undelivered events.
 UNUSED: Final = 60.0
 UNHEARD: Final = 600.0
 
-# Seconds after which a shim that could not remove its socket tries again to end.
+# Seconds until a shim that could not remove its socket tries again to end.
 _AGAIN: Final = 0.2
 
-# The two versions differ in the package's name alone; containerd 2 calls the second.
+# The versions differ only in the package's name; containerd 2 calls the second.
 SERVICE_NAMES: Final = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 
 
 class OwnSocket:
-    """The socket that this shim serves, and the containers that ``start`` has announced for it.
+    """The shim's socket, and the containers that ``start`` has announced there.
 
     Args:
         path: the socket's file.
@@ -81,15 +81,15 @@ class OwnSocket:
         self._identity = identity
 
     def forget(self, container_id: str) -> None:
-        """Drop an announcement: the container has been created, or will not be."""
+        """Drop an announcement, because the container was created, or will not be."""
         sockets.forget(self._path, container_id)
 
     def retire(self) -> bool:
-        """Remove it unless a container is announced; returns whether it is removed."""
+        """Remove the socket unless a container is announced; return whether it is removed."""
         return sockets.retire(self._path, self._identity)
 
     def remove(self) -> bool:
-        """Remove it whatever is announced; returns whether no ``start`` is just using it."""
+        """Remove the socket despite announcements; return False if a ``start`` is using it."""
         return sockets.retire(self._path, self._identity, regardless=True)
 
 
@@ -104,8 +104,8 @@ class Lifetime:
 
     Attributes:
         ending: whether the shim is about to exit.
-        ends_after_hangup: whether the shim waits, before it exits, until its clients have hung up,
-            because the client that asked it to exit needs the answer first.
+        ends_after_hangup: whether the shim waits for its clients to hang up before it exits,
+            because the client that requested this needs the answer first.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Lifetime:
         self._containers = containers
         self._shut_down = shut_down
         self._deferred = False
-        # Set and replaced whenever a task or the sandbox is added or removed.
+        # Set and replaced when a task or the sandbox is added or removed.
         self._changed = loop.Event()
 
     def forget(self, name: str) -> None:
@@ -130,18 +130,18 @@ class Lifetime:
         self._own_socket.forget(name)
 
     def changed(self) -> None:
-        """Handle that a task or the sandbox was added or removed."""
+        """Note that a task or the sandbox was added or removed."""
         changed, self._changed = self._changed, loop.Event()
         changed.set()
 
     def create_failed(self) -> None:
-        """Handle that a task was removed because its Create failed."""
+        """Note that a task was removed because its Create failed."""
         self.changed()
         if self._deferred:
             self._end_if_empty()
 
     def create_succeeded(self) -> None:
-        """There is a task, which containerd will delete."""
+        """Note that a task exists, which containerd will delete."""
         self._deferred = False
 
     def end_when_empty(self, asked_for: str, *, after_hangup: bool = False) -> None:
@@ -158,7 +158,7 @@ class Lifetime:
         self._end_if_empty()
 
     async def end_when_unused(self) -> None:
-        """End the shim when it has had no task for long and has delivered its events."""
+        """End the shim after a long time without a task, once its events are delivered."""
         unused = 0.0
         while True:
             changed = self._changed
@@ -182,7 +182,7 @@ class Lifetime:
             self._shim.tasks.start_soon(self._end_later)
 
     async def _end_later(self) -> None:
-        """Try again: the ``start`` that used the socket may have been for another shim."""
+        """Try again later: the ``start`` that uses the socket may be for another shim."""
         changed = self._changed
         with loop.move_on_after(_AGAIN):
             await changed.wait()
@@ -195,7 +195,7 @@ class TaskService:
 
     Args:
         shim: the state that the shim's containers share.
-        containers: the containers by id; a container is included as soon as its Create is accepted.
+        containers: the containers by id, each from the acceptance of its Create.
         lifetime: decides when the shim exits.
     """
 
@@ -213,19 +213,19 @@ class TaskService:
     async def create(
         self, _: Context, request: task_pb2.CreateTaskRequest
     ) -> task_pb2.CreateTaskResponse:
-        """Make a container from its bundle; its init process waits for Start."""
+        """Create a container from its bundle; its init process waits for Start."""
         check_id(request.id)
         self.lifetime.forget(request.id)
         _refuse_zero_bytes("request", request)
         if self.lifetime.ending:
-            # It arrived while the answer to Shutdown was being sent.
+            # It arrived during the answer to Shutdown.
             raise ShuttingDown(
                 f"task {request.id}", found="a shim that is ending", do="create it once more"
             )
         if request.id in self._containers:
             raise TaskExists(f"task {request.id}", found="a task of that id", do="delete it first")
         options = read_options(request.options if request.HasField("options") else None)
-        # With containerd's own shim, containerd itself reads that option.
+        # For its own shim, containerd itself reads that option.
         checkpoint = request.checkpoint or options.criu_image_path
         uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)
         container = Container(self._shim, request.id, request.bundle, options, uris)
@@ -273,7 +273,7 @@ class TaskService:
         return response
 
     async def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
-        """Add a process to a running container, to be started later."""
+        """Add a process to a running container, to start later."""
         check_id(request.exec_id, "exec id")
         _refuse_zero_bytes("request", request)
         container = self._container(request.id)
@@ -324,7 +324,7 @@ class TaskService:
         return Empty()
 
     async def resume(self, _: Context, request: task_pb2.ResumeRequest) -> Empty:
-        """Let a frozen container go on."""
+        """Thaw a container."""
         await self._container(request.id).resume()
         return Empty()
 
@@ -369,7 +369,7 @@ class TaskService:
         return Empty()
 
     def connect(self, _: Context, request: task_pb2.ConnectRequest) -> task_pb2.ConnectResponse:
-        """Return the pids of the shim and of the task's init. containerd checks that we live."""
+        """Return the pids of the shim and the task's init; containerd's liveness check."""
         container = self._containers.get(request.id)
         pid = container.init.pid if container and container.created else 0
         return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
@@ -377,7 +377,7 @@ class TaskService:
     def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
         """End this process if no task or sandbox is left or announced; otherwise do nothing.
 
-        containerd asks for this after every Delete. ``now`` is ignored: a shim without tasks only
+        containerd calls this after every Delete. ``now`` is ignored: a shim without tasks only
         waits for the delivery of its events.
         """
         self.lifetime.end_when_empty(request.id)
@@ -385,15 +385,15 @@ class TaskService:
 
     @property
     def containers(self) -> list[Container]:
-        """The containers, also those that are being created."""
+        """The containers, including those being created."""
         return list(self._containers.values())
 
     def describe(self) -> list[dict[str, object]]:
-        """For the log: a line for each process of each container."""
+        """Describe each process of each container in a line, for the log."""
         return [line for each in self._containers.values() for line in each.describe()]
 
     async def _end_creation(self, container_id: str) -> None:
-        """Cancel a running Create, because its client has given it up.
+        """Cancel a running Create whose client has given up.
 
         Raises:
             TaskNotFound: the Create was cancelled.
@@ -402,7 +402,7 @@ class TaskService:
         if container is None or container.created:
             return
         undone = await container.cancel_create()
-        if not container.created:  # it may just have succeeded
+        if not container.created:  # it may have just succeeded
             found = "it was being created, which was cancelled"
             if not undone:
                 found += "; its runtime or its file system does not let go of it yet"
@@ -418,7 +418,7 @@ class TaskService:
 
 
 def _refuse_zero_bytes(name: str, value: Any) -> None:
-    """Refuse strings with a zero byte in a field or message: the kernel would cut them off."""
+    """Refuse a field or message with a zero byte, at which the kernel would truncate it."""
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidInvocation(
@@ -449,7 +449,7 @@ def refused_by_system(error: BaseException, context: Context, request: Any) -> N
     return refused
 
 
-# Made once, before a shim is forked.
+# Created once, before a shim is forked.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "Create": TaskService.create,
     "Start": TaskService.start,

@@ -1,8 +1,8 @@
-"""ttrpc on the shim's loop: its server, and its client of containerd. Only unary calls.
+"""ttrpc on the shim's loop: a server, and a client for containerd. Only unary calls.
 
 Both use the core of :mod:`api.ttrpc`, whose rules are in :mod:`api.ttrpc.calls`, with as little
 memory and time per connection as possible: a connection is one object and no task. The loop calls
-it when bytes have arrived; only a handler that has to wait gets a task.
+it when bytes arrive; only a handler that must wait gets a task.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from shim import loop
 
 R = TypeVar("R", bound=Message)
 
-# In seconds: the pause between attempts to accept when descriptors are scarce, and the time for
-# running requests when the server stops.
+# Seconds: between attempts to accept when descriptors are scarce, and for running requests when the
+# server stops.
 _PAUSE: Final = 0.1
 _GRACE: Final = 5.0
 
-# Seconds: to connect, and between attempts while the server's backlog is full.
+# Seconds: for a connect, and between attempts while the server's backlog is full.
 _CONNECT: Final = 5.0
 _FULL: Final = 0.01
 
@@ -55,15 +55,15 @@ class Server:
 
     Args:
         services: the services; their names must differ.
-        log: called with an event and its fields for what no client learns: a rejected peer, an
+        log: called with an event and its fields for errors that no client sees: a rejected peer, an
             unexpected exception in a handler.
-        max_calls: how many requests one connection may have in progress.
+        max_calls: the most requests of one connection in progress.
 
     Attributes:
         services: the services by name.
         log: see above.
         max_calls: see above.
-        sessions: the present connections.
+        sessions: the open connections.
         tasks: the group in which handlers run; None unless the server runs.
 
     Raises:
@@ -92,8 +92,8 @@ class Server:
         """Accept and serve connections until :meth:`close` or :meth:`shutdown` is called.
 
         Args:
-            listener: a unix socket, bound and listening. It is closed when this returns; the caller
-                has to remove its file.
+            listener: a listening unix socket, closed when this returns; the caller removes its
+                file.
 
         Raises:
             LocalProtocolError: the server is already running.
@@ -109,7 +109,7 @@ class Server:
                     with self._accepting:
                         if not self._closing:
                             failure = await self._accept(listener)
-                    # From here a client is refused at once instead of waiting in the backlog.
+                    # From now on clients are refused at once instead of waiting in the backlog.
                     listener.close()
                     self._limit(self._grace)
                     while self.sessions and failure is None:
@@ -127,15 +127,14 @@ class Server:
             raise failure
 
     def close(self, grace: float = _GRACE) -> None:
-        """Start to stop, and return at once: for handlers, such as ``Shutdown``, to call.
+        """Start to stop, and return at once. For handlers such as ``Shutdown``.
 
-        No further connection is accepted and no request started. Idle connections are closed, and
-        the others when their last request is answered. Then :meth:`serve` returns. Immediate
-        handlers (a second ``Shutdown``) still answer until then.
+        No new connection is accepted, and no request started. Idle connections close now, the
+        others after their last answer. Then :meth:`serve` returns. Until then, immediate handlers
+        (a second ``Shutdown``) still answer.
 
         Args:
-            grace: seconds after which requests that are still in progress are cancelled without an
-                answer.
+            grace: seconds after which remaining requests are cancelled without an answer.
         """
         if self._closing:
             return
@@ -146,7 +145,7 @@ class Server:
             session.drain()
 
     async def shutdown(self, grace: float = _GRACE) -> None:
-        """:meth:`close`, and wait until :meth:`serve` is about to return. Not for handlers.
+        """Call :meth:`close`, and wait until :meth:`serve` is about to return. Not for handlers.
 
         Args:
             grace: seconds, as for :meth:`close`. A second call can only shorten this time.
@@ -176,8 +175,8 @@ class Server:
             scope.deadline = min(scope.deadline, loop.current_time() + grace)
 
     async def _accept(self, listener: socket.socket) -> OSError:
-        """Accept connections until the listener fails; return how it failed."""
-        is_short = False  # of descriptors, which is logged once until it is over
+        """Accept connections until the listener fails; return its error."""
+        is_short = False  # of descriptors; logged once per shortage
         while True:
             await loop.wait_readable(listener)
             try:
@@ -218,18 +217,18 @@ class Session(loop.Channel):
         self._calls = Calls(
             server.services, peer, server.log, now=loop.current_time, max_calls=server.max_calls
         )
-        # The scope of its tasks, made for the first.
+        # The scope of its tasks, created for the first.
         self._scope: loop.CancelScope | None = None
         self._busy = False
         self._gone = False
 
     def drain(self) -> None:
-        """Start no further requests, and end when those under way are answered."""
+        """Start no new requests, and end once the running ones are answered."""
         self._calls.draining = True
         self._end_if_idle()
 
     def hang_up(self) -> None:
-        """Cancel what is under way, and end when it has ended."""
+        """Cancel running requests, and end after them."""
         if not self._gone:
             self._gone = True
             self.stop_reading()
@@ -238,7 +237,7 @@ class Session(loop.Channel):
         self._end_if_idle()
 
     def received(self, data: bytes) -> None:
-        """Answer, start or refuse the requests that have arrived."""
+        """Answer, start or refuse new requests."""
         self._busy = True
         tasks = self._server.tasks
         if tasks is None:
@@ -265,12 +264,12 @@ class Session(loop.Channel):
         self._end_if_idle()
 
     def failed(self, error: Exception) -> None:
-        """Log a bug that this connection has hit; it must not end the others."""
+        """Log a bug in this connection, which must not end the others."""
         self._server.log("a connection failed", {"traceback": describe_bug(error)})
         self.hang_up()
 
     def flushed(self) -> None:
-        """Handle that everything was sent, which may have been the last thing to do."""
+        """Note that everything was sent; end the connection if this was its last task."""
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
@@ -303,8 +302,8 @@ class Session(loop.Channel):
         """Handle a request and answer it."""
         calls = self._calls
         try:
-            # Requests of a client that does not read its answers wait here: a single read of the
-            # socket can return a thousand of them, and their answers would have to be kept.
+            # Requests of a client that does not read its answers wait here: one read of the socket
+            # can return a thousand of them, whose answers would take memory.
             await self.room()
             if call.method.name in call.service.shielded:
                 with loop.CancelScope(shield=True):
@@ -312,12 +311,12 @@ class Session(loop.Channel):
             else:
                 outcome = await calls.handle(call)
         except loop.Cancelled:
-            # A cancellation of this task goes on; one that escaped from another is a failure.
+            # This task's cancellation continues; one that escaped from another is a failure.
             if call.scope.effectively_cancelled:
                 raise
             outcome = calls.escaped(call)
         call.scope.deadline = math.inf
-        calls.unshare(call)  # later requests may get another answer
+        calls.unshare(call)  # later requests may get different answers
         for number, stream_id in enumerate((call.stream_id, *(call.others or ()))):
             if number and number % TURN == 0:
                 await loop.checkpoint()
@@ -325,13 +324,13 @@ class Session(loop.Channel):
             self._answer(stream_id, outcome)
 
     def _ended(self, call: Call, raised: BaseException | None) -> BaseException | None:
-        """Handle that a task has ended; return what the server should raise."""
+        """Handle the end of a task; return an error for the server to raise."""
         self._calls.ended(call)
         timed_out = call.scope.cancel_called and call.scope.deadline < math.inf
         call.scope.dissolve()
         if isinstance(raised, loop.Cancelled):
             raised = None
-            # A stream that the client has broken is answered already.
+            # A stream that the client has broken is already answered.
             if timed_out and not self._gone and call.context.timeout is not None:
                 self._answer(call.stream_id, self._calls.too_late(call))
         elif isinstance(raised, Exception):
@@ -347,7 +346,7 @@ class Session(loop.Channel):
 
 
 class _Pending:
-    """A call that waits for its answer; None if the connection was lost before."""
+    """A call that waits for its answer; None if the connection is lost first."""
 
     __slots__ = ("answer", "done")
 
@@ -357,7 +356,7 @@ class _Pending:
 
 
 class Client(loop.Channel):
-    """A connection to a server, which is closed at the end of a ``with``.
+    """A connection to a server, closed at the end of a ``with``.
 
     Args:
         sock: a connected socket; the client closes it.
@@ -402,7 +401,7 @@ class Client(loop.Channel):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended; then every call fails."""
+        """Whether the connection has ended, so that every call fails."""
         return bool(self._lost)
 
     async def call(
@@ -415,7 +414,7 @@ class Client(loop.Channel):
         timeout: float | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> R:
-        """Call a method. If the call is cancelled, its answer is dropped when it arrives.
+        """Call a method. If the call is cancelled, a later answer is dropped.
 
         Args:
             service: the full name, such as ``containerd.task.v2.Task``.
@@ -427,7 +426,7 @@ class Client(loop.Channel):
 
         Raises:
             RemoteError: the server answered with a status other than OK.
-            DeadlineExceeded: there was no answer within ``timeout``.
+            DeadlineExceeded: no answer came within ``timeout``.
             ConnectionClosed: the connection was lost during the call or before it.
             MessageTooLarge: the request or the response is larger than 4 MiB.
             RemoteProtocolError: the answer violates the protocol.
@@ -475,7 +474,7 @@ class Client(loop.Channel):
         return pending.answer
 
     def received(self, data: bytes) -> None:
-        """Pass the answers that have arrived to their calls."""
+        """Pass answers to their calls."""
         for event in self._protocol.receive_data(data):
             if isinstance(event, Ended):
                 self._lose(why_ended(event))
@@ -486,11 +485,11 @@ class Client(loop.Channel):
                     pending.done.set()
 
     def failed(self, error: Exception) -> None:
-        """End the connection: its state is unknown."""
+        """End the connection, whose state is unknown."""
         self._lose(describe_bug(error))
 
     def close(self) -> None:
-        """End the connection; calls under way fail with ``ConnectionClosed``."""
+        """End the connection; running calls fail with ``ConnectionClosed``."""
         self._lose(CLOSED_HERE)
 
     def _lose(self, why: str) -> None:

@@ -1,7 +1,7 @@
-"""What Create does for a container that requests GPUs, in a short-lived child of the shim.
+"""The part of Create that runs in a short-lived child, for containers that request GPUs.
 
-:mod:`shim.work.injection` is the entry point: it starts the worker and keeps the parts of its
-answer that the shim needs. In the worker, :mod:`shim.work.provision` calls the injection engine,
-mounts the rootfs and writes the spec. Layers (:mod:`shim.work.layers`) and claims
-(:mod:`shim.work.claims`) belong to this room, too.
+:mod:`shim.work.injection` is the entry point: it starts the worker and keeps the needed parts of
+its answer. In the worker, :mod:`shim.work.provision` calls the injection engine, mounts the rootfs
+and writes the spec. Layers (:mod:`shim.work.layers`) and claims (:mod:`shim.work.claims`) belong to
+this room, too.
 """

@@ -1,23 +1,22 @@
-"""Claims: which container has which GPU, where ``[sharing]`` limits how many may. One file each.
+"""Claims of GPUs by containers, where ``[sharing]`` limits the holders. One file each.
 
-A claim is in ``STATE/claims`` under a random name, which the file ``claim`` in its container's
-bundle contains. So a claim is valid as long as that bundle names it, whatever happens to the shims.
-When containerd removes a bundle, its claim is dead, and is removed when the next claim is made.
+A claim is in ``STATE/claims`` under a random name, which is in the file ``claim`` of its
+container's bundle. So it is valid while the bundle names it, whatever happens to the shims. When
+containerd removes a bundle, its claim is dead, and the next new claim removes it.
 
 Rules
-- A claim is made under one lock, which the kernel releases when its holder dies. So if two
-  containers are created at the same time, one sees the other. The shim waits up to ten seconds for
-  the lock.
-- The bundle names the claim before the claim exists, and the claim is removed before its name is.
-  So if a shim is killed in between, it leaves nothing behind that counts.
-- A container whose init process has ended holds nothing, even if its task was not deleted. If only
-  the first thread of init has ended, which looks like a zombie, the container still runs. In a
-  shared pid namespace, the kernel does not end the other processes with init, so the task counts
-  there. A process is identified by its pid and start time, which the bundle has next to the claim's
-  name. For a container without a claim, only the pid is known: if the pid now belongs to another
-  process, the container keeps its devices until its bundle is removed.
-- A container that was created while there was no limit has no claim. It counts by its record, or by
-  the nodes in its spec: besides the claims, those of the same containerd are read.
+- Claims are written under one lock, which the kernel releases when its holder dies. So of two
+  containers created at the same time, one sees the other's claim. The shim waits up to ten seconds
+  for the lock.
+- The bundle names the claim before the claim exists, and until after its removal. So a shim killed
+  in between leaves nothing that counts.
+- A container whose init has ended holds nothing, even before its task is deleted. If only the first
+  thread of init has ended, which looks like a zombie, the container still runs. In a shared pid
+  namespace, other processes outlive init, so the task counts there. The bundle has init's pid and
+  start time next to the claim's name. For a container without a claim, only the pid is known: if
+  another process has it now, the container keeps its devices until its bundle is removed.
+- A container created without a limit has no claim. It counts by its record, or by the nodes in its
+  spec: besides the claims, all bundles of the same containerd are read.
 
 Source: flock(2), rename(2); which containers count: :mod:`hooks.sharing`.
 """
@@ -62,16 +61,17 @@ _LOCK: Final = "lock"
 _LONGEST: Final = 1 << 20
 _LONGEST_RECORD: Final = 1 << 24
 
-# Of the fields of /proc/PID/stat after the program's name. Source: proc(5), num_threads, starttime.
+# Fields of /proc/PID/stat, counted after the program's name. Source: proc(5), num_threads,
+# starttime.
 _THREADS: Final = 17
 _START_TIME: Final = 19
 
-# Seconds that others may have the lock, each of whom needs a millisecond; and between two tries.
+# Seconds that others may hold the lock (each needs a millisecond), and between two tries.
 _LATE: Final = 10.0
 _POLL: Final = 0.002
 _HUNG: Final = f"another process has had {_LOCK} for {_LATE:.0f} seconds (fuser says which)"
 
-_LONGEST_NAME: Final = 253  # of Kubernetes; another client of CRI may use longer ones
+_LONGEST_NAME: Final = 253  # in Kubernetes; another CRI client may use longer ones
 _POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 _POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
 _NAME: Final = "io.kubernetes.cri.container-name"
@@ -87,11 +87,11 @@ def claim(
     """Claim the container's devices, unless the limit of one is reached.
 
     Args:
-        bundle: the container's bundle; what it had claimed before is released.
-        spec: its config.json, decoded. Devices that the spec already lists are claimed as well.
-        request: what the container may have; None if it requests nothing.
+        bundle: the container's bundle; its earlier claim is released.
+        spec: its config.json, decoded. Devices that it already lists are claimed, too.
+        request: the container's allowed request; None if it requests nothing.
         inventory: what the node has.
-        config: contains the limits, and locates the claims.
+        config: has the limits, and locates the claims.
 
     Raises:
         DeviceHeld: too many other containers have one of its devices.
@@ -100,7 +100,7 @@ def claim(
     """
     who = read_container(spec)
     wanted: dict[str, Wanted] = {}
-    # A spec that lists a device does not say which capabilities it is for.
+    # A spec does not say for which capabilities it lists a device.
     if not who.privileged and not is_exempt(config, who.namespace, ()):
         wanted |= {each.uuid: each for each in wanted_by_nodes(listed(spec), inventory, config)}
     if request is not None:
@@ -130,7 +130,7 @@ def claim(
 
 
 def _locked(directory: str) -> int:
-    """Acquire the lock and return its descriptor, which releases the lock when it is closed."""
+    """Acquire the lock and return its descriptor; closing it releases the lock."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(os.path.join(directory, _LOCK), flags, 0o600)
     deadline = time.monotonic() + _LATE
@@ -156,7 +156,7 @@ def _refuse_held(
     inventory: Inventory,
     config: Config,
 ) -> None:
-    """Refuse what too many other containers have; the caller has the lock."""
+    """Refuse devices that too many other containers hold; the caller holds the lock."""
     directory = os.path.join(config.state, DIRECTORY)
     others = {kept.bundle: kept for _, kept in _kept(directory) if kept.bundle != bundle}
     for each in _neighbours({bundle, *others}):
@@ -184,13 +184,13 @@ def _write(directory: str, title: str, bundle: str, wanted: Sequence[Wanted]) ->
 
 
 def read_claims(directory: str) -> Iterator[tuple[str, Claim | None, bool]]:
-    """Yield the claims that were written.
+    """Yield the written claims.
 
     Args:
         directory: the directory of claims.
 
     Yields:
-        The name of each file, its claim (None if it is not one), and whether the claim is valid.
+        The name of each file, its claim (None if malformed), and whether the claim is valid.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -215,7 +215,7 @@ def _kept(directory: str) -> Iterator[tuple[str, Claim]]:
 
 
 def remove_dead(directory: str, name: str) -> bool:
-    """Remove a claim that is not valid; return whether it was not.
+    """Remove a claim if it is invalid; return whether it was.
 
     Args:
         directory: the directory of claims.
@@ -260,7 +260,7 @@ def _is_named(bundle: str, path: str) -> bool:
 
 
 def has_ended(bundle: str) -> bool:
-    """Whether a bundle's container has ended, judged by its processes. A future one has not.
+    """Whether a bundle's container has ended, by its processes. One not yet created has not.
 
     Args:
         bundle: the bundle's path.
@@ -295,7 +295,7 @@ def _is_gone(bundle: str) -> bool:
 
 
 def _neighbours(bundles: set[str]) -> Iterator[str]:
-    """Yield all bundles of the containerds that some bundles belong to (TASKS/NAMESPACE/ID)."""
+    """Yield all bundles of these bundles' containerds (TASKS/NAMESPACE/ID)."""
     for tasks in sorted({os.path.dirname(os.path.dirname(bundle)) for bundle in bundles}):
         for namespace in _directories(tasks):
             yield from _directories(namespace)
@@ -310,7 +310,7 @@ def _directories(path: str) -> list[str]:
 
 
 def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
-    """Return what a container without a claim has; None if it has nothing, or has ended."""
+    """Return what a container without a claim holds; None if nothing, or if it has ended."""
     try:
         record = _read_if(bundle, bundle_files.RECORD, _LONGEST_RECORD) or {}
         held = held_by_record(record, inventory)
@@ -326,7 +326,7 @@ def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim |
 
 
 def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
-    """Return what a container holds according to the nodes in its spec, from any source."""
+    """Return what a container holds by the nodes in its spec, from any source."""
     spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
     paths = listed(spec or {})
     if not spec or not paths:
@@ -344,7 +344,7 @@ def listed(spec: Mapping[str, Any]) -> list[str]:
     """Return the paths of the device nodes that a spec lists.
 
     Args:
-        spec: config.json, decoded; one of the wrong shape lists none.
+        spec: config.json, decoded; a malformed one lists none.
     """
     linux = spec.get("linux")
     devices = linux.get("devices") if isinstance(linux, dict) else None
@@ -354,7 +354,7 @@ def listed(spec: Mapping[str, Any]) -> list[str]:
 
 
 def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[str, Any] | None:
-    """Return a file of a bundle; None if it is missing, or lacks the given bytes."""
+    """Return a file of a bundle; None if it is missing, or lacks these bytes."""
     path = os.path.join(bundle, name)
     if not os.path.lexists(path):
         return None
@@ -363,7 +363,7 @@ def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[st
 
 
 def title_of(spec: Mapping[str, Any], bundle: str) -> str:
-    """Return a container's readable name: its pod and name, or containerd's namespace and its id.
+    """Return a container's name for users: its pod and name, or containerd's namespace and its id.
 
     Args:
         spec: its config.json, decoded.

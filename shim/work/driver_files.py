@@ -1,7 +1,7 @@
-"""Put the driver's files into a layer: hard links, or links to one copy of each file.
+"""Put the driver's files into a layer, as hard links to them or to one copy of each.
 
-The engine decides which files (:mod:`hooks.image.layer_files`). A file that cannot be in the layer
-is still mounted, for all containers with the layer, so nothing here is an error.
+The engine selects the files (:mod:`hooks.image.layer_files`). A file that cannot be in the layer is
+mounted in all containers with the layer instead, so this is never an error.
 
 ==========================================  ======================================================
 the driver's file and the layers            the layer gets
@@ -16,15 +16,15 @@ Clones and copies are in a directory next to the layers, which :func:`sweep` cle
     LAYERS/.files/BOOT-KEY       KEY is a digest of the file's path and of its observed properties
 
 Rules
-- The file that is linked must be the one in the inventory: it is opened, and compared.
+- The linked file must be that of the inventory, so it is opened and compared.
 - A hard link is the host's file. An overlay does not write to its lower layers, so no container can
-  change it. What the host writes into it is visible in the container, as with a mount. A change of
-  the driver is noticed from its observed properties in both cases.
-- If the host has removed a driver, its space is freed with its last layer.
-- Clones and copies are made without a name (O_TMPFILE), so a maker that is killed leaves nothing.
-- Copies leave a fifth of the file system free: a full disk is worse than a mount. Files that are
-  not copied within :data:`_PATIENCE` seconds, for which a container waits, are mounted.
-- A shared lock on the directory keeps files that have no second name yet from being swept.
+  change it. The container sees writes by the host, as with a mount. Either way, the observed
+  properties show a change of the driver.
+- After the host removes a driver, its last layer frees its space.
+- Clones and copies are created without a name (O_TMPFILE), so a killed process leaves nothing.
+- Copies leave a fifth of the file system free: a full disk is worse than a mount. The container
+  waits :data:`_PATIENCE` seconds for copies; files that are not copied by then are mounted.
+- A shared lock on the directory keeps :func:`sweep` from removing files without a second name yet.
 
 Source: link(2), open(2), ioctl_ficlone(2), statvfs(3), proc(5); kubelet's imagefs.available.
 """
@@ -52,7 +52,7 @@ from shim.work import layers
 STORE: Final = ".files"
 
 _FICLONE: Final = 0x40049409
-# Attributes that mean something to an overlay, or give a process more rights.
+# Attributes with a meaning to an overlay, or that give a process more rights.
 _HARMFUL: Final = ("trusted.overlay.", "security.capability")
 _KEPT_FREE: Final = 5  # as a divisor
 _PATIENCE: Final = 1.0  # seconds
@@ -63,11 +63,11 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What came of putting files into a layer."""
+    """The result of putting files into a layer."""
 
-    mounts: tuple[Mount, ...]  # those that containers with the layer do without
+    mounts: tuple[Mount, ...]  # those that containers with the layer do not need
     copied: int  # bytes that were copied for it
-    why: str  # why the first of the others could not be in it; "" for none
+    why: str  # why the first of the other files could not be in it; "" for none
 
 
 def put(directory: str, layer: str, files: Iterable[LayerFile]) -> Put:
@@ -76,7 +76,7 @@ def put(directory: str, layer: str, files: Iterable[LayerFile]) -> Put:
     Args:
         directory: the directory of all layers.
         layer: the directory with the layer's own files.
-        files: the files that the engine wants there, in place of empty ones.
+        files: the files to put in place of empty ones.
 
     Raises:
         NvshimError: the layer cannot be opened.
@@ -111,7 +111,7 @@ def _reason(error: OSError | NvshimError) -> str:
 def _put_file(parent: Directory, name: str, file: LayerFile, store: _Store) -> None:
     there = parent.stat(name)
     if there is None or not stat.S_ISREG(there.st_mode) or there.st_size:
-        raise OSError(errno.EEXIST, "File exists")  # the plan has something else at this path
+        raise OSError(errno.EEXIST, "File exists")  # the plan has another file at this path
     fd = os.open(file.mount.source, _FILE)
     try:
         _check(fd, file)
@@ -128,7 +128,7 @@ def _put_file(parent: Directory, name: str, file: LayerFile, store: _Store) -> N
 
 
 def _check(fd: int, file: LayerFile) -> None:
-    """Refuse a file that is not the one that was observed, or that an overlay changes."""
+    """Refuse a file that differs from the observed one, or that an overlay would change."""
     if not is_observed(os.fstat(fd), file.seen):
         raise OSError(errno.ESTALE, "Stale file handle")
     try:
@@ -136,13 +136,13 @@ def _check(fd: int, file: LayerFile) -> None:
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        return  # its file system has no attributes
+        return  # its file system does not support attributes
     if any(name.startswith(_HARMFUL) for name in names):
         raise OSError(errno.EPERM, "Operation not permitted")
 
 
 class _Store:
-    """The copies of files that cannot be linked into layers. Opened when it is first used.
+    """The copies of files that cannot be linked into layers; opened at the first use.
 
     Args:
         directory: the directory of all layers.
@@ -165,13 +165,13 @@ class _Store:
             os.close(self._fd)
 
     def copy_of(self, fd: int, file: LayerFile) -> int:
-        """Return a descriptor of the copy of a file, which is made if it is missing.
+        """Return a descriptor of a file's copy, which is created if missing.
 
         Args:
             fd: the file, opened and checked.
 
         Raises:
-            OSError: it cannot be made, or the file has changed in the meantime.
+            OSError: it cannot be created, or the file has changed meanwhile.
         """
         if self._fd < 0:
             os.makedirs(self._path, mode=0o700, exist_ok=True)
@@ -190,9 +190,9 @@ class _Store:
             try:
                 os.link(f"/proc/self/fd/{copy}", name, dst_dir_fd=self._fd, follow_symlinks=True)
             except FileExistsError:
-                pass  # another has made it meanwhile
+                pass  # another process has created it
         finally:
-            os.close(copy)  # a file that is open for writing cannot be executed
+            os.close(copy)  # a file open for writing cannot be executed
         return os.open(name, _FILE, dir_fd=self._fd)
 
     def _fill(self, copy: int, fd: int) -> None:
@@ -232,7 +232,7 @@ def sweep(directory: str) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # somebody puts files into a layer, and sweeps later
+            return  # another process puts files into a layer, and sweeps later
         for name in os.listdir(fd):
             seen = os.stat(name, dir_fd=fd, follow_symlinks=False)
             if layers.is_name(name) and stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1:

@@ -1,21 +1,20 @@
-"""A worker finds out why a container with GPUs ended, and reports it where users look.
+"""The worker that finds out why a container with GPUs ended, and reports it to users.
 
 Rules
 - The node agent's findings are in the container's file (:mod:`shim.causes.record`). The worker does
-  not wait for the agent. Only if no agent runs, it reads the kernel's log once, for lines between
-  the container's start and its end. A cause from that log is never certain.
-- A line of that log concerns the container if it names a GPU or MIG device that the container had,
-  or its init process. If the process in the line was the container's, it has ended by now. If it
-  still lives, it is another container's, and then only a fault of the device counts. A process that
-  has ended can no longer be attributed to a container. So an application's fault counts as this
-  container's only if its init was named, or if it happened within :data:`NEAR` seconds of the end;
-  otherwise it is unclear.
-- A failure of a device, if it is certain, changes the exit code to the one that the container or
-  the node's configuration asks for. A container that ran out of memory keeps its own code.
+  not wait for the agent. Without an agent, it reads the kernel's log once, for lines between the
+  container's start and end. A cause from that log is never certain.
+- A line of that log concerns the container if it names its init process, or one of its GPUs or MIG
+  devices. A process in the line that still lives is another container's; then only a fault of the
+  device counts. A process that has ended cannot be attributed to a container any longer. So an
+  application's fault counts as this container's only if it names its init, or within :data:`NEAR`
+  seconds of the end; otherwise it is unclear.
+- A certain failure of a device changes the exit code to the one set for the container or the node.
+  A container that ran out of memory keeps its own code.
 - A file that cannot be written is logged, and does not affect the rest.
 
-All of this may hang with a file system, and needs modules that an idle shim should not load. So a
-worker does it (:mod:`shim.work.worker`).
+A worker does this (:mod:`shim.work.worker`), because it may hang with a file system, and needs
+modules that an idle shim should not load.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from shim.processes import may_be_alive
 from shim.work.claims import listed
 
 NEAR: Final = 5.0
-"""Seconds before the end in which an application's fault is taken for the container's."""
+"""Seconds before the end in which an application's fault counts as the container's."""
 
-# Seconds that reading the kernel's log may take, and by which its clock may differ.
+# Seconds for reading the kernel's log, and by which its clock may differ.
 _READING: Final = 0.6
 _SLACK: Final = 1.0
-# Its times are those of the processor. On some machines these follow the first clock, which NTP
-# corrects, and on others the second, which drifts by seconds in a day.
+# The log has the processor's times. On some machines they follow the first clock, which NTP
+# corrects, and on others the second, which drifts by seconds a day.
 _CLOCKS: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
 _LONGEST_RECORD: Final = 1 << 24
 
@@ -64,18 +63,18 @@ class End:
     container_id: str  # its id
     bundle: str  # its bundle
     pid: int  # its init process
-    status: int  # that one's exit status, which is not 0
+    status: int  # init's exit status; not 0
     at: float  # when it ended, in seconds since the epoch
-    out_of_memory: bool = False  # whether it had run out of its memory
+    out_of_memory: bool = False  # whether it ran out of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A device that the container had."""
 
-    uuid: str  # of the GPU or MIG device, or the GPU's PCI address
-    gpu: str  # of the GPU that it is, or is a part of
-    bus_id: str  # that one's PCI address without its function; "" if it is not known
+    uuid: str  # the GPU's or MIG device's, or the GPU's PCI address
+    gpu: str  # the UUID of the GPU, or of the MIG device's GPU
+    bus_id: str  # the GPU's PCI address without its function; "" if unknown
     instance: int | None = None  # the GPU instance of a MIG device; None for a GPU
 
     def is_of(self, line: kernel_log.LoggedXid) -> bool:
@@ -86,11 +85,11 @@ class Held:
 
 
 def tell_cause(end: End, log: Log) -> dict[str, Any]:
-    """Find out why a container ended, and write it to its termination message and its record.
+    """Find out why a container ended; write it to its termination message and record.
 
     Args:
         end: how it ended.
-        log: gets an entry for what could not be read or written.
+        log: gets an entry for each failed read or write.
 
     Returns:
         ``cause``: a line to display, "" if no fault is known; ``status``: the exit status for
@@ -151,7 +150,7 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
     """Return the faults that may have ended the container, most relevant first."""
     state = config.state
     start = _started(end.bundle)
-    if start > end.at:  # by a clock that was set back since
+    if start > end.at:  # the clock has been set back
         start = 0.0
     written = read_causes(state, end.namespace, end.container_id, warn=warn)
     known = relevant(written, end.at, start)
@@ -163,14 +162,14 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
         now = time.time()
         offsets = [now - time.clock_gettime(clock) for clock in _CLOCKS]
         for line in kernel_log.read_xids(path, _READING):
-            if not line.at:  # it does not say when, which is not when the node booted
+            if not line.at:  # it has no time; 0 would be that of the boot
                 continue
             moments = [offset + line.at for offset in offsets]
             at = next((x for x in moments if start - _SLACK <= x <= end.at + _SLACK), None)
             fault = None if at is None else _attributed(line, at, end, held)
             if fault is not None:
                 found.append(fault)
-    except OSError as error:  # no node, no right to read it, or too much of it
+    except OSError as error:  # no /dev/kmsg, no permission, or too much content
         if not isinstance(error, FileNotFoundError):
             warn(f"{path}: {error.strerror}")
     return relevant(found, end.at, start - _SLACK)
@@ -179,7 +178,7 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
 def _attributed(
     line: kernel_log.LoggedXid, at: float, end: End, held: Iterable[Held]
 ) -> Fault | None:
-    """Return what a line means for a container; None if it means nothing."""
+    """Return the meaning of a line for a container; None if it has none."""
     xid = about(line.xid)
     device = next((device for device in held if device.is_of(line)), None)
     is_own = bool(line.pid) and line.pid == end.pid
@@ -211,11 +210,11 @@ def _attributed(
 
 
 def _started(bundle: str) -> float:
-    """When the runtime had made the container, in seconds since the epoch."""
+    """Return when the runtime had created the container, in seconds since the epoch."""
     return os.stat(os.path.join(bundle, bundle_files.INIT_PID)).st_mtime
 
 
-# -- what the container is, and what it had --------------------------------------------------
+# -- the container and its devices -----------------------------------------------------------
 
 
 def _held(bundle: str, spec: Mapping[str, Any], known: StoredInventory | None) -> list[Held]:

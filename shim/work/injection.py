@@ -1,7 +1,7 @@
-"""The shim's side of the injection: a worker does it, and the shim keeps the few values it needs.
+"""The shim's side of the injection: a worker does it, and the shim keeps the few needed values.
 
-A container that requests no GPU has none of this (:mod:`shim.pod.creation`): no worker is forked,
-and its config.json is not rewritten.
+A container without a GPU request skips this (:mod:`shim.pod.creation`): no worker is forked, and
+its config.json is not rewritten.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _LONGEST_RECORD: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What is known of a container before its Create."""
+    """Results for a container before its Create."""
 
     spec: dict[str, Any]
     found: Prefilter
     worker: Worker | None  # None if it requests nothing
 
 
-# Of the container that the shim was started for, by its bundle.
+# Results for the shim's first container, by its bundle.
 _ahead: dict[str, _Ahead] = {}
 
 
 def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
-    """Prefilter a bundle's container, and start its worker now if it requests GPUs.
+    """Prefilter a bundle's container, and start its worker if it requests GPUs.
 
-    Between the start of a shim and its first Create, containerd takes some milliseconds. In this
-    time the worker loads the inventory.
+    containerd takes some milliseconds between the start of a shim and its first Create. Meanwhile,
+    the worker loads the inventory.
 
     Args:
-        bundle: the bundle of the container for which the shim was started.
+        bundle: the bundle of the shim's first container.
         reaper: collects the worker.
         log: the shim's log.
     """
@@ -56,11 +56,11 @@ def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
         worker = _fork(bundle, found, reaper, log, ahead=True) if found.requests else None
         _ahead[bundle] = _Ahead(spec, found, worker)
     except (NvshimError, OSError):
-        pass  # Create does the same, and reports it
+        pass  # Create repeats this, and reports the error
 
 
 def prefilter_once(bundle: str, spec: dict[str, Any]) -> Prefilter:
-    """Return what the prefilter finds in a container's spec, without running it twice.
+    """Return the prefilter's result for a container's spec, without running it twice.
 
     Args:
         bundle: the container's bundle.
@@ -72,7 +72,7 @@ def prefilter_once(bundle: str, spec: dict[str, Any]) -> Prefilter:
     ahead = _ahead.get(bundle)
     if ahead is None:
         return prefilter(spec)
-    is_same = ahead.spec == spec  # it differs if Create has edited it for a pod's namespaces
+    is_same = ahead.spec == spec  # not if Create has edited it for a pod's namespaces
     if not is_same or ahead.worker is None:
         del _ahead[bundle]
     if is_same:
@@ -84,8 +84,8 @@ def prefilter_once(bundle: str, spec: dict[str, Any]) -> Prefilter:
 
 def _fork(bundle: str, found: Prefilter, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
     def work(link: Link) -> Answer | None:
-        # Imported here: a shim whose containers request no GPU does not need the engine, and one
-        # that was not forked by the fork server would have to load it.
+        # Imported here: a shim without GPU requests does not need the engine, and without a fork
+        # server would have to load it.
         from shim.work.provision import Provision  # noqa: PLC0415
 
         provision = Provision(bundle, log, link)
@@ -112,9 +112,9 @@ class Injection:
         self._reaper = reaper
         self._bundle = bundle
         self._log = log
-        # Of the record, what is needed while the container runs; None if nothing was injected.
+        # The part of the record that a running container needs; None without an injection.
         self._record: dict[str, Any] | None = None
-        # Those that are covered by ones that the container's users own; there may be no record.
+        # Nodes to cover with ones that the container's users own, even without a record.
         self._nodes: list[dict[str, Any]] = []
         self._told_change = False
         self._claimed = False
@@ -127,7 +127,7 @@ class Injection:
 
     @property
     def has_driver_layer(self) -> bool:
-        """Whether the driver's files are in a layer of it."""
+        """Whether a layer has the driver's files."""
         return self._record is not None and bool(self._record["driver_layer"])
 
     async def provide(
@@ -137,21 +137,21 @@ class Injection:
         runtime: str,
         saved: bool | None,  # noqa: FBT001 - see Args
     ) -> Sequence[Mount]:
-        """Mount the container's rootfs, and give it what it requests and may have.
+        """Mount the container's rootfs, and grant its allowed request.
 
         This writes the changed spec to the bundle, and files into the rootfs, a layer of it or the
         bundle's staging directory. After a failure, :meth:`undo` reverts the changes in the bundle;
         the caller unmounts the rootfs.
 
         Args:
-            found: what the prefilter found; the worker does not decide any part of it again.
-            rootfs_mounts: what containerd wants mounted as the rootfs.
+            found: the prefilter's result, which the worker does not decide again.
+            rootfs_mounts: containerd's mounts for the rootfs.
             runtime: the low-level runtime that creates the container.
-            saved: for a container that is restored, whether the driver's files were in a layer when
-                it was saved; None for all others.
+            saved: for a restored container, whether the driver's files were in a layer when it was
+                saved; None for others.
 
         Returns:
-            What was mounted.
+            The mounts.
 
         Raises:
             NvshimError: the request cannot be met; the message says why.
@@ -164,7 +164,7 @@ class Injection:
         request = {"mounts": rootfs_mounts, "runtime": runtime, "saved": saved}
         try:
             value, self._layer = await worker.ask(request)
-        except loop.Cancelled:  # the error says what held the Create up
+        except loop.Cancelled:  # the error says what delayed the Create
             how = "it was cancelled"
             raise WorkerFailed("a container's files and devices", found=how) from None
         self._record, self._claimed = value["later"], value["claimed"]
@@ -173,7 +173,7 @@ class Injection:
         return mounted
 
     async def made(self, init: int) -> None:
-        """Assign the claim to the container's init process, which now exists, and cover its files.
+        """Assign the claim to the container's new init process, and cover its files.
 
         Args:
             init: the pid.
@@ -189,13 +189,13 @@ class Injection:
     def release(self) -> None:
         """Release the layer, the claim and the staged files of a container that has ended.
 
-        The delete verb, for which containerd and a user wait, then has nothing left to do.
+        The delete verb, for which containerd and a user wait, then has less to do.
         """
         self._release_layer()
         if self._claimed:
             try:
                 bundle_files.release_claim(self._bundle)
-            except (NvshimError, OSError) as error:  # it is dead when the bundle is gone
+            except (NvshimError, OSError) as error:  # the claim dies with the bundle
                 self._log.warning("a claim is left", bundle=self._bundle, why=str(error))
         if self._record is not None or self._nodes:
             try:
@@ -215,7 +215,7 @@ class Injection:
         from shim.work import driver_files, layers  # noqa: PLC0415 - see _fork
 
         if what_changed(self._record):
-            # It may be the last to hold the space of a driver that is gone.
+            # The layer may be the last to hold a removed driver's space.
             try:
                 layers.remove_unused(path)
                 driver_files.sweep(os.path.dirname(path))
@@ -230,16 +230,16 @@ class Injection:
             OSError: a file of ours could not be removed.
         """
         self._release_layer()
-        # First what frees space: a full disk may be why we are here.
+        # First free space: a full disk may be the reason of the failure.
         files.remove(os.path.join(self._bundle, bundle_files.RECORD))
         bundle_files.release_claim(self._bundle)
         bundle_files.remove_staging(self._bundle)
         bundle_files.restore_spec(self._bundle)
 
     async def cover(self, pid: int) -> None:
-        """Cover the files of procfs, and the nodes, that the container should not see as they are.
+        """Cover files of procfs, and nodes, that the container must not see as they are.
 
-        The results are written into the record; what could not be covered is not an error.
+        The results go into the record; a file that cannot be covered is not an error.
 
         Args:
             pid: the container's init, which has not been reaped.
@@ -256,7 +256,7 @@ class Injection:
             self._note(self._nodes, await node_cover.cover(pid, self._nodes, staging))
 
     async def uncover(self, pid: int) -> None:
-        """Remove what :meth:`cover` has mounted, because CRIU would refuse it.
+        """Remove the mounts of :meth:`cover`, because CRIU would refuse them.
 
         Args:
             pid: the container's init, which has not been reaped.
@@ -281,13 +281,13 @@ class Injection:
             before = json.dumps(file).encode()
             file["state"] = states[file["path"]]
             if record is not None:
-                # As it was written, and nothing else of some fifty thousand bytes has to be.
+                # Replace only this text, instead of writing some fifty thousand bytes anew.
                 record = record.replace(before, json.dumps(file).encode(), 1)
         if record is not None:
             files.write(path, record)
 
     def refuse_changed(self, name: str) -> None:
-        """Refuse to start the container if the driver has changed since it was created.
+        """Refuse to start the container if the driver has changed since its Create.
 
         Args:
             name: the container's id.
@@ -301,7 +301,7 @@ class Injection:
             refuse_changed(self._record, name)
 
     def edit_process(self, process: dict[str, Any]) -> dict[str, Any]:
-        """Return the spec of an exec, with the environment and groups that init was given.
+        """Return the spec of an exec, with the environment and groups that init got.
 
         Args:
             process: the OCI process as containerd sent it. CRI makes it from the spec before the
@@ -312,7 +312,7 @@ class Injection:
         from hooks.node.identity import what_changed  # noqa: PLC0415 - see _fork
         from hooks.record import apply_to_process  # noqa: PLC0415 - see _fork
 
-        # An exec is how people find out what is wrong in there.
+        # Users need execs to find out what is wrong in a container.
         changed = "" if self._told_change else what_changed(self._record)
         if changed:
             self._told_change = True

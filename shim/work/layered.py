@@ -1,7 +1,7 @@
-"""A container's rootfs with a layer of injected files: where the engine meets the layers.
+"""A container's rootfs with a layer of injected files: connects the engine and the layers.
 
-The engine decides what the files depend on (:mod:`hooks.prepared`) and writes them. The shim knows
-what an overlay consists of (:mod:`shim.rootfs.overlay`), and keeps the layers
+The engine determines the files' dependencies (:mod:`hooks.prepared`) and writes them. The shim
+knows the parts of an overlay (:mod:`shim.rootfs.overlay`), and keeps the layers
 (:mod:`shim.work.layers`).
 """
 
@@ -45,16 +45,16 @@ def prepare(
 
     Args:
         bundle: the container's bundle.
-        spec: the OCI spec as containerd wrote it.
-        rootfs_mounts: what containerd wants mounted as its rootfs.
-        request: what the container may have.
+        spec: containerd's OCI spec.
+        rootfs_mounts: containerd's mounts for its rootfs.
+        request: the container's allowed request.
         inventory: what the node has, with its nodes created.
         config: locates the layers.
-        log: gets the cost of the driver's files in a layer, and why some are not in it.
+        log: gets the cost of a layer's driver files, and why some are missing.
 
     Returns:
-        The mount to make, the layer in it, which is held, and what was decided with it; None if
-        this container cannot have a layer.
+        The mount, the held layer in it, and its decision; None if this container cannot have a
+        layer.
 
     Raises:
         NvshimError: the layer could not be created; nothing is left of it.
@@ -94,8 +94,8 @@ def prepare(
             layers.collect(config.layers, inventory=inventory.id)
             driver_files.sweep(config.layers)
         except (NvshimError, OSError):
-            pass  # the next one that is made tries again
-    # If another process has created it in the meantime, the note is not ours.
+            pass  # the next new layer tries again
+    # Another process may have created it with its own note.
     ours = (prepared for note, prepared in made if note == layer.note)
     prepared = next(ours, None) or engine.Prepared.decode(layer.note)
     mount = overlay.with_layer(layer.files)
@@ -114,27 +114,27 @@ def _tell(log: Log, put: Put, wanted: int) -> None:
 
 
 def _dependencies(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:
-    """Return what the files depend on besides the engine's key: our version, the image, its top."""
+    """Return the dependencies besides the engine's key: our version, the image, its top."""
     top = stat.S_IMODE(overlay.upper.st_mode), overlay.upper.st_uid, overlay.upper.st_gid
     return repr((VERSION, _INSTALLATION, top, identity)).encode("utf-8", "surrogateescape")
 
 
 def _installation() -> tuple[str, int, int, int]:
-    """Return what distinguishes this installation from another one of the same version.
+    """Return values that distinguish this installation from others of the same version.
 
-    It is its path, and when it was unpacked there: the time of change cannot be set.
+    They are its path and when it was unpacked: a file's change time cannot be set.
     """
     place = os.path.dirname(os.path.abspath(__file__))
     status = os.stat(place)
     return place, status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-# When this is loaded: later the installation may be gone.
+# Determined at import: later the installation may be gone.
 _INSTALLATION: Final = _installation()
 
 
 def _is_root(spec: dict[str, Any], bundle: str, rootfs: str) -> bool:
-    """Whether the container's root is what is mounted at ``rootfs``."""
+    """Whether the mount at ``rootfs`` is the container's root."""
     root = spec.get("root")
     path = root.get("path") if isinstance(root, dict) else None
     return isinstance(path, str) and os.path.normpath(

@@ -1,8 +1,8 @@
 """Layers of injected files that containers of one image share.
 
-Containers of the same image that get the same devices need the same files. These are created once,
-in a directory that becomes an additional layer of each container's overlay. Nothing is written per
-container, and nothing of it is in the container's own snapshot::
+Containers of the same image with the same devices need the same files. These are created once, in a
+directory that becomes an additional layer of each container's overlay. Nothing is written per
+container, or into its own snapshot::
 
     DIRECTORY/                   owned by root alone
         BOOT-KEY/                a layer; KEY is a digest of all that it depends on
@@ -13,21 +13,21 @@ container, and nothing of it is in the container's own snapshot::
         .old-RANDOM/             one that is being removed
 
 Rules
-- A layer is created under another name and renamed when it is complete. If two are created at the
-  same time, the first wins, and both containers use it. Nothing is synced: a layer is used only in
-  the boot in which it was created.
-- A shared lock on its directory is held as long as its container is mounted. The kernel releases
-  the lock when a shim is killed, so a layer that is part of a mount also counts as used.
-- When another layer is created, unused ones are removed if there are more than :data:`MOST`, the
-  least recently used first. Layers of another boot or inventory, which no container will use, and
-  the remains of a killed maker are always removed: their files may hold the space of a driver that
-  was removed (:mod:`shim.work.driver_files`). Anything without the name of a layer is left alone:
-  the directory may have been used for something else before.
-- A layer is filled through an overlay of the image's layers with the new one on top. This mount is
-  detached at once: no other process sees it, and it ends with its descriptor.
-- A layer is only ever the lower layer of an overlay. As with the image's layers, the kernel does
-  not write to it. Nothing in it is bind mounted: a container that may mount could make such a mount
-  writable, and write into the files of others.
+- A layer is created under another name and renamed when complete. Of two created at the same time,
+  the first wins, and both containers use it. Nothing is synced: a layer is used only until the next
+  boot.
+- A shim holds a shared lock on the directory while its container is mounted. The kernel releases a
+  killed shim's lock, so a layer that is part of a mount also counts as used.
+- When a layer is created and there are more than :data:`MOST`, unused ones are removed, the least
+  recently used first. Layers of another boot or inventory, and remains of killed processes, are
+  always removed: their files may hold the space of a removed driver
+  (:mod:`shim.work.driver_files`). Anything without a layer's name stays, because the directory may
+  have had another use before.
+- A layer is filled through an overlay of the image's layers below it. This mount is detached at
+  once: no other process sees it, and it ends with its descriptor.
+- A layer is always a lower layer of an overlay, so the kernel never writes to it. Nothing in it is
+  bind mounted: a container that may mount could make such a mount writable, and write into others'
+  files.
 - A failure concerns only the layer: :func:`find` and :func:`make` return None or raise, and the
   container is created without one.
 
@@ -52,10 +52,10 @@ from shim.rootfs.overlay import Overlay
 Fill = Callable[[int, str], bytes]
 
 MOST: Final = 128
-"""Layers that are kept; each has about a hundred names and a few hundred kilobytes."""
+"""The number of layers to keep; each has about a hundred names and a few hundred kilobytes."""
 
 AT_ONCE: Final = 8
-"""Layers that are removed when one is made; its container waits, perhaps for a cold disk."""
+"""The most layers to remove when one is created, while its container waits, perhaps for a disk."""
 
 _FILES: Final = "fs"
 _NOTE: Final = "note"
@@ -71,17 +71,17 @@ _RANDOM_DIGITS: Final = 16
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-# Seconds within which a second use of a layer is not noted.
+# Seconds in which a layer's use is not noted again.
 _RECENTLY: Final = 60.0
 
 
 class Layer:
-    """A layer that is held: it is not removed before :meth:`close`.
+    """A held layer, which is not removed before :meth:`close`.
 
     Attributes:
         fd: the descriptor that holds it; a duplicate holds it, too.
         files: the directory with its files.
-        note: what was decided when it was made.
+        note: the decision with which it was created.
     """
 
     __slots__ = ("fd", "files", "note")
@@ -92,7 +92,7 @@ class Layer:
         self.note = note
 
     def close(self) -> None:
-        """Release it; a second call does nothing."""
+        """Release the layer; a second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -102,7 +102,7 @@ def name_of(key: str) -> str:
     """Return the name of a layer in its directory.
 
     Args:
-        key: a SHA-256 of what it depends on, in hexadecimal digits.
+        key: the hexadecimal SHA-256 of its dependencies.
     """
     return f"{_boot()}-{key}"
 
@@ -115,7 +115,7 @@ def find(directory: str, name: str) -> Layer | None:
         name: the layer's name.
 
     Returns:
-        The layer; None if there is none, or it cannot be used.
+        The layer; None if it is missing or unusable.
     """
     path = os.path.join(directory, name)
     try:
@@ -127,7 +127,7 @@ def find(directory: str, name: str) -> Layer | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         seen = os.fstat(fd)
-        # It may have been removed before it was locked.
+        # It may have been removed before the lock.
         if _is_ours(seen) and os.path.samestat(seen, os.stat(path, follow_symlinks=False)):
             note = files.read(os.path.join(path, _NOTE), _LONGEST_NOTE)
             if time.time() - seen.st_mtime > _RECENTLY:
@@ -165,14 +165,14 @@ def make(
     Args:
         directory: the directory of all layers; created if missing.
         name: the layer's name.
-        overlay: the overlay of the container for which it is created first.
-        fill: takes a descriptor of a root, which it closes, and writes the layer's files there.
-            Then it may add to the directory that it also takes, which contains what it wrote. Its
-            result is the note.
-        inventory: the id of the inventory that the layer is made from.
+        overlay: the overlay of its first container.
+        fill: takes a descriptor of a root, which it closes, and the layer's directory. It writes
+            files below the root, may then add to the directory, which contains them, and returns
+            the note.
+        inventory: the id of the layer's inventory.
 
     Returns:
-        The layer; None if layers and the overlay's upper directory cannot be on one file system,
+        The layer; None if layers and the overlay's upper directory cannot share a file system,
         because a container would then see device and inode numbers change.
 
     Raises:
@@ -203,7 +203,7 @@ def make(
 
 
 def _take_name(path: str, name: str) -> bool:
-    """Give a complete layer its name; False if another has it."""
+    """Give a complete layer its name; return False if another has it."""
     try:
         os.rename(path, name)
     except OSError as error:
@@ -218,12 +218,12 @@ def _fill(path: str, overlay: Overlay, fill: Fill) -> bytes:
     top, work, root = (os.path.join(path, name) for name in (_FILES, "work", "root"))
     for each in (top, work, root):
         os.mkdir(each, 0o700)
-    # A file at the top of a tree belongs to the owner of the tree.
+    # A file at the top of a tree belongs to the tree's owner.
     os.chown(top, overlay.upper.st_uid, overlay.upper.st_gid)
     os.chmod(top, stat.S_IMODE(overlay.upper.st_mode))
     options = ",".join(overlay.options("", top, work))
     try:
-        # A layer is not synced, and neither is the disk because of it: that takes milliseconds.
+        # Do not sync a layer, or the whole disk for it: that takes milliseconds.
         syscalls.mount("overlay", root, "overlay", 0, f"{options},volatile")
     except OSError:
         syscalls.mount("overlay", root, "overlay", 0, options)
@@ -243,10 +243,10 @@ def collect(directory: str, most: int = MOST, inventory: str = "") -> None:
     Args:
         directory: the directory of all layers.
         most: how many layers of this boot to keep, used or not.
-        inventory: the id of the node's present inventory; "" to keep layers of others, too.
+        inventory: the id of the node's current inventory; "" to keep layers of others, too.
 
     Raises:
-        OSError: something could not be read or removed; the rest is left for another time.
+        OSError: something could not be read or removed; the rest is left for later.
         NvshimError: as for OSError.
     """
     boot = f"{_boot()}-"
@@ -265,7 +265,7 @@ def collect(directory: str, most: int = MOST, inventory: str = "") -> None:
         try:
             removed += _remove(directory, name)
         except (NvshimError, OSError) as error:
-            failed = error  # one that cannot be removed must not keep all others
+            failed = error  # one failure must not keep all others
     if failed is not None:
         raise failed
 
@@ -280,12 +280,12 @@ def remove_unused(path: str) -> None:
         OSError: it could not be removed.
     """
     directory, name = os.path.split(path)
-    if is_name(name):  # another may have removed it already
+    if is_name(name):  # another process may have removed it already
         _remove(directory, name)
 
 
 def inventory_of(directory: str, name: str) -> str:
-    """Return the id of the inventory that a layer was made from; "" if unknown.
+    """Return the id of a layer's inventory; "" if unknown.
 
     Args:
         directory: the directory of all layers.
@@ -298,10 +298,10 @@ def inventory_of(directory: str, name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether a name is that of a layer.
+    """Whether this is the name of a layer.
 
-    The directory may also be used for something else, such as the top of a file system with a
-    person's files. Anything without the name of a layer is not touched.
+    The directory may have other uses, such as the top of a file system with a user's files, so
+    nothing without a layer's name may change.
     """
     for prefix, digits in ((_NEW, _RANDOM_DIGITS), (_OLD, _RANDOM_DIGITS)):
         if name.startswith(prefix):
@@ -315,7 +315,7 @@ def _is_hexadecimal(text: str, digits: int) -> bool:
 
 
 def _remove(directory: str, name: str) -> bool:
-    """Remove one, unless it is in use; whether it was removed."""
+    """Remove a layer unless it is in use; return whether it was removed."""
     path = os.path.join(directory, name)
     for fd in _opened(path):
         try:
@@ -323,10 +323,10 @@ def _remove(directory: str, name: str) -> bool:
         except BlockingIOError:
             continue
         if name.startswith(_NEW):
-            # Its maker was killed at the one moment when it shows; no process can be busy with it.
+            # Its creator was killed at the only moment when it is visible; no process can use it.
             for _ in mounts.unmounting(path):
                 pass
-        # Under the lock: a shim that was killed since has mounted it before.
+        # Check under the lock: a shim may have mounted it before it was killed.
         elif os.fsencode(name) in _mount_table():
             continue
         aside = os.path.join(directory, f"{_OLD}{_random()}")
@@ -337,7 +337,7 @@ def _remove(directory: str, name: str) -> bool:
 
 
 def _opened(path: str) -> Iterator[int]:
-    """Yield a descriptor of a directory, if it still exists; it is closed afterwards."""
+    """Yield a descriptor of a directory, if it still exists, and close it."""
     try:
         fd = os.open(path, _OPEN)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Nodes of GPUs that a spec already lists: from a device plugin, or from containerd's own CDI.
+"""GPU nodes that a spec already lists: from a device plugin, or from containerd's own CDI.
 
 In a user namespace, nodes that not everyone may open need the same treatment as ours
 (:mod:`shim.rootfs.node_cover`). There, a runtime mounts the host's node of the same path, so the
@@ -20,7 +20,7 @@ _EVERYBODY: Final = 0o006
 
 
 def shut_nodes(spec: Mapping[str, Any], known: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield nodes of GPUs in a spec that not everyone may open, if its users are mapped.
+    """Yield a spec's GPU nodes that not everyone may open, if its users are mapped.
 
     Args:
         spec: the container's spec.
@@ -41,7 +41,7 @@ def shut_nodes(spec: Mapping[str, Any], known: Collection[str]) -> Iterator[dict
         try:
             seen = os.stat(path, follow_symlinks=False)
         except (OSError, ValueError):
-            continue  # the runtime says so
+            continue  # the runtime reports it
         numbers = os.major(seen.st_rdev), os.minor(seen.st_rdev)
         if not stat.S_ISCHR(seen.st_mode) or numbers != (node.get("major"), node.get("minor")):
             continue

@@ -1,4 +1,4 @@
-"""The worker's task for a container that requests GPUs: from its bundle to a rootfs with files.
+"""The worker's task for a container that requests GPUs: turn its bundle into a rootfs with files.
 
 It calls the engine, mounts the rootfs, writes files into it, and writes the changed spec and the
 record to the bundle. Only the worker runs this.
@@ -42,13 +42,13 @@ _FEATURES_TIMEOUT: Final = 10.0
 _NO_VERSION: Final = "0.0.0"
 _SOON: Final = 0.1  # seconds
 
-# What of the record is needed while the container runs: by Start, by execs, by a checkpoint.
+# Parts of the record that a running container needs: for Start, execs, checkpoints.
 _FOR_LATER: Final = ("identity", "proc_files", "process")
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What a container may have, and the node as it was when that was decided."""
+    """A container's allowed request, and the node at the time of the decision."""
 
     config: Config
     verdict: Verdict
@@ -74,7 +74,7 @@ class Provision:
         self._ahead: tuple[float, Config, Inventory] | None = None
 
     def look_ahead(self) -> None:
-        """Load the inventory before Create comes; it is used soon or not at all."""
+        """Load the inventory before Create; it is used soon or not at all."""
         try:
             config = load_config()
             inventory = engine.load_inventory(config)
@@ -90,22 +90,22 @@ class Provision:
         runtime: str,
         saved: bool | None = None,  # noqa: FBT001 - see Args
     ) -> Answer:
-        """Mount the rootfs, and give the container what it requests and may have.
+        """Mount the rootfs, and grant the container's allowed request.
 
-        Nothing is written if nothing is requested, or if the request cannot be met. What was done
-        before any other failure is undone by the shim.
+        Nothing is written without a request, or if it cannot be met. After any other failure, the
+        shim undoes all changes.
 
         Args:
-            found: what the prefilter found in the container's spec.
-            rootfs_mounts: what containerd wants mounted as the rootfs.
+            found: the prefilter's result for the container's spec.
+            rootfs_mounts: containerd's mounts for the rootfs.
             runtime: the low-level runtime.
-            saved: for a container that is restored, whether the driver's files were in a layer when
-                it was saved; None for all others.
+            saved: for a restored container, whether the driver's files were in a layer when it was
+                saved; None for others.
 
         Returns:
-            ``mounted``: what was mounted; ``claimed``: whether the bundle has a claim; ``later``:
-            what :mod:`shim.work.injection` needs of the record, or null; ``nodes``: those to cover
-            in a user namespace. The descriptor holds the layer that was mounted.
+            ``mounted``: the mounts; ``claimed``: whether the bundle has a claim; ``later``: the
+                part of the record for :mod:`shim.work.injection`, or null; ``nodes``: those to
+                cover in a user namespace. The descriptor holds the mounted layer.
 
         Raises:
             NvshimError: the request cannot be met, or the rootfs cannot be mounted.
@@ -122,7 +122,7 @@ class Provision:
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
                 ours: list[dict[str, Any]] = injection.record["owned_nodes"]
-                # True when the container starts; of what cannot be covered the shim says so.
+                # True by the time of the start; the shim reports files that it cannot cover.
                 for file in (*injection.record["proc_files"], *ours):
                     file["state"] = proc_cover.COVERED
                 ours += shut_nodes(spec, {node["path"] for node in ours})
@@ -132,16 +132,16 @@ class Provision:
                 later = {name: injection.record[name] for name in _FOR_LATER}
                 later["driver_layer"] = bool(injection.record["driver_layer"])
             else:
-                # The spec stays as it is, and later execs get nothing.
+                # The spec does not change, and later execs get nothing.
                 self._write_record(injection)
         self._refuse_drained(spec, case, record)
         value = {"mounted": mounted, "claimed": self._claimed, "later": later, "nodes": nodes}
         return value, -1 if layer is None else layer.fd
 
-    # -- what it may have ----------------------------------------------------------------------
+    # -- allowed request -----------------------------------------------------------------------
 
     def _decide(self, spec: dict[str, Any], found: Prefilter) -> _Case | None:
-        """Decide what the container may have; None if it requests nothing."""
+        """Return the container's allowed request; None if it requests nothing."""
         case = self._asked(spec) if found.requests else None
         # An NVIDIA hook that an engine has added requests no device.
         asks = case is not None and case.verdict.asked.wants_devices
@@ -159,7 +159,7 @@ class Provision:
         verdict = engine.judge(spec, request, config)
         for why in verdict.denials:
             self._warn("it does not get what it asks for", why)
-        # A module that is loaded now has changed the node since.
+        # Loading a module has changed the node.
         seen = None if self._load_modules(config, verdict.allowed) else self._seen_ahead(config)
         case = _Case(config, verdict)
         if not engine.needs_inventory(verdict.allowed, config):
@@ -184,12 +184,12 @@ class Provision:
             if config.holders_beyond == "fail":
                 raise
             self._warn("it starts without GPUs", str(error))
-            bundle_files.release_claim(self._bundle)  # of an earlier inventory
+            bundle_files.release_claim(self._bundle)  # from an earlier inventory
             return replace(case, verdict=without_gpus(verdict, str(error)))
         return replace(case, inventory=inventory)
 
     def _inventory_of_applied(self, config: Config) -> Inventory | None:
-        """Return the inventory for a container that also works without one, but more slowly."""
+        """Return the inventory for a container that would work without one, but more slowly."""
         try:
             return engine.load_inventory(config) or self._take_inventory(config)
         except NvshimError as error:
@@ -197,7 +197,7 @@ class Provision:
             return None
 
     def _more_than_listed(self, spec: dict[str, Any]) -> _Case | None:
-        """Decide what is requested besides the devices that the spec lists already."""
+        """Return the allowed request beyond the devices that the spec already lists."""
         try:
             config = load_config()
             inventory = engine.load_inventory(config) or self._take_inventory(config)
@@ -206,13 +206,13 @@ class Provision:
                 return None
             verdict = engine.judge(spec, request, config)
             inventory = engine.make_nodes(request, inventory, config)
-        except NvshimError as error:  # the container keeps what its spec has
+        except NvshimError as error:  # the container keeps its spec's devices
             self._warn("it gets what its spec has", str(error))
             return None
         return _Case(config, verdict, inventory)
 
     def _claim_listed(self, spec: dict[str, Any]) -> None:
-        """Claim what the spec lists already, where the number of holders is limited."""
+        """Claim the devices that the spec already lists, if they have a limit of holders."""
         config = load_config()
         if not is_limited(config):
             return
@@ -227,20 +227,20 @@ class Provision:
         except DeviceHeld as error:
             if config.holders_beyond == "fail":
                 raise
-            # We cannot take them away. It counts by its nodes.
+            # We cannot remove them. The container counts by its nodes.
             self._warn("it has what others have", str(error))
 
     def _refuse_drained(
         self, spec: dict[str, Any], case: _Case | None, record: Mapping[str, Any]
     ) -> None:
-        """Refuse what has been taken out of service; the bundle shows by now what it would hold."""
+        """Refuse devices taken out of service; by now the bundle shows what it would hold."""
         config = load_config() if case is None else case.config
 
         def find_inventory() -> Inventory:
             known = None if case is None else case.inventory
             return known or engine.load_inventory(config) or self._take_inventory(config)
 
-        # A privileged container lists every node of the host, and says nothing by that.
+        # A privileged container lists every node of the host, which means nothing.
         listed = () if read_container(spec).privileged else claims.listed(spec)
         refuse_held(record, listed, config, find_inventory)
 
@@ -255,11 +255,11 @@ class Provision:
     def _mount(
         self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
     ) -> tuple[Sequence[Mount], Layer | None, Target | None]:
-        """Mount the rootfs, with a layer that contains the container's files if that is possible.
+        """Mount the rootfs, if possible with a layer that contains the container's files.
 
         Returns:
-            What was mounted, the layer in it, and where the engine places the container's files;
-            None if no engine runs.
+            The mounts, the layer among them, and the target for the container's files; None if no
+            engine runs.
         """
         rootfs = os.path.join(self._bundle, bundle_files.ROOTFS)
         staging = os.path.join(self._bundle, bundle_files.STAGING)
@@ -302,7 +302,7 @@ class Provision:
                 restored=bool(self._saved),
             )
         except (NvshimError, OSError) as error:
-            # If the container is the reason, injecting without a layer raises the same.
+            # If the container is the reason, an injection without a layer raises the same.
             self._log.info("there is no layer for it", bundle=self._bundle, why=str(error))
             return None
 
@@ -324,7 +324,7 @@ class Provision:
     # -- programs ------------------------------------------------------------------------------
 
     def _newest_oci_version(self, runtime: str) -> str:
-        """Return the newest OCI specification that the low-level runtime reports."""
+        """Return the newest OCI specification version that the low-level runtime reports."""
         try:
             _, output = self._link.run([runtime, "features"], _FEATURES_TIMEOUT)
             return str(json.loads(output)["ociVersionMax"])
@@ -333,7 +333,7 @@ class Provision:
             return _NO_VERSION
 
     def _load_modules(self, config: Config, request: Request) -> bool:
-        """Load the kernel modules that a request needs; whether any had to be."""
+        """Load the kernel modules that a request needs; return whether any was missing."""
         commands = engine.module_commands(config, request)
         if commands:
             refuse_driver(config, request.source)
@@ -343,7 +343,7 @@ class Provision:
         return bool(commands)
 
     def _load_module(self, command: Sequence[str]) -> bool:
-        """Load one, or say why not; whether it makes sense to try the next."""
+        """Load a module, or log why not; return whether to try the next."""
         name = command[-1]
         try:
             status, _ = self._link.run(command, MODULE_TIMEOUT)
@@ -353,7 +353,7 @@ class Provision:
         if status:
             why = f"{command[0]} ended with status {status}"
             self._log.warning("a kernel module is not loaded", module=name, why=why)
-            return name != DRIVER  # without which no other can be
+            return name != DRIVER  # all others need it
         self._log.info("a kernel module was loaded", module=name)
         return True
 
@@ -363,14 +363,14 @@ class Provision:
         try:
             _, report = self._link.run(engine.probe_command(config), config.nvml_timeout)
         except ProgramTimeout as error:
-            # A hung driver must not hold the container up: procfs knows the whole GPUs.
+            # A hung driver must not delay the container: procfs has the whole GPUs.
             self._log.warning("NVML did not answer", why=str(error))
         inventory = engine.take_inventory(config, report)
         if report is not None and inventory.nvml_failure:
             self._log.warning("NVML cannot be used", why=inventory.nvml_failure)
         for note in inventory.notes:
             if note.startswith(engine.NOT_KEPT):
-                # Nothing fails, but NVML delays each container from now on.
+                # This is no failure, but NVML will delay each container.
                 self._log.warning("every container has to ask NVML", why=note)
         return inventory
 

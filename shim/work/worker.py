@@ -1,24 +1,24 @@
 """A child of the shim that does the work for one container, answers, and exits.
 
-Looking into an image, mounting, locking and asking the driver can hang, and need memory that an
-idle shim should not keep. So the shim forks a worker for them and waits for its answer in the loop,
-which serves the other containers in the meantime.
+Reading an image, mounting, locking and querying the driver can hang, and need memory that an idle
+shim should not keep. So the shim forks a worker for them, and serves the other containers while it
+waits for the answer.
 
 Rules
-- The worker is a fork of the shim: the same program, nothing is executed. The shim has a few
-  threads, but forking is safe nevertheless. They only wait in system calls (they mount, unmount and
-  close descriptors), so none of them holds one of Python's locks while the main thread runs Python
-  code; glibc makes its allocator usable in the child. Source: fork(2), pthread_atfork(3).
+- The worker is a fork of the shim, without an exec. Forking is safe despite the shim's few threads:
+  they only wait in system calls (they mount, unmount and close descriptors), so none holds a lock
+  of Python's while the main thread runs Python code; glibc makes its allocator usable in the child.
+  Source: fork(2), pthread_atfork(3).
 - The worker handles no signals, keeps only the descriptors that it needs, and never returns to the
-  shim's loop. It leads a separate process group, which includes the programs that it runs.
-- It has :data:`DEADLINE` seconds, and more while it runs a program that has its own limit. After
-  that, or when the shim no longer waits, the kernel kills the group. A worker in an uninterruptible
-  system call ends later; the shim does not wait for it.
+  shim's loop. It leads its own process group, which includes the programs that it runs.
+- It has :data:`DEADLINE` seconds, plus the limit of each program that it runs. After that, or when
+  the shim no longer waits, the group is killed. A worker in an uninterruptible system call ends
+  later; the shim does not wait for it.
 - A worker that fails undoes nothing; its Create does that
   (:meth:`shim.work.injection.Injection.undo`, and unmounting the rootfs). If the shim is killed,
   the kernel kills the worker, and containerd's ``delete`` verb undoes its work.
-- A request and an answer are lines of JSON over a socket, with at most one descriptor. Errors
-  arrive in the shim as they were raised.
+- A request and an answer are lines of JSON over a socket, with at most one descriptor. The shim
+  raises the worker's errors.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from shim.children import Child, Reaper, spawn
 from shim.errors import ProgramTimeout, WorkerFailed, WorkerTimeout
 from shim.programs import has_ended
 
-# What an answer is: a value that JSON has, and a descriptor to pass on, or -1.
+# An answer: a JSON value, and a descriptor to pass, or -1.
 Answer = tuple[dict[str, Any], int]
 
 DEADLINE: Final = 60.0
-"""Seconds that a worker may take from its request to its answer."""
+"""A worker's seconds from its request to its answer."""
 
 UNUSED: Final = 5.0
 """Seconds that a worker waits for a request."""
@@ -69,7 +69,7 @@ class Link:
         self._connection = connection
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the request; None if none came within :data:`UNUSED` seconds."""
+        """Wait for the request; return None if none comes within :data:`UNUSED` seconds."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         received = b""
@@ -84,7 +84,7 @@ class Link:
         return request
 
     def extend_deadline(self, seconds: float) -> None:
-        """Tell the shim that a program follows that may run for so long."""
+        """Tell the shim that the next program may run this long."""
         self._send({"more": seconds})
 
     def run(self, argv: Sequence[str], timeout: float) -> tuple[int, bytes]:
@@ -92,13 +92,13 @@ class Link:
 
         Args:
             argv: the program and its arguments.
-            timeout: seconds after which it is killed; the shim waits that much longer.
+            timeout: seconds after which it is killed; the shim's deadline grows by this.
 
         Returns:
-            Its exit status, and its stdout, of which a megabyte is kept.
+            Its exit status, and up to a megabyte of its stdout.
 
         Raises:
-            ProgramNotFound: there is no such program.
+            ProgramNotFound: the program does not exist.
             ProgramTimeout: it did not exit in time, and was killed.
         """
         self.extend_deadline(timeout)
@@ -112,13 +112,13 @@ class Link:
             output = _read_all(reading, deadline)
         finally:
             os.close(reading)
-        # It may close its output long before it ends: what it has of the driver is closed later.
+        # It may close its output long before it ends, while it still closes the driver.
         if (
             output is None
             or (status := _status(pid, max(0.0, deadline - time.monotonic()))) is None
         ):
             os.kill(pid, signal.SIGKILL)
-            _status(pid, _DYING)  # one that the driver holds in the kernel is not waited for
+            _status(pid, _DYING)  # do not wait for one that hangs in the driver
             raise ProgramTimeout(
                 f"to run {argv[0]!r}",
                 found=f"it had not ended after {timeout} s",
@@ -131,7 +131,7 @@ class Link:
 
         Args:
             value: a JSON value.
-            fd: a descriptor of which the shim gets a duplicate; -1 for none.
+            fd: a descriptor to duplicate into the shim; -1 for none.
         """
         self._send({"value": value}, fd)
 
@@ -153,7 +153,7 @@ class Worker:
         reaper: collects the worker.
         work: takes the request from its link, and returns the answer; None to exit without an
             answer.
-        keep: further descriptors that it needs.
+        keep: other descriptors that it needs.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class Worker:
             pid = forked.fork(lambda: _run(shim, work, theirs, kept))
         self._child: Child = reaper.register(pid)
         try:
-            os.setpgid(pid, pid)  # as the child does; one of both is first
+            os.setpgid(pid, pid)  # as in the child, whichever is first
         except OSError:
             pass  # it has ended already
 
     async def ask(self, request: dict[str, Any]) -> Answer:
-        """Have the worker do its work.
+        """Let the worker do its work.
 
         Args:
             request: a JSON value.
@@ -227,10 +227,10 @@ class Worker:
             except BlockingIOError:
                 await loop.wait_writable(self._connection.fileno())
             except (BrokenPipeError, ConnectionResetError):
-                return  # reading says the same
+                return  # reading reports the same
 
     async def _read_line(self, received: bytearray, fds: array.array[int]) -> bytes:
-        """Return the next line; empty if the connection ends before the line does."""
+        """Return the next line; empty if the connection ends within it."""
         while (end := received.find(b"\n")) < 0:
             try:
                 chunk, rights, _, _ = self._connection.recvmsg(
@@ -258,7 +258,7 @@ class Worker:
         return "closed its connection"
 
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it still runs."""
         return self._child.runs()
 
     def end(self) -> None:
@@ -268,7 +268,7 @@ class Worker:
             try:
                 os.killpg(self._child.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                pass  # it has just ended
+                pass  # it has ended meanwhile
 
 
 def _run(
@@ -282,7 +282,7 @@ def _run(
     try:
         try:
             os.setpgid(0, 0)
-            # What is collected here is the shim's, whose descriptors have other numbers' files.
+            # Garbage here is the shim's, whose descriptor numbers now mean other files.
             gc.disable()
             forked.set_up_child(shim, kept)
             _signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -297,7 +297,7 @@ def _run(
 
 
 def _read_all(fd: int, deadline: float) -> bytes | None:
-    """Return everything up to the end; None if the end does not come in time."""
+    """Return everything up to the end; None if it does not come in time."""
     output = bytearray()
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -342,13 +342,13 @@ def _rebuilt(described: dict[str, Any]) -> Exception:
     kind = _class_of(*described["kind"])
     error = kind.__new__(kind)
     asked, found, do = described["said"]
-    NvshimError.__init__(error, asked, found=found, do=do)  # a class may take other arguments
+    NvshimError.__init__(error, asked, found=found, do=do)  # a class may have other arguments
     error.code, error.slug, error.status = described["row"]
     return error
 
 
 def _class_of(module: str, name: str) -> type[NvshimError]:
-    """Return the class of an error; the root if the shim has not loaded it."""
+    """Return an error's class; the root class if the shim has not loaded it."""
     kind = getattr(sys.modules.get(module), name, None)
     if isinstance(kind, type) and issubclass(kind, NvshimError):
         return kind
