@@ -1,13 +1,13 @@
 """``delete``: clean up after a shim that has exited, and report how the container ended.
 
-containerd runs it after every exit of a shim, whether regular or not, and gives it five seconds. A
-user waits for it, so it checks first whether there is anything to do. If nothing is left to clean
-up, the launcher answers in its place (``shim/forkserver/fast_delete.c``). This module defines the
-verb: the launcher answers only if this module would give the same answer and change nothing.
+containerd runs it after every exit of a shim, regular or not, with a limit of five seconds. A user
+waits for it, so it first checks whether there is anything to do. If nothing is left to clean up,
+the launcher answers instead (``shim/forkserver/fast_delete.c``), provided that this module would
+give the same answer and change nothing.
 
-Each step is taken even if an earlier one failed, and every step can be repeated. A failure is a
-line on stderr, which containerd logs. The answer is always given, because without one containerd
-would keep the container. If this verb is killed, the next ``start`` on the node finishes its work
+Every step runs even if an earlier one failed, and can be repeated. A failure is a line on stderr,
+which containerd logs. The verb always answers, because otherwise containerd would keep the
+container. If this verb is killed, the next ``start`` on the node finishes its work
 (:mod:`shim.verbs.unfinished`).
 
 Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
@@ -31,27 +31,27 @@ from shim.verbs.invocation import Invocation
 
 Read = TypeVar("Read")
 
-# The status of what is ended by SIGKILL; it is what containerd's own shim answers.
+# The status after SIGKILL, as in containerd's own shim.
 KILLED: Final = 128 + 9
 
 _DEFAULT_RUNTIME: Final = "runc"
 _DEFAULT_ROOT: Final = "/run/containerd/runc"
 _STDERR: Final = 2
 
-# Seconds, out of containerd's five, after which a pod's remaining containers are ended without
-# calling their runtimes.
+# Seconds, of containerd's five, after which a pod's remaining containers are ended without their
+# runtimes.
 _MEMBERS_TIMEOUT: Final = 1.5
 
 
 def delete(invocation: Invocation) -> bytes:
-    """Do the verb.
+    """Execute the verb.
 
     Args:
-        invocation: the flags. The bundle is the one in ``-bundle``, or else the current directory;
-            it may be incomplete.
+        invocation: the flags. The bundle is that of ``-bundle``, or else the current directory; it
+            may be incomplete.
 
     Returns:
-        A DeleteResponse, which containerd reads on stdout.
+        A DeleteResponse, which containerd reads from stdout.
     """
     path = invocation.bundle or os.getcwd()
     record = _runtime_record(invocation, path)
@@ -73,14 +73,14 @@ def finish_killed(directory: str, name: str, *, starting: bool = False) -> None:
     Args:
         directory: the directory of sockets.
         name: the name of its note.
-        starting: whether that container is being started again. Its bundle is then a new one, in
-            which nothing has been done yet, and the work of another process is waited for.
+        starting: whether that container is starting again. Its bundle is then new and unused, and
+            this call waits for another process that does the work.
     """
     note = unfinished.take(directory, name, wait=starting)
     if note is None:
         return
     if not starting and note.left and note.left[0].is_made_again():
-        note.leave()  # its own start has seen to it, or will
+        note.leave()  # its own start has done this, or will
         return
     _take(directory, lambda: orphans.end_process(*note.holder))
     for left in note.left:
@@ -106,7 +106,7 @@ def _finish(left: unfinished.Left) -> Callable[[], None]:
 def _note(
     invocation: Invocation, path: str, record: bundle.RuntimeRecord
 ) -> unfinished.Note | None:
-    """Write down how all that is left is ended; None if that cannot be."""
+    """Record how to end everything that is left; return None if that fails."""
     try:
         directory = _socket_directory(path) or sockets.prepare_directory()
         left = [_left(invocation.container_id, path, record)]
@@ -116,7 +116,7 @@ def _note(
         name = sockets.name_of(invocation.address, invocation.namespace, invocation.container_id)
         return unfinished.write(directory, name, sandbox_members.read_holder(path), left)
     except (NvshimError, OSError):
-        return None  # the step that needs it reports what stands in the way
+        return None  # the step that needs it reports the error
 
 
 def _left(container_id: str, path: str, record: bundle.RuntimeRecord) -> unfinished.Left:
@@ -133,7 +133,7 @@ def _left(container_id: str, path: str, record: bundle.RuntimeRecord) -> unfinis
 def _clean_up(
     container_id: str, path: str, record: bundle.RuntimeRecord, *, ask_runtime: bool = True
 ) -> None:
-    """Remove all that is left of a container, whose bundle may be half made, or gone."""
+    """Remove the remains of a container, whose bundle may be half created, or gone."""
     staging = os.path.join(path, bundle.STAGING)
     calls = bundle.calls_under_way(path)
     _take(
@@ -146,13 +146,13 @@ def _clean_up(
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
         lambda: files.remove_tree(staging),
-        # After its processes have ended: the next container may get the GPU now.
+        # Only after its processes have ended, because the next container may then get the GPU.
         lambda: bundle.release_claim(path),
     )
 
 
 def _take(path: str, *steps: Callable[[], object]) -> None:
-    """Take steps, each whatever became of the one before."""
+    """Take all steps, even after one that fails."""
     for step in steps:
         try:
             step()
@@ -172,14 +172,14 @@ def _pid(path: str, *, tell: bool = True) -> int:
 
 
 def _end_calls(path: str, logs: Sequence[str]) -> None:
-    """End the runtime calls of the dead shim: what they would still make would be orphaned."""
+    """End the dead shim's runtime calls, which would only create orphans."""
     if logs:
         for problem in orphans.end_calls(path, logs):
             _warn(problem)
 
 
 def _end_sandbox(path: str) -> None:
-    """End the containers of a sandbox's pod and its holder; no other process does."""
+    """End the containers of a sandbox's pod and its holder, since no other process does."""
     members = sandbox_members.members(path)
     pid, start_time = _read(lambda: sandbox_members.read_holder(path)) or (0, 0)
     if not (members or pid):
@@ -201,7 +201,7 @@ def _end_of_member(path: str, container_id: str, deadline: float) -> Callable[[]
 
 
 def _end_loggers(path: str) -> None:
-    """What the dead shim had started to take the container's output."""
+    """End the loggers that the dead shim had started."""
     loggers = bundle.loggers_left(path)
     if loggers:
         for problem in orphans.end_loggers(loggers):
@@ -216,9 +216,9 @@ def _end_container(
     cut_off: bool,
     ask_runtime: bool,
 ) -> None:
-    """End a container that was not ended regularly.
+    """End a container that has not ended regularly.
 
-    The call of its runtime may have been ``cut_off`` before it had recorded what it created.
+    A runtime call may have been ``cut_off`` before it recorded what it created.
     """
     pid = _pid(path)
     state = os.path.join(record.root, container_id)
@@ -236,7 +236,7 @@ def _end_container(
 
 
 def _cgroup_path(path: str) -> str:
-    """Return the cgroup that the container's spec names; "" if there is none, or no spec."""
+    """Return the cgroup in the container's spec; "" without one, or without a spec."""
     try:
         return bundle.cgroups_path_of(bundle.read_spec(path))
     except BundleUnusable:
@@ -244,7 +244,7 @@ def _cgroup_path(path: str) -> str:
 
 
 def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
-    """Return how to call the runtime; the defaults if the server had not recorded it yet."""
+    """Return the runtime's options; the defaults if the server has not recorded them."""
     record = _read(lambda: bundle.read_runtime_record(path))
     if record is None:
         binary = _read(lambda: bundle.read_line(os.path.join(path, bundle.RUNTIME)))
@@ -254,7 +254,7 @@ def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
 
 
 def _read(read: Callable[[], Read | None]) -> Read | None:
-    """Read something of a bundle; warn and return None if it is unusable."""
+    """Read a part of a bundle; warn and return None if it is unusable."""
     try:
         return read()
     except BundleUnusable as error:
@@ -268,7 +268,7 @@ def _unmount(path: str) -> None:
 
 
 def _socket(path: str) -> str:
-    """Return the path of the shim's socket, as the bundle says; empty if it says nothing."""
+    """Return the path of the shim's socket from the bundle; "" if it has none."""
     where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
     return where.removeprefix(sockets.SCHEME) if where.startswith(sockets.SCHEME) else ""
 

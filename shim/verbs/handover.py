@@ -1,21 +1,21 @@
-"""How a process becomes the shim: what ``start`` passes to it, and what it changes in itself.
+"""Turn a process into the shim: what ``start`` passes to it, and what it changes in itself.
 
 The verb and the shim are two processes. The verb parses, writes files and creates the socket, then
-answers and exits. The shim is forked from the fork server before the verb runs, and has touched as
-little memory as possible when it gets the listener, because it gets its own copy of every page that
-it writes to.
+answers and exits. The shim is forked from the fork server before the verb runs, and has written to
+as little memory as possible when it gets the listener, because each page that it writes to is
+copied.
 
 The two share a socket pair. The verb sends the request and the listener. The waiting process reads
-all of it and sends its pid. It does nothing more until the verb sends ``GO``: a verb that has given
-up has forked a shim itself, and two shims must not serve one socket. The waiting process exits when
-the other end of the pair is closed.
+all of it and sends its pid. Then it waits until the verb sends ``GO``: a verb that has given up has
+forked a shim itself, and two shims must not serve one socket. The waiting process exits when the
+other end of the pair is closed.
 
-It must not be observable whether the fork server or the verb has forked a shim. So everything that
-is inherited is set here: process group, descriptors, signals, umask, working directory,
+Nothing may depend on whether the fork server or the verb has forked a shim. So this module sets
+everything that a process inherits: process group, descriptors, signals, umask, working directory,
 environment, OOM score, name.
 
-Source: unix(7) SCM_RIGHTS, SOCK_SEQPACKET; containerd pkg/shim (what its own shims are started
-with); proc(5).
+Source: unix(7) SCM_RIGHTS, SOCK_SEQPACKET; containerd pkg/shim (the start of its own shims);
+proc(5).
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from shim import PROGRAM, bundle, forked, processes, sockets
 
 GO: Final = b"!"
 
-# Seconds until the waiting process has read the request. It needs less than a millisecond.
+# Seconds for the waiting process to read the request, which takes less than a millisecond.
 _PATIENCE: Final = 1.0
 _LARGEST_REQUEST: Final = 1 << 18
 
 _LISTENER: Final = 3
 
-# The value that services get from systemd, and so what runc and its hooks have in containerd's own
-# shim. Our own files have explicit modes, and do not depend on it.
+# systemd's value for services, and so that of runc and its hooks below containerd's own shim. Our
+# own files have explicit modes instead.
 UMASK: Final = 0o022
 
 
 class ShimRequest(NamedTuple):
-    """Which shim to become."""
+    """The properties of the shim to become."""
 
-    bundle_path: str  # the bundle of the first container. It becomes the working directory.
+    bundle_path: str  # the first container's bundle, which becomes the working directory
     container_id: str  # the first container
     namespace: str  # containerd's namespace
     address: str  # containerd's gRPC address
     ttrpc_address: str  # where events are sent
     socket_path: str  # the file of the listening socket
     debug: bool  # whether to log each step
-    oom_score_adj: int | None  # the score of the shim; None leaves it as it is
-    environment: dict[str, str]  # the whole environment of the shim
+    oom_score_adj: int | None  # the shim's score; None for no change
+    environment: dict[str, str]  # the shim's whole environment
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends between a verb and the process that waits to become its shim."""
+    """Return the ends of a connection between a verb and the process that becomes its shim."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -70,7 +70,7 @@ def offer(waiting: socket.socket, listener: int, request: ShimRequest) -> int:
         request: which shim to become.
 
     Returns:
-        Its pid; it then waits for :func:`commit`. 0 if it is gone or does not answer.
+        Its pid, while it waits for :func:`commit`; 0 if it is gone or does not answer.
     """
     try:
         waiting.settimeout(_PATIENCE)
@@ -84,7 +84,7 @@ def commit(waiting: socket.socket) -> bool:
     """Let the waiting process become the shim.
 
     Returns:
-        Whether it was still there.
+        Whether it still existed.
     """
     try:
         return waiting.send(GO) == len(GO)
@@ -96,7 +96,7 @@ def accept(channel: socket.socket) -> tuple[int, ShimRequest] | None:
     """Wait for a request, in the process that becomes the shim.
 
     Returns:
-        The listener and the request; None if there will be none.
+        The listener and the request; None if none will come.
     """
     content, fds, _, _ = socket.recv_fds(channel, _LARGEST_REQUEST, 1, socket.MSG_CMSG_CLOEXEC)
     if not fds:
@@ -108,15 +108,14 @@ def accept(channel: socket.socket) -> tuple[int, ShimRequest] | None:
 
 
 def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
-    """Turn this process, just forked and with a single thread, into a shim.
+    """Turn this newly forked process with a single thread into a shim.
 
     Args:
         listener_fd: the listening socket. All other descriptors are closed.
-        request: which shim to become. Its bundle becomes the working directory, its environment
-            ours.
+        request: the shim to become. Its bundle becomes the working directory, its environment ours.
     """
     try:
-        # First: a process that holds the answer's pipe keeps containerd waiting for its end.
+        # First, because containerd waits until all processes have closed the answer's pipe.
         _keep_only(listener_fd)
         forked.lead_group()
         os.umask(UMASK)
@@ -128,7 +127,7 @@ def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
             _set_oom_score_adj(request.oom_score_adj)
         names = ["-namespace", request.namespace, "-id", request.container_id]
         processes.set_command_line([PROGRAM, *names, "-address", request.address])
-        # Here, for what no fork server has forked: containerd has its answer by now.
+        # Imported here for processes not from a fork server: containerd already has its answer.
         from shim.pod.main import main  # noqa: PLC0415
 
         main(
@@ -166,7 +165,7 @@ def _set_oom_score_adj(value: int) -> None:
 
 
 def _report(bundle_path: str, error: BaseException) -> None:
-    """Tell containerd's log why there is no shim: it reads the bundle's fifo."""
+    """Report to containerd's log, which reads the bundle's fifo, why there is no shim."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,9 +1,9 @@
 """``-info``, ``-v`` and ``-h``: describe this runtime to containerd and to its users.
 
-containerd from 1.7 on may ask each runtime once what it can do. The answer contains the features of
-the low-level runtime that the options on stdin name, as that runtime reports them. If a runtime
-cannot report them (runc 1.0, crun 1.8), they are left out, which containerd accepts. The options
-are returned unchanged.
+containerd from 1.7 on may query each runtime once for its features. The answer contains the
+features that the low-level runtime, named in the options on stdin, reports. Without such a report
+(runc 1.0, crun 1.8) they are left out, which containerd accepts. The options are returned
+unchanged.
 
 Source: containerd core/runtime/v2 PluginInfo, api/types/introspection.proto; the OCI runtime
 spec, features.md.
@@ -31,11 +31,11 @@ from shim.errors import (
 from shim.runtime.options import DEFAULT_BINARY, can_read, read_options
 from shim.verbs.invocation import read_stdin
 
-# Seconds: a runtime answers in some milliseconds, and containerd waits for us.
+# Seconds: a runtime answers in some milliseconds, while containerd waits.
 _TIMEOUT: Final = 3.0
 _LONGEST_FEATURES: Final = 1 << 20
 
-# What Go's typeurl makes of the features package: a value in JSON.
+# Go's typeurl encodes the features package as a JSON value.
 FEATURES: Final = "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
 
 USAGE: Final = """\
@@ -54,20 +54,20 @@ io.containerd.nvidia.v1:
 
 
 def runtime_info(name: str, version: str, revision: str, *, tell: Callable[[str], None]) -> bytes:
-    """Return what ``-info`` prints.
+    """Return the output of ``-info``.
 
     Args:
-        name: the name by which containerd knows the runtime.
+        name: containerd's name of the runtime.
         version: our version.
         revision: the commit that it was built from; "" if unknown.
-        tell: called with a line about features that could not be read.
+        tell: called with a line about unreadable features.
 
     Returns:
         A RuntimeInfo.
 
     Raises:
         HandlerOptionsMalformed: stdin does not contain options.
-        RequestTooLarge: there is more on stdin than any containerd writes.
+        RequestTooLarge: stdin has more than any containerd writes.
     """
     try:
         options = AnyMessage.FromString(b"" if os.isatty(0) else read_stdin())
@@ -108,7 +108,7 @@ def _features_of(binary: str) -> bytes:
 
 
 def version_text(version: str, revision: str) -> str:
-    """Return what ``-v`` prints.
+    """Return the output of ``-v``.
 
     Args:
         version: our version.

@@ -1,11 +1,11 @@
-"""Read what containerd asks for: the command line in Go's flags, and what it writes to stdin.
+"""Read containerd's request: the command line in Go's flags, and stdin.
 
 Rules
 - ``-flag value``, ``-flag=value`` and both with two dashes mean the same.
 - A switch takes no value, except after ``=``.
 - The first word that belongs to no flag is the verb; everything after it is ignored.
-- An unknown flag is skipped, with its value if it seems to have one: a newer containerd may pass
-  flags that this shim does not understand, and must not fail because of that.
+- An unknown flag is skipped, with its value if it seems to have one, because a newer containerd may
+  pass flags that this shim does not know.
 - Ids and namespaces are checked here, before they become part of a path.
 
 Source: containerd pkg/shim; Go's package flag; containerd pkg/identifiers.
@@ -23,11 +23,10 @@ from shim.files import check_id
 
 VERBS: Final = ("start", "delete")
 
-# The last word of a fork server's command line, which ``start`` and systemd use to start one.
-# containerd never does.
+# The last word of a fork server's command line, which only ``start`` and systemd use.
 FORK_SERVER: Final = "fork-server"
 
-# Flags with a value, and the attribute that keeps it.
+# Flags with a value, and the attribute for it.
 _VALUES: Final = {
     "namespace": "namespace",
     "address": "address",
@@ -48,27 +47,27 @@ _SWITCHES: Final = {
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
 
-# As much as containerd's own shim takes.
+# The limit of containerd's own shim.
 _LARGEST_REQUEST: Final = 10 << 20
 _CHUNK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What containerd asks of the program."""
+    """Containerd's request to the program."""
 
     verb: str = ""  # ``start``, ``delete``, or empty
     namespace: str = ""  # containerd's namespace
     address: str = ""  # containerd's gRPC address
     publish_binary: str = ""  # containerd's own path; unused, since events go over ttrpc
-    container_id: str = ""  # the container that the verb is about
+    container_id: str = ""  # the container of the verb
     bundle: str = ""  # its bundle; empty for the current directory
-    socket: str = ""  # where a fork server listens; empty if it has to find that out
+    socket: str = ""  # the socket of a fork server; empty for the default
     debug: bool = False  # whether the shim logs its steps
     stay: bool = False  # whether a fork server stays even without requests
-    info: bool = False  # whether the runtime's description is asked for
-    version: bool = False  # whether the version is asked for
-    help: bool = False  # whether a person asks how the program is called
+    info: bool = False  # whether to print the runtime's description
+    version: bool = False  # whether to print the version
+    help: bool = False  # whether to print the usage
 
 
 def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:
@@ -79,11 +78,11 @@ def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:
         verbs: the known verbs.
 
     Returns:
-        The parsed request. If it is a verb, its id and namespace are present and safe.
+        The request. For a verb, its id and namespace are present and safe.
 
     Raises:
-        InvalidInvocation: there is no verb, a flag lacks its value, or a value has the wrong kind.
-        InvalidIdentifier: an id or a namespace that containerd would not accept either.
+        InvalidInvocation: the verb or a flag's value is missing, or a value has the wrong kind.
+        InvalidIdentifier: containerd would also reject the id or namespace.
     """
     found: dict[str, Any] = {}
     words = list(arguments)
@@ -131,10 +130,10 @@ def _take_flag(found: dict[str, Any], word: str, rest: list[str]) -> None:
 
 
 def read_stdin() -> bytes:
-    """Read everything that containerd writes; nothing if stdin cannot be read.
+    """Read all of stdin; nothing if it cannot be read.
 
     Raises:
-        RequestTooLarge: it is more than 10 MiB.
+        RequestTooLarge: it has more than 10 MiB.
     """
     content = bytearray()
     try:
@@ -147,5 +146,5 @@ def read_stdin() -> bytes:
                     do="leave calling this program to containerd",
                 )
     except OSError:
-        return b""  # a directory, or a descriptor for writing: not a request
+        return b""  # a directory, or open only for writing: not a request
     return bytes(content)

@@ -1,16 +1,15 @@
-"""``start``: give containerd the address of a shim, and start one if the pod has none.
+"""``start``: return the address of the pod's shim to containerd; start a shim if there is none.
 
 The socket listens before the shim imports its modules: containerd's first connection waits in the
 backlog. The answer has the format that containerd expects:
 
-- a containerd from 2.3 on writes BootstrapParams to stdin, and reads a BootstrapResult of version
-  3;
-- every older one gets the bare address. All of them understand it: 1.6 understands nothing else,
-  and from 1.7 on, text that is not JSON is an address with version 2 and ttrpc, which is what we
-  would write there. If the answer said version 3, one of those would refuse the shim.
+- containerd from 2.3 on writes BootstrapParams to stdin, and reads a BootstrapResult of version 3;
+- an older one gets the bare address: 1.6 understands nothing else, and from 1.7 on, text that is
+  not JSON is an address with version 2 and ttrpc, as intended. With version 3 in the answer, it
+  would refuse the shim.
 
-The shim serves versions 2 and 3 on one socket, so both answers are true, even for a shim that
-another containerd started.
+The shim serves versions 2 and 3 on one socket, so both answers are true, even for another
+containerd's shim.
 
 Source: containerd docs/runtime-v2.md, core/runtime/v2/shim.go parseStartResponse,
 pkg/shim/compat.go.
@@ -48,25 +47,25 @@ _GROUP_ANNOTATIONS: Final = ("io.containerd.runc.v2.group", "io.kubernetes.cri.s
 _CGROUPS: Final = "/sys/fs/cgroup"
 _HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
-# LogLevel of BootstrapParams: DEBUG is -4, and what is below says even more.
+# LogLevel of BootstrapParams: DEBUG is -4; lower levels log even more.
 _DEBUG: Final = -4
 
 _STANDARD: Final = 3  # descriptors
 
 
 def start(invocation: Invocation, *, parent: int, waiting: socket.socket | None = None) -> bytes:
-    """Do the verb.
+    """Execute the verb.
 
     Args:
         invocation: the flags. The current directory is the bundle.
         parent: the pid of the caller, which is containerd.
-        waiting: the connection to a process that waits to become the shim; None if there is none.
+        waiting: the connection to a process that waits to become the shim, if any.
 
     Returns:
-        What containerd reads on stdout.
+        The output for containerd.
 
     Raises:
-        ShimError: there is no shim whose address could be returned. Everything was undone.
+        ShimError: there is no shim. Everything was undone.
     """
     request = read_stdin()
     params = read_bootstrap(request, invocation)
@@ -98,11 +97,11 @@ def group_of(bundle_path: str, container_id: str) -> str:
 
     Args:
         bundle_path: the bundle.
-        container_id: its id, which is also the group of a container that names none.
+        container_id: its id, the default group.
 
     Returns:
-        The group's name. If there is no config.json, it is the id: the bundle of a sandbox has
-        none. That of a container must have one, which its Create will report.
+        The group's name; the id without config.json, as for a sandbox. Create reports a container's
+        missing config.json.
 
     Raises:
         BundleUnusable: config.json cannot be read, or is malformed.
@@ -111,8 +110,8 @@ def group_of(bundle_path: str, container_id: str) -> str:
     if not os.path.lexists(path):
         return container_id
     content = files.read(path, bundle.LONGEST_SPEC)
-    # A spec that contains neither name has no group, and need not be parsed to know that. Go's
-    # encoder, which wrote the file, has no other way to spell these letters.
+    # A spec without either name has no group, and needs no parsing. Go's encoder, which wrote the
+    # file, does not escape these letters.
     if not any(name.encode() in content for name in _GROUP_ANNOTATIONS):
         return container_id
     annotations = files.parse_object(content, path).get("annotations")
@@ -125,25 +124,24 @@ def group_of(bundle_path: str, container_id: str) -> str:
 
 
 def answer(where: str, params: BootstrapParams | None) -> bytes:
-    """Return what to write on stdout.
+    """Return the output for stdout.
 
     Args:
         where: the shim's address, with its scheme.
-        params: what containerd wrote; None for one before 2.3.
+        params: containerd's parameters; None before 2.3.
     """
     if params is None:
         return where.encode()
-    # The last field comes last on the wire: containerd 2.3.0 to 2.3.3 strip white space from the
-    # answer before they decode it.
+    # Encode the last field last: containerd 2.3.0 to 2.3.3 strip white space from the answer before
+    # they decode it.
     return BootstrapResult(version=3, address=where, protocol="ttrpc").SerializeToString()
 
 
 def read_bootstrap(data: bytes, invocation: Invocation) -> BootstrapParams | None:
-    """Parse stdin as BootstrapParams, if it contains them.
+    """Parse stdin as BootstrapParams, if it has them.
 
-    An older containerd writes the runtime's options there, as an ``Any``, which may by accident
-    decode as this message. So it counts only if it has the same container and namespace as the
-    flags.
+    An older containerd writes the runtime's options, as an ``Any``, which may happen to decode as
+    this message. So it counts only with the container and namespace of the flags.
 
     Args:
         data: the content of stdin.
@@ -175,13 +173,13 @@ def read_bootstrap(data: bytes, invocation: Invocation) -> BootstrapParams | Non
 
 
 def shim_cgroup(request: bytes, params: BootstrapParams | None) -> str:
-    """Return the cgroup that the runtime's options want the shim in; "" if they name none.
+    """Return the shim's cgroup in the runtime's options; "" for none.
 
-    If the options cannot be read, they name none: Create reads them too, and reports the fault.
+    Unreadable options name none: Create also reads them, and reports the fault.
 
     Args:
-        request: stdin; with a containerd before 2.3 it contains the options.
-        params: stdin as a later containerd writes it.
+        request: stdin, which has the options if containerd is older than 2.3.
+        params: stdin from a later containerd.
     """
     options: Iterable[AnyMessage]
     try:
@@ -225,7 +223,7 @@ def join_cgroup(name: str, pid: int, *, root: str = _CGROUPS) -> None:
 
 
 def _leave_in_bundle(bundle_path: str, directory: str, path: str) -> None:
-    """Write what containerd up to 1.7, and a clean-up after us, look for."""
+    """Write the files for containerd up to 1.7, and for a later clean-up."""
     files.write(os.path.join(bundle_path, bundle.ADDRESS), (sockets.SCHEME + path).encode())
     link = os.path.join(bundle_path, bundle.SOCKET_DIRECTORY)
     try:
@@ -244,7 +242,7 @@ def _describe_shim(
     socket_path: str,
     parent: int,
 ) -> handover.ShimRequest:
-    # What containerd says in its parameters; if that is nothing, what it says elsewhere.
+    # From containerd's parameters, or else from elsewhere.
     params = params or BootstrapParams()
     grpc_address = params.containerd_grpc_address or invocation.address
     ttrpc_address = params.containerd_ttrpc_address or os.environ.get("TTRPC_ADDRESS", "")
@@ -256,14 +254,14 @@ def _describe_shim(
         ttrpc_address=ttrpc_address or f"{grpc_address}.ttrpc",
         socket_path=socket_path,
         debug=invocation.debug or params.log_level <= _DEBUG,
-        # The caller is containerd; the shim's parent will be another process once we have ended.
+        # The caller is containerd; the shim will have another parent once we exit.
         oom_score_adj=_oom_score_adj_below(parent),
         environment=dict(os.environ),
     )
 
 
 def _oom_score_adj_below(pid: int) -> int | None:
-    """Return an OOM score that makes a shim die before containerd; None if that is unknown."""
+    """Return an OOM score by which the shim dies before containerd; None if unknown."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "rb") as file:
             return min(int(file.read()) + 1, _HIGHEST_OOM_SCORE_ADJ)
@@ -276,7 +274,7 @@ def _start_shim(
 ) -> None:
     isolated = bool(os.environ.get("SCHED_CORE"))
     if isolated:
-        _isolate_core()  # which a fork server has not done for its children
+        _isolate_core()  # a fork server does not do this for its children
     if isolated or waiting is None or not _hand_over(waiting, listener, shim, cgroup):
         _fork_shim(listener, shim, cgroup)
 
@@ -284,12 +282,12 @@ def _start_shim(
 def _hand_over(
     waiting: socket.socket, listener: int, shim: handover.ShimRequest, cgroup: str
 ) -> bool:
-    """Let the waiting process become the shim; returns whether it did."""
+    """Let the waiting process become the shim; return whether it did."""
     pid = handover.offer(waiting, listener, shim)
     if not pid:
         return False
     if cgroup:
-        join_cgroup(cgroup, pid)  # if it fails this process ends, and then the waiting one does
+        join_cgroup(cgroup, pid)  # on failure this process exits, and so does the waiting one
     return handover.commit(waiting)
 
 
@@ -313,7 +311,7 @@ def _fork_shim(listener: int, shim: handover.ShimRequest, cgroup: str) -> None:
 
 
 def _finish_others(directory: str) -> None:
-    """Finish in a child what a ``delete`` of another container that was killed has left."""
+    """Finish, in a child, killed ``delete`` verbs of other containers."""
     names = unfinished.names(directory)
     if not names:
         return
@@ -335,7 +333,7 @@ def _finish_others(directory: str) -> None:
 
 
 def _isolate_core() -> None:
-    """Keep other processes off our hyper-threads; the shim and its containers inherit it."""
+    """Keep other processes off our hyper-threads; the shim and its containers inherit this."""
     try:
         syscalls.create_core_scheduling_domain()
     except OSError as error:

@@ -1,9 +1,9 @@
-"""A record of what ``delete`` does, written before it acts, so that ``start`` can finish its work.
+"""Notes that ``delete`` writes before it acts, so that a later ``start`` can finish its work.
 
-containerd runs ``delete`` once and gives it five seconds. Then it removes the bundle in any case,
-and with it all information on how to end the container. So ``delete`` first writes a note next to
-the sockets, and removes it when it is done. Meanwhile it holds a lock on the note, which the kernel
-releases when the process ends: a note without a lock belongs to a ``delete`` that was killed.
+containerd runs ``delete`` once, with a limit of five seconds. Then it removes the bundle, and with
+it all information on how to end the container. So ``delete`` first writes a note next to the
+sockets, and removes it at the end. Meanwhile it holds a lock on the note, which the kernel releases
+when the process ends: a note without a lock belongs to a killed ``delete``.
 """
 
 from __future__ import annotations
@@ -21,37 +21,36 @@ from shim.errors import NvshimError
 
 _DIRECTORY: Final = "nvidia-v1-deletes"
 _LONGEST: Final = 1 << 20
-# Seconds for one that has a note locked: containerd gives a `delete` five. It may hang for ever.
+# Seconds to wait for a locked note: containerd's limit for `delete` is five. It may hang for ever.
 _PATIENCE: Final = 6.0
 _PAUSE: Final = 0.01
 
 
 class Left(NamedTuple):
-    """How a container is ended when its bundle may be gone."""
+    """How to end a container whose bundle may be gone."""
 
     id: str
     bundle: str  # its path
-    identity: tuple[int, int] | None  # the bundle's device and inode, if it was there
+    identity: tuple[int, int] | None  # the bundle's device and inode, if it existed
     record: bundle_files.RuntimeRecord
-    pid: int  # of its init process; 0 if that is not known
-    cgroup: str  # as its OCI spec names it; empty if that is not known
+    pid: int  # its init process; 0 if unknown
+    cgroup: str  # from its OCI spec; empty if unknown
 
     def is_there(self) -> bool:
-        """Whether its bundle is; one that was made later at that path does not count."""
+        """Whether its bundle exists; a later one at that path does not count."""
         return self.identity is not None and self.identity == identity_of(self.bundle)
 
     def is_made_again(self) -> bool:
-        """Whether another bundle is at that path: of a container that has the id now."""
+        """Whether a new container with that id has its bundle at that path."""
         return identity_of(self.bundle) not in {None, self.identity}
 
 
 class Note:
-    """A note of a ``delete``, which this process has locked.
+    """A note of a ``delete``, locked by this process.
 
     Attributes:
-        holder: the pid and start time of the process that holds a sandbox's namespaces; 0 if there
-            is none.
-        left: the containers to end; a sandbox's own comes first.
+        holder: the pid and start time of the process that holds a sandbox's namespaces; 0 for none.
+        left: the containers to end, a sandbox's own first.
     """
 
     __slots__ = ("_fd", "_path", "holder", "left")
@@ -63,13 +62,13 @@ class Note:
         self.left = tuple(left)
 
     def remove(self) -> None:
-        """Remove the note, because everything is done."""
+        """Remove the note, since everything is done."""
         files.remove(self._path)
         self.leave()
         try:
             os.rmdir(os.path.dirname(self._path))
         except OSError:
-            pass  # there are other notes
+            pass  # other notes remain
 
     def leave(self) -> None:
         """Release the lock, and let a later ``start`` try again."""
@@ -86,18 +85,18 @@ def identity_of(path: str) -> tuple[int, int] | None:
 
 
 def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]) -> Note:
-    """Write a note before anything is ended.
+    """Write a note before ending anything.
 
     Args:
         sockets: the directory of sockets.
         name: the note's name, one for each container of each containerd.
-        holder, left: as the attributes of :class:`Note`.
+        holder, left: the attributes of :class:`Note`.
 
     Returns:
         The note, locked.
 
     Raises:
-        OSError: it cannot be written, or another process has had it locked for too long.
+        OSError: it cannot be written, or another process holds its lock too long.
     """
     deadline = time.monotonic() + _PATIENCE
     path = os.path.join(sockets, _DIRECTORY, name)
@@ -110,7 +109,7 @@ def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            continue  # another process has removed the directory, which was empty
+            continue  # another process has removed the empty directory
         try:
             if _lock(fd, path, wait=True):
                 os.ftruncate(fd, 0)
@@ -133,16 +132,15 @@ def names(sockets: str) -> list[str]:
 
 
 def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
-    """Lock the note of a ``delete`` that was killed.
+    """Lock the note of a killed ``delete``.
 
     Args:
         sockets: the directory of sockets.
         name: the note's name.
-        wait: whether to wait some seconds for a process that has it locked.
+        wait: whether to wait some seconds for a process that holds the lock.
 
     Returns:
-        The note; None if there is none, if another process has it, or if it cannot be parsed, in
-        which case it is removed.
+        The note; None if it is missing, locked, or malformed. A malformed note is removed.
     """
     path = os.path.join(sockets, _DIRECTORY, name)
     try:
@@ -167,7 +165,7 @@ def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
 
 
 def _lock(fd: int, path: str, *, wait: bool) -> bool:
-    """Lock a note; return False if it was removed in the meantime, or another process has it."""
+    """Lock a note; return False if it was removed meanwhile, or is locked."""
     deadline = time.monotonic() + (_PATIENCE if wait else 0.0)
     while True:
         try:

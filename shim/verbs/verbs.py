@@ -1,9 +1,8 @@
-"""Choose the verb to do, and handle its failure.
+"""Choose and execute the verb, and handle its failure.
 
-containerd reads stdout and stderr of ``start`` together as the answer, which a single stray byte of
-a warning would spoil. So the first thing that ``start`` does is to point descriptor 2 at /dev/null;
-it restores it only to write one line before it fails. For the other verbs stderr is free, and
-containerd logs it.
+containerd reads stdout and stderr of ``start`` together as the answer, which a stray byte of a
+warning would spoil. So ``start`` first points descriptor 2 at /dev/null, and restores it only to
+write one line before it fails. For the other verbs, containerd logs stderr.
 
 A verb ends with ``os._exit``: an orderly exit of the interpreter costs 4 ms.
 """
@@ -27,22 +26,22 @@ _STDOUT, _STDERR = 1, 2
 
 
 class WarmCaller(NamedTuple):
-    """The client that has a verb done by a process forked from the fork server."""
+    """The client of a process from the fork server that executes a verb."""
 
     parent: int  # the pid of the client's parent: containerd
-    # to the process that waits to become the shim; None if there is none
+    # the connection to the process that waits to become the shim, if any
     waiting: socket.socket | None
-    tell: Callable[[int], None]  # sends the client the verb's status
+    tell: Callable[[int], None]  # sends the verb's status to the client
 
 
 def main(
     arguments: Sequence[str], *, revision: str = "", caller: WarmCaller | None = None
 ) -> NoReturn:
-    """Do what containerd asks, answer on stdout, and exit.
+    """Execute containerd's request, answer on stdout, and exit.
 
     Args:
         arguments: the words after the program's name.
-        revision: the commit that this program was built from.
+        revision: the commit of the build.
         caller: the client of the fork server; None in a process that containerd executed.
     """
     stderr = _STDERR
@@ -71,7 +70,7 @@ def _answer(asked: Invocation, revision: str, caller: WarmCaller | None) -> byte
     if asked.version:
         return version_text(VERSION, revision).encode()
     if asked.info:
-        # containerd logs what is on stderr.
+        # containerd logs stderr.
         return runtime_info(
             RUNTIME_NAME, VERSION, revision, tell=lambda line: _say(_STDERR, one_line(line))
         )
@@ -85,14 +84,14 @@ def _answer(asked: Invocation, revision: str, caller: WarmCaller | None) -> byte
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open what of 0, 1 and 2 is closed, so that no file of ours takes their place."""
+    """Open those of 0, 1 and 2 that are closed, so that none of our files takes their place."""
     while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def _silence_stderr() -> int:
-    """Point descriptor 2 at /dev/null, and return a duplicate of what it was."""
+    """Point descriptor 2 at /dev/null, and return a duplicate of the old one."""
     kept = os.dup(_STDERR)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(null, _STDERR)
@@ -107,19 +106,18 @@ def _write(fd: int, content: bytes) -> None:
 
 
 def _say(fd: int, line: str) -> None:
-    """Write the line that tells why the verb failed.
+    """Write the line that explains the verb's failure.
 
-    containerd puts it in the middle of a line of its own, so a line break is added only for human
-    readers.
+    containerd puts it in the middle of its own line, so only human readers get a line break.
     """
     try:
         _write(fd, f"{line}{os.linesep if os.isatty(fd) else ''}".encode(errors="replace"))
     except OSError:
-        pass  # there is no reader; the exit status says the rest
+        pass  # no reader; the exit status must do
 
 
 def _describe(error: BaseException) -> str:
-    """Return a line about an unexpected error, with the place where it happened."""
+    """Return a line about an unexpected error, with its place in the code."""
     trace = error.__traceback__
     where = ""
     while trace is not None:

@@ -1,20 +1,19 @@
 """The protocol between the fork server, its client and a cold ``start``; starting a fork server.
 
-A process forked from one that has imported everything does a verb in milliseconds; a cold one needs
-a hundred. :mod:`shim.forkserver` is that server. Its client is :file:`launcher.c`, which has no
-interpreter to start. Whatever it does not do itself is done by the Python program, cold.
+A process forked from one with all imports executes a verb in a few milliseconds; a cold one needs a
+hundred. :mod:`shim.forkserver` is that server. Its client is :file:`launcher.c`, which starts no
+interpreter. If that cannot help, the Python program executes the verb, cold.
 
 The client sends a length, then texts, each followed by a zero byte: the Python program that would
-do the verb otherwise, the number of words, the words, the environment. The fork server sends
-``ACCEPTED`` as soon as it has the connection. The process that does the verb sends ``READY``, and
-does nothing until it reads ``GO``, which comes with four descriptors (directory, 0, 1, 2). At the
-end it sends a byte, the verb's status, and exits.
+otherwise execute the verb, the number of words, the words, the environment. The fork server sends
+``ACCEPTED`` as soon as it has the connection. The process for the verb sends ``READY``, and waits
+for ``GO``, which comes with four descriptors (directory, 0, 1, 2). At the end it sends a byte, the
+verb's status, and exits.
 
 Rules
-- A shim must not depend on the process that forked it in anything that a process passes on to its
-  children and cannot, or should not, change for them: namespaces, cgroup, limits, capabilities,
-  security context and scheduling. This process context of the caller is part of the fork server's
-  name.
+- A shim must not inherit from the fork server what it cannot, or should not, change later:
+  namespaces, cgroup, limits, capabilities, security context and scheduling. So the caller's process
+  context, which comprises these, is part of the fork server's name.
 - Without the native launcher a fork server would have no clients, so none is started.
 - ``NVSHIM_FORK_SERVER=0`` in containerd's environment turns all of this off.
 
@@ -37,7 +36,7 @@ from shim.errors import ShimError
 
 SWITCH: Final = "NVSHIM_FORK_SERVER"
 
-# At the end of the Python program's name, if the native launcher is next to it.
+# The end of the Python program's name, if the native launcher is next to it.
 SUFFIX: Final = ".py"
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -49,25 +48,25 @@ READY: Final = b"."
 
 READY_LINK: Final = "l"
 STARTING_LINK: Final = "s"
-"""The first letter of a link to a fork server, and to one that still imports.
+"""The first letters of links to a ready fork server, and to one that still imports.
 
-For the second the launcher has less patience.
+The launcher waits less for the second.
 """
 
 _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 
-# The descriptor under which the fork server finds the lock that makes it the only one.
+# The fork server's descriptor of the lock that makes it the only one.
 LOCK_FD: Final = 3
 
-# Seconds that it waits before its work: the shim that is started meanwhile comes first.
+# Seconds that it waits before its work, because a starting shim comes first.
 _COURTESY: Final = 0.3
 
-# A shim's command line is written over that of the process that it was forked from. Ids of
-# containers and namespaces may have 76 bytes each.
+# A shim's command line overwrites that of the process that forked it. Ids of containers and
+# namespaces may have 76 bytes each.
 _ROOM_FOR_NAMES: Final = "-room=" + "." * 320
 
-# What of a process belongs to its context, by its names in /proc/PID.
+# The parts of a process' context, by their names in /proc/PID.
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 _LINKS: Final = (*(f"ns/{name}" for name in _NAMESPACES), "root")
 _FILES: Final = ("cgroup", "limits", "attr/current")
@@ -79,10 +78,10 @@ _CHUNK: Final = 1 << 13
 
 
 def server_path(directory: str, containerd: str) -> str:
-    """Return where the fork server for our process context listens.
+    """Return the path of the socket of the fork server for our process context.
 
     Args:
-        directory: the directory of sockets, which only we can write to.
+        directory: the directory of sockets, which only we can write.
         containerd: containerd's gRPC address.
 
     Raises:
@@ -109,7 +108,7 @@ def link_name(containerd: str, program: str, kind: str = READY_LINK) -> str:
 
 
 def peer_is_another(connection: socket.socket) -> bool:
-    """Whether the process at the other end has another uid or gid than this one."""
+    """Whether the process at the other end has a different uid or gid."""
     _, uid, gid = _peer(connection)
     return (uid, gid) != (os.geteuid(), os.getegid())
 
@@ -134,7 +133,7 @@ def leave_behind(containerd: str) -> None:
     if os.environ.get(SWITCH, "1") == "0" or not sys.argv[0].endswith(SUFFIX):
         return
     if os.environ.get("SCHED_CORE"):
-        return  # this process has a core-scheduling cookie, which others' shims must not inherit
+        return  # others' shims must not inherit this process' core-scheduling cookie
     try:
         path = server_path(sockets.prepare_directory(), containerd)
         lock = open_lock(path)
@@ -142,12 +141,12 @@ def leave_behind(containerd: str) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Until it can remove its files on SIGTERM.
+        # Blocked until it can remove its files on SIGTERM.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         if os.fork() == 0:
             become_fork_server(path, containerd, lock, after=_COURTESY)
     except OSError:
-        return  # another one has the lock, or there is no room for a process
+        return  # another process has the lock, or no process can be created
 
 
 def become_fork_server(
@@ -156,13 +155,13 @@ def become_fork_server(
     """Execute the fork server in this process, which blocks SIGTERM.
 
     Args:
-        path: where it listens.
+        path: its socket.
         containerd: its gRPC address, shown in the command line.
-        lock: the descriptor of the locked file next to the path.
-        flags: further flags for it.
+        lock: the descriptor of the locked file next to the socket.
+        flags: more flags for it.
         after: seconds to wait first, without the caller's descriptors and directory.
     """
-    # An interpreter of its own: nothing of this verb is in the memory that shims will share.
+    # A new interpreter: shims will share its memory, which must have nothing of this verb.
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # A duplicate above all targets, so that no step overwrites what a later one needs.
@@ -177,7 +176,8 @@ def become_fork_server(
             os.chdir("/")
             time.sleep(after)
         words = ["-address", containerd, "-socket", path, *flags, _ROOM_FOR_NAMES, "fork-server"]
-        # By this interpreter: in a self-contained tree the program's first line cannot name it.
+        # With this interpreter, which the program's first line cannot name in a self-contained
+        # tree.
         argv = [sys.executable, "-IS", program, *words]
         os.execv(sys.executable, argv)  # noqa: S606 - our own program, and no shell
     finally:
@@ -202,7 +202,7 @@ def lock_path(path: str) -> str:
 
 
 def process_context(process: int = 0) -> list[bytes]:
-    """Return the context of a process, to be compared with that of another one.
+    """Return the context of a process, for comparison with another.
 
     Args:
         process: the pid of the process; 0 for this one.
@@ -218,7 +218,7 @@ def process_context(process: int = 0) -> list[bytes]:
 
 
 def explain_difference(one: list[bytes], other: list[bytes]) -> str:
-    """Return the parts in which two contexts differ, by their names in /proc/PID."""
+    """Return the parts that differ between two contexts, by their names in /proc/PID."""
     names = [*_LINKS, *_FILES]
     lines = {line.partition(b":")[0].decode() for line in set(one) ^ set(other) if b":\t" in line}
     differing = [name for name, a, b in zip(names, one, other, strict=False) if a != b]
