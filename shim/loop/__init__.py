@@ -1,15 +1,14 @@
 """The shim's event loop: tasks, cancel scopes, descriptors, timers and threads.
 
 The shim runs once per pod. asyncio and anyio would add a hundred modules and two megabytes to each
-of these processes, so the shim has its own small loop. Its functions have the names and, except for
-the points below, the meaning of anyio's.
+of these processes, so the shim has its own small loop. Its functions have anyio's names and, except
+for the points below, their meaning.
 
-- :func:`run` runs a coroutine function; :func:`create_task_group` starts further tasks.
+- :func:`run` runs a coroutine function; :func:`create_task_group` starts more tasks.
 - :class:`CancelScope`, :func:`move_on_after` and :func:`fail_after` cancel what runs inside them.
 - :class:`Event` and :class:`Lock` are for tasks; :func:`sleep` and :func:`checkpoint` wait.
 - :func:`wait_readable` and :func:`wait_writable` wait for a descriptor. :func:`watch` calls a
-  function whenever a descriptor is ready, without a task; :class:`Channel` reads a socket in this
-  way.
+  function whenever a descriptor is ready, without a task; :class:`Channel` reads a socket this way.
 - :func:`handle_signals` calls a function whenever a signal arrives.
 - :func:`run_in_thread` calls a function in a thread.
 
@@ -18,14 +17,14 @@ Differences from anyio on asyncio:
 - Waiting for an event that is set, a free lock or an empty group does not yield to other tasks.
   All but the last are cancellation points.
 - Only a scope can cancel a task. There is one loop per process.
-- If a task is started in a group whose scope is cancelled, it is cancelled at its first wait.
-- A task's KeyboardInterrupt or SystemExit is raised by its group, like any exception. If a signal
+- A task started in a group whose scope is cancelled is cancelled at its first wait.
+- A group raises a task's KeyboardInterrupt or SystemExit, like any exception. If a signal
   handler raises while all tasks wait, everything is cancelled and :func:`run` raises.
-- If two tasks wait for the same side of a descriptor, that is a RuntimeError. Closing a descriptor
-  does not wake the tasks that wait for it: cancel them first.
-- A scope can be entered only once, and whether it is shielded does not change.
+- Two tasks cannot wait for the same side of a descriptor (RuntimeError). Closing a descriptor does
+  not wake the tasks that wait for it: cancel them first.
+- A scope can be entered only once, and its shield cannot change.
 - All tasks share the thread's contextvars context.
-- An abandoned asynchronous generator is closed at once and must not wait then. Use
+- An abandoned asynchronous generator is closed at once, without waiting. Use
   ``contextlib.aclosing``.
 
 Source: anyio's documentation, "Cancellation and timeouts" and "Creating and managing tasks".

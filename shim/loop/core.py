@@ -1,19 +1,18 @@
 """The loop: tasks that take turns, and wait for descriptors, points in time and threads.
 
-A task is a coroutine that runs until it *parks*: it yields a function that removes it from whatever
-it waits for. It stays parked until :meth:`Loop.schedule` resumes it. Cancelling a parked task calls
-that function and raises :class:`Cancelled` where the task waits; as long as a scope around it is
-cancelled, every further wait ends at once in the same way.
+A task is a coroutine that runs until it *parks*: it yields a function that ends its wait. It stays
+parked until :meth:`Loop.schedule` resumes it. Cancelling a parked task calls that function and
+raises :class:`Cancelled` where the task waits; while a scope around it is cancelled, every further
+wait ends at once in the same way.
 
-Invariants, which make each wait end exactly once:
+These invariants make each wait end exactly once:
 
 - A task is queued (once), running, parked (``park`` is set), or ended.
-- Only a parked task can be scheduled; otherwise scheduling has no effect. So if a task was
-  scheduled and is cancelled before its turn, it keeps its result, and is cancelled at its next
-  wait.
-- Whatever wakes a task also forgets it, and so does the function that removes it. So nothing that
-  belongs to a wait that has ended can end the next one.
-- A task that has ended leaves no reference cycle, because the shim seldom runs the collector.
+- Only a parked task can be scheduled; otherwise scheduling has no effect. So a scheduled task that
+  is cancelled before its turn keeps its result, and is cancelled at its next wait.
+- Whatever wakes a task also forgets it, and so does the function that ends its wait. So nothing
+  from an earlier wait can end the next one.
+- An ended task leaves no reference cycle, because the shim seldom runs the collector.
 
 Source: eventfd(2); epoll_ctl(2); epoll(7), "Will closing a file descriptor cause
 it to be removed from all epoll interest lists?".
@@ -38,7 +37,7 @@ ENDS: Final = select.EPOLLHUP | select.EPOLLERR
 # Seconds. epoll takes a timeout of at most 2**31 milliseconds.
 _LONGEST: Final = 2e6
 
-# The heap is cleaned when it has this many stopped timers, and more than half as many as all.
+# The heap is cleaned when its stopped timers exceed half of all timers by this number.
 _STALE: Final = 64
 
 now = time.monotonic
@@ -49,7 +48,7 @@ class Cancelled(BaseException):
 
 
 class Timer:
-    """A function that is called at a given time, unless the timer is stopped before.
+    """Calls a function at a given time, unless stopped before.
 
     Args:
         when: the time, on the loop's clock.
@@ -67,7 +66,7 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers. A stopped one stays until it reaches the top, or many are stopped."""
+    """A heap of timers. A stopped one stays until it reaches the top, or until many are stopped."""
 
     def __init__(self) -> None:
         self._timers: list[Timer] = []
@@ -86,13 +85,13 @@ class Timers:
         timer.function = None
         self._stopped += 1
         if self._stopped > _STALE + len(self._timers) // 2:
-            # In place: a timer that is being called may stop others.
+            # In place, because a timer that is being called may stop others.
             self._timers[:] = [timer for timer in self._timers if timer.function is not None]
             heapify(self._timers)
             self._stopped = 0
 
     def patience(self) -> float | None:
-        """Return how long the loop may wait for descriptors, in seconds; None for no limit."""
+        """Return the seconds that the loop may wait for descriptors; None for no limit."""
         timers = self._timers
         while timers and timers[0].function is None:
             heappop(timers)
@@ -100,7 +99,7 @@ class Timers:
         return max(0.0, timers[0].when - now()) if timers else None
 
     def ring(self) -> None:
-        """Call the functions whose time has come."""
+        """Call the functions that are due."""
         timers = self._timers
         if not timers:
             return
@@ -115,15 +114,15 @@ class Timers:
 
 
 class Task:
-    """A coroutine that takes turns with others.
+    """A coroutine in the loop.
 
     Attributes:
         coro: the coroutine.
         name: what the task does, for messages.
-        scope: the innermost scope that it is in.
-        park: removes the task from what it waits for; None unless it is parked.
-        ended: called when the task has ended, with the exception that it raised, or None.
-        result: what the task returned.
+        scope: the innermost scope around it.
+        park: ends the task's wait; None unless it is parked.
+        ended: called at the task's end with its exception, or None.
+        result: the task's return value.
     """
 
     __slots__ = ("coro", "ended", "name", "park", "result", "scope")
@@ -145,7 +144,7 @@ class Task:
 
 
 class _Park:
-    """What a task awaits to park."""
+    """The awaitable with which a task parks."""
 
     __slots__ = ("_remove",)
 
@@ -157,27 +156,27 @@ class _Park:
 
 
 class Descriptors:
-    """Which task waits for which descriptor, and which function is called for which descriptor.
+    """The waiting tasks, and the functions to call, by descriptor.
 
-    A task waits once: its descriptor is registered with EPOLLONESHOT, which leaves it in epoll but
-    silent afterwards. A watched descriptor stays armed, level-triggered, until it is unwatched,
-    which its owner must do before closing it.
+    A task waits once: its descriptor is registered with EPOLLONESHOT, which afterwards leaves it in
+    epoll without events. A watched descriptor stays armed, level-triggered, until its owner
+    unwatches it, which must happen before closing it.
 
-    Other code may close and reuse descriptors that tasks wait for without notice, so epoll's
-    registrations are never trusted:
+    Other code may close and reuse descriptors that tasks wait for without notice, so never trust
+    epoll's registrations:
 
-    - If a number was closed and is now another file, epoll does not know it; it is registered
+    - If a number was closed and is now another file, epoll does not have it, and it is registered
       again.
     - If another process or a duplicate keeps a file description open, it stays in epoll after its
-      number was closed here. It may fire once more under a number that is now another file: a task
-      that waits for that file may be woken once without cause.
+      number was closed here. It may fire once more under a number that is now another file, and
+      wake a task that waits for that file once without cause.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._readers: dict[int, Task] = {}
         self._writers: dict[int, Task] = {}
-        # The numbers that epoll has seen; perhaps as other files.
+        # The numbers that epoll has seen, perhaps as other files.
         self._seen: set[int] = set()
         self.watched: dict[int, Callable[[int], object]] = {}
 
@@ -189,7 +188,7 @@ class Descriptors:
         """Call a function with the events whenever a descriptor is ready.
 
         Args:
-            fd: the descriptor; if it is already watched, its function and events are replaced.
+            fd: the descriptor; a second call replaces its function and events.
             function: called once per turn while the descriptor is ready.
             events: the epoll events. Errors and hangups are always included.
 
@@ -208,10 +207,10 @@ class Descriptors:
             self._epoll.unregister(fd)
 
     def poll(self, patience: float | None) -> list[tuple[int, int]]:
-        """Wait until some descriptors are ready; return them, each with its events.
+        """Wait until some descriptors are ready; return them with their events.
 
         Args:
-            patience: the timeout in seconds; None for no timeout. Very long ones are cut short.
+            patience: the timeout in seconds; None for no timeout. Very long ones are shortened.
         """
         return self._epoll.poll(None if patience is None else min(patience, _LONGEST))
 
@@ -221,7 +220,7 @@ class Descriptors:
         Raises:
             OSError: the descriptor is closed, or (EPERM) a regular file, which is always ready.
             RuntimeError: another task waits for the same side.
-            ValueError: the descriptor is negative, as that of a closed socket is.
+            ValueError: the descriptor is negative, like a closed socket's.
         """
         if fd < 0:
             message = "wait for a descriptor that is closed"
@@ -261,7 +260,7 @@ class Descriptors:
         if left:
             try:
                 self._arm(fd)
-            except OSError:  # closed meanwhile: the waiter finds out when it tries
+            except OSError:  # closed meanwhile; the waiter will notice
                 woken += [waiting.pop(fd) for waiting in left]
         return woken
 
@@ -275,12 +274,12 @@ class Descriptors:
             try:
                 self._epoll.modify(fd, wanted)
             except FileNotFoundError:
-                pass  # another file has the number now
+                pass  # now another file's number
             else:
                 return
         try:
             self._epoll.register(fd, wanted)
-        except FileExistsError:  # closed without being unregistered, and open again
+        except FileExistsError:  # closed without unregistering, and opened again
             self._epoll.modify(fd, wanted)
         self._seen.add(fd)
 
@@ -310,10 +309,10 @@ class Loop:
         """Run tasks until one of them has ended.
 
         Returns:
-            What that task returned.
+            That task's return value.
 
         Raises:
-            BaseException: what it raised, or what a signal handler raised.
+            BaseException: its exception, or a signal handler's.
         """
         ended: list[BaseException | None] = []
         main.ended = ended.append
@@ -344,7 +343,7 @@ class Loop:
             self._ready.append((task, error))
 
     def cancel(self, task: Task) -> None:
-        """Cancel a task's wait, if it waits."""
+        """Cancel a task's wait, if any."""
         remove = task.park
         if remove is not None and remove is not unyielding:
             remove()
@@ -391,9 +390,9 @@ class Loop:
     # -- threads ---------------------------------------------------------------------------
 
     def expect_calls(self) -> None:
-        """Prepare for :meth:`call_from_thread`. Called in the loop's own thread."""
+        """Prepare for :meth:`call_from_thread`. Call this in the loop's own thread."""
         if self._waker < 0:
-            # A semaphore: one call a turn, so that a thread with many calls delays no other.
+            # A semaphore: one call per turn, so that a thread with many calls delays no other.
             waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
             try:
                 self.descriptors.watch(waker, self._call, READ)
@@ -408,7 +407,7 @@ class Loop:
         Raises:
             RuntimeError: the loop has ended.
         """
-        with self._waker_guard:  # or the number might be another file's
+        with self._waker_guard:  # otherwise the number might mean another file
             if self._waker < 0:
                 message = "the loop has ended"
                 raise RuntimeError(message)
@@ -424,11 +423,11 @@ _current: Loop | None = None
 
 
 def unyielding() -> None:
-    """Park a task where it cannot be cancelled."""
+    """The ``park`` of a wait that cannot be cancelled."""
 
 
 def another_turn() -> None:
-    """Give a task its next turn after the other tasks', without parking it."""
+    """Give a task its next turn after all other tasks, without parking it."""
 
 
 def running() -> bool:
@@ -437,7 +436,7 @@ def running() -> bool:
 
 
 def set_current(loop: Loop | None) -> None:
-    """Make a loop the one that runs, or none."""
+    """Set the running loop, or none."""
     global _current  # noqa: PLW0603 - there is one loop in a process
     _current = loop
 
@@ -468,11 +467,10 @@ def current_task() -> Task:
 
 
 def park(remove: Callable[[], object]) -> _Park:
-    """Return what the current task awaits until it is scheduled again.
+    """Return an awaitable that parks the current task until it is scheduled again.
 
     Args:
-        remove: removes the task from what it waits for, if it is cancelled. With :func:`unyielding`
-            it cannot be cancelled.
+        remove: ends the task's wait if it is cancelled; :func:`unyielding` forbids cancellation.
     """
     return _Park(remove)
 

@@ -1,10 +1,10 @@
 """Cancel scopes, the groups in which tasks start, and :func:`run`.
 
-Scopes form a tree; each contains tasks and further scopes. Cancelling a scope ends all waits below
+Scopes form a tree; each contains tasks and other scopes. Cancelling a scope ends all waits below
 it, except those below a shield, until the scope is left. A :class:`Cancelled` cannot pass a shield.
-It is caught by the outermost cancelled scope that it can reach.
+The outermost cancelled scope that it reaches catches it.
 
-A group has a scope. It is left when all of its tasks have ended, and raises what they raised.
+A group has a scope. Leaving it waits until all its tasks have ended, and raises their exceptions.
 
 Source: trio's documentation, "Nurseries and spawning"; anyio's, "Creating and managing tasks".
 """
@@ -26,14 +26,14 @@ class CancelScope:
     """A part of a task, and of the tasks in its groups, that can be cancelled separately.
 
     Args:
-        deadline: when the scope is cancelled, on the loop's clock.
+        deadline: the time of its cancellation, on the loop's clock.
         shield: whether its content continues when an outer scope is cancelled.
 
     Attributes:
         cancel_called: whether the scope is cancelled.
         cancelled_caught: whether the cancellation ended something inside.
         parent: the surrounding scope; None before it is entered.
-        inside: the tasks whose innermost scope it is, and the scopes directly in it.
+        inside: the tasks and scopes directly in it.
     """
 
     __slots__ = (
@@ -56,13 +56,13 @@ class CancelScope:
         self._timer: Timer | None = None
         self.parent: CancelScope | None = None
         self._task: Task | None = None
-        # Ordered, so that what is cancelled together ends in the same order each time.
+        # Ordered, so that waits cancelled together always end in the same order.
         self.inside: dict[Task | CancelScope, None] = {}
         self._entered = False
 
     @classmethod
     def below(cls, parent: CancelScope, *, deadline: float = math.inf) -> CancelScope:
-        """A scope within another one, for tasks that start in it. No task enters or leaves it."""
+        """Return a scope within another one for tasks to start in. No task enters or leaves it."""
         scope = cls(deadline=deadline)
         scope.parent = parent
         parent.inside[scope] = None
@@ -70,7 +70,7 @@ class CancelScope:
         return scope
 
     def dissolve(self) -> None:
-        """Remove a scope made by :meth:`below`: its tasks have ended."""
+        """Remove a scope from :meth:`below` whose tasks have ended."""
         self._stop_timer()
         if self.parent is not None:
             del self.parent.inside[self]
@@ -115,7 +115,7 @@ class CancelScope:
 
     @property
     def deadline(self) -> float:
-        """When it is cancelled, on the loop's clock; may be changed."""
+        """The time of its cancellation, on the loop's clock; may be changed."""
         return self._deadline
 
     @deadline.setter
@@ -127,7 +127,7 @@ class CancelScope:
 
     @property
     def effectively_cancelled(self) -> bool:
-        """Whether it is cancelled, or a scope around it with no shield in between."""
+        """Whether it, or a scope around it without a shield in between, is cancelled."""
         scope: CancelScope | None = self
         while scope is not None:
             if scope.cancel_called:
@@ -138,7 +138,7 @@ class CancelScope:
         return False
 
     def cancel(self) -> None:
-        """Cancel everything inside: what waits now, and every later wait."""
+        """Cancel everything inside: all present and later waits."""
         if self.cancel_called:
             return
         self.cancel_called = True
@@ -224,7 +224,7 @@ def _deadline(delay: float | None) -> float:
 
 
 class Tasks(Protocol):
-    """Where a task can be started: a group, guarded or not."""
+    """A place to start tasks: a group, guarded or not."""
 
     def start_soon(
         self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
@@ -233,9 +233,9 @@ class Tasks(Protocol):
 
 
 class TaskGroup:
-    """A group of tasks, all of which have ended when the group is left.
+    """A group of tasks; leaving it waits until all have ended.
 
-    The first exception of a task cancels the others; leaving the group raises it in an exception
+    The first exception in a task cancels the others; leaving the group raises it in an exception
     group.
 
     Attributes:
@@ -280,7 +280,7 @@ class TaskGroup:
             if self.cancel_scope.__exit__(None, ends_by, None):
                 return True
             if ends_by is not raised and ends_by is not None:
-                raise ends_by from None  # the exceptions in it say everything
+                raise ends_by from None  # the exceptions in the group explain everything
             return False
         finally:
             del ends_by, raised, traceback  # their tracebacks have this frame
@@ -292,7 +292,7 @@ class TaskGroup:
         *arguments: Any,
         name: str | None = None,
     ) -> None:
-        """Start a task; its first turn comes later.
+        """Start a task, without waiting for its first step.
 
         Args:
             function: a coroutine function.
@@ -319,7 +319,8 @@ class TaskGroup:
         Args:
             scope: a scope made by :meth:`CancelScope.below`, in the group's scope or below it.
             coro: the coroutine.
-            ended: called with what the task raised, or None; returns what the group should raise.
+            ended: called with the task's exception or None; returns an exception for the group to
+                raise.
             name: what it does, for messages.
 
         Raises:
@@ -338,7 +339,7 @@ class TaskGroup:
         core.current().start(task)
 
     def _end(self, raised: BaseException | None) -> None:
-        """A task has ended."""
+        """Handle the end of a task."""
         self._count -= 1
         if raised is not None:
             if not isinstance(raised, core.Cancelled):
@@ -354,14 +355,14 @@ class TaskGroup:
 
 
 class GuardedTasks:
-    """Tasks in a group, none of which ends the others when it fails.
+    """Tasks in a group that do not end each other by failing.
 
-    Normally a group ends with the first exception in it. But one shim serves a whole pod, so a bug
-    that is triggered by one container's output must not end its neighbours.
+    Normally a group ends with its first exception. But one shim serves a whole pod, so a bug
+    triggered by one container's output must not end its neighbours.
 
     Args:
         group: the group.
-        report: called with the exception that a task has raised.
+        report: called with a task's exception.
     """
 
     __slots__ = ("_group", "_report")
@@ -393,12 +394,12 @@ def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -
         arguments: the arguments of the function.
 
     Returns:
-        What it returns.
+        Its return value.
 
     Raises:
-        RuntimeError: a loop is running already.
-        BaseException: what the function raises. If a signal handler raises while all tasks wait
-            (KeyboardInterrupt), that is raised after everything was cancelled and has ended.
+        RuntimeError: a loop is already running.
+        BaseException: the function's exception; or that of a signal handler which raises while all
+            tasks wait (KeyboardInterrupt), after everything was cancelled and has ended.
     """
     if core.running():
         message = "a loop is running already"

@@ -1,6 +1,6 @@
 """What tasks wait for: events, locks, points in time, descriptors, threads.
 
-Signals and sockets need no task: the loop calls a function.
+Signals and sockets need no task: the loop calls a function for them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shim.loop.core import ENDS, READ, WRITE, Loop, Task
 
 Result = TypeVar("Result")
 
-# The most signals that are read at once.
+# The most signals to read at once.
 _MANY: Final = 256
 
-# Of a channel: one read, below glibc's threshold for a mapping of its own.
+# The size of a channel's reads, below glibc's threshold for a separate mapping.
 _READ_SIZE: Final = 64 << 10
-# Bytes kept for a peer that does not read before a channel is crowded.
+# Bytes kept for a peer that does not read until a channel is crowded.
 _ROOM: Final = 1 << 20
 
 
@@ -45,7 +45,7 @@ class Event:
         return self._set
 
     def set(self) -> None:
-        """Wake all that wait, now and later."""
+        """Wake all tasks that wait, now and later."""
         self._set = True
         waiting, self._waiting = self._waiting, None
         if waiting:
@@ -67,7 +67,7 @@ class Event:
 
 
 class Lock:
-    """Held by one task at a time; passed on in the order of the requests."""
+    """Held by one task at a time, in the order of the requests."""
 
     __slots__ = ("_holder", "_waiting")
 
@@ -150,11 +150,11 @@ async def sleep(delay: float) -> None:
 
 
 def _nothing() -> None:
-    """A task that sleeps for ever is not registered anywhere."""
+    """Do nothing: a task that sleeps for ever is not registered anywhere."""
 
 
 async def wait_readable(what: socket.socket | int) -> None:
-    """Wait until a descriptor is readable, at its end, or in error."""
+    """Wait until a descriptor is readable, at end of file, or in error."""
     await _wait(what, writing=False)
 
 
@@ -186,7 +186,7 @@ def unwatch(fd: int) -> None:
 
 @contextmanager
 def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[None]:
-    """Make the loop call a function whenever signals arrive; several of a kind may be one call.
+    """Make the loop call a function for signals; several of a kind may result in one call.
 
     The interpreter's own handler writes the numbers into a pipe. The functions run outside of any
     task, as with :func:`watch`.
@@ -195,7 +195,7 @@ def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[Non
         handlers: the functions, by signal number.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Before the handlers, which would lose what arrives in between.
+    # Before the handlers, or signals in between would be lost.
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     before = {number: signal.signal(number, _pass) for number in handlers}
 
@@ -216,7 +216,7 @@ def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[Non
 
 
 def _pass(_: int, __: object) -> None:
-    """Do nothing: the reader of the pipe does the work."""
+    """Do nothing; the reader of the pipe does the work."""
 
 
 class _Work:
@@ -240,13 +240,13 @@ class _Work:
         try:
             self.loop.call_from_thread(self.finish)
         except RuntimeError:
-            self.error = None  # the loop has ended, and with it the task that waited
+            self.error = None  # the loop and the waiting task have ended
 
     def finish(self) -> None:
         """Run in the loop when the thread has ended."""
         task, self.waiting = self.waiting, None
         if task is None:
-            self.error = None  # the wait was cancelled. Its traceback has this object
+            self.error = None  # the wait was cancelled; the traceback refers to this object
         else:
             self.loop.schedule(task)
 
@@ -256,10 +256,10 @@ class _Work:
 
 
 async def run_in_thread(function: Callable[[], Result]) -> Result:
-    """Call a function in a new thread; if the task is cancelled, the thread continues.
+    """Call a function in a new thread, which continues if the task is cancelled.
 
     Raises:
-        RuntimeError: no thread can be started, or no descriptor is left to wake the loop.
+        RuntimeError: no thread can start, or no descriptor is left to wake the loop.
     """
     core.raise_if_cancelled()
     loop = core.current()
@@ -282,13 +282,13 @@ async def run_in_thread(function: Callable[[], Result]) -> Result:
 class Channel:
     """A connected stream socket that the loop reads without a task.
 
-    A subclass receives what arrives in :meth:`received`. :meth:`write` never waits: it passes the
-    bytes to the kernel, and keeps those that the kernel does not take. While it keeps more than a
-    megabyte, the channel is not read: if a peer does not read its answers, its further requests are
-    not accepted.
+    A subclass gets incoming bytes in :meth:`received`. :meth:`write` never waits: it passes the
+    bytes to the kernel, and keeps those that the kernel does not accept. While it keeps more than a
+    megabyte, the channel is not read, so a peer that does not read its answers cannot send more
+    requests.
 
     Args:
-        sock: a connected socket. It becomes non-blocking here, and is closed by :meth:`close`.
+        sock: a connected socket. It becomes non-blocking, and :meth:`close` closes it.
 
     Raises:
         OSError: it cannot be watched.
@@ -308,35 +308,35 @@ class Channel:
         watch(self._fd, self._ready, READ)
 
     def received(self, data: bytes) -> None:
-        """Bytes have arrived; none at the end of the connection, which is reported once."""
+        """Handle incoming bytes; called once with none at the end of the connection."""
         raise NotImplementedError
 
     def failed(self, error: Exception) -> None:
-        """:meth:`received` has raised."""
+        """Handle an exception from :meth:`received`."""
         raise NotImplementedError
 
     def flushed(self) -> None:
-        """Handle that the kernel has accepted everything that was kept."""
+        """Handle that the kernel has accepted all kept bytes."""
 
     @property
     def crowded(self) -> bool:
-        """Whether too much is kept for a peer that does not read."""
+        """Whether it keeps too much for a peer that does not read."""
         return self._kept > _ROOM
 
     @property
     def kept(self) -> int:
-        """How many bytes the kernel has not taken yet."""
+        """The number of bytes that the kernel has not accepted yet."""
         return self._kept
 
     async def room(self) -> None:
-        """Wait while too much is kept. Also returns when the connection is lost."""
+        """Wait while it keeps too much. Also returns when the connection is lost."""
         while self.crowded:
             if self._drained is None:
                 self._drained = Event()
             await self._drained.wait()
 
     def write(self, data: bytes) -> None:
-        """Send bytes, now or when the kernel takes them.
+        """Send bytes, now or when the kernel accepts them.
 
         If the peer is gone, they are dropped; :meth:`received` reports the end.
         """
@@ -356,12 +356,12 @@ class Channel:
         self._update()
 
     def stop_reading(self) -> None:
-        """Stop reading; what is buffered is still sent."""
+        """Stop reading; kept bytes are still sent."""
         self._reading = False
         self._update()
 
     def close(self) -> None:
-        """Close the socket; what is kept is dropped."""
+        """Close the socket, and drop kept bytes."""
         if self._fd < 0:
             return
         self._reading = False
@@ -371,7 +371,7 @@ class Channel:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)  # a child may hold a duplicate
         except OSError:
-            pass  # the peer was faster
+            pass  # the peer has closed it first
         self._sock.close()
 
     def _ready(self, events: int) -> None:
@@ -412,7 +412,7 @@ class Channel:
             self.flushed()
 
     def _send(self, data: bytes | memoryview) -> int:
-        """Pass bytes to the kernel; returns how many it took, all if the peer is gone."""
+        """Pass bytes to the kernel; return how many it accepted, all if the peer is gone."""
         try:
             return self._sock.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
@@ -431,7 +431,7 @@ class Channel:
             self._drained = None
 
     def _update(self) -> None:
-        # Unwatched if it wants nothing: a hangup would be reported in every turn.
+        # Unwatch an idle channel, or every turn would report a hangup.
         events = READ if self._reading and not self.crowded else 0
         if self._unsent:
             events |= WRITE

@@ -1,19 +1,19 @@
-"""Output that a process of ours reads; log and input files, which a child opens and copies.
+"""Output that a child process reads; log and input files, which a child opens and copies.
 
 Opening, writing and even closing a file can take for ever when its file system hangs (NFS, FUSE).
-This cannot be known in advance, and every program that the shim starts would have to close its copy
-of the descriptor first. So the shim never has a descriptor of the file.
+The shim cannot know this in advance, and every program that it starts would first have to close its
+copy of the descriptor. So the shim never has a descriptor of the file.
 
 Rules
-- The child has :data:`OPENING` seconds to open the file. If it hangs, it is killed; if the kernel
-  cannot end it yet, it ends when the file system answers. The shim does not wait for that.
+- The child has :data:`OPENING` seconds to open the file. Then it is killed; if the kernel cannot
+  end it yet, it ends when the file system answers. The shim does not wait for that.
 - The child copies until its source ends. If the shim closes their connection, or dies, the child
   copies what is available and exits.
 - Output is appended to a log file: it may be rotated by truncating it, and several containers may
-  share it. What does not fit on a full disk is dropped, and this is logged once: a container must
-  not hang because of a log.
+  share it. On a full disk, output is dropped, and this is logged once: a container must not hang
+  because of a log.
 - The last component of a log file's path must not be a link: a container can often write to the
-  directory of its log, and its output would go wherever it points the link.
+  directory of its log, and could redirect its output with a link.
 
 Source: fork(2), unix(7) SOCK_SEQPACKET.
 """
@@ -39,7 +39,7 @@ from shim.stdio.pipes import Descriptors, Opening, Relay, is_fifo, state_of
 from shim.stdio.streams import Input, Output
 
 OPENING: Final = 10.0
-"""Seconds that a file may take to be opened."""
+"""Seconds for opening a file."""
 
 _IN_MEMORY: Final = "/run/"
 _CHUNK: Final = 1 << 16
@@ -51,21 +51,21 @@ _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_
 
 
 class ProcessOutput(Output):
-    """Output that a process of ours reads from pipes.
+    """Output that a child process reads from pipes.
 
-    Read ends are kept. If the process dies before the writers, what they write is dropped: they are
+    This keeps read ends. If the child dies before the writers, their output is dropped: they are
     not killed by SIGPIPE, and do not wait for a reader.
 
     Args:
-        shim: the shim that watches the process, and whose log gets an entry if it dies too early.
+        shim: watches the process, and logs if it dies too early.
         name: its name in the log.
         child: the process.
-        fd: the write end to take.
-        sources: the read ends of all its pipes; they belong to this object from now on.
+        fd: the write end for the output.
+        sources: the read ends of all its pipes, now owned by this object.
     """
 
     lost: str
-    """What is logged if it dies too early."""
+    """The log entry if it dies too early."""
 
     def __init__(
         self, shim: ShimContext, name: str, child: Child, fd: int, sources: Sequence[int]
@@ -80,16 +80,16 @@ class ProcessOutput(Output):
         self._ending = False
 
     def watch(self) -> None:
-        """If the process dies too early, drop what it would have read, and log that."""
+        """If the process dies too early, drop its input, and log that."""
         self._shim.tasks.start_soon(self._drop_after_death)
 
     def finish(self) -> None:
-        """From now on it may end."""
+        """Allow the process to end from now on."""
         self._ending = True
         super().finish()
 
     def close(self) -> None:
-        """Release what is ours; the process ends when it has read what was written."""
+        """Release our descriptors; the process ends after it has read everything."""
         self._ending = True
         super().close()
         for relay in self._dropping:
@@ -109,7 +109,7 @@ class ProcessOutput(Output):
         return all(state_of(fd, select.POLLIN) == select.POLLHUP for fd in self._sources)
 
     def _stop_reading(self) -> None:
-        # Their numbers are other files' soon, and a task may wait for their content.
+        # Their numbers may soon mean other files, and a task may wait for their content.
         self._sources.clear()
         self._reading.close()
 
@@ -126,7 +126,7 @@ class ProcessOutput(Output):
             try:
                 relay = _drop_from(source)
             except OSError as error:
-                # Not the whole pod's end for it: the container will wait when the pipe is full.
+                # Do not end the whole pod: the container waits when the pipe is full.
                 self._shim.log.error("output is not dropped", logger=self._name, why=str(error))
                 continue
             self._dropping.append(relay)
@@ -137,7 +137,7 @@ class ProcessOutput(Output):
 
 
 def _drop_from(source: int) -> Relay:
-    """Return a relay that drops what comes out of a pipe."""
+    """Return a relay that drops a pipe's output."""
     ours = Descriptors()
     try:
         reading = ours.keep(os.dup(source))
@@ -169,23 +169,23 @@ class FileOutput(ProcessOutput):
         try:
             self._connection.send(_START)
         except OSError:
-            pass  # it has ended, which is logged
+            pass  # it has ended, and that is logged
 
     async def let_go(self) -> None:
-        """Release everything when all is in the file."""
+        """Release everything once all output is in the file."""
         await super().let_go()
         await self._child.wait()
         if self._is_at_end():
             self.close()
 
     def finish(self) -> None:
-        """Copy what has been written, and then end."""
+        """Copy the rest of the output, and then end."""
         super().finish()
         if self.relay is None:
             self._tell_to_finish()
 
     async def drain(self, deadline: float) -> None:
-        """Wait until all is in the file; a child that takes too long is killed."""
+        """Wait until all output is in the file; kill a child that takes too long."""
         await super().drain(deadline)
         self._tell_to_finish()
         with loop.CancelScope(deadline=deadline):
@@ -195,7 +195,7 @@ class FileOutput(ProcessOutput):
             self._child.kill()
 
     def close(self) -> None:
-        """Let the child copy what is available and exit; do nothing if it was not started."""
+        """Let the child copy the available output and exit; do nothing if it has not started."""
         super().close()
         self._listening.cancel()
         self._connection.close()
@@ -224,7 +224,7 @@ _Pipe = tuple[int, int]
 
 
 async def leads_to_fifo(role: str, path: str) -> bool:
-    """Whether a path leads to a fifo, and not to another file.
+    """Whether a path leads to a fifo, not to another file.
 
     Args:
         role: the name of the stream: "stdin".
@@ -235,7 +235,7 @@ async def leads_to_fifo(role: str, path: str) -> bool:
         StdioTimeout: the file system does not answer.
     """
     with Opening(role, path):
-        # Clients have their fifos below /run, which is in memory.
+        # Clients' fifos are below /run, which is in memory.
         if path.startswith(_IN_MEMORY) or not may_hang([("", path, "", ())]):
             return is_fifo(path)
         with loop.move_on_after(OPENING):
@@ -252,7 +252,7 @@ async def open_log_file(shim: ShimContext, path: str, *, make: bool = True) -> F
     Args:
         shim: the parent of the child.
         path: the file.
-        make: whether to create the file and its directories if they are missing.
+        make: whether to create the file and its directories if missing.
 
     Raises:
         StdioUnavailable: the file cannot be opened, is a link, or is not suitable as a log.
@@ -312,8 +312,8 @@ async def _start(
 ) -> tuple[Child, socket.socket]:
     """Start a child that copies, and wait until it has opened its file.
 
-    ``open_`` is called in the child, where ``kept`` stays open; it returns where to read from, and
-    where to write to. A child that ``waits`` starts to copy when it receives :data:`_START`.
+    The child calls ``open_``, which returns the descriptors to read from and to write to, and keeps
+    ``kept`` open. A child that ``waits`` starts to copy when it receives :data:`_START`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -362,7 +362,7 @@ async def _receive(connection: socket.socket) -> bytes:
         except BlockingIOError:
             await loop.wait_readable(connection)
         except OSError:
-            return b""  # it was reset, or closed by us
+            return b""  # the connection was reset, or closed by us
 
 
 # -- in the child -------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Loggers: programs that take a container's output, one for each process whose URI names one.
+"""Loggers: programs that read a container's output, one for each process whose URI names one.
 
-In addition to its own three descriptors, a logger has three more: it reads the process's stdout
-from 3 and its stderr from 4, and closes 5 when it is ready. Its life::
+A logger has three additional descriptors: it reads the process's stdout from 3 and its stderr from
+4, and closes 5 when it is ready. Its life::
 
     start ──▶ ready ──▶ reads to the end ──▶ ends by itself, or a moment after it has read all
       │         │                            gets SIGTERM, and then SIGKILL
@@ -9,19 +9,19 @@ from 3 and its stderr from 4, and closes 5 when it is ready. Its life::
       └─▶ dies, or does not become ready: an error, and nothing is left of it
 
 Rules
-- The operator decides which programs may be loggers: those in ``[stdio] loggers`` of config.toml,
-  or without that list any program that only root can replace.
-- A program is refused if another user could replace it, or any directory or link on the way to it.
-  A directory with the sticky bit is refused too: other users cannot replace root's files there, but
-  any user can create a missing one, and programs do not belong in /tmp.
-- Loggers run as the same user as the shim, with the environment of every program that it starts.
+- The operator allows loggers in ``[stdio] loggers`` of config.toml. Without that list, any program
+  that only root can replace is allowed.
+- A program is refused if another user could replace it, or any directory or link on its path. A
+  directory with the sticky bit is refused too: other users cannot replace root's files there, but
+  can create missing ones, and programs do not belong in /tmp.
+- Loggers run as the shim's user, with the environment of every program that it starts.
 - The arguments from a URI are each key and its first value, even if that is empty, in the order of
   the URI. (Go loses the order, but keeps a key and its value together.) A key ``env.NAME`` is not
   an argument but a variable of the logger's environment.
-- If there is a list, a URI may contain arguments but no environment (``env.NAME``): LD_PRELOAD and
-  similar variables would turn any program on the list into another one.
-- A logger is the process that was started, not a daemon that it leaves behind. Its exit is reaped,
-  but is not published as an event.
+- With a list, a URI may contain arguments but no environment (``env.NAME``): LD_PRELOAD and similar
+  variables could turn any program on the list into another one.
+- A logger is the started process, not a daemon that it leaves behind. Its exit is reaped, but not
+  published as an event.
 
 Source: containerd core/runtime/v2/logging, cmd/containerd-shim-runc-v2/process/io.go, io_util.go;
 net/url ParseQuery.
@@ -55,14 +55,14 @@ from shim.stdio.files import ProcessOutput
 from shim.stdio.pipes import Descriptors, waiting_bytes
 from shim.stdio.streams import DRAIN_SECONDS, Output
 
-# Seconds for a logger to become ready; to exit by itself once it has read everything; to exit after
-# SIGTERM, as long as with containerd's own shim; to die of SIGKILL.
+# Seconds for a logger to become ready; to exit after it has read everything; to exit after SIGTERM,
+# as in containerd's own shim; to die of SIGKILL.
 READY_SECONDS: Final = 10.0
 _OWN_END_SECONDS: Final = 2.0
 _TERM_SECONDS: Final = 12.0
 _DYING_SECONDS: Final = 5.0
 
-# What the shim itself tells a logger; a URI cannot say otherwise.
+# The variables that the shim itself sets, and a URI cannot change.
 _CONTAINER_ID: Final = "CONTAINER_ID"
 _CONTAINER_NAMESPACE: Final = "CONTAINER_NAMESPACE"
 _VARIABLE: Final = "env."
@@ -70,7 +70,7 @@ _VARIABLE: Final = "env."
 _POLL_SECONDS: Final = 0.005
 _MOST_LINKS: Final = 40
 
-# Fields of /proc/PID/stat, counted from the one after the program's name, and a bit of one.
+# Fields of /proc/PID/stat, counted after the program's name, and a bit of one.
 _FLAGS: Final = 6
 _PF_EXITING: Final = 0x4
 _START_TIME: Final = 19
@@ -78,20 +78,20 @@ _START_TIME: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class LoggerUri:
-    """A program that takes output."""
+    """A program that reads output."""
 
     path: str  # the program, absolute
-    arguments: tuple[str, ...]  # what follows its name
-    variables: tuple[tuple[str, str], ...]  # what is added to its environment: names and values
-    # whether it writes a byte when it is ready (binary-v2), and does not only close the descriptor
+    arguments: tuple[str, ...]  # its arguments, without its name
+    variables: tuple[tuple[str, str], ...]  # additions to its environment: names and values
+    # whether it writes a byte when ready (binary-v2), instead of only closing the descriptor
     speaks: bool
 
 
 def parse_logger(uri: str, *, speaks: bool) -> LoggerUri:
-    """Return the logger that a URI names.
+    """Parse a logger's URI.
 
     Raises:
-        InvalidLogUri: it cannot be understood.
+        InvalidLogUri: it is malformed.
     """
     try:
         parts = urlsplit(uri)
@@ -135,16 +135,16 @@ async def start_logger(
     Args:
         shim: reaps and watches the logger.
         uri: the logger's URI.
-        process_id: the process whose output it takes: the container's id, or an exec's.
-        bundle: the container's bundle, in which the logger is recorded.
+        process_id: the process whose output it reads: the container's id, or an exec's.
+        bundle: the container's bundle, which records the logger.
 
     Returns:
-        The logger, which is stdout, and what it reads as stderr.
+        The logger, as stdout, and its stderr.
 
     Raises:
         LoggerNotAllowed: the operator does not allow it.
-        LoggerFailed: it could not be executed, or ended before it was ready.
-        LoggerNotReady: it did not report in time that it is ready.
+        LoggerFailed: it cannot be executed, or ended before it was ready.
+        LoggerNotReady: it was not ready in time.
         ConfigError: the configuration is unusable.
     """
     loggers = load_config().loggers
@@ -194,11 +194,11 @@ async def start_logger(
 
 
 def check_program(path: str, allowed: Sequence[str] | None = None) -> str:
-    """Find a logger's program and check that only root could have chosen it.
+    """Find a logger's program, and check that only root could have put it there.
 
     Args:
         path: the absolute path from the URI.
-        allowed: the programs that may be loggers; None for any.
+        allowed: the allowed loggers; None for any.
 
     Returns:
         The program's path without links.
@@ -217,7 +217,7 @@ def check_program(path: str, allowed: Sequence[str] | None = None) -> str:
 
 
 class Logger(ProcessOutput):
-    """A running logger: the output that it reads as stdout."""
+    """A running logger, as the output that it reads as stdout."""
 
     lost = "a logger ended before its container: output is lost"
     _record = ""
@@ -228,17 +228,17 @@ class Logger(ProcessOutput):
         self._record = bundle_files.record_logger(bundle, self._child.pid, start_time)
 
     def forget(self) -> None:
-        """Remove the record when the logger has ended."""
+        """Remove the record once the logger has ended."""
         if self._record:
             files.remove(self._record)
 
     async def drain(self, deadline: float) -> None:
-        """Wait until it has read what was written, and end it."""
+        """Wait until it has read all output, and end it."""
         await super().drain(deadline)
         await self._end(deadline)
 
     def close(self) -> None:
-        """Release what is ours; if it has not ended, it does so as after :meth:`drain`."""
+        """Release our descriptors; a running logger ends as after :meth:`drain`."""
         super().close()
         if self._child.exit is None:
             self._shim.tasks.start_soon(self._end_and_release)
@@ -248,7 +248,7 @@ class Logger(ProcessOutput):
     async def _end(self, deadline: float) -> None:
         try:
             with loop.CancelScope(deadline=deadline):
-                # Not until the end of the pipe: a daemon of an exec may keep it open.
+                # Do not wait for the end of the pipe: a daemon of an exec may keep it open.
                 while any(map(waiting_bytes, self._sources)) and self._child.exit is None:
                     await loop.sleep(_POLL_SECONDS)
             with loop.move_on_after(_OWN_END_SECONDS):
@@ -262,7 +262,7 @@ class Logger(ProcessOutput):
                 self._child.kill()
         with loop.move_on_after(_DYING_SECONDS):
             await self._child.wait()
-            self.forget()  # before the answer to who waits for this, not after
+            self.forget()  # before answering the waiting client
 
     async def _end_and_release(self) -> None:
         try:
@@ -292,7 +292,7 @@ async def _until_ready(uri: LoggerUri, child: Child, ready: int) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a child that was not reaped is a zombie, or about to be one."""
+    """Whether an unreaped child is a zombie, or about to become one."""
     fields = _status(pid)
     return fields[0] == b"Z" or bool(int(fields[_FLAGS]) & _PF_EXITING)
 
@@ -312,7 +312,7 @@ def _failed(uri: LoggerUri, found: str, error: OSError | None = None) -> ShimErr
 
 
 def _resolve(path: str) -> str:
-    """Follow a path from / to a program, and check each step of it."""
+    """Follow a path from / to a program, and check each step."""
     directory = "/"
     _check_owner(path, directory, os.lstat(directory))
     names = path.split("/")
@@ -351,7 +351,7 @@ def _resolve(path: str) -> str:
 def _check_owner(path: str, step: str, found: os.stat_result) -> None:
     if found.st_uid != 0:
         raise _not_allowed(path, f"{step} belongs to user {found.st_uid}")
-    # A link's own mode means nothing.
+    # A link's own mode is meaningless.
     if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o022:
         raise _not_allowed(path, f"{step} can be written by others than its owner")
 

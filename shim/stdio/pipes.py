@@ -2,11 +2,11 @@
 
 No function here waits for the process at the other end.
 
-Between pipes the kernel moves pages (splice(2)), so no byte is copied. Small amounts are copied
-nevertheless: a moved page takes one of the sixteen slots of a pipe however few bytes it contains,
-so sixteen short lines would fill a fifo without a reader.
+Between pipes the kernel moves pages (splice(2)), so no byte is copied. Small amounts are still
+copied: a moved page takes one of a pipe's sixteen slots even for a few bytes, so sixteen short
+lines would fill a fifo without a reader.
 
-A relay buffers no more than a single read: if the reader is slow, the writer has to wait.
+A relay buffers at most one read: if the reader is slow, the writer waits.
 
 Source: splice(2), pipe(7), tty_ioctl(4).
 """
@@ -28,25 +28,24 @@ from shim.loop import Tasks
 
 _CHUNK: Final = 1 << 16
 
-# The fewest waiting bytes for which pages are moved, and the most that are moved at once.
+# The fewest waiting bytes for moving pages, and the most to move at once.
 _WORTH_MOVING: Final = 1 << 14
 _MOST: Final = 1 << 20
 
-# The size of both pipes once there is much to pass on, if the kernel allows it: four times its
-# default, which needs a third of the wake-ups. Most execs print only a few lines.
+# The size of both pipes for large amounts, if the kernel allows it: four times its default, for a
+# third of the wake-ups. Most execs print only a few lines.
 _PIPE_SIZE: Final = 1 << 18
 
-# The size of a sink for the last output, in bytes: what it holds, its source and a read together.
+# The size of a sink for the last output, in bytes: its content, its source's and a read's.
 _LAST_SIZE: Final = 1 << 20
 
-# How much is passed on before other tasks get a turn, in bytes and in steps: both source and sink
-# may always be ready.
+# Bytes and steps before other tasks get a turn, because source and sink may always be ready.
 _TURN_BYTES: Final = 1 << 20
 _TURN_STEPS: Final = 64
 
 
 class Descriptors:
-    """Descriptors that are closed together, and only once.
+    """Descriptors to close together, and only once.
 
     Args:
         close: closes one of them.
@@ -73,11 +72,11 @@ class Descriptors:
 
 
 class Opening:
-    """Turns an OSError of an open into a :class:`StdioUnavailable`.
+    """Converts an OSError from opening to :class:`StdioUnavailable`.
 
     Args:
-        role: the name of the stream that is opened: "stdin".
-        path: the path that is opened.
+        role: the stream's name: "stdin".
+        path: the opened path.
         do: the remedy.
     """
 
@@ -115,7 +114,7 @@ class FifoEnds(NamedTuple):
 
     reading: int  # does not block
     writing: int  # blocks
-    # whether a process had it open for reading before us, or waited in open(2) to do so
+    # whether a process had it open for reading before us, or waited in open(2) for that
     had_reader: bool
 
 
@@ -127,7 +126,7 @@ def open_fifo(path: str) -> FifoEnds:
     """
     reading = writing = -1
     try:
-        # It stays open: a reader that waits in open(2) would see the end of the output at once.
+        # Keep it open, or a reader that waits in open(2) would see the end of the output at once.
         writing = _open_for_reader(path)
         reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         had_reader = writing >= 0
@@ -144,7 +143,7 @@ def open_fifo(path: str) -> FifoEnds:
 
 
 def _open_for_reader(path: str) -> int:
-    """Open a fifo for writing if it has a reader; -1 if it has none."""
+    """Open a fifo for writing if it has a reader; otherwise return -1."""
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -154,16 +153,16 @@ def _open_for_reader(path: str) -> int:
 
 
 def waiting_bytes(fd: int) -> int:
-    """Return how many bytes wait to be read from a pipe or terminal."""
+    """Return the number of bytes to read from a pipe or terminal."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
 
 
 def state_of(fd: int, events: int = 0) -> int:
-    """Return the state of a descriptor, as poll(2) reports it at this moment.
+    """Return the current state of a descriptor, from poll(2).
 
     Args:
         fd: the descriptor.
-        events: the events to ask for, in addition to errors and hangups.
+        events: the events to query, besides errors and hangups.
     """
     poll = select.poll()
     poll.register(fd, events)
@@ -171,18 +170,18 @@ def state_of(fd: int, events: int = 0) -> int:
 
 
 class Relay:
-    """Passes data on from one descriptor to another, to the end or until told to finish.
+    """Passes data from one descriptor to another, to the end or until :meth:`finish`.
 
     Args:
-        source: where to read from until it ends; it belongs to the relay from now on.
-        sink: where to write to; it belongs to the relay from now on, and is closed when the source
-            has ended.
-        last: called when the source has ended; its result is written.
-        close: closes one of the two; for a descriptor that two relays share.
+        source: the descriptor to read, now owned by the relay.
+        sink: the descriptor to write, now owned by the relay, which closes it after the source's
+            end.
+        last: called after the source's end; its result is written.
+        close: closes one of the two, for a descriptor that two relays share.
 
     Attributes:
         done: set when the relay has ended.
-        passed: the number of bytes that it has passed on.
+        passed: the number of bytes passed on.
     """
 
     def __init__(
@@ -216,10 +215,10 @@ class Relay:
         tasks.start_soon(self._run)
 
     def finish(self) -> None:
-        """Pass on what is available, and then end, even if there are still writers.
+        """Pass on the available data, and then end, even if writers remain.
 
-        If the sink is a pipe, it is enlarged to fit, so that no reader is needed: in a pipe the
-        data outlives us for as long as a reader has it open; in a terminal it does not.
+        A sink that is a pipe is enlarged to fit, so that no reader is needed: data in a pipe
+        outlives us while a reader has it open; in a terminal it does not.
         """
         self._finishing = True
         if not self.done.is_set():
@@ -230,8 +229,8 @@ class Relay:
     def stop(self) -> None:
         """End now."""
         if self._running:
-            # The task closes them when it has ended. If one were closed during a wait, its number
-            # could become that of another file, and the loop would forget that file's readiness.
+            # The task closes them at its end. If one were closed during a wait, another file could
+            # get its number, and the loop would forget that file's readiness.
             self._whole.cancel()
         else:
             self._ours.close()
@@ -256,7 +255,7 @@ class Relay:
                 continue
             except OSError:
                 # EIO: no process has the terminal open. EPIPE: the process has closed its stdin;
-                # for output we hold a read end.
+                # output always has our read end.
                 return
             if not passed:
                 return
@@ -268,8 +267,8 @@ class Relay:
                 count = steps = 0
 
     def _step(self) -> int:
-        """Pass on once; returns how many bytes, 0 at the end of the source."""
-        self._sink_is_full = True  # if this blocks
+        """Pass on once; return the number of bytes, 0 at the source's end."""
+        self._sink_is_full = True  # if the next step blocks
         if not self._rest:
             if self._moves and waiting_bytes(self._source) >= _WORTH_MOVING:
                 self._enlarge()
@@ -288,7 +287,7 @@ class Relay:
         return last() if last is not None else b""
 
     async def _until_ready(self) -> bool:
-        """Wait for the side that was not ready; returns whether there can be more."""
+        """Wait for the side that was not ready; return whether more data is possible."""
         if self._sink_is_full and self._enlarge():
             return True
         if self._finishing and not self._sink_is_full:
@@ -302,7 +301,7 @@ class Relay:
         return True
 
     def _enlarge(self) -> bool:
-        """Enlarge both pipes, when the first much is passed on; returns whether they were not."""
+        """Enlarge both pipes at the first large amount; return whether this was the first time."""
         if self._enlarged:
             return False
         self._enlarged = True
@@ -316,7 +315,7 @@ def _enlarge(pipe: int, size: int) -> None:
         if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < size:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
     except OSError:
-        pass  # no pipe; or root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
+        pass  # not a pipe, or root's share is used up (pipe(7), pipe-user-pages-soft)
 
 
 def _is_pipe(fd: int) -> bool:

@@ -1,4 +1,4 @@
-"""A process's stdio: where input comes from and output goes, and the operations on the three.
+"""A process's stdio: the source of input, the sinks of output, and the operations on them.
 
 =======================  ====================================================================
 :class:`Input`           a fifo, or a pipe that is filled from a file
@@ -7,8 +7,8 @@
 :class:`PlainStdio`      all three without a terminal; with one: :mod:`shim.stdio.terminal`
 =======================  ====================================================================
 
-The life of an output: opened, taken by the process or by a relay, started, then ``ended`` or
-``let_go`` when the process has ended, ``finish`` and ``drain`` for Delete, and closed.
+The life of an output: opened, taken by the process or a relay, started, ``ended`` or ``let_go``
+after the process's end, ``finish`` and ``drain`` for Delete, and closed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from shim.children import Child
 from shim.loop import Tasks
 from shim.stdio.pipes import Descriptors, Relay, open_fifo, state_of, waiting_bytes
 
-# The longest that Delete waits for output that was written and not yet taken.
+# The most seconds that Delete waits for unread output.
 DRAIN_SECONDS: Final = 10.0
 
-# Seconds to wait for a client that has not opened its fifo when the process has ended. It may be
-# slow on a loaded machine, and the content of a fifo is lost if no process has it open.
+# Seconds to wait for a client that has not opened its fifo by the process's end. It may be slow on
+# a loaded machine, and a fifo's content is lost if no process has it open.
 _READER_SECONDS: Final = 2.0
-# Seconds to wait for a client that had opened its fifo when the process was created, and has gone.
+# Seconds to wait for a client that had opened its fifo when the process was created, and is gone.
 # The client that deletes the process either knows that there is no reader, or is a restarted
-# containerd that is just opening the fifo.
+# containerd that is opening the fifo.
 _RETURN_SECONDS: Final = 0.05
 _POLL_SECONDS: Final = 0.01
 _LONGEST_POLL_SECONDS: Final = 1.0
-# Seconds to wait for a client that is reading. After this many polls without progress it counts as
-# not reading: containerd writes 32 KiB of short lines to a log before it reads on, and that disk
-# may be slow.
+# Seconds to wait for a client that reads, and polls without progress after which it counts as not
+# reading: containerd writes 32 KiB of short lines to a log, on a perhaps slow disk, before it reads
+# on.
 _TAKING_SECONDS: Final = 5.0
 _STALLED: Final = 100
 
@@ -46,8 +46,8 @@ class Input:
     """The source of a process's input.
 
     Args:
-        fd: what the process or a relay reads; it belongs to us until :meth:`take`.
-        writing: a write end of the fifo, or -1. While it is open, the input has no end.
+        fd: the descriptor for the process or a relay, owned by this object until :meth:`take`.
+        writing: a write end of the fifo, or -1. While it is open, the input does not end.
         filler: the process that fills the pipe from a file.
     """
 
@@ -61,12 +61,12 @@ class Input:
         self._filler = filler
 
     def take(self) -> int:
-        """Return the descriptor to read from, which belongs to the caller from now on."""
+        """Return the descriptor to read, which the caller now owns."""
         fd, self._untaken = self._untaken, -1
         return fd
 
     def end(self) -> None:
-        """Let the input end when its client closes the fifo: no other client may attach."""
+        """End the input when its client closes the fifo: no other client may attach."""
         self._open.close()
 
     def close(self) -> None:
@@ -79,10 +79,10 @@ class Input:
 
 
 class Output:
-    """The destination of output.
+    """A sink of output.
 
     Args:
-        fd: what the process or a relay writes to; it belongs to us until :meth:`take`.
+        fd: the descriptor for the process or a relay, owned by this object until :meth:`take`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -90,15 +90,15 @@ class Output:
         self.relay: Relay | None = None
 
     def take(self) -> int:
-        """Return the descriptor to write to, which belongs to the caller from now on."""
+        """Return the descriptor to write, which the caller now owns."""
         fd, self._untaken = self._untaken, -1
         return fd
 
     def relay_from(self, source: int, *, close: Callable[[int], None] = os.close) -> Relay:
-        """Pass on what comes out of a pipe or terminal, once it is started.
+        """Pass on the output of a pipe or terminal, once started.
 
         Args:
-            source: where to read from; it belongs to the relay from now on.
+            source: the descriptor to read, now owned by the relay.
             close: closes one of the relay's descriptors.
         """
         self.relay = Relay(source, self.take(), close=close)
@@ -143,22 +143,22 @@ class Output:
             os.close(self.take())
 
     def discard(self) -> None:
-        """Release everything at once: the process was never made."""
+        """Release everything at once: the process was never created."""
         self.close()
 
 
 class FifoOutput(Output):
     """A fifo that a client of containerd reads.
 
-    A read end is kept, so that the process is never killed by SIGPIPE. When there is no writer
-    left, it may become a write end. That also keeps the content of the fifo, lets a late client
-    open the fifo, and shows whether there is one, because a write end without a reader is in error.
-    As soon as there is a client, it becomes a read end again: the client sees the end of the data,
-    and if it leaves without having read everything, the rest is there for the next one.
+    This keeps a read end, so that SIGPIPE never kills the process. Without writers, it may become a
+    write end, which also keeps the fifo's content, lets a late client open the fifo, and shows
+    whether there is a client, because a write end without a reader is in error. With a client, it
+    becomes a read end again: the client sees the end of the data, and if it leaves early, the rest
+    stays for the next one.
 
     Args:
         path: the fifo.
-        relayed: whether the process gets a pipe that is passed on, instead of the fifo itself.
+        relayed: whether the process gets a pipe to pass on, instead of the fifo itself.
 
     Raises:
         OSError: the fifo cannot be opened.
@@ -181,7 +181,7 @@ class FifoOutput(Output):
             self._untaken = theirs
 
     async def ended(self, tasks: Tasks) -> None:
-        """Let a client take what it is taking, and hold the rest for one that comes later."""
+        """Let a client finish reading, and hold the rest for a later one."""
         if self.relay is not None:
             now = loop.current_time()
             await self._while_passed_on(self.relay, until=now, deadline=now + _TAKING_SECONDS)
@@ -192,16 +192,16 @@ class FifoOutput(Output):
             tasks.start_soon(self._hold)
 
     async def let_go(self) -> None:
-        """Close the fifo as soon as it is empty; if that takes long, it stays open."""
+        """Close the fifo once it is empty; if that takes long, it stays open."""
         await super().let_go()
         with loop.move_on_after(_READER_SECONDS):
             while self._holds():
                 await loop.sleep(_POLL_SECONDS)
-            if not self._writes:  # or it is closed when a client has read it
+            if not self._writes:  # otherwise it closes after a client has read it
                 self._close_kept()
 
     async def drain(self, deadline: float) -> None:
-        """If something is in the fifo, wait a little for a client to take it."""
+        """Wait briefly for a client to read what is left in the fifo."""
         now = loop.current_time()
         until = (now if self._ended_at is None else self._ended_at) + _READER_SECONDS
         if self._had_reader:
@@ -225,12 +225,12 @@ class FifoOutput(Output):
         self._close_kept()
 
     async def _while_passed_on(self, relay: Relay, *, until: float, deadline: float) -> None:
-        """Wait until a relay is done, a client has stopped reading, or the deadline.
+        """Wait until a relay is done, a client stops reading, or the deadline.
 
         Args:
             relay: the relay.
-            until: how long to wait even for a client that reads nothing, on the loop's clock.
-            deadline: how long to wait for a client that reads.
+            until: the limit for a client that reads nothing, on the loop's clock.
+            deadline: the limit for a client that reads.
         """
         passed, stalled = relay.passed, 0
         with loop.CancelScope(deadline=deadline):
@@ -241,7 +241,7 @@ class FifoOutput(Output):
                 stalled = 0 if passed > before else stalled + 1
 
     async def _is_left_after_a_moment(self) -> bool:
-        """Whether the fifo still holds output after its client, if any, had a moment to read it."""
+        """Whether the fifo still has output after its client, if any, had a moment to read it."""
         self._ended_at = loop.current_time()
         if not self._holds():
             return False
@@ -251,10 +251,10 @@ class FifoOutput(Output):
         return self._holds()
 
     async def _hold(self) -> None:
-        """Keep what is in the fifo until a client has read it, even if that takes days.
+        """Keep the fifo's content until a client has read it, even for days.
 
-        containerd may be restarting. Its own shim waits for its client before it creates the
-        process, without a limit.
+        containerd may be restarting. Its own shim waits for its client without a limit before it
+        creates the process.
         """
         if self.relay is not None:
             await self.relay.done.wait()
@@ -267,10 +267,10 @@ class FifoOutput(Output):
         self._close_kept()
 
     async def _while_taken(self) -> None:
-        """Wait while a client reads what is in the fifo.
+        """Wait while a client reads the fifo's content.
 
-        containerd before 1.6.22 closes its end when it learns of a container's exit, whether it has
-        read everything or not.
+        containerd before 1.6.22 closes its end when it learns of a container's exit, even if it has
+        not read everything.
         """
         left, stalled = waiting_bytes(self._kept), 0
         with loop.move_on_after(_TAKING_SECONDS):
@@ -280,17 +280,17 @@ class FifoOutput(Output):
                 stalled = 0 if left < before else stalled + 1
 
     def _holds(self) -> bool:
-        """Whether something is in the fifo that we hold."""
+        """Whether our fifo has any content."""
         return self._kept >= 0 and waiting_bytes(self._kept) > 0
 
     def _has_reader(self) -> bool:
-        """Whether a client has the fifo open; what we keep is a write end from now on."""
+        """Whether a client has the fifo open; from now on we keep a write end."""
         if not self._writes:
             self._reopen(os.O_WRONLY)
         return not state_of(self._kept)
 
     def _keep_read_end(self) -> None:
-        """Let the client have its end, or it would wait for one that only we delay."""
+        """Keep a read end, so that the client sees the end of the data."""
         try:
             if self._writes:
                 self._reopen(os.O_RDONLY)
@@ -298,14 +298,14 @@ class FifoOutput(Output):
             self._close_kept()
 
     def _reopen(self, mode: int) -> None:
-        """Keep the other end; what is in the fifo stays."""
+        """Keep the other end instead, with the fifo's content."""
         path = f"/proc/self/fd/{self._kept}"
         other = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
         self._close_kept()
         self._kept, self._writes = other, mode == os.O_WRONLY
 
     def _close_write_end(self) -> None:
-        """Let a client that has come have the end."""
+        """Let a new client see the end of the data."""
         if self._writes:
             self._close_kept()
 
@@ -317,11 +317,11 @@ class FifoOutput(Output):
 
 @dataclass(frozen=True, slots=True)
 class ChildStdio:
-    """The three descriptors that a container's process gets, and its console socket.
+    """A container process's three descriptors, and its console socket.
 
     Attributes:
         stdin, stdout, stderr: our descriptors; None for /dev/null.
-        console_socket: where the runtime sends the terminal's master; None without a terminal.
+        console_socket: the socket for the terminal's master; None without a terminal.
     """
 
     stdin: int | None = None
@@ -330,7 +330,7 @@ class ChildStdio:
     console_socket: str | None = None
 
     def fds(self) -> dict[int, int]:
-        """Return the descriptors by their numbers in the process."""
+        """Return the descriptors, by their numbers in the process."""
         three = {0: self.stdin, 1: self.stdout, 2: self.stderr}
         return {number: fd for number, fd in three.items() if fd is not None}
 
@@ -341,7 +341,7 @@ class Stdio:
     Args:
         tasks: the group in which data is passed on.
         source: the input; None for /dev/null.
-        outputs: where output goes.
+        outputs: the sinks of output.
     """
 
     def __init__(self, tasks: Tasks, source: Input | None, outputs: Iterable[Output]) -> None:
@@ -352,14 +352,14 @@ class Stdio:
         self._started = False
 
     def child(self) -> ChildStdio:
-        """Return the descriptors that the runtime passes to the process."""
+        """Return the process's descriptors, for the runtime."""
         return self._child
 
     async def started(self) -> None:
-        """Start to pass data on, now that the process has its descriptors.
+        """Start to pass data on, once the process has its descriptors.
 
         Raises:
-            StdioUnavailable: the runtime did not send a terminal.
+            StdioUnavailable: the runtime has not sent a terminal.
         """
         self._started = True
         for output in self._outputs:
@@ -371,14 +371,13 @@ class Stdio:
             self._source.end()
 
     def keep_stderr(self) -> None:
-        """Keep stderr open after the process has ended, for :meth:`tell`. Not for terminals."""
+        """Keep stderr open after the process's end, for :meth:`tell`. Not for terminals."""
 
     def tell(self, line: str) -> bool:
-        """Write a line to stderr, once, after everything that the process has written. Never waits.
+        """Write a line to stderr, once, after the process's output. Never waits.
 
         Returns:
-            Whether it was written, for which a separate stderr must have been kept, with enough
-            room.
+            Whether it was written. This needs a separate stderr that was kept, and enough room.
         """
         del line
         return False
@@ -389,8 +388,8 @@ class Stdio:
     async def ended(self) -> None:
         """Handle that the process has ended, and its exit is about to be published.
 
-        A client that is reading its output gets a moment for the rest. What is left then is kept
-        until a client comes.
+        A client that is reading gets a moment for the rest. The shim keeps what is left then for a
+        later client.
         """
         for output in self._outputs:
             await output.ended(self._tasks)
@@ -398,7 +397,7 @@ class Stdio:
     async def let_go(self) -> None:
         """Keep open only what is still needed: the process has ended, and may never be deleted.
 
-        A client that was cut off does not delete its exec, and no other client does.
+        After a lost client, nobody deletes its exec.
         """
         if self._source is not None:
             self._source.close()
@@ -406,7 +405,7 @@ class Stdio:
             await output.let_go()
 
     async def drain(self) -> None:
-        """Wait until what the process wrote has been taken; not for a daemon, and not for ever."""
+        """Wait for a limited time until the process's output has been read; not for a daemon's."""
         if not self._started:
             return
         for output in self._outputs:
@@ -416,7 +415,7 @@ class Stdio:
             await output.drain(deadline)
 
     def close(self) -> None:
-        """Release everything. May be called several times, and in any state."""
+        """Release everything. May be called repeatedly, in any state."""
         if self._source is not None:
             self._source.close()
         for output in self._outputs:
@@ -429,8 +428,8 @@ class PlainStdio(Stdio):
     Args:
         tasks: the group in which data is passed on.
         source: the input; None for /dev/null.
-        outputs: stdout and stderr, by descriptor; the same object twice if they are one.
-        owner: the uid and gid that own what the process gets (options IoUid, IoGid).
+        outputs: stdout and stderr, by descriptor; the same object twice if shared.
+        owner: the uid and gid of the process's descriptors (options IoUid, IoGid).
     """
 
     def __init__(
@@ -460,36 +459,36 @@ class PlainStdio(Stdio):
     def keep_stderr(self) -> None:
         """Keep stderr open. Call this before :meth:`started`.
 
-        The reader of stderr sees no end before :meth:`ended`. Otherwise, whatever takes the output
-        would be gone before the shim knows why the process ended.
+        The reader of stderr sees no end before :meth:`ended`. Otherwise it would be gone before the
+        shim knows why the process ended.
         """
         if self._child.stderr is not None:
-            # Opened again: writing must not wait here, but may in the process.
+            # Open it again: writing must not wait here, but may in the process.
             path = f"/proc/self/fd/{self._child.stderr}"
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError:
-                return  # no descriptor is free: the container does not need it
+                return  # no free descriptor: the container works without it
             self._kept_stderr.keep(fd)
 
     def tell(self, line: str) -> bool:
-        """Write a line to the stderr that was kept."""
+        """Write a line to the kept stderr."""
         written = False
         for fd in self._kept_stderr:
             try:
-                # All of it or nothing, as it is shorter than PIPE_BUF (pipe(7)).
+                # All or nothing, since it is shorter than PIPE_BUF (pipe(7)).
                 written = os.write(fd, line.encode(errors="replace") + b"\n") > 0
             except OSError:
-                pass  # it is full, and there is no reader
+                pass  # it is full, without a reader
         return written
 
     async def started(self) -> None:
-        """Close our copies, now that the process has its descriptors, and start to pass data on."""
+        """Close our copies, since the process has its descriptors, and start to pass data on."""
         self._for_child.close()
         await super().started()
 
     async def ended(self) -> None:
-        """Let the reader of stderr have its end, and a moment for the rest."""
+        """Let the reader of stderr see its end, with a moment for the rest."""
         self._kept_stderr.close()
         await super().ended()
 

@@ -1,13 +1,13 @@
 """Stdio with a terminal: passing data between its master and the fifos of a client.
 
 The runtime opens the terminal inside the container and sends its master over a socket that we
-listen on. Output is passed on until the process has ended and none has the terminal open. Until
-then the shim has it open too: an init may close it and open /dev/console for each message, and a
-master reports its end whenever no process has the terminal open.
+listen on. Output is passed on until the process has ended and no other has the terminal open. Until
+then the shim has it open too, because a master reports its end whenever no process has the terminal
+open, and an init may close it and open /dev/console for each message.
 
-CloseIO ends the input as a person at that terminal would, with Ctrl-D (its VEOF character, twice:
-the first one submits an unfinished line). containerd's own shim hangs the terminal up, which kills
-the foreground process and loses its last output.
+CloseIO ends the input like a user at the terminal, with Ctrl-D (its VEOF character, twice: the
+first one submits an unfinished line). containerd's own shim hangs the terminal up, which kills the
+foreground process and loses its last output.
 
 Source: runc(8) --console-socket (docs/terminals.md); pty(7), termios(3), tty_ioctl(4),
 ioctl_tty(2) TIOCGPTPEER.
@@ -29,8 +29,8 @@ from shim.loop import Tasks
 from shim.stdio.pipes import Descriptors, Relay
 from shim.stdio.streams import ChildStdio, Input, Output, Stdio
 
-_CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
-_TIOCGPTPEER: Final = 0x5441  # of x86 and Arm
+_CONTROL_CHARACTERS: Final = 6  # their index in termios.tcgetattr's result
+_TIOCGPTPEER: Final = 0x5441  # on x86 and Arm
 
 
 class TerminalStdio(Stdio):
@@ -39,9 +39,8 @@ class TerminalStdio(Stdio):
     Args:
         tasks: the group in which data is passed on.
         source: the input; None for /dev/null.
-        output: where the terminal's output goes.
-        socket_directory: the bundle, in which the socket for the master is created, under a
-            separate name.
+        output: the sink of the terminal's output.
+        socket_directory: the bundle, for the master's socket, under a separate name.
 
     Raises:
         OSError: that socket cannot be created.
@@ -60,12 +59,12 @@ class TerminalStdio(Stdio):
         self._listener: socket.socket | None = None
         self._kept_directory = Descriptors()
         self._kept_open = Descriptors()
-        # A bundle's path can be longer than a socket's address may be; the descriptor of its
-        # directory is a short way to the same place, for us and for the runtime.
+        # A bundle's path may be too long for a socket's address; its directory's descriptor gives
+        # us and the runtime a short path.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._directory = self._kept_directory.keep(os.open(socket_directory, flags))
-        # It is not named after the process: a client chooses an exec's id, and the socket's address
-        # has to be short.
+        # Not named after the process: clients choose exec ids, and the socket's address must be
+        # short.
         self._socket_file = f"console.{next(self._sockets)}"
         self._console = f"/proc/{os.getpid()}/fd/{self._directory}/{self._socket_file}"
         self._child = ChildStdio(console_socket=self._console)
@@ -79,7 +78,7 @@ class TerminalStdio(Stdio):
             raise
 
     async def started(self) -> None:
-        """Take the terminal's master, which the runtime has sent, and start to pass on."""
+        """Receive the terminal's master from the runtime, and start to pass data on."""
         master = self._master = _Master(self._receive_master())
         self._stop_listening()
         self._keep_open(master.fd)
@@ -95,19 +94,19 @@ class TerminalStdio(Stdio):
         self._tasks.start_soon(self._watch_output, relay.done)
 
     def resize(self, width: int, height: int) -> None:
-        """Set the terminal's size; the kernel tells the foreground process (SIGWINCH)."""
+        """Set the terminal's size; the kernel notifies the foreground process (SIGWINCH)."""
         self._size = (width, height)
         if self._master is not None:
             size = struct.pack("HHHH", height & 0xFFFF, width & 0xFFFF, 0, 0)
             fcntl.ioctl(self._master.fd, termios.TIOCSWINSZ, size)
 
     async def ended(self) -> None:
-        """Let the output end, and give its client a moment for the rest."""
+        """Let the output end, with a moment for its client to read the rest."""
         self._kept_open.close()
         await super().ended()
 
     async def let_go(self) -> None:
-        """Close the input, the terminal, and what takes its output when that has been taken."""
+        """Close the input, the terminal and, once its output has been read, the output."""
         self._kept_open.close()
         if self._source is not None:
             self._source.close()
@@ -127,15 +126,15 @@ class TerminalStdio(Stdio):
 
     def _keep_open(self, master: int) -> None:
         try:
-            # Without a path: the file system of the container's terminals is not mounted here.
+            # By descriptor: the file system of the container's terminals is not mounted here.
             fd = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            return  # no descriptor is free, or it is of another kind: few programs need it
+            return  # no free descriptor, or not such a terminal: few programs need it
         self._kept_open.keep(fd)
 
     async def _watch_output(self, done: loop.Event) -> None:
         await done.wait()
-        # No process is left to read what a client may still type.
+        # No process is left to read a client's input.
         if self._input is not None:
             self._input.stop()
 
@@ -153,7 +152,7 @@ class TerminalStdio(Stdio):
             message = "the terminal is received once, before close"
             raise AssertionError(message)
         try:
-            # The runtime has exited: what it sent waits in the listener's queue.
+            # The runtime has exited; its message waits in the listener's queue.
             connection, _ = self._listener.accept()
             with connection:
                 connection.setblocking(False)
@@ -183,13 +182,13 @@ class TerminalStdio(Stdio):
 
 
 class _Master:
-    """A terminal's master: one descriptor, which is closed when its last user has closed it.
+    """A terminal's master: one descriptor, closed by its last user.
 
-    A terminal hangs up when the last descriptor of its master is closed, so a relay that ends must
-    not take it from the other relay.
+    A terminal hangs up when its master's last descriptor closes, so a relay that ends must not
+    close it for the other relay.
 
     Args:
-        fd: the descriptor, which belongs to this object from now on; the caller is its first user.
+        fd: the descriptor, now owned by this object; the caller is its first user.
     """
 
     __slots__ = ("_users", "fd")
@@ -199,12 +198,12 @@ class _Master:
         self._users = 1
 
     def share(self) -> int:
-        """Return the descriptor for another user, which closes it with :meth:`close`."""
+        """Return the descriptor for another user, who closes it with :meth:`close`."""
         self._users += 1
         return self.fd
 
     def close(self, fd: int) -> None:
-        """Close a descriptor of a user's: the master itself only for the last."""
+        """Close a user's descriptor; the last user closes the master itself."""
         if fd == self.fd:
             self._users -= 1
             if self._users:

@@ -33,7 +33,7 @@ _LOGGERS: Final = frozenset({"binary", "binary-v2"})
 
 @dataclass(frozen=True, slots=True)
 class StdioUris:
-    """Where a process's stdio is, as containerd named it, and whether it has a terminal."""
+    """The URIs of a process's stdio from containerd, and whether it has a terminal."""
 
     stdin: str
     stdout: str
@@ -55,16 +55,16 @@ class LogFile:
     path: str
 
 
-# Where stdout and stderr go; None is /dev/null. A logger that takes both is named twice, and stderr
-# is then not a separate logger.
+# The sinks of stdout and stderr; None is /dev/null. A logger for both is here twice, and stderr is
+# then not a separate logger.
 Places = tuple[Fifo | LogFile | LoggerUri | None, Fifo | LogFile | LoggerUri | None]
 
 
 def parse_stdin(uri: str) -> Fifo | None:
-    """Return where input comes from; None is /dev/null.
+    """Return the source of input; None is /dev/null.
 
     Raises:
-        StdioUnsupported: input cannot come from there.
+        StdioUnsupported: it cannot be a source of input.
     """
     place = _parse(uri, "stdin")
     if isinstance(place, LogFile):
@@ -77,12 +77,12 @@ def parse_stdin(uri: str) -> Fifo | None:
 
 
 def parse_outputs(stdout: str, stderr: str, *, terminal: bool = False) -> Places:
-    """Return where stdout and stderr go.
+    """Return the sinks of stdout and stderr.
 
     Args:
-        stdout: a URI as containerd sends it.
+        stdout: a URI from containerd.
         stderr: another URI.
-        terminal: whether there is a terminal; there is then no stderr.
+        terminal: whether there is a terminal, and so no stderr.
 
     Raises:
         StdioUnsupported: the scheme is not supported, or only stderr names a logger.
@@ -125,7 +125,7 @@ def _parse(uri: str, role: str) -> Fifo | LogFile | LoggerUri | None:
 
 
 class Named(Protocol):
-    """A process whose stdio containerd has named."""
+    """A process with stdio URIs from containerd."""
 
     exec_id: str
     uris: StdioUris
@@ -138,16 +138,16 @@ class Named(Protocol):
 async def open_stdio(
     shim: ShimContext, process: Named, *, bundle: str, owner: tuple[int, int] = (0, 0)
 ) -> Stdio:
-    """Open the stdio of a process that is about to be created.
+    """Open the stdio of a process before its creation.
 
     Args:
-        shim: passes the output on, and reaps the processes that take it.
-        process: the process, which knows where its stdio is.
-        bundle: the container's bundle, in which a terminal's socket is created.
-        owner: the uid and gid that own what the process gets (options IoUid, IoGid).
+        shim: passes the output on, and reaps the processes that read it.
+        process: the process, with its stdio URIs.
+        bundle: the container's bundle, for a terminal's socket.
+        owner: the uid and gid of the process's descriptors (options IoUid, IoGid).
 
     Returns:
-        The open stdio. If it names a logger, the logger runs and is ready.
+        The open stdio, with any loggers ready.
 
     Raises:
         StdioUnavailable: a fifo or file cannot be opened.
@@ -167,7 +167,7 @@ async def open_stdio(
         await _open_outputs(shim, process, places, bundle, outputs)
         if uris.terminal:
             if 1 not in outputs:
-                # A process must not hang for want of a reader of its terminal.
+                # A process must not hang because its terminal has no reader.
                 outputs[1] = Output(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
             return TerminalStdio(shim.tasks, source, outputs[1], bundle)
         return PlainStdio(shim.tasks, source, outputs, owner)
@@ -182,7 +182,7 @@ async def open_stdio(
 async def _open_outputs(
     shim: ShimContext, process: Named, places: Places, bundle: str, outputs: dict[int, Output]
 ) -> None:
-    """Open stdout and stderr, by descriptor; the same one twice if they are one."""
+    """Open stdout and stderr, by descriptor; the same one twice if shared."""
     plain = not process.uris.terminal
     stdout, stderr = places
     if isinstance(stdout, LoggerUri):
