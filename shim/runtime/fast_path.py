@@ -1,4 +1,4 @@
-"""Do what a call of runc or crun would do, without calling it, where its effect is known.
+"""Do the work of a call of runc or crun without calling it, where its effect is known.
 
 A call costs 6 to 10 ms, most of it for starting the runtime itself. Some calls do little more than
 touch a few files:
@@ -14,13 +14,13 @@ touch a few files:
     The directories of the cgroup, and the state directory, are removed.
 
 Rules
-- The program that would be called has to be the one that init still executes while it waits, so it
-  is not a wrapper that does more. Every key of its state directory must be known
-  (:mod:`shim.runtime.statedir`), and the directory must be that of our init.
-- A call that does more is left to the runtime: hooks, systemd's units, resctrl, processes that
-  outlive init, cgroups with other processes in them. Nothing is changed before it is certain that
-  the rest can be done, or that the runtime can continue from there.
-- If something is not as expected, the runtime is called after all, and reports the error.
+- The runtime must be the program that init still executes while it waits, so that it is not a
+  wrapper with other effects. Every key of its state directory must be known
+  (:mod:`shim.runtime.statedir`), and the directory must be our init's.
+- Calls with other effects are left to the runtime: hooks, systemd's units, resctrl, processes that
+  outlive init, cgroups with other processes. Nothing changes before it is certain that the rest is
+  possible, or that the runtime can continue from there.
+- If anything is unexpected, the runtime is called after all, and reports the error.
 - With ``NVSHIM_STAND_INS=0`` in containerd's environment every call goes to the runtime.
 
 Source: runc libcontainer Container.Exec, destroy, standard_init_linux.go; Container.Signal; crun
@@ -44,28 +44,28 @@ VARIABLE: Final = "NVSHIM_STAND_INS"
 
 _NAMES: Final = {"runc": Kind.RUNC, "crun": Kind.CRUN}
 
-# A runtime that copies itself into memory first calls the copy so.
+# How a runtime names its first copy of itself in memory.
 _COPY: Final = "_cloned:/proc/self/exe (deleted)"
 
-# The hooks that a runtime's start has a part in: crun runs the first; init the second.
+# The hooks of a runtime's start: crun runs the first; init the second.
 _OF_START: Final = frozenset({"poststart", "startcontainer"})
 _OF_DELETE: Final = frozenset({"poststop"})
 
-# How often init is looked after that does not come to the fifo, in seconds; as runc does.
+# Seconds between checks of an init that has not opened the fifo, as in runc.
 _LOOK: Final = 0.1
 
-# The pauses before a cgroup is tried again whose last process the kernel has not taken out yet.
+# The pauses between attempts to remove a cgroup that still has its last process.
 _BUSY: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
 
-# The links to a directory that has none in it.
+# The link count of a directory without subdirectories.
 _CHILDLESS: Final = 2
 
 
 class FastPath:
-    """The fast path of a runtime's calls for one container. Construct it while its init waits.
+    """The fast path for one container's runtime calls. Construct it while its init waits.
 
     Args:
-        binary: the runtime that would be called.
+        binary: the runtime to replace.
         directory: the runtime's state directory of the container.
         init: the container's init process.
         systemd_cgroup: whether systemd manages the cgroup.
@@ -79,19 +79,19 @@ class FastPath:
         program = programs.find(binary)
         kind = _NAMES.get(os.path.basename(program or "").partition(".")[0].partition("-")[0])
         stands_in = os.environ.get(VARIABLE) != "0" and program and _executes(init.pid, program)
-        # None if every call goes to the runtime.
+        # None if all calls go to the runtime.
         self._kind = kind if stands_in else None
 
     async def start(self) -> bool:
         """Make init execute its program.
 
         Returns:
-            Whether it does. If not, nothing has been done, and the runtime has to be called.
+            Whether it does. If not, nothing has changed, and the runtime must be called.
         """
         init, state = self._init, self._state()
         if state is None or init.exit is not None or state.hooks & _OF_START:
             return False
-        # runc refuses, and waiting for init would last until it is thawed.
+        # runc refuses, and waiting for init would last until a thaw.
         if _is_frozen(state.cgroups):
             return False
         path = os.path.join(self._directory, statedir.FIFO)
@@ -109,13 +109,13 @@ class FastPath:
             signum: the signal.
 
         Returns:
-            Whether it was signalled. If not, the runtime has to be called.
+            Whether it was signalled. If not, the runtime must be called.
         """
         init, state = self._init, self._state()
         if state is None or not state.own_pids or not init.runs():
             return False
-        # A process that was frozen with version 1 does not die before it is thawed, and some
-        # releases of runc do not signal such a process.
+        # A process frozen with version 1 does not die before a thaw, and some releases of runc do
+        # not signal it.
         if signum == signal.SIGKILL and self._systemd_cgroup:
             return False
         if _is_frozen(state.cgroups):
@@ -127,7 +127,7 @@ class FastPath:
         """Remove the cgroup and the runtime's state of a container whose init was reaped.
 
         Returns:
-            Whether nothing is left. Otherwise the runtime has to be called.
+            Whether nothing is left. Otherwise the runtime must be called.
         """
         state = self._state()
         if self._init.exit is None or state is None:
@@ -148,16 +148,16 @@ class FastPath:
         state = statedir.read(self._directory)
         if state is None or state.kind is not self._kind or state.pid != self._init.pid:
             return None
-        # Another container of that name, made by hand, may have the pid of one that was reaped.
+        # A manually created container of that name may have the pid of a reaped one.
         if self._start_time is None:
             self._start_time = state.start_time
         return state if state.start_time == self._start_time else None
 
 
 def _executes(pid: int, program: str) -> bool:
-    """Whether a process executes a program, or a copy that the program has made of itself.
+    """Whether a process executes a program, or the program's copy of itself.
 
-    runc and crun protect themselves from containers with a bind mount or an overlay, which show the
+    runc and crun protect themselves from containers with a bind mount or an overlay, which have the
     file's times, or with a copy in memory, which has the file's size.
     """
     try:
@@ -173,7 +173,7 @@ def _executes(pid: int, program: str) -> bool:
 
 
 def _is_frozen(cgroups: Sequence[str]) -> bool:
-    """Whether a cgroup may be frozen, by whichever version."""
+    """Whether a cgroup may be frozen, with either version."""
     for directory in cgroups:
         for name, thawed in (("freezer.state", b"THAWED"), ("cgroup.freeze", b"0")):
             path = os.path.join(directory, name)
@@ -192,7 +192,7 @@ def _open_fifo(path: str, mode: int) -> int:
     """Open a fifo without waiting for the other end.
 
     Raises:
-        OSError: it is not a fifo, is gone, or has no reader for the byte to write.
+        OSError: it is not a fifo, is gone, or has no reader for the byte.
     """
     fd = os.open(path, mode | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -202,7 +202,7 @@ def _open_fifo(path: str, mode: int) -> int:
 
 
 def _tell(path: str) -> bool:
-    """Start an init of crun's, which has the fifo open and reads."""
+    """Start crun's init, which has the fifo open and reads."""
     fd = _open_fifo(path, os.O_WRONLY)
     try:
         os.unlink(path)
@@ -213,12 +213,11 @@ def _tell(path: str) -> bool:
 
 
 async def _hear(path: str, init: Child) -> bool:
-    """Start an init of runc's, which opens the fifo, writes, and closes it by its exec."""
+    """Start runc's init, which opens the fifo, writes, and closes it by its exec."""
     fd = _open_fifo(path, os.O_RDONLY)
     heard = b""
     try:
-        # Until it writes there is nothing to read; the end of the fifo comes only after that. If it
-        # has died before, do not wait for it.
+        # The end of the fifo comes only after init has written. Do not wait if it has died before.
         while True:
             with loop.move_on_after(_LOOK) as patience:
                 await loop.wait_readable(fd)
@@ -235,7 +234,7 @@ async def _hear(path: str, init: Child) -> bool:
         try:
             os.unlink(path)
         except FileNotFoundError:
-            pass  # another client has started it at the same time
+            pass  # another client has started it
     return bool(heard)
 
 
@@ -251,7 +250,7 @@ async def _remove_cgroup(directory: str) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            # What it has made below itself does not go with its processes.
+            # Cgroups that it has created below itself outlive its processes.
             if pause is None or os.stat(directory).st_nlink > _CHILDLESS:
                 raise
             await loop.sleep(pause)

@@ -1,21 +1,19 @@
-"""Read the runtime's options from whichever message contains them.
+"""Read the runtime's options from any message that contains them.
 
-``ctr`` and Docker send ``containerd.runc.v1.Options``. For a runtime type that CRI does not know,
-it sends ``runtimeoptions.v1.Options``: the handler's options table as TOML text, or the path of a
-TOML file. Both contain the same options, and both may be absent. If clients of containerd 1.x do
-not know a runtime, they send ``containerd.linux.runc.CreateOptions`` for the few flags that concern
-a task (``ctr run --uidmap``, ``--no-pivot``).
+``ctr`` and Docker send ``containerd.runc.v1.Options``. For a runtime type that it does not know,
+CRI sends ``runtimeoptions.v1.Options``: the handler's options table as TOML text, or the path of a
+TOML file. Both contain the same options, and both may be absent. For an unknown runtime, clients of
+containerd 1.x send ``containerd.linux.runc.CreateOptions`` with a task's few flags (``ctr run
+--uidmap``, ``--no-pivot``).
 
-Keys are compared without regard to case, and a number may be written as a float, as when containerd
-reads the table itself. An unknown key is an error: a misspelt option must not silently have no
-effect.
+As in containerd's own reading of the table, the case of keys does not matter, and a number may be a
+float. An unknown key is an error: a misspelt option must not silently have no effect.
 
-These are accepted but change nothing: ``TaskApiAddress`` and ``TaskApiVersion`` (they tell
-containerd to use an existing shim, so it starts none); ``TypeUrl``, ``ConfigPath`` and
-``ConfigBody`` (fields of CRI's message itself, which end up in the table when they are empty or
-next to other keys).
+These are accepted without effect: ``TaskApiAddress`` and ``TaskApiVersion`` (with them, containerd
+uses an existing shim and starts none); ``TypeUrl``, ``ConfigPath`` and ``ConfigBody`` (fields of
+CRI's message itself, which end up in the table if empty or next to other keys).
 
-The verbs also read the options here: ``start`` joins ``ShimCgroup``, and ``-info`` asks
+The verbs also use the options: ``start`` joins ``ShimCgroup``, and ``-info`` queries
 ``BinaryName``.
 
 Source: containerd api/types/runc/options/oci.proto; internal/cri/config GenerateRuntimeOptions;
@@ -41,25 +39,25 @@ from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 
 DEFAULT_BINARY: Final = "runc"
 
-# Where the runc family keeps its state below containerd; a namespace has a directory in it.
+# The state directory of the runc family below containerd, with a directory for each namespace.
 DEFAULT_ROOT: Final = "/run/containerd/runc"
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How to call the low-level runtime."""
+    """The options of the low-level runtime."""
 
     binary_name: str = DEFAULT_BINARY  # runc, crun, or the path of one
     root: str = DEFAULT_ROOT  # the directory of its state; the namespace's directory is below it
-    systemd_cgroup: bool = False  # whether systemd makes the cgroups
+    systemd_cgroup: bool = False  # whether systemd creates the cgroups
     no_pivot_root: bool = False  # move the root by chroot (for a rootfs on a ramdisk)
     no_new_keyring: bool = False  # keep the session keyring of the caller
-    io_uid: int = 0  # owner of the stdio that the container gets
-    io_gid: int = 0  # group of it
-    criu_path: str = ""  # CRIU, which saves and restores containers; empty for the one on PATH
+    io_uid: int = 0  # owner of the container's stdio
+    io_gid: int = 0  # its group
+    criu_path: str = ""  # CRIU, which saves and restores containers; empty to search PATH
     criu_image_path: str = ""  # a checkpoint to restore containers from, if Create names none
-    criu_work_path: str = ""  # where CRIU's log of a restore goes; empty for a directory of ours
-    shim_cgroup: str = ""  # the cgroup that the shim itself runs in; empty for its caller's
+    criu_work_path: str = ""  # the directory of CRIU's restore log; empty for our own
+    shim_cgroup: str = ""  # the cgroup of the shim itself; empty for its caller's
 
 
 # The TOML key of each option (as containerd documents them for runc), its field and type.
@@ -77,24 +75,24 @@ _KEYS: Final[dict[str, tuple[str, type]]] = {
     "ShimCgroup": ("shim_cgroup", str),
 }
 
-# Keys that change nothing.
+# Keys without effect.
 _IGNORED_KEYS: Final = ("TaskApiAddress", "TaskApiVersion", "TypeUrl", "ConfigPath", "ConfigBody")
-# Keys that containerd 2 drops from a handler of runc's type: its message has no such fields.
+# Keys that containerd 2 drops for a handler of runc's type, whose message lacks these fields.
 _DROPPED_KEYS: Final = frozenset({"CriuPath", "TypeUrl", "ConfigPath", "ConfigBody"})
 
 KNOWN_KEYS: Final = (*_KEYS, *_IGNORED_KEYS)
-"""Every key that a handler's options may have; their case does not matter."""
+"""Every key of a handler's options; case does not matter."""
 RUNC_KEYS: Final = tuple(key for key in KNOWN_KEYS if key not in _DROPPED_KEYS)
-"""Those of them that are left of the options of a handler of runc's type."""
+"""The keys that remain for a handler of runc's type."""
 _BY_LOWER_CASE: Final = {key.lower(): key for key in KNOWN_KEYS}
 
-# Bytes of the file that ConfigPath names: far more than any such table has.
+# The most bytes of ConfigPath's file, far more than any such table needs.
 _LARGEST_FILE: Final = 1 << 20
 
-# uid_t has 32 bits; its highest value means "leave it" to chown(2).
+# uid_t has 32 bits; for chown(2), its highest value means "no change".
 _HIGHEST_ID: Final = (1 << 32) - 2
 
-# Where it is, systemd is the init system.
+# It exists if systemd is the init system.
 _SYSTEMD: Final = "/run/systemd/system"
 
 
@@ -108,7 +106,7 @@ def read_options(message: AnyMessage | None) -> RuntimeOptions:
         The options, with defaults for missing ones.
 
     Raises:
-        InvalidRuntimeOptions: the type, the encoding, a key or a value cannot be understood.
+        InvalidRuntimeOptions: the type, the encoding, a key or a value is unknown or invalid.
     """
     if message is None or not message.type_url:
         return RuntimeOptions()
@@ -122,7 +120,7 @@ def read_options(message: AnyMessage | None) -> RuntimeOptions:
 
 
 def can_read(message: AnyMessage) -> bool:
-    """Whether :func:`read_options` knows this type of options."""
+    """Whether :func:`read_options` supports this type of options."""
     return not message.type_url or _kind_of(message) in _READERS
 
 
@@ -131,14 +129,14 @@ def _kind_of(message: AnyMessage) -> str:
 
 
 def with_cgroup_driver(options: RuntimeOptions, spec: dict[str, Any]) -> RuntimeOptions:
-    """Return the options with the decision who creates the container's cgroup.
+    """Return the options with the decision whether systemd creates the container's cgroup.
 
-    systemd creates it if the options say so. It also does if systemd runs and the spec names the
-    cgroup in systemd's form (``slice:prefix:name``): the kubelet's cgroup driver decides how CRI
-    names cgroups, whatever the handler's options say.
+    It does if the options say so, or if it runs and the spec names the cgroup in systemd's form
+    (``slice:prefix:name``): the kubelet's cgroup driver, not the handler's options, determines how
+    CRI names cgroups.
 
     Args:
-        options: the options as they were read.
+        options: the options from :func:`read_options`.
         spec: the container's OCI spec.
 
     Raises:
@@ -170,12 +168,12 @@ def _from_runc(value: bytes) -> RuntimeOptions:
 
 
 def _from_first_generation(value: bytes) -> RuntimeOptions:
-    # What else it has is about saving a container, which a checkpoint remembers of itself.
+    # The rest is about saving a container, which the checkpoint itself records.
     return _from_message(linux_runc_pb2.CreateOptions.FromString(value))
 
 
 def _from_message(message: Message) -> RuntimeOptions:
-    """Return the options that a message has, whose fields have the names of ours."""
+    """Return the options in a message whose fields have our names."""
     given = {field: getattr(message, field, None) for field, _ in _KEYS.values()}
     return RuntimeOptions(**{field: value for field, value in given.items() if value})
 
@@ -214,7 +212,7 @@ def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
 
 
 def _read_file(path: str) -> bytes:
-    """Return the content of the options' file; links are followed, since ConfigMaps use them."""
+    """Return the content of the options' file; follow links, since ConfigMaps use them."""
     if not os.path.isabs(path) or "\0" in path:
         raise _invalid(repr(path), "not an absolute path")
     try:
@@ -236,7 +234,7 @@ def _read_file(path: str) -> bytes:
     return bytes(content)
 
 
-# By the name of the message.
+# By the message's name.
 _READERS: Final[Mapping[str, Callable[[bytes], RuntimeOptions]]] = {
     runc_options_pb2.Options.DESCRIPTOR.full_name: _from_runc,
     runtimeoptions_pb2.Options.DESCRIPTOR.full_name: _from_toml,
@@ -245,7 +243,7 @@ _READERS: Final[Mapping[str, Callable[[bytes], RuntimeOptions]]] = {
 
 
 def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:
-    """Return the options after checking that their values can be used."""
+    """Check the options' values, and return the options."""
     paths = (
         options.binary_name,
         options.root,

@@ -1,12 +1,12 @@
-"""End what a dead shim left running: an orphaned container, runtime call or logger.
+"""End the orphans of a dead shim: containers, runtime calls, loggers.
 
-The low-level runtime is called first, since it knows best what it created. But it may be missing,
-hang, or fail, and containerd waits only five seconds in total. In that case this module does the
-work itself: it kills the processes, and removes the cgroups and the runtime's state.
+First, the low-level runtime is called, which knows best what it created. But it may be missing,
+hang, or fail, and containerd waits only five seconds in total. Then this module itself kills the
+processes, and removes the cgroups and the runtime's state.
 
-A process is never killed because of its pid alone. It belongs to the container if it has the start
-time that the runtime recorded, or if it is in a cgroup of the container. A pidfd holds the process
-before either is checked, so that the pid cannot be reused in between.
+A pid alone never suffices to kill a process. It must have the start time that the runtime recorded,
+or be in a cgroup of the container. A pidfd holds the process during the check, so that the pid
+cannot be reused.
 
 Source: runc libcontainer State (state.json); crun libcrun_container_status_t (status);
 cgroups(7); kernel Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst.
@@ -42,7 +42,7 @@ _LONGEST_STATE: Final = 4 << 20
 
 
 class Recorded:
-    """What a runtime has recorded about a container.
+    """A runtime's record of a container.
 
     Attributes:
         pid: its init process; 0 if unknown.
@@ -59,15 +59,15 @@ class Recorded:
 
 
 def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
-    """Wait for the runtime calls that a dead shim had started, and kill those that do not end.
+    """Wait for a dead shim's runtime calls, and kill those that do not end.
 
-    When such a call has ended, its results are in the usual places; until then they are half made
-    and hidden. So when a call is killed, everything that it has started is killed with it: CRIU,
-    and the part of a container that CRIU has restored.
+    After such a call, its results are in the usual places; before, they are half created and
+    hidden. So everything that a killed call has started is killed with it: CRIU, and the part of a
+    container that CRIU has restored.
 
     Args:
         bundle_path: the bundle, which contains the logs of the calls.
-        logs: the names of these logs.
+        logs: these logs' names.
 
     Returns:
         What failed, one line each.
@@ -108,7 +108,7 @@ def end_loggers(loggers: Sequence[tuple[int, int]]) -> list[str]:
         try:
             if start_time_of(pid) != start_time:
                 continue  # it ended, and its number is another's
-            # By itself when its input ends, or on a signal.
+            # It ends by itself at the end of its input, or on a signal.
             if has_ended(held, LOGGER_TIMEOUT):
                 continue
             signal.pidfd_send_signal(held, signal.SIGTERM)
@@ -133,22 +133,21 @@ def end_container(
     """End a container, and remove its cgroup and the runtime's state.
 
     Args:
-        record: how to call its runtime.
-        container_id: its id, which is safe as a name.
-        pid: its init process according to the bundle; 0 if the bundle does not tell.
-        cgroup_path: its cgroup as named in its OCI spec; "" if unknown. A runtime that was killed
-            may have created it before recording anything.
+        record: its runtime's options.
+        container_id: its id, safe as a name.
+        pid: its init process from the bundle; 0 if unknown.
+        cgroup_path: its cgroup from its OCI spec; "" if unknown. A killed runtime may have created
+            it before recording anything.
         ask_runtime: whether there is enough time to call the runtime.
 
     Returns:
-        What failed, one line each. The container is gone all the same unless the last line says
-        otherwise.
+        What failed, one line each. The container is still gone unless the last line says otherwise.
     """
     state_directory = os.path.join(record.root, container_id)
     recorded = Recorded()
     problems: list[str] = []
     if os.path.isdir(state_directory):
-        # Read before the runtime removes it; needed if it dies half way.
+        # Read this before the runtime removes it, in case it dies half way.
         recorded = read_state(state_directory, problems)
         said = run_delete(record, container_id) if ask_runtime else "no time is left for it"
         if said:
@@ -169,7 +168,7 @@ def end_container(
 
 
 def end_process(pid: int, start_time: int) -> None:
-    """Kill a process, if it is the right one.
+    """Kill a process if it is the right one.
 
     Args:
         pid: the process; 0 if there is none.
@@ -189,11 +188,11 @@ def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:
     """Make the runtime delete a container by force.
 
     Args:
-        record: how to call the runtime.
+        record: the runtime's options.
         container_id: the container.
 
     Returns:
-        What went wrong, in one line; "" if nothing did.
+        The error in one line; "" for none.
     """
     program = programs.find(record.binary)
     if program is None:
@@ -259,8 +258,8 @@ def has_cgroup(path: str, container_id: str) -> bool:
     """Whether a container's cgroup exists.
 
     Args:
-        path: the cgroup as named in the OCI spec. It does not count if it is not named after the
-            container, as with systemd's cgroups.
+        path: the cgroup from the OCI spec. It must be named after the container, which systemd's
+            are not.
         container_id: the container.
     """
     return bool(_named(path, container_id))
@@ -274,7 +273,7 @@ def read_state(directory: str, problems: list[str]) -> Recorded:
         problems: gets an entry for a file that cannot be parsed.
 
     Returns:
-        What is known; empty if the runtime had not got so far.
+        The record; empty if the runtime had not got that far.
     """
     for name, read in (("state.json", _from_runc), ("status", _from_crun)):
         path = os.path.join(directory, name)
@@ -295,7 +294,7 @@ def _calls_that_log(bundle_path: str, logs: Sequence[str]) -> list[int]:
 def _may_be_ours(pid: int) -> bool:
     """Whether a process runs as our user, in our pid and user namespaces.
 
-    A process in a container can have any command line, and can make reading it take for ever.
+    A process in a container can have any command line, and make reading it hang.
     """
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
@@ -310,7 +309,7 @@ def _may_be_ours(pid: int) -> bool:
 
 
 def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
-    """Whether a process was called with one of these logs, however its directory is spelt."""
+    """Whether a process' arguments name one of these logs, in any spelling of its directory."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")]
@@ -319,13 +318,13 @@ def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
         folders = (os.path.dirname(p) for p in paths if not leads_below(p, served, set()))
         return any(os.path.samefile(folder, bundle_path) for folder in folders)
     except OSError:
-        return False  # it has ended, or speaks of a directory that is gone
+        return False  # it has ended, or its directory is gone
 
 
 def _end_family(pid: int, held: int, container_id: str) -> list[str]:
-    """Kill a process held by a pidfd, and all that it has started; return what is left.
+    """Kill the process of a pidfd, and all that it has started; return what is left.
 
-    If a cgroup was created for it and is named after the container, the cgroup is removed.
+    This removes a cgroup that was created for it and is named after the container.
     """
     deadline = time.monotonic() + 2 * _REAP_TIMEOUT
     family = hold_descendants(pid)
@@ -377,7 +376,7 @@ def _is_path(value: object) -> bool:
 
 
 def _below_each_hierarchy(path: str) -> list[str]:
-    """Return the path of a cgroup that a spec or crun names; empty if unknown."""
+    """Return the path of a cgroup from a spec or crun; "" if unknown."""
     try:
         return cgroup.named(path)
     except OSError:
@@ -385,7 +384,7 @@ def _below_each_hierarchy(path: str) -> list[str]:
 
 
 def _named(path: str, container_id: str) -> list[str]:
-    """Return the directories of the cgroup that a spec names, if it is there and named after it."""
+    """Return the directories of a spec's cgroup, if it exists and is named after the container."""
     directories = _below_each_hierarchy(path) if path else []
     return [d for d in directories if _is_named_after(d, container_id) and os.path.isdir(d)]
 
@@ -403,37 +402,37 @@ def _is_init_of(container_id: str, pid: int, recorded: Recorded) -> bool:
     if recorded.pid == pid and recorded.start_time:
         return start_time_of(pid) == recorded.start_time
     # Without a record: runc and containerd name the cgroup after the container; systemd's scopes
-    # have a prefix in front of it.
+    # add a prefix.
     return any(_is_named_after(directory, container_id) for directory in _cgroups_of(pid))
 
 
 def _is_named_after(directory: str, container_id: str) -> bool:
-    """Whether a cgroup has the name that runc, containerd or systemd give to a container's."""
+    """Whether runc, containerd or systemd would name a container's cgroup like this."""
     name = os.path.basename(directory)
     return name == container_id or name.endswith(f"-{container_id}.scope")
 
 
 def _is_apart(directory: str) -> bool:
-    """Whether a cgroup is one that may be killed: it contains neither us nor containerd."""
+    """Whether a cgroup may be killed, because it contains neither us nor containerd."""
     if not os.path.realpath(directory).startswith(f"{_CGROUPS}/"):
         return False
     return not {os.getpid(), os.getppid()}.intersection(cgroup.pids_in(directory))
 
 
 def _kill_all_in(directory: str) -> None:
-    # Processes that were frozen by version 1's freezer do not die before they are thawed.
+    # Processes frozen by version 1's freezer do not die before a thaw.
     for name, content in (("freezer.state", b"THAWED"), ("cgroup.kill", b"1")):
         try:
             with open(os.path.join(directory, name), "r+b", buffering=0) as file:
                 file.write(content)
         except OSError:
-            continue  # this version or hierarchy of cgroups has no such file
+            continue  # this cgroup version or hierarchy lacks the file
     for pid in cgroup.pids_in(directory):
         held = hold(pid)
         if held is None:
             continue
         try:
-            if pid in cgroup.pids_in(directory):  # still: then the pidfd is that process
+            if pid in cgroup.pids_in(directory):  # still there, so the pidfd is that process
                 send_kill(held)
         finally:
             os.close(held)
@@ -454,7 +453,7 @@ def _remove_cgroup(directory: str, deadline: float) -> str:
         except FileNotFoundError:
             return ""
         except OSError as error:
-            # The last process has died, but the kernel has not taken it out yet.
+            # The last process has died, but is still in the cgroup.
             if error.errno == errno.EBUSY and time.monotonic() < deadline:
                 time.sleep(_POLL)
                 continue

@@ -1,8 +1,8 @@
 """Call the low-level OCI runtime (runc or crun) as a program.
 
-Both take the same arguments and report errors as JSON objects in a log file that we choose; the
-last object is the one that a person needs to read. A runtime that crashes, or cannot start, writes
-to its stderr instead, which is read unless a process of the container has inherited it.
+Both take the same arguments and report errors as JSON objects in a log file of our choice; the last
+object is the one for users. A runtime that crashes or cannot start writes to its stderr instead,
+which is read unless a process of the container has inherited it.
 
 Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
 """
@@ -27,7 +27,7 @@ from shim.runtime.fast_path import FastPath
 from shim.runtime.options import RuntimeOptions
 from shim.stdio import ChildStdio
 
-# What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
+# The errors of runc and crun for a process that has already ended: containerd expects NOT_FOUND.
 _GONE: Final = (
     "process already finished",
     "container not running",
@@ -36,36 +36,36 @@ _GONE: Final = (
     "is not running",
 )
 
-# The verbs of which that is true; create and exec speak of other things that are missing.
+# The verbs with that meaning; create and exec report other missing things.
 _OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
 
-# containerd sets it to limit its own shim. Go prepares for each processor that it may use: with 128
-# of them, a call of runc exec takes an eighth more processor time than with two.
+# containerd sets it to limit its own shim. Go prepares for each processor: with 128 of them, runc
+# exec takes an eighth more processor time than with two.
 _GO_LIMIT: Final = "GOMAXPROCS"
 
 _LOG_LIMIT: Final = 1 << 16
 _STDERR: Final = 2
 _STDERR_LIMIT: Final = 1 << 12
 
-# An entry starts a line. runc's ends with it; crun, where it writes with json-c, takes several.
+# An entry starts a line. runc's is one line; crun's from json-c has several.
 _OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
 
-# The verbs whose children go on when the call has ended.
+# The verbs whose children outlive the call.
 _STARTS_PROCESSES: Final = frozenset({"create", "exec", "restore"})
 
-# Seconds that a runtime may take to print its help.
+# Seconds for a runtime to print its help.
 _HELP_TIMEOUT: Final = 5.0
 
-# The seconds that a call may take if it needs nothing but the kernel. create, start, exec and
-# similar calls may run hooks or write much, so they have no limit.
+# Seconds for a call that depends only on the kernel. create, start, exec and similar calls may run
+# hooks or write much, so they have no limit.
 _PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete": 30}
 
-# Seconds that a runtime may take to die of SIGKILL.
+# Seconds for a runtime to die of SIGKILL.
 _DYING: Final = 2.0
 
 POINTLESS: Final = ("start", "exec", "pause", "resume", "update")
-"""The verbs whose calls are pointless after init has ended."""
+"""The verbs that are pointless after init has ended."""
 
 
 class LowLevelRuntime:
@@ -73,10 +73,10 @@ class LowLevelRuntime:
 
     Args:
         reaper: waits for the runtime's processes.
-        options: which runtime to call, and how.
+        options: the runtime, and its options.
         container_id: the container's id in the runtime.
         root: the directory of the runtime's state for the container's namespace.
-        bundle: the container's bundle, in which the log files of the calls are created.
+        bundle: the container's bundle, for the calls' log files.
         mapped: whether the container has a user namespace.
     """
 
@@ -99,11 +99,11 @@ class LowLevelRuntime:
         self._bundle = bundle
         self._mapped = mapped
         self._under_way: dict[Child, str] = {}
-        # For calls about the container, once its init process has been made.
+        # For calls once the container's init process exists.
         self._fast_path: FastPath | None = None
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
-        """Make the container and its init process, which waits for :meth:`start`."""
+        """Create the container and its init process, which waits for :meth:`start`."""
         arguments = ["--bundle", self._bundle, "--pid-file", pid_file]
         if self._options.no_pivot_root:
             arguments.append("--no-pivot")
@@ -112,7 +112,7 @@ class LowLevelRuntime:
         await self._call("create", [*arguments, *_console(stdio), self._id], stdio.fds())
 
     def made(self, init: Child) -> None:
-        """Note that the container exists, so that some calls for it may not be needed.
+        """Note that the container exists, so that some calls may become unnecessary.
 
         Args:
             init: its init process, which waits for :meth:`start`.
@@ -130,7 +130,7 @@ class LowLevelRuntime:
             await self._call("start", [self._id])
 
     async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
-        """Run a further process in the container; returns when it runs."""
+        """Start another process in the container; return when it runs."""
         arguments = ["--process", process_file, "--pid-file", pid_file, "--detach"]
         await self._call("exec", [*arguments, *_console(stdio), self._id], stdio.fds())
 
@@ -146,18 +146,18 @@ class LowLevelRuntime:
         await self._call("pause", [self._id])
 
     async def resume(self) -> None:
-        """Let them go on."""
+        """Thaw all processes of the container."""
         await self._call("resume", [self._id])
 
     async def update(self, resources: bytes) -> None:
         """Change the container's limits.
 
         Args:
-            resources: the new limits, as JSON; limits that are missing there do not change.
+            resources: the new limits, as JSON; missing limits do not change.
         """
         fd = os.memfd_create("resources")
         try:
-            os.write(fd, resources)  # to memory, and so all of it
+            os.write(fd, resources)  # into memory, so all at once
             os.lseek(fd, 0, os.SEEK_SET)
             await self._call("update", ["--resources", "-", self._id], {0: fd})
         finally:
@@ -168,7 +168,7 @@ class LowLevelRuntime:
 
         Args:
             arguments: the result of :meth:`shim.checkpoint.criu.CheckpointOptions.words`.
-            environment: further variables, for the CRIU that the runtime calls.
+            environment: more variables, for the runtime's CRIU.
         """
         await self._call("checkpoint", [*arguments, self._id], environment=environment)
 
@@ -180,10 +180,10 @@ class LowLevelRuntime:
         pid_file: str,
         environment: Mapping[str, str],
     ) -> None:
-        """Make the container from a checkpoint; it runs when this returns."""
+        """Create the container from a checkpoint; it runs when this returns."""
         words = ["--bundle", self._bundle, "--pid-file", pid_file, "--detach"]
         if "crun" not in os.path.basename(self._options.binary_name):
-            # crun knows neither, and never takes a container's processes for its own.
+            # crun has neither, and never treats a container's processes as its own.
             words.append("--no-subreaper")
             if self._options.no_pivot_root:
                 words.append("--no-pivot")
@@ -191,14 +191,14 @@ class LowLevelRuntime:
         await self._call("restore", words, stdio.fds(), environment=environment)
 
     async def knows(self, verb: str) -> bool:
-        """Whether the runtime has a verb at all, which depends on how it was built."""
+        """Whether the runtime has a verb, which depends on its build."""
         done = await run(
             self._reaper, [self._options.binary_name, verb, "--help"], timeout=_HELP_TIMEOUT
         )
         return done.exit.status == 0
 
     async def delete(self, *, force: bool = False) -> None:
-        """Remove the container's cgroup and state; kill what is left of it if forced."""
+        """Remove the container's cgroup and state; with force, kill what is left of it."""
         if not force and self._fast_path is not None and await self._fast_path.delete():
             return
         arguments = ["--force"] if force else []
@@ -217,8 +217,7 @@ class LowLevelRuntime:
         argv += ["--log-format", "json"]
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
-        # Init and execs without a terminal inherit stderr, and what they write must not be kept in
-        # memory.
+        # Init and execs without a terminal inherit stderr, whose content must not fill memory.
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
         process_stderr = fds.get(_STDERR)
@@ -243,21 +242,21 @@ class LowLevelRuntime:
                     os.close(fd)
 
     def _null_for(self, verb: str, fds: Mapping[int, int]) -> int | None:
-        """Return a replacement of /dev/null for a container with a user namespace, if it needs one.
+        """Return a replacement for /dev/null for a container with a user namespace, if needed.
 
-        crun before 1.28 changes the owner of the container's stdin, stdout and stderr to the
-        container's root, whatever they are. As the owner of the host's /dev/null, that root could
-        deny it to everyone.
+        crun before 1.28 makes the container's root the owner of its stdin, stdout and stderr,
+        whatever they are. As the owner of the host's /dev/null, that root could deny it to
+        everyone.
         """
         if not self._mapped or verb not in _STARTS_PROCESSES or len(fds) > _STDERR:
             return None
         try:
             return syscalls.null_device()
         except PermissionError:
-            return None  # who may not mount cannot give the host's away either
+            return None  # a shim that may not mount may not give away the host's file either
 
     async def _end_of(self, child: Child, verb: str) -> Exit:
-        """Wait for a call. It is killed if it takes too long or is cancelled."""
+        """Wait for a call; kill it if it takes too long or is cancelled."""
         self._under_way[child] = verb
         try:
             with loop.move_on_after(_PATIENCE.get(verb)):
@@ -275,11 +274,11 @@ class LowLevelRuntime:
             del self._under_way[child]
 
     def calls(self) -> list[tuple[int, str]]:
-        """Return the calls in progress, each with the runtime's pid and the verb."""
+        """Return the running calls, each with the runtime's pid and the verb."""
         return [(child.pid, verb) for child, verb in self._under_way.items()]
 
     def end_calls(self, *verbs: str) -> None:
-        """Kill the calls of some verbs, with all that they have started: hooks, CRIU."""
+        """Kill the calls of these verbs, with all that they have started: hooks, CRIU."""
         for child, verb in self._under_way.items():
             if verb in verbs and child.exit is None:
                 kill_family(child.pid)
@@ -287,9 +286,9 @@ class LowLevelRuntime:
     def _error(
         self, verb: str, status: int, log: str, stderr: int | None, process_stderr: int | None
     ) -> RuntimeFailed | ProcessFinished:
-        """Return the error of a call that has failed.
+        """Return the error of a failed call.
 
-        Its stderr is None if the container's process has inherited that.
+        Its stderr is None if the container's process has inherited it.
         """
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb}"
@@ -301,13 +300,13 @@ class LowLevelRuntime:
             said = f"exit status {status}, and {word or self._silence()}"
             if not word and process_stderr is not None:
                 do = "see the container's stderr, which is that of the call"
-        # crun starts the same text with a capital letter.
+        # crun's text starts with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
         return RuntimeFailed(asked, found=said, do=do, verb=verb)
 
     def _silence(self) -> str:
-        """Return why a runtime that failed has left nothing in its log."""
+        """Return why a failed runtime left nothing in its log."""
         try:
             full = os.statvfs(self._bundle).f_bavail == 0
         except OSError:
@@ -320,16 +319,16 @@ class LowLevelRuntime:
 
 
 def _limited(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with containerd's own limit on Go programs, if it has one."""
+    """Return variables with containerd's limit on Go programs, if any."""
     limit = os.environ.get(_GO_LIMIT)
     return {**environment, _GO_LIMIT: limit} if limit else {**environment}
 
 
 def _memory() -> int | None:
-    """Return a descriptor for what a call writes to stderr; None if there can't be one."""
+    """Return a descriptor for a call's stderr; None if that is impossible."""
     try:
         return os.memfd_create("stderr")
-    except OSError:  # also where the kernel refuses them (vm.memfd_noexec)
+    except OSError:  # also if the kernel refuses memfds (vm.memfd_noexec)
         return None
 
 
@@ -339,14 +338,14 @@ def _first_line(text: bytes) -> str:
 
 
 def _waiting(fd: int | None) -> bytes:
-    """Return what is in the pipe of a process's stderr; empty if it has none."""
+    """Return the content of a process's stderr pipe; empty if it has none."""
     if fd is None or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return b""
     reading = -1
     try:
         reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         return os.read(reading, _STDERR_LIMIT)
-    except OSError:  # it is empty, or no descriptor is free
+    except OSError:  # the pipe is empty, or no descriptor is free
         return b""
     finally:
         if reading >= 0:
@@ -357,8 +356,7 @@ def last_error(path: str) -> str:
     """Return the message of the last error in a runtime's JSON log; "" if there is none.
 
     Args:
-        path: the log file. It may be missing, truncated or contain other text, because a runtime
-            may have crashed.
+        path: the log file. After a crash, it may be missing, truncated or contain other text.
     """
     try:
         with open(path, "rb") as file:
@@ -374,7 +372,7 @@ def last_error(path: str) -> str:
             entry, end = _DECODER.raw_decode(text, brace.start())
         except (ValueError, RecursionError):
             continue
-        if entry.get("level") in ("error", "fatal", "panic"):  # no set: it may be a list
+        if entry.get("level") in ("error", "fatal", "panic"):  # not a set: the level may be a list
             said = str(entry.get("msg") or said)
     return said
 

@@ -9,8 +9,8 @@ crun     ``config.json``   the OCI spec that the container was created from
 both     ``exec.fifo``     where init waits to be started; removed afterwards
 =======  ================  ==================================================================
 
-The directory is parsed strictly. If it contains a file, a key or a value that this module does not
-know, :func:`read` returns None, and the caller has to call the runtime.
+Parsing is strict: if the directory contains an unknown file, key or value, :func:`read` returns
+None, and the caller must call the runtime.
 
 Source: runc libcontainer State, configs.Config; crun libcrun_container_status_t.
 """
@@ -71,12 +71,12 @@ _CRUN_KEYS: Final = frozenset(
     }
 )
 
-# By which crun lets other programs take part.
+# crun's annotations that involve other programs.
 _CRUN_ANNOTATIONS: Final = "run.oci."
 
 
 class Kind(Enum):
-    """Whose directory it is."""
+    """The runtime of a state directory."""
 
     RUNC = auto()
     CRUN = auto()
@@ -84,21 +84,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState:
-    """A container as its runtime knows it."""
+    """A runtime's state of a container."""
 
-    kind: Kind  # whose it is
+    kind: Kind  # the runtime
     pid: int  # its init process
-    start_time: int  # when that started, in clock ticks since boot
-    hooks: frozenset[str]  # the kinds of hooks that it has
+    start_time: int  # when init started, in clock ticks since boot
+    hooks: frozenset[str]  # the kinds of its hooks
     own_pids: bool  # whether its processes end with its init
     cgroups: tuple[str, ...]  # the directories of its cgroup
-    # whether the runtime would only have to remove those directories and the state itself: all
-    # processes end with init, and systemd and resctrl are not involved
+    # whether the runtime would only remove those directories and the state itself: all processes
+    # end with init, and systemd and resctrl are not involved
     plain: bool
 
 
 def read(directory: str) -> RuntimeState | None:
-    """Read the state that a runtime has recorded.
+    """Read a runtime's recorded state.
 
     Args:
         directory: the runtime's state directory of one container.
@@ -117,15 +117,15 @@ def read(directory: str) -> RuntimeState | None:
     except (
         BundleUnusable, OSError, AttributeError, KeyError, OverflowError, TypeError, ValueError,
     ):  # fmt: skip
-        pass  # not of the form that is known
+        pass  # the form is unknown
     return None
 
 
 def remove(directory: str) -> None:
-    """Remove a state directory that :func:`read` has parsed; its identifying file is removed last.
+    """Remove a state directory that :func:`read` has parsed, its identifying file last.
 
-    Like a runtime, this also removes files that were added in the meantime: without the
-    identifying file, no runtime would remove them.
+    Like a runtime, this also removes files added meanwhile: without the identifying file, no
+    runtime would.
 
     Raises:
         OSError: something in it cannot be removed, or something is mounted there.
