@@ -7,16 +7,23 @@ own threads would: Python joins them at exit, even after a call was abandoned.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Generic, TypeVar, cast
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar, cast
 
 import anyio
 
 __all__ = ["SlowCall", "run_detached"]
 
 T = TypeVar("T")
+
+# The most threads that wait for a next call: starting one takes longer than most calls.
+_MOST_IDLE: Final = 4
 
 
 class _Handover(Generic[T]):
@@ -63,10 +70,38 @@ class _Handover(Generic[T]):
                 self._drop(cast("T", result))
 
 
+class _Thread:
+    """A daemon thread that makes calls, one after the other."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="run_detached", daemon=True).start()
+
+    def call(self, do: Callable[[], object]) -> None:
+        """Call a function that raises nothing."""
+        self._calls.put(do)
+
+    def end(self) -> None:
+        """End it after the calls so far."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (do := self._calls.get()) is not None:
+            do()
+            del do  # it refers to the result
+            if len(_idle) >= _MOST_IDLE:
+                break
+            _idle.append(self)
+
+
+_idle: deque[_Thread] = deque()
+os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
+
+
 async def run_detached(
     do: Callable[..., T], *arguments: object, drop: Callable[[T], object] = lambda _: None
 ) -> T:
-    """Call a function in a new daemon thread.
+    """Call a function in a daemon thread.
 
     Args:
         do: the function. After a cancellation it continues, and its result is dropped.
@@ -98,8 +133,11 @@ async def run_detached(
         except RuntimeError:  # the event loop is closed; the process is about to exit
             handover.discard()
 
-    context = copy_context()
-    threading.Thread(target=context.run, args=(run,), name="run_detached", daemon=True).start()
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _Thread()
+    thread.call(partial(copy_context().run, run))
     try:
         await woken
     except BaseException:

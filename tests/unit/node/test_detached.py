@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+from collections import deque
+from typing import Final
 
 import pytest
 
+from integration import detached as module
 from integration.detached import SlowCall, run_detached
+from integration.timeouts import PATIENCE
+from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 
 
@@ -29,7 +36,11 @@ def test_what_comes_after_the_end_of_the_loop_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1], ids=["not told yet", "told, and not returned"])
-def test_what_comes_at_the_moment_of_the_cancellation_is_dropped(steps: int) -> None:
+def test_what_comes_at_the_moment_of_the_cancellation_is_dropped(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_IDLE", 0)  # its thread ends with the call
+    monkeypatch.setattr(module, "_idle", deque())
     dropped = list[str]()
     threads = list[threading.Thread]()
 
@@ -79,6 +90,7 @@ def test_a_call_that_hangs_is_waited_for_once_and_no_other_is_made_meanwhile() -
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await slow.run(work, 60)
+        eventually(lambda: calls, "the first has begun")
         assert calls == [1]
         goes_on.set()
         assert slow._ended is not None
@@ -88,3 +100,54 @@ def test_a_call_that_hangs_is_waited_for_once_and_no_other_is_made_meanwhile() -
 
     asyncio.run(run())
     assert calls == [1, 2, 2]
+
+
+def test_a_thread_makes_the_next_call_and_no_more_than_a_few_wait_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle: deque[module._Thread] = deque()
+    monkeypatch.setattr(module, "_idle", idle)
+    goes_on = threading.Event()
+
+    def wait() -> threading.Thread:
+        goes_on.wait(60)
+        return threading.current_thread()
+
+    async def run() -> None:
+        first = await run_detached(threading.current_thread)
+        eventually(lambda: len(idle) == 1, "it waits for a next call")
+        assert await run_detached(threading.current_thread) is first
+        calls = [asyncio.ensure_future(run_detached(wait)) for _ in range(9)]
+        await asyncio.sleep(0)
+        goes_on.set()
+        threads = {*await asyncio.gather(*calls)}
+        assert len(threads) == 9
+        eventually(
+            lambda: sum(thread.is_alive() for thread in threads) == module._MOST_IDLE,
+            "the others have ended",
+        )
+        for each in idle:
+            each.end()
+
+    asyncio.run(run())
+
+
+_FORKED: Final = """
+import asyncio, os
+from integration import detached
+async def call():
+    return await detached.run_detached(int, "7")
+assert asyncio.run(call()) == 7
+while not detached._idle:
+    pass
+if not (child := os.fork()):
+    os._exit(asyncio.run(call()))
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+"""
+
+
+def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
+    subprocess.run(
+        [sys.executable, "-c", _FORKED], cwd=REPOSITORY, timeout=60 * PATIENCE, check=True
+    )
