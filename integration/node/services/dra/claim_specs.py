@@ -65,6 +65,8 @@ class ClaimSpecs:
     fault: Callable[[str, str], None]  # reports a fault of a part of the driver, or clears it
     # Why a spec is missing or out of date, by the UID of its claim.
     _pending: dict[str, str] = field(default_factory=dict)
+    # The UIDs of claims for which this agent began to write metadata.
+    _described: set[str] = field(default_factory=set)
 
     @property
     def _driver(self) -> str:
@@ -134,6 +136,7 @@ class ClaimSpecs:
 
     async def describe(self, claim: Claim) -> Claim:
         """Write the metadata of a claim, and return the claim with ``has_metadata`` updated."""
+        self._described.add(claim.uid)
         try:
             asked = f"to write the metadata of {claim}"
             await self._of_metadata(asked, self._write_metadata, claim)
@@ -160,13 +163,18 @@ class ClaimSpecs:
         config, driver, claim = self.context.config, self._driver, self.table.claims.get(uid)
         asked = f"to remove {cdi.path_of(config, driver, uid)}"
         await self._of_specs(asked, cdi.remove, config, driver, uid)
-        asked = f"to remove the metadata of the claim {uid}"
+        has_metadata = claim is not None and claim.has_metadata
+        is_certain = claim is not None and claim.is_prepared and uid not in self._described
+        if is_certain and not has_metadata:
+            return  # a look into its directories takes longer than all the rest
         try:
+            asked = f"to remove the metadata of the claim {uid}"
             await self._of_metadata(asked, metadata.remove, config, driver, uid)
         except FilesSilent:
-            if claim is not None and claim.has_metadata:
+            if has_metadata:
                 raise
             # What an attempt to write it may have left, the next agent removes.
+        self._described.discard(uid)
 
     def doubt(self, uid: str, line: str) -> None:
         """Write the files of a claim again in the next round.
