@@ -20,6 +20,8 @@ Rules
   undoes its changes once the GPU answers.
 - If an apply was killed, the next one undoes its changes, too, unless all of them were made. A GPU
   without its mark stays as it is, as after `nvshim undrain`.
+- While the journal of such an apply, or the mark of a GPU in it, cannot be read, it is not known
+  what to undo. Then nothing is applied and nothing removed, until the GPUs have no marks.
 - One reset or apply runs at a time (:func:`integration.devices.drain_marks.resetting`).
 - The node agent closes NVML while a MIG mode is switched, as for a reset (:mod:`.instances`).
 """
@@ -35,7 +37,7 @@ from typing import Final
 
 from api.errors import one_line
 from hooks.config import Config
-from hooks.node.drained import Drain, read_drains
+from hooks.node.drained import Drain, path_of, read_drains
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
@@ -47,7 +49,13 @@ from integration.drain.holders import Holder, find_holders
 from integration.drain.serving import DrainOptions, wait_for_holders
 from integration.mig import journal
 from integration.mig.claims import claim_holders
-from integration.mig.errors import LayoutFailed, LayoutHeld, LayoutNotUndone, MigError
+from integration.mig.errors import (
+    LayoutFailed,
+    LayoutHeld,
+    LayoutNotUndone,
+    MigError,
+    MigRecordUnusable,
+)
 from integration.mig.format import Layout
 from integration.mig.instances import Instances
 from integration.mig.journal import JournalEntry
@@ -81,6 +89,7 @@ def apply(config: Config, layout: Layout, options: DrainOptions, say: Say) -> tu
         LayoutHeld: something that would be destroyed has holders. Nothing was changed.
         LayoutFailed: a step failed; all changes were undone.
         LayoutNotUndone: a step failed, and undoing the changes failed, too.
+        MigRecordUnusable: it is not known what an apply that was killed changed.
         ResetRunning: a reset or another apply is running.
         DrainError: a mark cannot be written.
         StateUnreadable: the caller is not root.
@@ -90,7 +99,7 @@ def apply(config: Config, layout: Layout, options: DrainOptions, say: Say) -> tu
         inventory = inventory_of(config, fresh=True)
         changes = plan(layout, read_gpus(config, inventory))
         if changes:
-            lost = journal.read(config)
+            lost = _entries(config)
             return _Transaction(config, layout, inventory, options, say, lost).run(changes)
         return ()
 
@@ -242,8 +251,9 @@ def _recover(config: Config, say: Say, *, finishes: bool = True) -> frozenset[st
 
     Raises:
         LayoutNotUndone: undoing failed for a GPU. It stays out of service and in the journal.
+        MigRecordUnusable: it is not known what to undo.
     """
-    entries = journal.read(config)
+    entries = _entries(config)
     if not entries:
         return frozenset()
     begun = _begun(config, entries)
@@ -287,15 +297,50 @@ def _try_step(config: Config, uuid: str, how_far: str, *, closed: bool = False) 
         marks.step(config, uuid, how_far, closed=closed)
 
 
+def _entries(config: Config) -> tuple[JournalEntry, ...]:
+    """Return the entries of the journal.
+
+    Raises:
+        MigRecordUnusable: it cannot be read, and GPUs have marks of an apply.
+    """
+    try:
+        return journal.read(config)
+    except MigError as error:
+        if not (marked := _marked(config)):
+            return ()  # the journal is written before the first mark
+        gpus = ", ".join(sorted(marked))
+        raise MigRecordUnusable(
+            "to undo a MIG layout", found=f"{error.found}; it is the record of {gpus}"
+        ) from error
+
+
+def _marked(config: Config) -> set[str]:
+    """Return the UUIDs of the GPUs that an apply has taken out of service."""
+    return {mark.device for mark in read_drains(config) if mark.reset.startswith(marks.OF_MIG)}
+
+
 def _begun(config: Config, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
-    marked = {mark.device for mark in read_drains(config) if mark.reset.startswith(marks.OF_MIG)}
+    """Return the entries whose GPUs an apply has taken out of service.
+
+    Raises:
+        MigRecordUnusable: it cannot be told for a GPU, because its mark cannot be read.
+    """
+    blank = {mark.device for mark in read_drains(config) if mark == Drain(mark.device)}
+    if unknown := next((each.uuid for each in entries if each.states and each.uuid in blank), ""):
+        path = path_of(config, unknown)
+        raise MigRecordUnusable("to undo a MIG layout", found=f"{path}: it is empty or damaged")
+    marked = _marked(config)
     return [each for each in entries if each.uuid in marked]
 
 
 def undone(config: Config, gpus: Iterable[MigGpu]) -> tuple[MigGpu, ...]:
-    """Return GPUs as they will be once the next apply has undone the changes of a killed one."""
+    """Return GPUs as they will be once the next apply has undone the changes of a killed one.
+
+    Raises:
+        MigRecordUnusable: it is not known what that changed.
+    """
     gpus = tuple(gpus)
-    states = {e.uuid: e.states for e in _begun(config, journal.read(config)) if e.states}
+    states = {e.uuid: e.states for e in _begun(config, _entries(config)) if e.states}
     there = {each.gpu.uuid: each for each in gpus if each.answers}
     if all(uuid in there and there[uuid].is_at(after) for uuid, (_, after) in states.items()):
         return gpus  # all changes were made

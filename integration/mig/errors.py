@@ -37,6 +37,11 @@ LayoutNotUndone = MigError.row("NVSHIM-E2686 layout-not-undone", Status.FAILED_P
 LayoutDiffers = MigError.row("NVSHIM-E2687 layout-differs", Status.FAILED_PRECONDITION,
     "The GPUs of this node are not as the MIG layout says.",
     remedy="see `nvshim mig diff`, and apply the layout")
+MigRecordUnusable = MigError.row("NVSHIM-E2689 mig-record-unusable", Status.DATA_LOSS,
+    "A MIG layout was applied in part, and the record of what the GPUs had before cannot be read. "
+    "The GPUs stay out of service, and no layout is applied.",
+    remedy="make the file readable again; or return the GPUs to service as they are, with "
+           "`nvshim undrain`, and apply a layout")
 MigUnreadable = MigError.row("NVSHIM-E2688 mig-unreadable", Status.UNAVAILABLE,
     "NVML does not say how the node's GPUs are partitioned.",
     remedy="see that nvidia-smi works on the node")

@@ -2,7 +2,8 @@
 
 The file is next to the marks of devices that are out of service, and survives a reboot as they do.
 It is written before the first mark, and removed after the last one. If a journal exists although no
-apply is running, an apply was killed: the next one undoes or finishes its changes.
+apply is running, an apply was killed: the next one undoes or finishes its changes. So a journal
+that cannot be read is an error, not a missing one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Final
 from hooks.config import Config
 from integration.devices.drain_marks import unwritten
 from integration.files import read_file, remove_file, replace_file, sweep
+from integration.json_documents import MALFORMED, parse_json
+from integration.mig.errors import MigRecordUnusable
 from integration.mig.state import Cut, Partition
 
 __all__ = ["JournalEntry", "read", "remove", "write"]
@@ -49,18 +52,27 @@ def write(config: Config, gpus: Iterable[JournalEntry]) -> None:
 
 
 def read(config: Config) -> tuple[JournalEntry, ...]:
-    """Return the entries; empty without a journal, or with one of another format."""
+    """Return the entries; empty without a journal.
+
+    Raises:
+        MigRecordUnusable: the journal cannot be read, or is not as this release writes it.
+    """
+    why = "it is damaged, or another release wrote it"
     try:
         content = read_file(_path(config))
-        document: Any = json.loads(content or b"{}")
-        if document.get("format") != _FORMAT:
+        if content is None:
             return ()
-        return tuple(
-            JournalEntry(str(uuid), states and (_read(states[0]), _read(states[1])))
-            for uuid, states in document["gpus"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ()
+        document: Any = parse_json(content)
+        if document.get("format") == _FORMAT:
+            return tuple(
+                JournalEntry(str(uuid), states and (_read(states[0]), _read(states[1])))
+                for uuid, states in document["gpus"]
+            )
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (*MALFORMED, OverflowError):
+        pass
+    raise MigRecordUnusable("to read what a MIG layout changed", found=f"{_path(config)}: {why}")
 
 
 def remove(config: Config) -> None:

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,20 +20,21 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import Config, load_config
-from hooks.node.drained import Drain, read_drains
+from hooks.node.drained import Drain, path_of, read_drains
 from integration.devices import drain_marks as marks
 from integration.devices.drain_errors import MarkUnwritten, ResetRunning
 from integration.drain.serving import DrainOptions
 from integration.files import replace_file
 from integration.mig import apply as apply_module
 from integration.mig import instances, journal
-from integration.mig.apply import apply
+from integration.mig.apply import apply, undone
 from integration.mig.errors import (
     LayoutFailed,
     LayoutHeld,
     LayoutImpossible,
     LayoutNotUndone,
     MigError,
+    MigRecordUnusable,
 )
 from integration.mig.format import Entry, Layout
 from integration.mig.profiles import ProfileName
@@ -51,7 +53,7 @@ from tests.harness.raising import raises
 from tests.unit.mig.test_plan import KINDS, names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 # nvidia-smi cannot reset a simulated GPU: the pending mode becomes the current one.
 NVIDIA_SMI: Final = """#!/bin/sh
@@ -228,6 +230,62 @@ def test_what_a_killed_one_has_begun_is_undone_by_the_next(place: Place) -> None
     assert all(mig.drained for mig in inventory.mig_devices if mig.gpu != 2), "nobody gets one"
     with raises(LayoutImpossible):
         place.apply(layout("7g.80gb 1g.10gb"))
+    assert place.state() == before
+    place.is_clean()
+
+
+DAMAGED: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "cut off": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "of another release": lambda content: content.replace(b'"format": 1', b'"format": 2'),
+    "no object": lambda _: b"[]",
+    "too large a number": lambda content: content.replace(b"19", b"1e999", 1),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_nothing_is_applied_over_what_a_killed_one_has_begun_while_its_record_is_damaged(
+    place: Place, how: str
+) -> None:
+    before = place.state()
+    assert place.kill_at(NEXT, 4)
+    half, content = place.state(), place.journal.read_bytes()
+    place.journal.write_bytes(DAMAGED[how](content))
+    changed = [gpu.uuid for gpu in place.node.scenario.gpus[:2]]
+    for wanted in (Layout("none", ()), NEXT):
+        with raises(MigRecordUnusable, match=rf"mig\.json: it is damaged.*{', '.join(changed)}"):
+            place.apply(wanted)
+        with raises(MigRecordUnusable):
+            undone(place.config, place.gpus())
+    assert place.state() == half
+    assert place.journal.read_bytes() == DAMAGED[how](content), "nothing is lost"
+    assert {mark.device for mark in read_drains(place.config)} == {*changed}
+    place.journal.write_bytes(content)
+    place.apply(Layout("none", ()))
+    assert place.state() == before
+    place.is_clean()
+
+
+def test_gpus_that_a_person_returns_to_service_need_no_record(place: Place) -> None:
+    assert place.kill_at(NEXT, 4)
+    place.journal.write_bytes(b"damaged")
+    for mark in read_drains(place.config):
+        marks.take(place.config, mark.device)
+    place.apply(NEXT)
+    place.has("1g.10gb 2g.20gb 2g.20gb", "7g.80gb", "1g.10gb")
+
+
+def test_a_gpu_whose_mark_is_damaged_is_not_left_half_changed(place: Place) -> None:
+    before = place.state()
+    assert place.kill_at(NEXT, 4)
+    half, first = place.state(), Path(path_of(place.config, place.node.scenario.gpus[0].uuid))
+    content = first.read_bytes()
+    first.write_bytes(b"")
+    with raises(MigRecordUnusable, match=f"{first}: it is empty or damaged"):
+        place.apply(NEXT)
+    assert place.state() == half
+    first.write_bytes(content)
+    place.apply(Layout("none", ()))
     assert place.state() == before
     place.is_clean()
 
