@@ -12,8 +12,11 @@ Rules
 - A GPU that the health table has forgotten, as after a replacement, is cleared like a healthy one:
   otherwise its condition would stay on the node.
 - The first agent after a boot clears the whole check first, as NVSentinel's own monitors do,
-  because it does not know which GPUs were replaced while the node was down. A later agent does not,
-  because that would cancel what NVSentinel does about a GPU that is still broken.
+  because it does not know which GPUs were replaced while the node was down. It does so even if the
+  node has no GPU. A later agent does not, because that would cancel what NVSentinel does about a
+  GPU that is still broken. It clears the GPUs that an earlier one has raised and that are forgotten
+  since, also if no GPU is left. While the health table is empty and the inventory cannot be read,
+  a GPU may still be there, and its condition stays.
 - Only changes are sent. While the connector is unavailable, only the newest state of each GPU is
   kept for it. A new agent reports every GPU, to clear what the last one raised.
 - The connector may be installed later, or restart. So the service keeps trying, and reports its
@@ -27,7 +30,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -38,9 +40,8 @@ import grpc.aio  # type: ignore[import-untyped] # the same
 from api.errors import one_line
 from api.proto import nvsentinel_pb2 as pb
 from hooks.node.fingerprint import read_text
-from integration.agent_errors import ConnectorSilent
+from integration.agent_errors import ConnectorSilent, FilesSilent
 from integration.backoff import Backoff
-from integration.detached import run_detached
 from integration.files import replace_file
 from integration.grpc_anyio import answer_of
 from integration.node.device_health.device_state import Condition
@@ -60,7 +61,8 @@ _TO_ANSWER: Final = 10.0
 _LONGEST_PAUSE: Final = 60.0
 _FAULT: Final = "nvsentinel"
 _CLEARED: Final = "nvsentinel.boot"
-"""A file of STATE with the id of the last boot that cleared what earlier ones had raised."""
+"""A file of STATE: the id of the last boot that cleared what earlier ones had raised, and the UUIDs
+of the GPUs that are raised since."""
 
 # The recommended actions, in NVSentinel's terms; anything else needs a person.
 _ACTIONS: Final[Mapping[str, int]] = {
@@ -134,30 +136,45 @@ def reports_of(health: Mapping[str, Condition]) -> dict[str, Report]:
 
 async def run(context: Context) -> NoReturn:
     """Send the health of GPUs whenever it changes, until cancelled."""
-    health, sent = context.state.health, dict[str, Report]()
+    health, node = context.state.health, context.state.node
     backoff = Backoff(longest=_LONGEST_PAUSE)
     path, boot = os.path.join(context.config.state, _CLEARED), boot_id(context.config)
-    earlier = [] if read_text(path) == boot else [Report("", is_healthy=True)]
+    written = (read_text(path) or "").split()
+    is_cleared = written[:1] == [boot]
+    sent = {uuid: Report(uuid, is_healthy=False) for uuid in (written[1:] if is_cleared else ())}
     while True:
-        version, timeout, line = version_of(health), math.inf, ""
-        known = health.value
-        forgotten = {uuid: Report(uuid, is_healthy=True) for uuid in sent.keys() - known.keys()}
-        wanted = reports_of(known) | forgotten
+        version, timeout, line = version_of(health, node), math.inf, ""
+        known, inventory = health.value, node.value.inventory
+        has_none = inventory is not None and not inventory.gpus
+        gone = sent.keys() - known.keys() if known or has_none else set[str]()
+        wanted = reports_of(known) | {uuid: Report(uuid, is_healthy=True) for uuid in gone}
         changed = [report for uuid, report in wanted.items() if sent.get(uuid) != report]
+        earlier = [] if is_cleared else [Report("", is_healthy=True)]
         try:
-            if changed:
+            if earlier or changed:
                 await _send(context.options, earlier + changed)
         except ConnectorSilent as error:
             line, timeout = str(error), backoff.pause()
         else:
-            if changed and earlier:
-                earlier = []
-                with suppress(OSError):  # the next agent clears again
-                    await run_detached(partial(replace_file, path, boot.encode(), durable=False))
-            sent = {uuid: report for uuid, report in (sent | wanted).items() if uuid in known}
+            is_cleared = True
+            sent = {uuid: each for uuid, each in (sent | wanted).items() if uuid not in gone}
+            raised = [boot, *sorted(uuid for uuid, each in sent.items() if not each.is_healthy)]
+            if raised != written and await _write(context, path, raised):
+                written = raised
             backoff = Backoff(longest=_LONGEST_PAUSE)
         context.fault(_FAULT, line, level="warning")
-        await wait_any(health, since=version, timeout=timeout)
+        await wait_any(health, node, since=version, timeout=timeout)
+
+
+async def _write(context: Context, path: str, words: Collection[str]) -> bool:
+    """Write a line for each word to a file; return whether that was possible."""
+    content = "".join(f"{each}\n" for each in words).encode()
+    write = partial(replace_file, path, content, durable=False)
+    try:
+        await context.files.run(context.config.state, f"to write {path}", write)
+    except (OSError, FilesSilent):  # the next agent clears again
+        return False
+    return True
 
 
 async def _send(options: Options, reports: Collection[Report]) -> None:

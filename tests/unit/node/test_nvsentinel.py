@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -12,16 +13,19 @@ from google.protobuf.empty_pb2 import Empty
 
 from api.proto import nvsentinel_pb2 as pb
 from hooks.config import Config
+from hooks.node.gpus import Gpu
 from integration import backoff
 from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.nvsentinel import CHECK, Report, reports_of, run
 from integration.node.values.health import HealthState
+from integration.nvml.snapshot import NodeSnapshot
 from shim.causes.xids import Action, Remedy
 from tests.harness.grpc_server import serve
 from tests.harness.node_state import publish
 from tests.harness.waiting import until
+from tests.unit.node.dra.test_slices import NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +80,10 @@ def connector(path: Path) -> Iterator[list[pb.HealthEvent]]:
 def said(events: list[pb.HealthEvent]) -> list[tuple[str, bool]]:
     """Return the GPU of each event, "" for all of them, and whether it is healthy."""
     return [("".join(it.entityValue for it in e.entitiesImpacted), e.isHealthy) for e in events]
+
+
+def has_said(events: list[pb.HealthEvent], expected: list[tuple[str, bool]]) -> bool:
+    return said(events) == expected
 
 
 def of_boot(tmp_path: Path, boot: str) -> Config:
@@ -150,11 +158,74 @@ async def test_what_an_earlier_boot_raised_is_cleared_once(tmp_path: Path) -> No
         return heard[:-1]
 
     assert said(await told("one", {GPU: LOST}, 2)) == [("", True), (GPU, False)]
-    assert said(await told("one", {GPU: LOST}, 1)) == [
-        (GPU, False)
-    ]  # so a drain that runs is not cancelled
+    # Only what is forgotten is cleared, so a drain that runs is not cancelled.
+    last = ("GPU-last", True)
+    assert said(await told("one", {GPU: LOST}, 2)) == [(GPU, False), last]
     heard = await told("two", {OTHER: LOST}, 2)
     assert said(heard) == [("", True), (OTHER, False)]
     # The connector sorts a batch by time, and an event without an entity clears all before it.
     assert heard[0].generatedTimestamp.seconds < heard[1].generatedTimestamp.seconds
-    assert said(await told("two", {OTHER: LOST}, 1)) == [(OTHER, False)]
+    assert said(await told("two", {OTHER: LOST}, 2)) == [(OTHER, False), last]
+
+
+def agent(tmp_path: Path, gpus: tuple[Gpu, ...] | None) -> Context:
+    """Return the context of an agent; its node has these GPUs, or its inventory cannot be read."""
+    options = Options(nvsentinel=str(tmp_path / "nvsentinel.sock"))
+    context = Context(of_boot(tmp_path, "one"), options, lambda *_, **__: None)
+    inventory = None if gpus is None else replace(NODE, gpus=gpus, mig_devices=())
+    publish(context.state.node, NodeSnapshot(inventory))
+    return context
+
+
+async def test_what_an_earlier_boot_raised_is_cleared_where_no_gpu_is_left(tmp_path: Path) -> None:
+    for expected in ([("", True)], list[tuple[str, bool]]()):
+        context, whole = agent(tmp_path, ()), [*expected, (GPU, False)]
+        with connector(tmp_path / "nvsentinel.sock") as heard:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, context)
+                await until(partial(has_said, heard, expected), "all is told")
+                publish(context.state.health, {GPU: LOST})
+                await until(partial(has_said, heard, whole), "nothing else is")
+                publish(context.state.health, {})
+                await until(partial(has_said, heard, [*whole, (GPU, True)]), "it is forgotten")
+                tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("gpus", [(), None], ids=["no GPU is left", "the driver is gone"])
+async def test_a_gpu_that_is_removed_while_no_agent_runs_is_cleared(
+    tmp_path: Path, gpus: tuple[Gpu, ...] | None
+) -> None:
+    with connector(tmp_path / "nvsentinel.sock") as heard:
+        async with anyio.create_task_group() as tasks:
+            context = agent(tmp_path, NODE.gpus)
+            tasks.start_soon(run, context)
+            publish(context.state.health, {GPU: LOST, OTHER: Condition()})
+            record = tmp_path / "state" / "nvsentinel.boot"
+            await until(lambda: record.exists() and GPU in record.read_text(), "it is recorded")
+            tasks.cancel_scope.cancel()
+        del heard[:]
+        async with anyio.create_task_group() as tasks:
+            context = agent(tmp_path, gpus)
+            tasks.start_soon(run, context)
+            if gpus is None:  # it may be there
+                publish(context.state.health, {OTHER: LOST})
+                await until(lambda: len(heard) == 2, "the table has other GPUs")
+            await until(lambda: (GPU, True) in said(heard), "it is cleared")
+            tasks.cancel_scope.cancel()
+    assert GPU not in record.read_text()
+
+
+async def test_while_nothing_is_known_of_gpus_nothing_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "nvsentinel.boot").write_text(f"one\n{GPU}\n")
+    with connector(tmp_path / "nvsentinel.sock") as heard:
+        async with anyio.create_task_group() as tasks:
+            context = agent(tmp_path, None)
+            tasks.start_soon(run, context)
+            await anyio.wait_all_tasks_blocked()
+            publish(context.state.node, NodeSnapshot(None, faults=("no driver",)))
+            await anyio.wait_all_tasks_blocked()
+            publish(context.state.health, {GPU: replace(LOST, xid=48)})
+            await until(lambda: heard, "it is known again")
+            tasks.cancel_scope.cancel()
+    assert said(heard) == [(GPU, False)]
