@@ -5,6 +5,8 @@ Rules
   belongs to another user in a directory where every user may create files (/tmp), because that user
   could redirect the write. The kernel can prevent this, but not for a program that resolves the
   link before it opens the file.
+- A process that is killed leaves its temporary file. The next one that replaces or removes the same
+  file removes it (:mod:`hooks.node.temporary`).
 
 Source: rename(2); fsync(2); proc_pid_fdinfo(5); proc_sys_fs(5), protected_symlinks and
 protected_regular.
@@ -15,13 +17,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import os
+import re
 import stat
 import tempfile
 import time
 from collections import deque
 from typing import Final
+
+from hooks.node import temporary
 
 _MODE: Final = 0o644
 _SUFFIX: Final = ".new"
@@ -110,9 +114,9 @@ def replace_file(
         before = os.stat(path)
         if not stat.S_ISREG(before.st_mode):
             raise FileExistsError(errno.EEXIST, "is not a file", path)
-    # Readers of configuration directories ignore other suffixes, and names that start with a dot.
     where = _staging(directory, staging)
-    fd, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=_SUFFIX, dir=where)
+    sweep(path, staging=staging)
+    fd, new = _temporary(where, name)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
@@ -123,11 +127,11 @@ def replace_file(
             file.flush()
             if durable:
                 os.fsync(fd)
-        os.rename(temporary, path)
+            os.rename(new, path)
     except BaseException:
         # A signal may come after the rename.
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+            os.unlink(new)
         raise
     if durable:
         sync_directory(directory)
@@ -144,6 +148,7 @@ def remove_file(path: str, *, durable: bool = True) -> None:
         OSError: it cannot be removed, or another user could redirect the call.
     """
     path = resolved(path)
+    sweep(path)
     os.unlink(path)
     if durable:
         sync_directory(os.path.dirname(path))
@@ -162,14 +167,28 @@ def sweep(path: str, *, staging: str | None = None) -> None:
     """Remove the temporary files left by a process that was killed while it replaced a file.
 
     Args:
-        path: the file's path; no other process may be replacing it now.
+        path: the file's path.
         staging: as for :func:`replace_file`.
     """
     directory, name = os.path.split(resolved(path))
+    is_temporary = re.compile(rf"[.]{re.escape(name)}[.].{{8}}{re.escape(_SUFFIX)}").fullmatch
     for place in {directory, _staging(directory, staging)}:
-        for left in glob.glob(f"{glob.escape(f'{place}/.{name}.')}????????{_SUFFIX}"):
-            with contextlib.suppress(OSError):
-                os.unlink(left)
+        with contextlib.suppress(OSError):  # the directory does not exist
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                temporary.sweep(fd, lambda each: is_temporary(each) is not None)
+            finally:
+                os.close(fd)
+
+
+def _temporary(directory: str, name: str) -> tuple[int, str]:
+    """Create and lock a temporary file; return its descriptor and path."""
+    # Readers of configuration directories ignore other suffixes, and names that start with a dot.
+    while True:
+        fd, path = tempfile.mkstemp(prefix=f".{name}.", suffix=_SUFFIX, dir=directory)
+        if temporary.lock(fd, path):
+            return fd, path
+        os.close(fd)
 
 
 def _staging(directory: str, wanted: str | None) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from api.values import dataclass
 from hooks.config import Config
+from hooks.node import temporary
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.fingerprint import first_change
 from hooks.node.gpus import Gpu, MigDevice
@@ -239,22 +240,29 @@ def _is_ours(seen: os.stat_result) -> bool:
 
 
 def _replace(directory: int, content: bytes) -> None:
-    # The name contains our pid. Remove a file from a crashed process with the same pid, at which
-    # O_EXCL would fail; O_EXCL keeps us from writing another process' file.
-    temporary = f".{NAME}.{os.getpid()}"
-    try:
-        os.unlink(temporary, dir_fd=directory)
-    except FileNotFoundError:
-        pass
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=directory)
+    # A worker has a deadline, and may be killed here.
+    temporary.sweep(directory, lambda name: name.startswith(f".{NAME}."))
+    fd, new = _temporary(directory)
     try:
         with open(fd, "wb") as file:
             file.write(content)
-        os.rename(temporary, NAME, src_dir_fd=directory, dst_dir_fd=directory)
+            file.flush()
+            os.rename(new, NAME, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
-        os.unlink(temporary, dir_fd=directory)
+        os.unlink(new, dir_fd=directory)
         raise
+
+
+def _temporary(directory: int) -> tuple[int, str]:
+    """Create and lock a temporary file; return its descriptor and name."""
+    # O_EXCL: never write a file that another process put there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        name = f".{NAME}.{os.urandom(8).hex()}"
+        fd = os.open(name, flags, 0o600, dir_fd=directory)
+        if temporary.lock(fd, name, directory):
+            return fd, name
+        os.close(fd)
 
 
 def _as_json(thing: object) -> object:

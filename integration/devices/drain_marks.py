@@ -28,7 +28,7 @@ from typing import Final
 from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
 from integration.devices.drain_errors import DrainError, MarkUnwritten, NotDrained, ResetRunning
-from integration.files import flock_within, remove_file, replace_file, sweep
+from integration.files import flock_within, remove_file, replace_file
 from shim.causes.agent import is_locked
 
 OF_MIG: Final = "MIG layout: "
@@ -177,7 +177,6 @@ def _remove(config: Config, device: str) -> None:
     path = path_of(config, device)
     with suppress(FileNotFoundError):
         remove_file(path)
-    sweep(path)
     with suppress(OSError):  # something else is out of service
         os.rmdir(config.drained)
 
@@ -212,7 +211,6 @@ def is_resetting(config: Config) -> bool:
 def _write(config: Config, drain: Drain) -> None:
     content = {name: value for name, value in asdict(drain).items() if value and name != "device"}
     path = path_of(config, drain.device)
-    sweep(path)
     replace_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 

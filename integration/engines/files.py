@@ -277,11 +277,10 @@ def _remove_empty(directories: Sequence[str]) -> None:
 
 
 def _replace(change: FileChange) -> None:
-    # The lock's holder is the only writer, so temporary files here are left from a killed run.
-    sweep(change.path, staging=change.staging)
     if change.new is not None:
         replace_file(change.path, change.new, mode=change.mode, staging=change.staging)
         return
+    sweep(change.path, staging=change.staging)
     remove_file(change.path)
     _remove_empty(change.directories)
 

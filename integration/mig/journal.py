@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hooks.config import Config
 from integration.devices.drain_marks import unwritten
-from integration.files import read_file, remove_file, replace_file, sweep
+from integration.files import read_file, remove_file, replace_file
 from integration.json_documents import MALFORMED, parse_json
 from integration.mig.errors import MigRecordUnusable
 from integration.mig.state import Cut, Partition
@@ -45,7 +45,6 @@ def write(config: Config, gpus: Iterable[JournalEntry]) -> None:
     rows = [[each.uuid, each.states and [*map(_written, each.states)]] for each in gpus]
     content = json.dumps({"format": _FORMAT, "gpus": rows}).encode() + b"\n"
     try:
-        sweep(_path(config))
         replace_file(_path(config), content)
     except OSError as error:
         raise unwritten(config, "to write down what a MIG layout changes", error) from error

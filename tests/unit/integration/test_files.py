@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from integration.files import read_file, replace_file
+from integration.files import read_file, remove_file, replace_file, sweep
 
 
 def test_a_new_file_has_the_mode_that_was_asked_for_and_its_directory(tmp_path: Path) -> None:
@@ -124,3 +132,88 @@ def test_a_pipe_that_nobody_writes_to_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(FileExistsError):
         read_file(path)
+
+
+# -- temporary files of killed writers -----------------------------------------------------------
+
+
+_KILLED = """
+import os, signal, sys
+from integration.files import replace_file
+os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+replace_file(sys.argv[1], b"never")
+"""
+
+
+def killed_while_writing(path: Path) -> None:
+    """Replace a file in a process that is killed before the rename."""
+    code = subprocess.run([sys.executable, "-c", _KILLED, path], check=False).returncode
+    assert code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("do", [lambda path: replace_file(path, b"new"), remove_file, sweep])
+def test_what_a_killed_writer_left_is_removed_with_the_next_write(
+    tmp_path: Path, do: Callable[[str], None]
+) -> None:
+    path = tmp_path / "health[1].json"
+    path.write_bytes(b"old")
+    others = {".health1.json.abcdefgh.new", ".health[1].json.abc.new", ".other.abcdefgh.new"}
+    for name in others:
+        (tmp_path / name).touch()
+    killed_while_writing(path)
+    assert len(os.listdir(tmp_path)) == len(others) + 2
+    do(str(path))
+    assert {*os.listdir(tmp_path)} - {path.name} == others
+
+
+@pytest.mark.parametrize("step", ["fsync", "fchmod"])
+def test_the_file_of_a_writer_that_is_at_work_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path, do = tmp_path / "node.json", getattr(os, step)
+    writes = [b"second", b"third"]
+
+    def meanwhile(*what: Any) -> None:
+        if writes:
+            replace_file(str(path), writes.pop(0))
+        do(*what)
+
+    monkeypatch.setattr(os, step, meanwhile)
+    replace_file(str(path), b"first")
+    assert path.read_bytes() == b"first", "the first has ended last"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, make = tmp_path / "node.json", tempfile.mkstemp
+    made = list[str]()
+
+    def mkstemp(**how: Any) -> tuple[int, str]:
+        fd, name = make(**how)
+        made.append(name)
+        if len(made) == 1:
+            sweep(str(path))
+        return fd, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    replace_file(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert len(made) == 2
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_where_a_file_system_has_no_locks_files_are_written_and_none_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, left = tmp_path / "node.json", tmp_path / ".node.json.abcdefgh.new"
+    left.touch()
+
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    replace_file(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert left.exists()

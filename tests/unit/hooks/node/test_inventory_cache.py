@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -65,6 +66,17 @@ def test_only_root_can_read_or_write_what_is_kept(node: Node) -> None:
     assert stat.S_IMODE(kept(node).stat().st_mode) == 0o600
     assert stat.S_IMODE(kept(node).parent.stat().st_mode) == 0o700
     assert os.listdir(node.config.state) == ["inventory.json"]
+
+
+def test_what_a_killed_worker_left_is_removed_with_the_next_write(node: Node) -> None:
+    take(node)
+    left = kept(node).with_name(".inventory.json.4711")
+    left.touch()
+    at_work = kept(node).with_name(".inventory.json.4712")
+    with at_work.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        take(node)
+    assert {*os.listdir(node.config.state)} == {"inventory.json", at_work.name}
 
 
 def replace_library(node: Node) -> None:
