@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from api.values import dataclass
+from hooks.named_files import read_named
 from integration.errors import TreeDamaged, TreeUnreadable
 from integration.json_documents import parse_json
 
@@ -82,8 +83,7 @@ def read_tree(path: str) -> Tree:
     asked = f"the tree {path}"
     manifest = os.path.join(path, MANIFEST)
     try:
-        with open(manifest, "rb") as file:
-            content = file.read(_LARGEST + 1)
+        content = read_named(manifest, _LARGEST)
     except OSError as error:
         raise TreeUnreadable(
             asked,

@@ -25,6 +25,7 @@ from hooks.config.settings import (
     parse_toml,
 )
 from hooks.errors import ConfigUnreadable
+from hooks.named_files import read_named
 from hooks.words import quotes_in
 
 __all__ = [
@@ -96,8 +97,7 @@ def _parse_once(parse: Callable[[bytes, str], Config], content: bytes, file: str
 def _read(file: str, variable: str, *, needed: bool) -> bytes | None:
     """Return a file's content; None if it does not exist and is optional."""
     try:
-        with open(file, "rb") as stream:
-            return stream.read()
+        return read_named(file)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not needed:
             return None

@@ -29,6 +29,7 @@ from api.errors import NvshimError
 from api.values import dataclass
 from hooks.config import Config, Holders, find_files, load_config
 from hooks.errors import ConfigError, FaultExitCodeWrong
+from hooks.named_files import read_named
 from hooks.requests.oci_hooks import calls_of
 from hooks.requests.places import (
     AMD_DEVICES,
@@ -177,8 +178,7 @@ def _mentions_limits() -> bool:
     """Whether an unreadable configuration may limit the holders of a device."""
     (ours, _), _ = find_files()
     try:
-        with open(ours, "rb") as stream:
-            return b"holders" in stream.read()
+        return b"holders" in read_named(ours)
     except OSError:
         return False
 

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from api.values import dataclass, field
 from hooks.cdi.tree import BadTree, Plain, of_yaml
+from hooks.named_files import read_named
 from integration.agent_errors import KubeconfigUnusable
 
 __all__ = ["Access", "of_kubeconfig", "of_pod"]
@@ -127,5 +128,4 @@ def _pem(given: Mapping[str, Any], key: str, directory: str) -> str:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    return read_named(path).decode()

@@ -56,7 +56,8 @@ def write(path: str, text: str, *, durable: bool = True) -> None:
     """
     try:
         if _is_not_replaced(path):
-            with open(path, "wb") as stream:
+            with open(path, "wb", opener=_open_at_once) as stream:
+                os.set_blocking(stream.fileno(), True)
                 stream.write(text.encode())
         else:
             replace_file(path, text.encode(), durable=durable)
@@ -66,6 +67,11 @@ def write(path: str, text: str, *, durable: bool = True) -> None:
             found=error.strerror or str(error),
             do="name another file, or check who may write there",
         ) from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting; a pipe that nobody reads is an error."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def _is_not_replaced(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -49,12 +50,19 @@ def _pairs(
 
 
 def _with_form(function: Callable[..., None]) -> Callable[..., None]:
-    """Add ``-o yaml|json`` to a command that writes a spec."""
-    form = click.option(
+    """Add ``-o yaml|json`` to a command that writes a spec; errors have the chosen format, too."""
+
+    @click.option(
         "-o", "--output", "form", type=click.Choice(["yaml", "json"]),
         help="The spec's format; by default from the file's name, else YAML.",
     )  # fmt: skip
-    return form(function)
+    @functools.wraps(function)
+    def answer(*args: Any, form: str | None, **kwargs: Any) -> None:
+        if form is not None:
+            click.get_current_context().find_root().meta["nvshim.format"] = Format(form)
+        function(*args, form=form, **kwargs)
+
+    return answer
 
 
 def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
@@ -67,15 +75,9 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
     sys.stderr.write(f"{to}: {devices} of {spec.kind}, CDI {spec.version}\n")
 
 
-def _report_errors_as(form: str | None) -> None:
-    """Report errors in the spec's format if the user chose one."""
-    if form is not None:
-        click.get_current_context().find_root().meta["nvshim.format"] = Format(form)
-
-
 @command.command("generate")
-@configured
 @_with_form
+@configured
 @click.option("-f", "--file", "--to", "to", metavar="FILE",
               help="Write this file atomically; by default stdout.")  # fmt: skip
 @click.option("--kind", type=click.Choice([str(kind) for kind in generating.KINDS]),
@@ -109,8 +111,6 @@ def _report_errors_as(form: str | None) -> None:
               "configuration's.")  # fmt: skip
 def generate(config: Config, form: str | None, to: str | None, **options: Any) -> None:
     """Write a CDI spec for this node's NVIDIA devices, without hooks."""
-    _report_errors_as(form)
-
     if root := options.pop("driver_root"):
         config = replace(config, driver_root=root)
     if root := options.pop("dev_root"):
@@ -236,7 +236,5 @@ def transform() -> None:
               show_default=True, help="Change host paths or container paths.")  # fmt: skip
 def root(form: str | None, source: str, into: str | None, **roots: str) -> None:
     """Replace the root of a spec's paths."""
-    _report_errors_as(form)
-
     spec = transforming.read_spec(source)
     _write(transforming.transform_root(spec, **roots), form, into)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
 from hooks.config.nvidia import parse_nvidia_config
+from hooks.named_files import read_named
 from integration.doctor.errors import RootNotFound
 
 # The kernel's limit.
@@ -105,8 +106,7 @@ class Places:
             return self.below(load_config(ours))
         if not os.path.exists(theirs):
             return self.below(Config())
-        with open(theirs, "rb") as file:
-            return self.below(parse_nvidia_config(file.read(), NVIDIA_PATH))
+        return self.below(parse_nvidia_config(read_named(theirs), NVIDIA_PATH))
 
     def below(self, config: Config) -> Config:
         """Return a node's configuration with its paths resolved for this process."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from hooks.named_files import read_named
 from integration.engines.errors import (
     ChangedMeanwhile,
     ConfigLocked,
@@ -36,6 +37,7 @@ from integration.engines.errors import (
 from integration.files import remove_file, replace_file, sweep
 
 _MODE: Final = 0o644
+_LARGEST: Final = 16 << 20
 
 
 class Need(StrEnum):
@@ -149,8 +151,7 @@ def read(path: str) -> bytes | None:
         ConfigUnreadable: it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_named(path, _LARGEST)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -20,6 +20,7 @@ from api.errors import printable
 from hooks import engine
 from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
+from hooks.named_files import read_named
 from hooks.requests.oci_hooks import hooks_of, is_nvidia_hook, tell_hook
 from hooks.requests.request import read_request
 from integration.containers.bundles import Container, has_record
@@ -325,8 +326,7 @@ def read_spec(path: str) -> dict[str, Any]:
         if path == "-":
             content = sys.stdin.buffer.read(_LONGEST_SPEC)
         else:
-            with open(path, "rb") as file:
-                content = file.read(_LONGEST_SPEC)
+            content = read_named(path, _LONGEST_SPEC)
         spec = parse_json(content)
     except OSError as error:
         raise SpecUnreadable(asked, found=str(error.strerror), do=do) from error

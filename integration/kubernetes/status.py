@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TextIO
 
 from api.errors import one_line
+from hooks.named_files import read_named
 from integration.files import replace_file
 from integration.json_documents import parse_json
 from integration.kubernetes.errors import InstallerUnwell
@@ -160,8 +161,7 @@ def probe(question: str, local: str, now: float) -> Status:
     """
     path = os.path.join(local, FILE)
     try:
-        with open(path, "rb") as file:
-            status = Status(**parse_json(file.read()))
+        status = Status(**parse_json(read_named(path)))
     except (OSError, ValueError, TypeError) as error:
         raise InstallerUnwell(f"probe {question}", found=f"cannot read {path}: {error}") from error
     silent = now - status.heard

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from hooks.named_files import read_named
 from integration.simulated.companion_drivers import COMPANION_DRIVERS
 from integration.simulated.driver import (
     DriverFiles,
@@ -146,8 +147,8 @@ class SimulatedNode:
         directory = os.path.abspath(directory)
         module = os.path.join(directory, "sys/module/nvidia/version")
         try:
-            with open(os.path.join(directory, "config.toml"), "rb") as file:
-                roots = tomllib.load(file)["node"]
+            content = read_named(os.path.join(directory, "config.toml"))
+            roots = tomllib.loads(content.decode())["node"]
             ours = any(roots == _roots(directory, hosts=hosts) for hosts in (False, True))
             version = ""
             if os.path.exists(module):

@@ -44,6 +44,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hooks.named_files import read_named
 from hooks.node.roots import cuda_of_branch
 from integration.simulated.catalogue import MODELS, Model
 from integration.simulated.companion_drivers import COMPANION_DRIVERS
@@ -152,8 +153,7 @@ class Scenario:
         shipped = os.path.join(SHIPPED, f"{name}.toml")
         path = shipped if os.sep not in name and os.path.exists(shipped) else name
         try:
-            with open(path, "rb") as file:
-                return cls.parse(tomllib.load(file))
+            return cls.parse(tomllib.loads(read_named(path).decode()))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             names = sorted(f.removesuffix(".toml") for f in os.listdir(SHIPPED) if ".toml" in f)
             raise ScenarioInvalid(

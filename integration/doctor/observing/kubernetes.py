@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import yaml
 
+from hooks.named_files import read_named
 from integration.containers.node_processes import host_processes
 from integration.doctor.errors import ManifestUnusable
 from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
@@ -27,6 +28,7 @@ _INVALID: Final = (yaml.YAMLError, LookupError, AttributeError, ValueError, Recu
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
 """The kernel's short names of processes that are, or contain, a kubelet."""
 _DEFAULT_DRIVER: Final = "cgroupfs"
+_LARGEST_MANIFEST: Final = 64 << 20
 
 
 def look_at_kubernetes(places: Places) -> Kubernetes:
@@ -59,8 +61,7 @@ def _cgroup_driver(places: Places) -> str:
 
 def _of_manifest(path: str) -> Iterator[RuntimeClass]:
     try:
-        with open(path, "rb") as file:
-            documents = list(yaml.safe_load_all(file.read()))
+        documents = list(yaml.safe_load_all(read_named(path, _LARGEST_MANIFEST)))
     except (OSError, *_INVALID) as error:
         raise ManifestUnusable(
             f"to read RuntimeClasses from {path}",
