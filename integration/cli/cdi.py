@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from api.errors import one_line
+from api.errors import one_line, printable
 from hooks.cdi import generating, schema
 from hooks.cdi.registry import Registry
 from hooks.cdi.spec import SpecFile
@@ -72,7 +72,7 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
         return
     writing.write(to, text)
     devices = counted(len(spec.devices), "device")
-    sys.stderr.write(f"{to}: {devices} of {spec.kind}, CDI {spec.version}\n")
+    sys.stderr.write(f"{printable(to)}: {devices} of {spec.kind}, CDI {spec.version}\n")
 
 
 @command.command("generate")
@@ -123,11 +123,14 @@ def generate(config: Config, form: str | None, to: str | None, **options: Any) -
         groups = not old
         if old:
             sys.stderr.write(f"{podman.note_on(old)} (use --groups to add them anyway)\n")
-    devices = [part.strip() for each in options.pop("devices") for part in each.split(",")]
+    named = options.pop("devices")
+    devices = tuple(filter(None, (part.strip() for each in named for part in each.split(","))))
+    if named and not devices:  # often an unset variable; without a name, every device is included
+        raise click.BadParameter("It names no device.", param_hint="--device")
     request = generating.SpecOptions(
         strategies=strategies,
         capabilities=capabilities,
-        devices=tuple(filter(None, devices)),
+        devices=devices,
         groups=groups,
         **options,
     )

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from hooks.config import Config
-from integration.cli.options import configured, found_if, with_listing
+from integration.cli.options import DirectoryPath, configured, found_if, with_listing
 from integration.cli.output import Column, Output
 from integration.devices.creating import CreateOptions, StepState, refuse_failures
 from integration.devices.creating import create as make
@@ -38,10 +38,10 @@ def command() -> None:
 @click.option("--links/--no-links", default=True, help="Create links in dev/char.")
 @click.option("--load-kernel-modules", "modules", is_flag=True,
               help="Load nvidia, nvidia-uvm and nvidia-modeset first.")  # fmt: skip
-@click.option("--dev-root", metavar="PATH", type=click.Path(exists=True, file_okay=False),
+@click.option("--dev-root", metavar="PATH", type=DirectoryPath(exists=True),
               help="Create the nodes in dev below this directory instead of the "
               "configuration's.")  # fmt: skip
-@click.option("--driver-root", metavar="PATH", type=click.Path(exists=True, file_okay=False),
+@click.option("--driver-root", metavar="PATH", type=DirectoryPath(exists=True),
               help="Search kernel modules below this directory instead of the "
               "configuration's.")  # fmt: skip
 @click.option("--dry-run", is_flag=True,

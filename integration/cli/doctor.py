@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -9,7 +10,8 @@ from typing import Any, Final
 import click
 
 from api.errors import printable
-from integration.cli.options import found_if, with_listing
+from integration.cli.errors import FileUnusable
+from integration.cli.options import found_if, not_empty, with_listing
 from integration.cli.output import Column, Format, Output, counted, is_coloured, width_of
 from integration.cli.tables import headed
 from integration.doctor.bundle import report, write_bundle
@@ -79,7 +81,10 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     metavar="DIR",
     help="Examine the node below this directory; its programs are run.",
 )
-@click.option("--config", metavar="FILE", help="Use this configuration instead of the node's.")
+@click.option(
+    "--config", metavar="FILE", callback=not_empty,
+    help="Use this configuration instead of the node's.",
+)  # fmt: skip
 @click.option(
     "--containerd-config", default="", metavar="FILE",
     help="The root file of containerd's configuration; by default the running containerd's.",
@@ -135,6 +140,8 @@ def command(
         output.rows(rows, _CHECKS)
         return
     where = Places(root=root, config_path=config, **places)
+    for path in (where.containerd_config, where.kubeconfig):
+        _refuse_pipe(path, where.at(path))
     lasting, unknown = lasting_skips(where)
     if unknown:
         click.echo(printable(f"doctor.skip has no effect for {', '.join(unknown)}"), err=True)
@@ -158,6 +165,17 @@ def command(
     if not output.form.is_document:
         sys.stderr.write(f"{_counted(document)}\n")
     found_if(not examination.is_healthy)
+
+
+def _refuse_pipe(path: str, here: str) -> None:
+    """Refuse a pipe or device, which the node's own program would wait for.
+
+    Args:
+        path: as it was named; "" for none.
+        here: where this process finds it; it need not exist.
+    """
+    if path and os.path.lexists(here) and not os.path.isfile(here):
+        raise FileUnusable(f"to use {path}", found="not a file")
 
 
 def _print_report(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None:

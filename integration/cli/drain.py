@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from api.errors import printable
 from hooks.config import Config
 from integration.cli.options import configured, found_if, located, stacked, with_output
 from integration.cli.output import Column, Output, counted
@@ -18,6 +19,7 @@ from integration.drain.serving import DrainOptions, answer_of, drain
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)
 _FOREVER: Final = "ever"
+_LONGEST_REASON: Final = 1000
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -30,8 +32,16 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return float(int(found[1]) * _UNITS[found[2]])
 
 
+def _reason(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Return a reason as one line; a mark has room for so much."""
+    text = " ".join(value.split())
+    if len(text) > _LONGEST_REASON:
+        raise click.BadParameter(f"Longer than {_LONGEST_REASON} characters.", ctx, param)
+    return text
+
+
 holder_options = stacked(
-    click.option("--reason", metavar="TEXT", default="",
+    click.option("--reason", metavar="TEXT", default="", callback=_reason,
                  help="The reason, shown where the device is refused."),
     click.option("--wait", callback=_seconds, is_flag=False, flag_value=_FOREVER, metavar="[TIME]",
                  help="Wait until no process holds the device, at most this long: 90s, 5m, 2h."),
@@ -51,7 +61,7 @@ def drain_request(
     if force and wait is None:
         wait = math.inf
     return DrainOptions(
-        reason=" ".join(reason.split()), seconds=wait, grace=grace if force else None,
+        reason=reason, seconds=wait, grace=grace if force else None,
         lets_go=lets_go, states=states, proc=proc,
     )  # fmt: skip
 
@@ -75,7 +85,7 @@ def show(output: Output, answer: Mapping[str, Any]) -> None:
         output.document(answer)
         return
     for device in answer["devices"]:
-        click.echo(f"{device['name']} is out of service {device['why']}")
+        click.echo(printable(f"{device['name']} is out of service {device['why']}"))
     holders: Sequence[Mapping[str, Any]] = answer["holders"]
     if holders:
         output.table(holders, HOLDER_COLUMNS)

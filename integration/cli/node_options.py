@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from hooks.schema import Setting
-from integration.cli.options import stacked
+from integration.cli.options import DirectoryPath, stacked
 from integration.cli.setting_option import setting_option
 from integration.node.options import OPTIONS
 from integration.node.settings import config_choice
@@ -60,7 +60,7 @@ def _agent_option(setting: Setting) -> Callable[[Callable[..., R]], Callable[...
     if setting.field == "spec":  # its default depends on the configuration
         more["default"] = None
     elif setting.field == "states":
-        more |= {"type": click.Path(file_okay=False), "callback": None}
+        more |= {"type": DirectoryPath(), "callback": None}
     if default not in ("", ()) and not isinstance(default, bool) and "[def" not in setting.text:
         more["show_default"] = True
     return setting_option(setting, **more)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -51,6 +53,41 @@ def found_if(found: object) -> None:
         click.get_current_context().exit(exits.FOUND)
 
 
+class DirectoryPath(click.Path):
+    """The path of a directory, which may be missing: click itself also accepts pipes and devices.
+
+    Args:
+        exists: whether it must exist.
+    """
+
+    name = "directory"
+
+    def __init__(self, *, exists: bool = False) -> None:
+        super().__init__(exists=exists, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the path; one that the caller may not look at is left to the command."""
+        path = super().convert(value, param, ctx)
+        if not path:
+            self.fail("An empty path.", param, ctx)
+        try:
+            seen = os.stat(path)
+        except (FileNotFoundError, PermissionError):
+            return path
+        except OSError as error:
+            self.fail(f"{value!r}: {error.strerror}.", param, ctx)
+        if not stat.S_ISDIR(seen.st_mode):
+            self.fail(f"{value!r} is not a directory.", param, ctx)
+        return path
+
+
+def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty text, which is often an unset variable of a script."""
+    if value == "":
+        raise click.BadParameter("An empty path.", ctx, param)
+    return value
+
+
 def with_output(command: Callable[..., R]) -> Callable[..., R]:
     """Add ``-o/--output table|json|yaml`` to a command, which gets an :class:`Output` first."""
     return _with_output(command, _SINGLE_FORMATS)
@@ -92,7 +129,7 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
 
     @click.option(
         "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
-        help="Use this configuration file instead of the node's.",
+        callback=not_empty, help="Use this configuration file instead of the node's.",
     )  # fmt: skip
     @functools.wraps(command)
     def answer(*args: Any, config_path: str | None, **kwargs: Any) -> R:
@@ -106,13 +143,13 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
 located = stacked(
     click.option(
         "--containerd-state", "states", metavar="DIR", multiple=True,
-        envvar="NVSHIM_CONTAINERD_STATE", type=click.Path(file_okay=False),
+        envvar="NVSHIM_CONTAINERD_STATE", type=DirectoryPath(),
         help="containerd's state directory; repeatable.  [default: those of distribution packages,"
         " Docker, k3s, k0s and MicroK8s, and those of running shims]",
     ),
     click.option(
         "--procfs", "proc", metavar="DIR", default="/proc", show_default=True,
-        type=click.Path(file_okay=False, exists=True), help="The procfs of the node.",
+        type=DirectoryPath(exists=True), help="The procfs of the node.",
     ),
 )  # fmt: skip
 """Adds the parameters ``states``, which may be empty, and ``proc``."""

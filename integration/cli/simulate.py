@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from integration.cli.options import completing, stacked, with_listing, with_output
+from integration.cli.options import DirectoryPath, completing, stacked, with_listing, with_output
 from integration.cli.output import Column, Format, Output, plain
 from integration.cli.progress import Progress
 from integration.simulated.errors import ScenarioInvalid
@@ -40,7 +40,7 @@ def command() -> None:
 
 _store_option = click.option(
     "--in", "store", metavar="DIR", default=STORE, show_default=True,
-    type=click.Path(file_okay=False),
+    type=DirectoryPath(),
     help="The directory of nodes that have a NAME instead of a path.",
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ def _scenario(*, scenario: str | None, no_drm: bool, **options: Any) -> Scenario
 @click.option(
     "--layout", default="installer", show_default=True, help="The layout of the driver's files."
 )
-@click.option("--cache", type=click.Path(file_okay=False),
+@click.option("--cache", type=DirectoryPath(),
               help="The cache directory of the driver's packages.")  # fmt: skip
 def create(
     output: Output, *, store: str, name: str, layout: str, cache: str | None, **made_of: Any

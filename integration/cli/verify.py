@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -30,8 +31,23 @@ _WIDTH: Final = 80
 _INDENT: Final = 18
 
 
+def _unchecked(command: Callable[..., None]) -> Callable[..., None]:
+    """Exit with status 2 if an error keeps every check from running."""
+
+    @functools.wraps(command)
+    def answer(output: Output, **options: Any) -> None:
+        try:
+            command(output, **options)
+        except NvshimError as error:
+            print_error(error, output.form)
+            click.get_current_context().exit(exits.USAGE)
+
+    return answer
+
+
 @click.command("verify")
 @with_output
+@_unchecked
 @configured
 @click.option(
     "--handler", default="nvidia", show_default=True, help="Create pods with this runtime handler."
@@ -79,12 +95,8 @@ def command(
     """
     checks = [c for c in CHECKS if c.name not in skip and (not only or c.name in only)]
     options = VerifyOptions(handler, cri_socket, checks, restart_agent)
-    try:
-        with Progress(output) as progress:
-            found = verify(config, options, progress.update)
-    except NvshimError as error:
-        print_error(error, output.form)
-        click.get_current_context().exit(exits.USAGE)
+    with Progress(output) as progress:
+        found = verify(config, options, progress.update)
     failed = found.count(Outcome.FAILED)
     document = {
         "node": found.node,

@@ -188,8 +188,9 @@ def run(argv: Sequence[str], cwd: str | None = None) -> subprocess.CompletedProc
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     try:
         return subprocess.run(
-            argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-        )
+            argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False,
+            errors="surrogateescape",
+        )  # fmt: skip
     except FileNotFoundError:
         return subprocess.CompletedProcess(argv, 127, "", f"E: {argv[0]} is not installed")
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -118,6 +119,8 @@ class SimulatedNode:
             )
         try:
             directory.encode()  # its config.toml, which is UTF-8, has the path
+            with suppress(FileNotFoundError):
+                os.lstat(directory)  # makedirs recurses for each part, however many
             os.makedirs(directory, exist_ok=True)
             if say is not None:
                 say("copying the driver's files and building its library")

@@ -313,6 +313,7 @@ def locked(directory: str) -> Iterator[None]:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path + ".new", "w", encoding="utf-8") as file:
+    # A path in it may be of any bytes.
+    with open(path + ".new", "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
     os.rename(path + ".new", path)

@@ -1,4 +1,4 @@
-"""A pipe that nobody uses, in place of a file that an option names, is one line."""
+"""What an option names may be of another kind, empty or too long: one line, and no waiting."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 
 from integration import exits
 from integration.cli.app import main
+from integration.cli.drain import show
+from integration.cli.output import Format, Output
 
 _LINE: Final = re.compile(r"NVSHIM-E\d{4} [a-z-]+: .*([Pp]ipe|No such device).*\n")
 _SPEC: Final = {
@@ -51,3 +53,108 @@ def test_nobody_is_waited_for(
     else:
         assert _LINE.fullmatch(err)
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ledger check --containerd-state {tmp}/fifo",
+        "ledger list --procfs {tmp}/fifo",
+        "drain 0 --containerd-state /dev/null",
+        "devices create --dev-root {tmp}/fifo",
+        "devices create --driver-root /dev/null",
+        "simulate create node --in {tmp}/fifo",
+        "simulate create node --cache /dev/zero",
+        "simulate list --in {tmp}/file/below",
+        "simulate create node --in {long}",
+        "simulate create {tmp}/node --cache {long}",
+        "ledger list --containerd-state {long}",
+        "node --once --containerd-state {tmp}/fifo",
+    ],
+)
+def test_what_is_no_directory_is_refused(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").touch()
+    before = sorted(os.listdir(tmp_path))
+    assert main(words.format(tmp=tmp_path, long="/a" * 2500).split()) == exits.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(r"is not a directory|Not a directory|File name too long|is a file", err)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["list", "ledger check", "drain 0", "cdi generate", "devices create", "verify", "doctor"],
+)
+def test_an_empty_configuration_is_not_the_nodes_own(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words.split(), "--config", ""]) == exits.USAGE
+    assert "Invalid value for '--config': An empty path." in capsys.readouterr().err
+
+
+def test_an_empty_directory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "list", "--containerd-state", ""]) == exits.USAGE
+    assert "An empty path." in capsys.readouterr().err
+
+
+def test_an_empty_device_is_not_every_device(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("", " ,"):
+        assert main(["cdi", "generate", "--device", name]) == exits.USAGE
+        assert "names no device" in capsys.readouterr().err
+
+
+def test_a_reason_that_a_mark_has_no_room_for_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["drain", "0", "--reason", "x" * 1001]) == exits.USAGE
+    assert "Longer than 1000 characters" in capsys.readouterr().err
+
+
+def test_a_reason_controls_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    device = {"name": "GPU 0", "why": "since now: \x1b]0;title\x07"}
+    show(Output(Format.TABLE), {"devices": [device], "holders": [], "free": True})
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_file_name_controls_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps(_SPEC))
+    words = ["cdi", "transform", "root", "--from", "/", "--input", f"{tmp_path}/spec.json"]
+    assert main([*words, "--file", f"{tmp_path}/\x1b[31mred"]) == exits.OK
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--kubeconfig", "--containerd-config"])
+@pytest.mark.parametrize("path", ["{tmp}/fifo", "/dev/zero", "{tmp}"])
+def test_the_doctor_gives_no_program_what_never_ends(
+    option: str, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    named = path.format(tmp=tmp_path)
+    assert main(["doctor", "--only", "D041", option, named]) == exits.FAILED
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"NVSHIM-E2502 file-unusable: cannot use {named}: not a file. ")
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_nothing_is_checked_with_a_configuration_that_cannot_be_read(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    # As its help says: 1 is for a check that failed.
+    assert main(["verify", "--config", missing, "-o", form]) == exits.USAGE
+    err = capsys.readouterr().err
+    assert "NVSHIM-E0501" in err
+    if form == "json":
+        assert json.loads(err)["error"]["code"] == "NVSHIM-E0501"
+
+
+def test_a_node_whose_path_is_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "create", "/a" * 2500]) == exits.FAILED
+    assert capsys.readouterr().err.startswith("NVSHIM-E2108 node-unwritten: ")

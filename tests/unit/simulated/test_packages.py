@@ -141,6 +141,13 @@ def test_what_is_there_is_not_asked_for_again(shelf: Shelf, cache: str) -> None:
     assert kept(cache) == ["ant_1.0_all.deb"]
 
 
+def test_the_path_of_a_cache_may_be_of_any_bytes(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add("ant")
+    cache = os.path.join(tmp_path, os.fsdecode(b"\xff\xfe"))
+    (deb,) = fetch(["ant"], cache, sources=shelf.sources)
+    assert os.path.isfile(deb)
+
+
 def test_packages_asked_for_together_are_of_one_state_of_the_archive(
     shelf: Shelf, cache: str
 ) -> None:
