@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from hooks.cdi.spec import SpecFile
 from hooks.config import Config
 from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
-from integration.cli.options import configured, found_if, with_listing, with_output
-from integration.cli.output import Column, Format, Output, counted
+from integration.cli.options import choose_form, configured, found_if, with_listing, with_output
+from integration.cli.output import Column, Output, counted
 from integration.engines import podman
 from integration.nvml.inventory import inventory_of
 
@@ -50,19 +49,13 @@ def _pairs(
 
 
 def _with_form(function: Callable[..., None]) -> Callable[..., None]:
-    """Add ``-o yaml|json`` to a command that writes a spec; errors have the chosen format, too."""
-
-    @click.option(
+    """Add ``-o yaml|json`` to a command that writes a spec."""
+    form = click.option(
         "-o", "--output", "form", type=click.Choice(["yaml", "json"]),
+        is_eager=True, callback=choose_form,
         help="The spec's format; by default from the file's name, else YAML.",
     )  # fmt: skip
-    @functools.wraps(function)
-    def answer(*args: Any, form: str | None, **kwargs: Any) -> None:
-        if form is not None:
-            click.get_current_context().find_root().meta["nvshim.format"] = Format(form)
-        function(*args, form=form, **kwargs)
-
-    return answer
+    return form(function)
 
 
 def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
@@ -76,8 +69,8 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
 
 
 @command.command("generate")
-@_with_form
 @configured
+@_with_form
 @click.option("-f", "--file", "--to", "to", metavar="FILE",
               help="Write this file atomically; by default stdout.")  # fmt: skip
 @click.option("--kind", type=click.Choice([str(kind) for kind in generating.KINDS]),

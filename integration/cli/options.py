@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import stat
@@ -11,6 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from integration import exits
+from integration.cli.errors import FileUnusable
 from integration.cli.kinds import KINDS
 from integration.cli.output import Format, Output
 
@@ -60,13 +62,16 @@ class DirectoryPath(click.Path):
         exists: whether it must exist.
     """
 
-    name = "directory"
-
     def __init__(self, *, exists: bool = False) -> None:
-        super().__init__(exists=exists, file_okay=False)
+        super().__init__(exists=exists)
+        self.name = "directory"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the path; one that the caller may not look at is left to the command."""
+        """Check the path; one that the caller may not look at is left to the command.
+
+        Raises:
+            FileUnusable: it is not a directory, or not a path.
+        """
         path = super().convert(value, param, ctx)
         if not path:
             self.fail("An empty path.", param, ctx)
@@ -75,16 +80,26 @@ class DirectoryPath(click.Path):
         except (FileNotFoundError, PermissionError):
             return path
         except OSError as error:
-            self.fail(f"{value!r}: {error.strerror}.", param, ctx)
-        if not stat.S_ISDIR(seen.st_mode):
-            self.fail(f"{value!r} is not a directory.", param, ctx)
-        return path
+            found = os.strerror(error.errno or 0)
+        else:
+            if stat.S_ISDIR(seen.st_mode):
+                return path
+            found = os.strerror(errno.ENOTDIR)
+        raise FileUnusable(f"to use {os.fsdecode(path)}", found=found.lower())
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Refuse an empty text, which is often an unset variable of a script."""
     if value == "":
         raise click.BadParameter("An empty path.", ctx, param)
+    return value
+
+
+def choose_form(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Report errors in the format of the output, also those of the other options."""
+    del param
+    if value is not None:
+        ctx.find_root().meta["nvshim.format"] = Format(value)
     return value
 
 
@@ -108,6 +123,7 @@ def _with_output(command: Callable[..., R], forms: tuple[Format, ...]) -> Callab
     @click.option(
         "-o", "--output", "form", type=click.Choice([form.value for form in forms]),
         default=Format.TABLE.value, show_default=True, help="The output format.",
+        is_eager=True, callback=choose_form,
     )  # fmt: skip
     @functools.wraps(command)
     def answer(*args: Any, form: str, quiet: bool = False, bare: bool = False, **kwargs: Any) -> R:

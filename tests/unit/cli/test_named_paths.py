@@ -72,16 +72,20 @@ def test_nobody_is_waited_for(
         "node --once --containerd-state {tmp}/fifo",
     ],
 )
+@pytest.mark.parametrize("form", ["", " -o json"])
 def test_what_is_no_directory_is_refused(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").touch()
     before = sorted(os.listdir(tmp_path))
-    assert main(words.format(tmp=tmp_path, long="/a" * 2500).split()) == exits.USAGE
+    line = f"{words}{form}".format(tmp=tmp_path, long="/a" * 2500)
+    assert main(line.split()) == exits.FAILED
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.search(r"is not a directory|Not a directory|File name too long|is a file", err)
+    message = json.loads(err)["error"]["message"] if form else err
+    assert re.search(r": (not a directory|file name too long)\. ", message)
+    assert "NVSHIM-E2502" in err
     assert sorted(os.listdir(tmp_path)) == before
 
 
