@@ -27,7 +27,7 @@ _LATER: Final = 1.0
 
 _MODULES: Final = (
     # Codecs are modules as well; that of UTF-8 alone is not.
-    "encodings.ascii", "encodings.latin_1", "encodings.unicode_escape",
+    "encodings.ascii", "encodings.latin_1", "encodings.unicode_escape", "encodings.utf_8_sig",
     "typing", "inspect", "dataclasses", "socket", "signal", "urllib.parse", "fnmatch", "tomllib",
     "yaml",
     "shim.rootfs.idmapped", "shim.rootfs.loop_devices",

@@ -362,8 +362,9 @@ class Provision:
         report: bytes | None = None
         try:
             _, report = self._link.run(engine.probe_command(config), config.nvml_timeout)
-        except ProgramTimeout as error:
-            # A hung driver must not delay the container: procfs has the whole GPUs.
+        except (ProgramTimeout, ProgramNotFound) as error:
+            # Neither a hung driver nor an interpreter that was removed together with the shim's
+            # tree may delay the container: procfs has the whole GPUs.
             self._log.warning("NVML did not answer", why=str(error))
         inventory = engine.take_inventory(config, report)
         if report is not None and inventory.nvml_failure:

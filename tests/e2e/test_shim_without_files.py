@@ -18,6 +18,8 @@ from api.proto import runtimeoptions_pb2
 from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from integration.simulated import SimulatedNode
+from integration.tree import Tree
+from tests.harness.dist import copied
 from tests.harness.killing import straced
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.loggers import GOOD, Loggers, loggers_directory
@@ -178,3 +180,21 @@ async def test_a_forked_shim_does_all_that_it_is_asked_when_its_tree_was_moved_a
             with _opens_nothing(node.shims.pid, sysconfig.get_path("stdlib"), tmp_path / "trace"):
                 await _do_all(node.shims, "c2", well_kept)
         eventually(lambda: not is_alive(server), "the fork server without files exits")
+
+
+async def test_a_container_gets_its_gpu_when_the_interpreter_for_nvml_was_removed(
+    built_tree: Tree, tmp_path: Path, own_gpus: SimulatedNode
+) -> None:
+    # After an upgrade, no inventory is valid for the shims of the version before.
+    tree = copied(built_tree, str(tmp_path / "installed"))
+    launcher = f"{tree.path}/bin/containerd-shim-nvidia-v1"
+    environment = {"NVSHIM_CONFIG": own_gpus.config_path}
+    async with shim_by_hand(launcher, "c1", *SLEEP, environment=environment, debug=True) as shim:
+        await shim.until_loaded("c1")
+        await shim.run("c1")
+        shutil.rmtree(tree.path)
+        rootfs = f"{shim.directory}/c1/rootfs"
+        shim.bundle("gpu", *SLEEP, rootfs=rootfs, env=("NVIDIA_VISIBLE_DEVICES=1",))
+        nodes = os.listdir(f"/proc/{await shim.run('gpu')}/root/dev")
+        assert [name for name in nodes if name[-1].isdecimal() and "nvidia" in name] == ["nvidia1"]
+        await shim.finish()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +95,26 @@ def test_a_failure_that_nobody_foresaw_is_told_in_one_line_without_another_modul
     assert told.count("\n") == 1
     assert "RuntimeError: unexpected" in told
     assert "in fail" in told
+
+
+_CODEC = re.compile(r"""(?:code\(|encoding=)["']([\w-]+)["']""")
+
+_CODING = """
+from shim import resident
+resident.load()
+before = set(sys.modules)
+for name in {names!r}:
+    "a".encode(name).decode(name)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_every_codec_that_the_sources_name_is_loaded_ahead() -> None:
+    texts = [
+        path.read_text("utf-8")
+        for room in ("api", "hooks", "shim")
+        for path in Path(REPOSITORY, room).rglob("*.py")
+    ]
+    names = sorted({name for text in texts for name in _CODEC.findall(text)})
+    assert "utf-8-sig" in names
+    assert _printed(_CODING.format(names=names)) == []
