@@ -3,7 +3,8 @@
 Rules
 - It contains an inventory with every observation that led to it. It is valid if each observation
   still gives the same result, and if the same version of this code made it from the same
-  directories. The boot id is one of the observations.
+  directories: another release knows other files of a driver. The boot id is one of the
+  observations.
 - Any fault of the file, from a torn write to a forged owner, makes it stale. It is never an error:
   a new inventory replaces the file.
 - The file names sources of mounts, so only root may have written it: the directory and the file
@@ -28,8 +29,11 @@ from hooks.node.gpus import Gpu, MigDevice
 from hooks.words import Arch
 
 NAME: Final = "inventory.json"
-# Raise it whenever observations or the format change, so that old files are stale.
-FORMAT: Final = 9
+RELEASE: Final = "0.2.0"
+"""The project's version, as in ``shim.VERSION``: what another release has found is stale."""
+
+# Raise it if what is observed or written changes within a release.
+FORMAT: Final = 10
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -154,6 +158,8 @@ def look_at_file(config: Config) -> File:
 def _why_stale(config: Config, document: Any) -> str:
     if document["format"] != FORMAT:
         return f"it has format {document['format']}, and this version writes {FORMAT}"
+    if document["release"] != RELEASE:
+        return f"it is of version {document['release']}, and this is {RELEASE}"
     if document["config"] != _settings(config):
         return "it was made with another configuration"
     changed = first_change(document["observations"])
@@ -175,6 +181,7 @@ def store(
     """
     document: dict[str, Any] = {
         "format": FORMAT,
+        "release": RELEASE,
         "config": _settings(config),
         "observations": [[kind, path, seen] for (kind, path), seen in observations.items()],
     } | {name: getattr(kept, name) for name in kept.__match_args__}

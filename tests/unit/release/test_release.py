@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
+from hooks.node import cache
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.launcher import REPOSITORY
@@ -50,7 +51,7 @@ def test_everything_that_says_the_version_says_the_same() -> None:
     changes = re.search(r"^## \[(\d\S*)\] - ", _read("CHANGELOG.md"), re.MULTILINE)
     assert changes
     assert {
-        project["version"], changes[1], *(image["newTag"] for image in images)
+        project["version"], changes[1], cache.RELEASE, *(image["newTag"] for image in images)
     } == {VERSION}  # fmt: skip
     said = subprocess.check_output(
         [sys.executable, "-m", "integration.cli", "--version"], cwd=REPOSITORY, text=True

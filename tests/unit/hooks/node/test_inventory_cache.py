@@ -19,6 +19,7 @@ from hooks.edits.grant import decide
 from hooks.errors import DeviceNodeMissing, DriverNotFound
 from hooks.node import fingerprint
 from hooks.node import inventory as inventories
+from hooks.node.cache import RELEASE
 from hooks.node.fingerprint import first_change
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.requests.request import Request
@@ -310,6 +311,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a list": lambda f: f.write_bytes(b"[]"),
     "deeply nested": lambda f: f.write_bytes(b"[" * 100000),
     "of another format": lambda f: f.write_text(f.read_text().replace('"format":', '"format":1')),
+    "of another release": lambda f: f.write_text(f.read_text().replace(RELEASE, "0.1.9")),
     "without a key": lambda f: f.write_text(f.read_text().replace('"gpus"', '"gups"')),
     "with a key too many": lambda f: f.write_text(f.read_text().replace('"minor"', '"minors"')),
     "of an unknown architecture": lambda f: f.write_text(f.read_text().replace("x86_64", "z80")),
