@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from integration.containers.procfs import Procfs
 
@@ -31,7 +32,7 @@ class Process:
 
     def option(self, *names: str) -> str:
         """Return the value of an option in its command line; "" if it is missing."""
-        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
+        for word, following in pairwise((*self.words, "")):
             for name in names:
                 if word == name:
                     return following

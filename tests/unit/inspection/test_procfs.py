@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from integration.containers.cgroups import cgroups_in
+from integration.containers.node_processes import node_processes
 from integration.containers.procfs import Procfs
 from tests.harness.fuse import FILE, fuse
 from tests.harness.launcher import REPOSITORY
@@ -50,6 +51,17 @@ def test_a_file_is_open_whatever_it_is_called_where_it_is(tmp_path: Path) -> Non
         assert not procfs.has_open(has, str(tmp_path / "none"))
         (tmp_path / "none").touch()
         assert not procfs.has_open(has, str(tmp_path / "none"))
+
+
+def test_a_process_without_a_command_line_has_no_options(tmp_path: Path) -> None:
+    # One that has ended, and whose parent has not waited for it yet.
+    for pid, words in ((7, b"containerd\0--config\0/etc/c.toml\0"), (8, b"")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/status").write_text("Name:\tcontainerd\n", "ascii")
+        (tmp_path / f"{pid}/comm").write_text("containerd\n", "ascii")
+        (tmp_path / f"{pid}/cmdline").write_bytes(words)
+    found = {each.pid: each for each in node_processes(str(tmp_path))}
+    assert [found[pid].option("--config", "-c") for pid in (7, 8)] == ["/etc/c.toml", ""]
 
 
 @ROOT
