@@ -18,8 +18,8 @@ link selects the current version::
 Rules
 - A tree never changes once it has its final name, because running shims map its files. One rename
   gives it that name, after every file was verified and synced.
-- A new tree has to start a container before we switch to it. If it cannot, the tree is removed and
-  the current version stays.
+- A new tree has to start a container before we switch to it, and to read the node's configuration
+  if the current version can. If it cannot, the tree is removed and the current version stays.
 - A switch is one rename of one link. If an installer is killed, the current version is either the
   old or the new one; the next run removes what the installer left behind.
 - A tree is removed once no process uses it (:mod:`~integration.install.usage`) and neither link

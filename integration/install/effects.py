@@ -33,6 +33,7 @@ from integration.install.errors import (
 from integration.install.trees import known_tree
 from integration.install.usage import Role
 from integration.install_layout import (
+    CURRENT,
     INCOMING,
     REMOVING,
     SELF_TEST,
@@ -155,6 +156,9 @@ class Installer:
 
     def _test(self, name: str, *, new: bool) -> None:
         try:
+            selftest.check_configuration(
+                self.layout.path(name), self.layout.path(CURRENT), path=self.path
+            )
             selftest.run(
                 self.layout.path(name),
                 self.layout.path(working_name(SELF_TEST)),

@@ -116,6 +116,46 @@ def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
         clean(directory)
 
 
+def check_configuration(tree: str, current: str, *, path: str) -> None:
+    """Check that a tree's version can read the node's configuration.
+
+    An older version does not know each key. If the current version cannot read it either, the
+    switch does no harm.
+
+    Args:
+        tree: the tree's directory.
+        current: the current tree's directory; nothing is checked if there is none.
+        path: see :func:`find_runtime`.
+
+    Raises:
+        SelfTestFailed: it cannot, so its containers with GPUs would not start.
+    """
+    environment = {"PATH": path, **_configuration_environment()}
+    if not os.path.isdir(current) or not (fault := _configuration_fault(tree, environment)):
+        return
+    if not _configuration_fault(current, environment):
+        raise SelfTestFailed(
+            f"the self-test of {os.path.basename(tree)}, the node's configuration",
+            found=fault,
+            do="the current version stays; change the configuration so that both can read it,"
+            " or add --no-self-test",
+        )
+
+
+def _configuration_fault(tree: str, environment: dict[str, str]) -> str:
+    """Return what a tree's version finds wrong in the node's configuration; "" for nothing."""
+    argv = [os.path.join(tree, "bin", "nvshim"), "config", "validate", "-o", "json"]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_TIMEOUT,
+            check=False, env=environment,
+        )  # fmt: skip
+        answer = json.loads(done.stdout)
+        return "" if answer["valid"] else str(answer["error"]["message"])
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+        return ""  # the first versions have no such command
+
+
 def clean(directory: str) -> None:
     """Remove everything that a test has created.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import subprocess
@@ -37,10 +38,12 @@ from integration.install.status import status
 from integration.install.survey import take_survey
 from integration.install.trees import problem_of
 from integration.install_layout import InstallLayout
+from integration.tree import MANIFEST, Tree
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored
 from tests.harness.raising import raises
+from tests.harness.trees import small_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 from tools.dist.manifest import write_tree
 
@@ -68,6 +71,38 @@ def test_a_self_test_that_fails_leaves_the_old_version_in_effect(
     # It existed before, and stays.
     assert node.names == [node.old.name, node.new.name, "current", "previous"]
     assert node.said() == [PROGRAMS[0], "2.0"]
+
+
+def _that_says(path: str, version: str, answer: object) -> Tree:
+    """Make a tree whose ``nvshim config validate`` gives this answer."""
+    of = small_tree(path, version)
+    os.unlink(f"{path}/{MANIFEST}")
+    with open(f"{path}/bin/nvshim", "w", encoding="utf-8") as file:
+        file.write(f"#!/bin/sh\ncat <<end\n{json.dumps(answer)}\nend\n")
+    return write_tree(
+        path, version=version, revision=of.revision, architecture=of.architecture, python=of.python
+    )
+
+
+def test_a_version_that_cannot_read_the_configuration_is_not_switched_to(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "run", lambda *_, **__: None)
+    monkeypatch.setattr(installing, "find_runtime", lambda *_: "runc")
+    wrong = {"valid": False, "error": {"message": "NVSHIM-E0503: unknown key later"}}
+    trees = [
+        _that_says(f"{node.directory}/{version}", version, answer)
+        for version, answer in (("1.5", wrong), ("2.5", {"valid": True}), ("1.4", wrong))
+    ]
+    # The first installation, and from a version to which it also is wrong: nothing gets worse.
+    for tree in trees[:2]:
+        assert node.install(tree, test=True)["current"] == tree.name
+    for how in ({"rollback": True}, {"tree": trees[2]}):
+        with pytest.raises(SelfTestFailed, match=r"configuration: .*unknown key later"):
+            node.install(**how, test=True)
+    assert node.names == [trees[0].name, trees[1].name, "current", "previous"]
+    assert node.install(rollback=True)["current"] == trees[0].name
+    assert node.install(trees[2], test=True)["current"] == trees[2].name
 
 
 def test_without_a_runtime_there_is_no_self_test_and_no_installation(node: Node) -> None:
