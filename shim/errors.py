@@ -79,12 +79,10 @@ class ProgramTimeout(ShimError, code="NVSHIM-E1202", status=Status.DEADLINE_EXCE
     """A program did not end in time, and was killed. Raised by :func:`shim.children.run`."""
 
 
+# UNKNOWN, as from containerd's own shim, whatever is missing in the image. Its text has no id: of a
+# pod that restarts, Kubernetes counts equal messages, and lists each of those that differ.
 class RuntimeFailed(ShimError, code="NVSHIM-E1203"):
     """runc or crun reported an error; ``found`` quotes it.
-
-    Its status is UNKNOWN, as from containerd's own shim, whatever is missing in an image: NOT_FOUND
-    would say that the container is gone. Its text has no id: in a pod's events, Kubernetes counts
-    equal messages of restarts, and lists each of those that differ.
 
     Args:
         verb: what the runtime was to do; its preface is containerd's own for that.
@@ -109,7 +107,7 @@ class TaskNotFound(
 
 
 class ProcessFinished(
-    ShimError, code="NVSHIM-E1305", status=Status.NOT_FOUND, remedy="nothing: it has ended"
+    ShimError, code="NVSHIM-E1305", status=Status.NOT_FOUND, remedy="nothing is left to do"
 ):
     """A signal for a process that has ended. Raised by :mod:`shim.pod.container`."""
 
