@@ -169,13 +169,14 @@ def umount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
     _check(_libc.umount2(os.fsencode(target), flags))
 
 
-def null_device() -> int:
+def null_device() -> tuple[int, int]:
     """Create a private null device, on a tmpfs that is attached nowhere.
 
     Its owner and mode can be changed without effect on the host's /dev/null.
 
     Returns:
-        A descriptor, for reading and writing. When its last copy is closed, everything is gone.
+        A descriptor for reading, and one for writing. When their last copies are closed, everything
+        is gone.
     """
     context = _call(_FSOPEN, ctypes.c_char_p(b"tmpfs"), ctypes.c_long(_FSOPEN_CLOEXEC))
     try:
@@ -189,7 +190,12 @@ def null_device() -> int:
     try:
         os.mknod("null", stat.S_IFCHR | 0o600, _NULL, dir_fd=root)
         os.chmod("null", 0o666, dir_fd=root)  # noqa: S103 - as /dev/null; mknod has a umask
-        return os.open("null", os.O_RDWR | os.O_CLOEXEC, dir_fd=root)
+        reading = os.open("null", os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+        try:
+            return reading, os.open("null", os.O_WRONLY | os.O_CLOEXEC, dir_fd=root)
+        except OSError:
+            os.close(reading)
+            raise
     finally:
         os.close(root)
 

@@ -221,11 +221,11 @@ class LowLevelRuntime:
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
         process_stderr = fds.get(_STDERR)
-        null = None
+        null: tuple[int, ...] = ()
         try:
-            null = self._null_for(verb, fds)
-            if null is not None:
-                fds = {0: null, 1: null, _STDERR: null, **fds}
+            if null := self._null_for(verb, fds):
+                source, sink = null
+                fds = {0: source, 1: sink, _STDERR: sink, **fds}
             child = spawn(
                 self._reaper,
                 [*argv, verb, *arguments],
@@ -237,11 +237,11 @@ class LowLevelRuntime:
                 raise self._error(verb, exit_.status, log, stderr, process_stderr)
         finally:
             files.remove(log)
-            for fd in (stderr, null):
+            for fd in (stderr, *null):
                 if fd is not None:
                     os.close(fd)
 
-    def _null_for(self, verb: str, fds: Mapping[int, int]) -> int | None:
+    def _null_for(self, verb: str, fds: Mapping[int, int]) -> tuple[int, int] | tuple[()]:
         """Return a replacement for /dev/null for a container with a user namespace, if needed.
 
         crun before 1.28 makes the container's root the owner of its stdin, stdout and stderr,
@@ -249,11 +249,11 @@ class LowLevelRuntime:
         everyone.
         """
         if not self._mapped or verb not in _STARTS_PROCESSES or len(fds) > _STDERR:
-            return None
+            return ()
         try:
             return syscalls.null_device()
         except PermissionError:
-            return None  # a shim that may not mount may not give away the host's file either
+            return ()  # a shim that may not mount may not give away the host's file either
 
     async def _end_of(self, child: Child, verb: str) -> Exit:
         """Wait for a call; kill it if it takes too long or is cancelled."""

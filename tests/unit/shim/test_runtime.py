@@ -303,6 +303,22 @@ async def test_only_what_can_do_nothing_any_more_is_ended_with_init(
     assert outcomes == {"start": "exit status 137, and no word why", "delete": ""}
 
 
+async def test_null_devices_are_open_for_reading_or_for_writing(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    runtime = _runtime(
+        reaper, tmp_path, 'grep -h flags /proc/self/fdinfo/[02] >"$(dirname "$0")/seen"'
+    )
+    for mapped in (False, True):
+        runtime._mapped = mapped
+        await runtime.create(ChildStdio(), pid_file="/b/init.pid")
+        modes = [
+            int(line.split()[1], 8) & os.O_ACCMODE
+            for line in (tmp_path / "seen").read_text().splitlines()
+        ]
+        assert modes == [os.O_RDONLY, os.O_WRONLY]
+
+
 @pytest.mark.parametrize("failure", [errno.EMFILE, errno.EPERM])
 async def test_the_hosts_null_device_is_for_who_may_not_mount_and_for_no_shortage(
     reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int
