@@ -167,7 +167,7 @@ def parse_parts(answer: bytes | None) -> Parts:
                 instance_of[name] = uuid, _number(device["instance"])
                 slices[name] = _number(device["slices"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return Parts(failure=one_line(f"NVML's answer makes no sense: {error}"))
+        return Parts(failure=one_line(f"NVML's answer is malformed: {error}"))
     return Parts(gpus, addressing, figures, instance_of, slices)
 
 

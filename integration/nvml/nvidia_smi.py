@@ -74,7 +74,7 @@ def run_alone(
         except OSError as error:
             raise NvmlInUse(f"{error.filename}: {error.strerror}") from error
         if lock is None:
-            raise NvmlInUse("a program of ours that asks NVML has it open still")
+            raise NvmlInUse("a program of ours still has NVML open")
         if not is_due():
             return None
         try:
@@ -139,12 +139,12 @@ def run_nvidia_smi(
             )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SmiFailed(
-            f"{_PROGRAM} has not ended after {timeout:g} s",
+            f"{_PROGRAM} did not exit within {timeout:g} s",
             "see the kernel's log, and reboot the node",
         ) from error
     except OSError as error:
         raise SmiFailed(f"{program}: {error.strerror}", "check that it can be executed") from error
     said = one_line(done.stdout.decode(errors="replace")) or "nothing"
     if done.returncode:
-        raise SmiFailed(f"{_PROGRAM} ended with status {done.returncode} and said: {said}")
+        raise SmiFailed(f"{_PROGRAM} exited with status {done.returncode}: {said}")
     return said

@@ -9,15 +9,14 @@ Rules
 - Only one question is asked at a time. Callers that ask in the meantime share its answer.
 - NVML has to answer each of its many calls in time, however many GPUs there are; otherwise the
   sample is a failure, and the child is stopped. After a failure NVML is not asked for a while,
-  sample is a failure, and the child is stopped. After a failure NVML is not asked for a while,
   twice as long each time; until then the failure is the answer.
+- One bad GPU does not affect the others. A GPU that does not answer while others do, or on which
   NVML crashes (found by asking one GPU after the other), is reported as lost. It is not asked for a
   minute, or for as long as the driver blocks a child that asked it. If NVML crashes or hangs on all
   GPUs, the sample is a failure.
 - If a question for the activity of GPUs crashes or hangs NVML, it is repeated without the activity.
-  - If a question for the activity of GPUs crashes or hangs NVML, it is repeated without the
-    activity. The activity is then left out for :data:`_NO_PROFILE` seconds, unless a GPU fails both
-    times.
+  The activity is then left out for :data:`_NO_PROFILE` seconds, unless a GPU fails both times.
+- When the driver or the GPUs change, the child is stopped at once, even in the middle of an answer,
   and the next question goes to a new child.
 """
 

@@ -98,7 +98,7 @@ class Children:
         if (held := self.abandoned) >= _MOST_ABANDONED:
             raise ChildFailed(
                 asked,
-                found=f"the driver holds {held} processes that asked before: no other is started",
+                found=f"the driver holds {held} earlier processes, so no other is started",
                 do="check the kernel's log; the node may need a reboot",
             )
         try:

@@ -382,7 +382,7 @@ def test_what_fails_is_undone_on_all_gpus(place: Place) -> None:
     before = place.state()
     with (
         place.suffers("gpu1.nvmlDeviceCreateGpuInstanceWithPlacement=error:999"),
-        raises(LayoutFailed, match="on GPU 1 .*nvidia-smi ended with status .*Unknown Error"),
+        raises(LayoutFailed, match="on GPU 1 .*nvidia-smi exited with status .*Unknown Error"),
     ):
         place.apply(NEXT)
     assert place.state() == before
