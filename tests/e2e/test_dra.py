@@ -126,7 +126,7 @@ def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
     namespace, _, name = place.claim("replaced", place.gpus[0])
     refused((namespace, "another UID", name), "NVSHIM-E2772", "another UID is meant")
     refused(("default", place.cluster.claim("new", None), "new"), "E2772", "nothing of")
-    refused(place.claim("gone", "gpu-of-another-node"), "NVSHIM-E2773", "it is not here")
+    refused(place.claim("gone", "gpu-of-another-node"), "NVSHIM-E2773", "the node lacks it")
     strange = [{"request": "gpu", **place.result(place.gpus[0], pool="node-2")}]
     uid = place.cluster.claim("strange", strange)
     refused(("default", uid, "strange"), "NVSHIM-E2773", "of the pool node-2")

@@ -367,7 +367,7 @@ def test_claims_have_parts_of_a_mig_device_and_one_daemon(place: Sharing) -> Non
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M" in place.environment(two)
     error = place.refusal(place.part("three", part, "2Gi", mps={}))
     assert "NVSHIM-E2774" in error
-    assert "claim default/one, claim default/two it would be 4 shares and 5120Mi" in error
+    assert "claim default/one, claim default/two it would have 4 shares and 5120Mi" in error
     assert "NVSHIM-E2789" in place.refusal(place.part("plain", part, "1Gi"))
     assert "NVSHIM-E2774" in place.refusal(place.claim("whole", part))
     place.have(place.claim("other", other))

@@ -210,7 +210,7 @@ async def _try(context: Context, name: str, reports: _Reports) -> tuple[str, str
         state = FAILED if await process.wait() else SUCCESS
         if state == FAILED and not last.startswith(_ERROR):
             # It was killed, or has a bug: its last line is that of a step, or of a traceback.
-            last = f"`nvshim mig apply` ended with status {process.returncode}: {last or 'no word'}"
+            last = f"`nvshim mig apply` exited with {process.returncode}: {last or 'no message'}"
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_TO_UNDO):
             while process.returncode is None:

@@ -338,7 +338,7 @@ def _not_counted(path: str, malformed: int) -> str:
     """Return a line for malformed entries of a record; "" without any."""
     if not malformed:
         return ""
-    return f"{path}: {malformed} of its entries are malformed, and do not count"
+    return f"{path}: {malformed} of its entries are malformed, and are ignored"
 
 
 def plugin_allocated(config: Config) -> tuple[dict[str, str], str]:

@@ -382,7 +382,7 @@ async def test_a_layout_whose_program_is_killed_has_failed_and_says_so(
     context = Context(replace(Config(), state=str(tmp_path)), Options(), say=lambda *_, **__: None)
     assert await mig_config._apply(context, "one", reports) == mig_config.FAILED
     assert said[-1] == (
-        "failed", "`nvshim mig apply` ended with status -9: GPU 0: creates an instance"
+        "failed", "`nvshim mig apply` exited with -9: GPU 0: creates an instance"
     )  # fmt: skip
 
 

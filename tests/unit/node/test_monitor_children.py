@@ -41,7 +41,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     monkeypatch.setattr(child.process, "kill", lambda: None)  # as if signals did not reach it
     try:
         await children.end(child)
-        with pytest.raises(ChildFailed, match="holds 1 processes"):
+        with pytest.raises(ChildFailed, match="holds 1 earlier processes"):
             children.start("samples", "/nowhere/libnvidia-ml.so.1")
     finally:
         process.kill()

@@ -125,14 +125,14 @@ def keep(
     if template is None or gone is not None:
         raise ClaimedDeviceMissing(
             f"the device {(gone or claim.devices[0]).device} of {claim}",
-            found="the driver does not have it now",
+            found="the driver does not list it now",
             do="see `nvshim list` on the node",
         )
     if not mps_root and any(each.sharing.daemon for each in claim.devices):
         raise MpsNotReady(
             f"to share the devices of {claim} by MPS",
-            found="where MPS has its files is not known, nor the device plugin's settings",
-            do="see the node agent's faults in `nvshim doctor`; it is tried again",
+            found="the device plugin's settings, which name the directory of MPS, are unknown",
+            do="see the node agent's faults in `nvshim doctor`; the kubelet retries",
         )
     devices = {}
     for each in claim.devices:

@@ -95,7 +95,7 @@ class ClaimReader:
             limit = min(limit, _A_MOMENT)
             silent_at = max(self._silent_at, self._slow_at)
             if time.monotonic() - silent_at < _JUST_NOW:
-                raise ApiServerSilent(asked, found="it has just been silent")
+                raise ApiServerSilent(asked, found="it has just failed to answer")
         with anyio.move_on_after(limit):
             version = await self._api_version()
             try:
@@ -174,7 +174,7 @@ class ClaimReader:
     def _get_in_thread(self, path: str, asked: float) -> dict[str, Any]:
         self._refuse(asked)
         if not self._threads.acquire(blocking=False):
-            raise ApiServerSilent(f"to GET {path}", found="nor are calls before it answered")
+            raise ApiServerSilent(f"to GET {path}", found="earlier calls have no answer, either")
         try:
             return self._api.call("GET", path)
         except ApiServerSilent as error:

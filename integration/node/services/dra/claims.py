@@ -102,18 +102,16 @@ def read_claim(
     if devices is None:
         raise ClaimedDeviceMissing(
             f"the devices of {asked}",
-            found="NVML has not said yet what the node has",
-            do="see `nvidia-smi` on the node; it is tried again",
+            found="NVML has not listed the node's devices yet",
+            do="see `nvidia-smi` on the node; the kubelet retries",
         )
     uid = (found.get("metadata") or {}).get("uid")
     if uid != reference.uid:
-        raise ResourceClaimUnusable(
-            asked, found=f"it is {uid} by now, and {reference.uid} is meant"
-        )
+        raise ResourceClaimUnusable(asked, found=f"its UID is now {uid}, not {reference.uid}")
     allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
     results = [each for each in allocation.get("results") or () if each.get("driver") == driver]
     if not results:
-        raise ResourceClaimUnusable(asked, found=f"nothing of {driver} is allocated to it")
+        raise ResourceClaimUnusable(asked, found=f"it has no allocation from {driver}")
     configurations = read_all(allocation.get("config") or (), driver, asked)
     allocated = []
     for each in results:
@@ -144,9 +142,9 @@ def _device(
     name = str(result.get("device"))
     device = devices.get(name)
     if device is None or device.lost or result.get("pool") != pool:
-        why = "it does not answer, or has no node" if device is not None else "it is not here"
+        why = "it does not answer, or has no node" if device is not None else "the node lacks it"
         if result.get("pool") != pool:
-            why = f"it is of the pool {result.get('pool')}, and this is {pool}"
+            why = f"it is in the pool {result.get('pool')}, not in {pool}"
         raise ClaimedDeviceMissing(
             f"the device {name} of {asked}", found=why,
             do="see `nvshim list` on the node, and delete the pod",
@@ -155,7 +153,7 @@ def _device(
     if share and device.part is not None:
         raise ResourceClaimUnusable(
             f"a share of the device {name} for {asked}",
-            found="it is made for one claim, which has all of it",
+            found="it is created for one claim and cannot be shared",
         )
     # "gpu/any" is the subrequest "any": the kubelet knows the request.
     request, _, chosen = str(result.get("request")).partition("/")
@@ -275,7 +273,7 @@ def read_all(
         opaque = each.get("opaque")
         if not isinstance(opaque, dict):
             raise ClaimConfigUnknown(
-                f"a configuration of {asked}", found="it is none of a driver's (opaque)"
+                f"a configuration of {asked}", found="it is not a driver's (opaque)"
             )
         if opaque.get("driver") != driver:
             continue
@@ -299,11 +297,11 @@ def _read(parameters: object) -> tuple[str, frozenset[str], SharingRequest]:
     tree = _object(parameters, "parameters")
     kind, version = str(tree.get("kind")), str(tree.get("apiVersion"))
     if kind == "VfioDeviceConfig":
-        raise _Wrong("VfioDeviceConfig asks for a GPU to be passed through, which is not done here")
+        raise _Wrong("VfioDeviceConfig asks for GPU passthrough, which is not supported")
     reader = _READERS.get((version, kind))
     if reader is None:
         known = ", ".join(f"{name} of {of}" for of, name in _READERS)
-        raise _Wrong(f"{kind} of {version} is not known; known are {known}")
+        raise _Wrong(f"{kind} of {version} is unknown; use {known}")
     devices, read = reader
     rest = {key: value for key, value in tree.items() if key not in {"kind", "apiVersion"}}
     return kind, devices, read(rest, kind)
@@ -314,7 +312,7 @@ def _fields(value: object, at: str, known: Mapping[str, tuple[_Reader, Any]]) ->
     tree = _object(value, at)
     for key in tree:
         if key not in known:
-            raise _Wrong(f"{at}.{key} is not known; known are {', '.join(known)}")
+            raise _Wrong(f"{at}.{key} is unknown; use {', '.join(known)}")
     return [
         default if tree.get(key) is None else read(tree[key], f"{at}.{key}")
         for key, (read, default) in known.items()
@@ -337,7 +335,7 @@ def _mig_config(tree: object, at: str) -> SharingRequest:
 def _sharing(tree: object, at: str) -> Any:
     strategy = _object(tree, at).get("strategy")
     if strategy not in ("TimeSlicing", "MPS"):  # it may be a list
-        raise _Wrong(f"{at}.strategy is {strategy!r}, and not TimeSlicing or MPS")
+        raise _Wrong(f"{at}.strategy is {strategy!r}, not TimeSlicing or MPS")
     known: dict[str, tuple[_Reader, Any]] = {"strategy": (lambda *_: None, None)}
     if strategy == "MPS":
         mps = partial(_mps, words=_NVIDIAS)
@@ -357,7 +355,7 @@ def _device_sharing(tree: object, at: str) -> SharingRequest:
     mps_reader = partial(_mps, words=_WORDS)
     mps, interval = _fields(tree, at, {"mps": (mps_reader, None), "timeSlice": (_interval, "")})
     if mps and interval:
-        raise _Wrong(f"{at} has timeSlice and mps, of which one excludes the other")
+        raise _Wrong(f"{at} has both timeSlice and mps; use one of them")
     return mps or SharingRequest(Sharing(interval))
 
 
@@ -371,26 +369,26 @@ def _mps(tree: object, at: str, words: Sequence[str]) -> SharingRequest:
 
 def _percent(value: object, at: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ALL:
-        raise _Wrong(f"{at} is {value!r}, and not a whole number from 0 to {ALL}")
+        raise _Wrong(f"{at} is {value!r}, not a whole number from 0 to {ALL}")
     return value
 
 
 def _flag(value: object, at: str) -> bool:
     if not isinstance(value, bool):
-        raise _Wrong(f"{at} is {value!r}, and not true or false")
+        raise _Wrong(f"{at} is {value!r}, not true or false")
     return value
 
 
 def _interval(value: object, at: str) -> str:
     if value not in INTERVALS:
-        raise _Wrong(f"{at} is {value!r}, and not one of {', '.join(INTERVALS)}")
+        raise _Wrong(f"{at} is {value!r}, not one of {', '.join(INTERVALS)}")
     return str(value)
 
 
 def _mebibytes(value: object, at: str) -> int:
     size = parse_quantity(value)
     if size is None or size < MEBI:
-        raise _Wrong(f"{at} is {value!r}, and not a quantity of at least 1Mi, such as 10Gi")
+        raise _Wrong(f"{at} is {value!r}, not a quantity of at least 1Mi, such as 10Gi")
     return size // MEBI
 
 
@@ -400,7 +398,7 @@ def _limits(value: object, at: str) -> dict[str, int]:
 
 def _object(value: object, at: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _Wrong(f"{at} is {value!r}, and not an object")
+        raise _Wrong(f"{at} is {value!r}, not an object")
     return value
 
 

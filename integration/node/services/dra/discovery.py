@@ -188,12 +188,12 @@ class DeviceDiscovery:
             self._parts = parts
         out = parts.left_out(inventory.gpus)
         self._is_partial = bool(out) and not parts.failure
-        why = parts.failure or (out and f"it leaves out {out}")
+        why = parts.failure or (out and f"its answer lacks {out}")
         if why:
             self._failed = time.monotonic()
         if not parts.failure:
             self._cut = _cut(inventory)
-        self._fault("parts", why and f"NVML tells nothing of MIG: {why}")
+        self._fault("parts", why and f"NVML does not report MIG: {why}")
 
     def _ask_nvml(self) -> Parts:
         try:

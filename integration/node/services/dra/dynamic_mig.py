@@ -173,7 +173,7 @@ class DynamicMig:
             parse_name(each.device) and each.device not in parts for each in claim.devices
         ):
             raise ClaimedDeviceMissing(
-                f"the devices of {claim}", found="the GPU cannot be cut so now",
+                f"the devices of {claim}", found="the GPU cannot be partitioned like this now",
                 do="see `nvidia-smi mig -lgi` on the node, and delete the pod",
             )  # fmt: skip
         if any(map(is_unmade, claim.devices)):

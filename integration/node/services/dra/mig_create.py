@@ -295,7 +295,7 @@ class MigCreator:
         self._refuse_taken(claim, part, asked)
         gpu = _gpu(inventory, part)
         if gpu is None:
-            raise MigDeviceNotMade(f"to make {asked}", found=f"{part.gpu} is not there")
+            raise MigDeviceNotMade(f"to make {asked}", found=f"the node no longer has {part.gpu}")
         is_known = part.name in self._notes
         self._note(MigNote(claim.uid, str(claim), part))
         where = ["mig", "-i", gpu.uuid]

@@ -159,9 +159,9 @@ class Publisher:
             usable = [each for each in VERSIONS if each in has]
             if not usable:
                 raise ApiServerRefused(
-                    f"to speak {GROUP} with the API server",
-                    found=f"it has {', '.join(sorted(has)) or 'no version of it'}",
-                    do=f"see that one of {', '.join(VERSIONS)} is served",
+                    f"to use {GROUP} of the API server",
+                    found=f"it has {', '.join(sorted(has)) or 'no version'}",
+                    do=f"enable one of {', '.join(VERSIONS)}",
                 )
             self._version = usable[0]
             self._counting = Counting.APART
@@ -336,8 +336,8 @@ class Publisher:
         """Return why MIG devices to create are not published; "" if they are."""
         if self._counting is not Counting.NONE or all(each.part is None for each in wanted):
             return ""
-        found = f"{self._uncounted} (it speaks {GROUP}/{self._owner.version})"
-        return str(CountersMissing("to publish what GPUs can be cut into", found=found))
+        found = f"{self._uncounted} (it serves {GROUP}/{self._owner.version})"
+        return str(CountersMissing("to publish the possible MIG devices", found=found))
 
     def _pause(self, wanted: tuple[Device, ...]) -> float:
         """Return the seconds until the same content may be written again."""
@@ -404,7 +404,7 @@ class Publisher:
             raise _Uncounted
         if has != sent and self._kept.get(key_of(sent)) != has:
             self._kept[key_of(sent)] = has
-            self._say("warning", "the API server keeps less of the devices than it was sent")
+            self._say("warning", "the API server stored only a part of the devices")
 
     async def _call(
         self, method: str, path: str, body: Any = None, query: dict[str, str] | None = None
@@ -439,7 +439,7 @@ def _understood(what: str) -> Iterator[None]:
         raise ApiServerSilent(
             f"to read {what}",
             found=f"not what an API server answers ({type(error).__name__}: {error})",
-            do="see what answers at --api-server",
+            do="check what answers at --api-server",
         ) from error
 
 

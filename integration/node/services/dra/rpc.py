@@ -188,7 +188,7 @@ class ActiveDriver:
             if not work.done.is_set():
                 late = ClaimUnfinished(
                     f"to {verb} the claim {work.title}",
-                    found=f"it has not ended after {_TO_ANSWER:g} s, and goes on",
+                    found=f"it is not complete after {_TO_ANSWER:g} s, and continues",
                 )
                 self._context.say("warning", str(late))
                 work.result = None, one_line(str(late))

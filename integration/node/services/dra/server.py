@@ -255,8 +255,8 @@ class DriverServer:
         if which < len(servers):
             raise PluginFailed(
                 f"to serve {self._driver}",
-                found="its server has ended by itself",
-                do="the agent starts it again",
+                found="its server stopped by itself",
+                do="nothing; the agent starts it again",
             )
 
     async def _can_serve(self) -> bool:
@@ -425,7 +425,7 @@ async def stand_by(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock)
         await server.in_place.wait()
         lock.show_pod(options.pod_uid)
 
-    context.say("info", "waits for the end of another agent", process=lock.holder)
+    context.say("info", "waiting until another agent exits", process=lock.holder)
     tasks.start_soon(server.run)
     tasks.start_soon(show)
     await lock.wait()

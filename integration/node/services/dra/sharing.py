@@ -173,23 +173,23 @@ def _of_group(
     if sharing.time_slice and parts:
         raise _wrong(
             asked, f"{configuration.kind} asks for a time slice of {parts[0]}, a MIG device",
-            "ask for it of whole GPUs only",
+            "ask for time slices of whole GPUs only",
         )  # fmt: skip
     if not sharing.daemon:
         return [(each, sharing) for each in group]
     several = len({each.device.uuid for each in group}) > 1
     if parts and several:
         raise _wrong(
-            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
-            f"which {parts[0]} is a MIG device",
-            "configure each request by an entry of its own: a daemon has one MIG device at most",
+            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, but "
+            f"{parts[0]} is a MIG device",
+            "configure each request in its own entry: a daemon serves at most one MIG device",
         )  # fmt: skip
     shares = [each.device for each in group if each.device.share]
     if shares and several:
         raise _wrong(
-            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
-            f"which {shares[0].device} is a share of a device",
-            "configure each request by an entry of its own",
+            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, but "
+            f"{shares[0].device} is a share of a device",
+            "configure each request in its own entry",
         )  # fmt: skip
     ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
     limits = _limits([each.known.uuid for each in ordered], sharing.memory, memory_of, asked)
@@ -214,7 +214,7 @@ def _limits(
             uuid = uuids[int(key)]
         if uuid not in limits:
             raise _wrong(
-                asked, f"it limits the memory of {key}, and has {', '.join(uuids)}",
+                asked, f"it limits the memory of {key}, but has {', '.join(uuids)}",
                 f"name one of these, or a place from 0 to {len(uuids) - 1}",
             )  # fmt: skip
         limits[uuid] = size
@@ -360,8 +360,8 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
             names = ", ".join(sorted(takers - {str(claim)}))
             raise DeviceTaken(
                 f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
-                found=f"with {names or 'its other shares'} it would be {shares} shares and "
-                f"{memory}Mi of {known.shares or 'any number'} and {total}Mi",
+                found=f"with {names or 'its other shares'} it would have {shares} shares and "
+                f"{memory}Mi; it can have {known.shares or 'any number'} and {total}Mi",
             )
 
 

@@ -152,7 +152,7 @@ class SharingSetup:
         raise MpsNotReady(
             f"to share {', '.join(uuids)} by MPS for {claim}",
             found=why,
-            do="see `mps` in the node agent's faults; it is tried again",
+            do="see `mps` in the node agent's faults; the kubelet retries",
         )
 
     async def _await_end(self, claim: Claim, name: str) -> None:
@@ -166,7 +166,7 @@ class SharingSetup:
         raise MpsDaemonFailed(
             f"to end the MPS control daemon of {claim}",
             found=state.mps_daemons.value[name].unready or "it has not ended yet",
-            do="end its clients; it is tried again",
+            do="stop its clients; the kubelet retries",
         )
 
     # Time slices

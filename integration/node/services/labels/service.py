@@ -148,7 +148,7 @@ def _ask(config: Config, inventory: Inventory) -> Parts:
     try:
         parts = ask_parts(config)
         if out := parts.left_out(inventory.gpus):
-            raise SmiFailed(f"it leaves out {out}")  # noqa: TRY301 - handled as no answer
+            raise SmiFailed(f"its answer lacks {out}")  # noqa: TRY301 - handled as no answer
     except SmiFailed as error:
         raise NvmlFailed(
             "NVML's answer about MIG, for the node's labels",

@@ -159,7 +159,7 @@ class _Plugin:
             say("error", "NRI refuses a container", container=title, why=str(error))
             raise
         if decision.denied:
-            say("warning", "it does not get what it asks for", container=title, why=decision.denied)
+            say("warning", "NRI denied a request", container=title, why=decision.denied)
         if decision.adjustment is None:
             return pb.CreateContainerResponse()
         counters.nri_answered(OK)

@@ -77,7 +77,7 @@ def test_every_kind_of_request_was_recorded() -> None:
 
 def test_configurations_that_are_not_known_are_an_error() -> None:
     configured = [each for each in RECORDED if each["allocation"]["devices"].get("config")]
-    with raises(ClaimConfigUnknown, match=r"GpuConfig of example\.com/v1 is not known"):
+    with raises(ClaimConfigUnknown, match=r"GpuConfig of example\.com/v1 is unknown"):
         claim_of(configured[0]["allocation"])
     result = {"request": "gpu", "driver": DRIVER, "pool": POOL, "device": "gpu-0"}
     for config, is_known in (

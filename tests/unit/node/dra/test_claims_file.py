@@ -185,7 +185,7 @@ def test_a_malformed_entry_of_the_kubelets_record_hides_no_other(tmp_path: Path,
     data = {"Data": json.dumps({"ClaimInfoStateList": entries})}
     path.write_text(json.dumps(data))
     assert load(config, "driver", told.append).keys() == {"one", "two"}
-    assert told == [f"{path}: 1 of its entries are malformed, and do not count"]
+    assert told == [f"{path}: 1 of its entries are malformed, and are ignored"]
     assert recorded(config, "driver") is None
 
 
@@ -254,7 +254,7 @@ def test_a_malformed_entry_of_the_device_managers_checkpoint_hides_no_other(
     path.write_text(json.dumps({"Data": {"PodDeviceEntries": [one, bad, two]}}))
     found, fault = plugin_allocated(config)
     assert found == {"GPU-1": "pod 1", "GPU-2": "pod 2"}
-    assert fault == f"{path}: 1 of its entries are malformed, and do not count"
+    assert fault == f"{path}: 1 of its entries are malformed, and are ignored"
     path.write_text("{}")
     assert plugin_allocated(config) == ({}, f"{path}: not as a kubelet writes it")
 

@@ -126,38 +126,38 @@ def test_what_is_asked_for_is_understood(parameters: Any, expected: Sharing) -> 
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ("odd", "parameters is 'odd', and not an object"),
+        ("odd", "parameters is 'odd', not an object"),
         (None, "not an object"),
-        ({}, "None of None is not known; known are GpuConfig of resource.nvidia.com/v1beta1"),
-        ({"apiVersion": "resource.nvidia.com/v1", "kind": "GpuConfig"}, "v1 is not known"),
-        ({"apiVersion": NVIDIA, "kind": "VfioDeviceConfig"}, "passed through"),
-        ({"apiVersion": NVIDIA, "kind": "GpuConfig", "share": {}}, "GpuConfig.share is not known"),
-        (gpu_config(), "strategy is None, and not TimeSlicing or MPS"),
+        ({}, "None of None is unknown; use GpuConfig of resource.nvidia.com/v1beta1"),
+        ({"apiVersion": "resource.nvidia.com/v1", "kind": "GpuConfig"}, "v1 is unknown"),
+        ({"apiVersion": NVIDIA, "kind": "VfioDeviceConfig"}, "GPU passthrough"),
+        ({"apiVersion": NVIDIA, "kind": "GpuConfig", "share": {}}, "GpuConfig.share is unknown"),
+        (gpu_config(), "strategy is None, not TimeSlicing or MPS"),
         (gpu_config(strategy="mps"), "strategy is 'mps'"),
-        (slices("long"), "interval is 'long', and not one of Default, Short, Medium, Long"),
-        (gpu_config(strategy="TimeSlicing", mpsConfig={}), "sharing.mpsConfig is not known"),
-        (gpu_config(strategy="MPS", timeSlicingConfig={}), "timeSlicingConfig is not known"),
+        (slices("long"), "interval is 'long', not one of Default, Short, Medium, Long"),
+        (gpu_config(strategy="TimeSlicing", mpsConfig={}), "sharing.mpsConfig is unknown"),
+        (gpu_config(strategy="MPS", timeSlicingConfig={}), "timeSlicingConfig is unknown"),
         (
             gpu_config(strategy="TimeSlicing", timeSlicingConfig={"intervall": "Long"}),
-            "timeSlicingConfig.intervall is not known; known are interval",
+            "timeSlicingConfig.intervall is unknown; use interval",
         ),
-        (ours(timeSlice="Long", mps={}), "one excludes the other"),
-        (ours(strategy="MPS"), "DeviceSharing.strategy is not known; known are mps, timeSlice"),
+        (ours(timeSlice="Long", mps={}), "has both timeSlice and mps"),
+        (ours(strategy="MPS"), "DeviceSharing.strategy is unknown; use mps, timeSlice"),
         *(
             (ours(mps={"threadPercentage": value}), f"threadPercentage is {value!r}")
             for value in (-1, 101, "50", 1.5, True)
         ),
         *(
-            (ours(mps={"memoryLimit": value}), f"memoryLimit is {value!r}, and not a quantity")
+            (ours(mps={"memoryLimit": value}), f"memoryLimit is {value!r}, not a quantity")
             for value in NO_SIZES
         ),
-        (ours(mps={"memoryLimitOf": []}), "memoryLimitOf is [], and not an object"),
-        (ours(mps={"multiUser": 0}), "multiUser is 0, and not true or false"),
-        (ours(mps={"memoryLimitOf": [1]}), "memoryLimitOf is [1], and not an object"),
-        (ours(mps={"memoryLimitOf": {"0": "much"}}), "memoryLimitOf.0 is 'much', and not"),
-        (ours(mps={"memoryLimitOf": {"1": "1Gi"}}), "limits the memory of 1, and has GPU-0"),
+        (ours(mps={"memoryLimitOf": []}), "memoryLimitOf is [], not an object"),
+        (ours(mps={"multiUser": 0}), "multiUser is 0, not true or false"),
+        (ours(mps={"memoryLimitOf": [1]}), "memoryLimitOf is [1], not an object"),
+        (ours(mps={"memoryLimitOf": {"0": "much"}}), "memoryLimitOf.0 is 'much', not"),
+        (ours(mps={"memoryLimitOf": {"1": "1Gi"}}), "limits the memory of 1, but has GPU-0"),
         (ours(mps={"memoryLimitOf": {OTHER: "1Gi"}}), f"limits the memory of {OTHER}"),
-        (ours(mps={"multiUser": "yes"}), "multiUser is 'yes', and not true or false"),
+        (ours(mps={"multiUser": "yes"}), "multiUser is 'yes', not true or false"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(parameters: Any, words: str) -> None:
@@ -183,7 +183,7 @@ def test_the_last_that_fits_counts_and_what_the_claim_says_comes_after_its_class
     assert sharing_of(entry(of_claim, "gpu-a/any")) == [Sharing("Short")]
     assert sharing_of(entry(of_claim, "gpu-a/other")) == [Sharing()]
     assert sharing_of(entry(of_claim, driver="another.example.com")) == [Sharing()]
-    with raises(ClaimConfigUnknown, match="none of a driver's"):
+    with raises(ClaimConfigUnknown, match="it is not a driver's"):
         claimed({"source": "FromClaim", "requests": []})
     # Unused configurations are parsed, too.
     with raises(ClaimConfigUnknown):
@@ -216,7 +216,7 @@ def test_a_daemon_is_for_the_devices_of_one_configuration() -> None:
     )
     assert len(daemons_of([apart])) == 2
     assert not daemons_of([claimed(entry(ours(mps={})), adminAccess=True)])
-    with raises(ClaimConfigUnknown, match="a daemon has one MIG device at most"):
+    with raises(ClaimConfigUnknown, match="a daemon serves at most one MIG device"):
         claimed(entry(ours(mps={})), devices=("mig-a", "mig-b"))
 
 

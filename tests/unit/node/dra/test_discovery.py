@@ -123,7 +123,7 @@ async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
     found = await place.looking.discover(there, {})
     assert found is not None
     assert not any(each.part for each in found.devices.values())
-    assert "NVML tells nothing of MIG" in place.faults["parts"]
+    assert "NVML does not report MIG" in place.faults["parts"]
     assert await place.looking.discover(there, {}) is None, "it is not asked each time"
     monkeypatch.setattr("integration.node.services.dra.discovery._RETRY_AFTER", -1.0)
     write(node, "nvml-faults", "")

@@ -310,5 +310,5 @@ def test_a_spec_is_left_as_it_is_while_it_is_not_known_where_mps_is(tmp_path: Pa
     claim = with_mps("uid", "one")
     device = SimpleNamespace(edits=Edits())
     template = SpecTemplate(None, {"GPU-0": device}, {}, "0.5.0")  # type: ignore[arg-type,dict-item]
-    with pytest.raises(MpsNotReady, match="where MPS has its files is not known"):
+    with pytest.raises(MpsNotReady, match="which name the directory of MPS, are unknown"):
         keep(Config(state=str(tmp_path)), "driver", claim, template, "")

@@ -160,7 +160,7 @@ def test_any_number_of_claims_has_a_gpu_as_long_as_its_memory_suffices() -> None
 
     many = [taking("0", number) for number in range(100)]
     refuse_overfull(taking("80Gi", 100), many, devices)
-    with raises(DeviceTaken, match=r"of any number and 81920Mi"):
+    with raises(DeviceTaken, match=r"it can have any number and 81920Mi"):
         refuse_overfull(taking("80Gi", 100), [*many, taking("1Mi", 101)], devices)
 
 
@@ -168,7 +168,7 @@ def test_what_takes_from_counters_has_no_shares() -> None:
     taking = [replace(each, counters=Counters("of-its-gpu", {}, {})) for each in DEVICES]
     assert list(with_shares(taking, 4, NODE, Config())) == taking
     made = {"gpu-0": replace(SHARED["gpu-0"], part=Part(OTHER, 19, 0, 1), shares=0)}
-    with pytest.raises(ResourceClaimUnusable, match="made for one claim, which has all of it"):
+    with pytest.raises(ResourceClaimUnusable, match="created for one claim and cannot be shared"):
         claim_of({"devices": {"results": [part()]}}, devices=made)
 
 
@@ -219,7 +219,7 @@ def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
     refuse_overfull(one, [one, two], SHARED)
     refuse_overfull(having(OTHER, OTHER, "whole"), [one], SHARED)
     for greedy in (part(41, share=SECOND), part(1, 4, share=SECOND)):
-        with raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
+        with raises(DeviceTaken, match=r"with claim default/one it would have [25] shares"):
             refuse_overfull(sharing(greedy, name="two"), [one], SHARED)
     third = sharing(part(1, 4, share=SECOND), name="three")
     for others in ([one, two], [two, one]):  # in either order of preparation

@@ -247,7 +247,7 @@ def test_nothing_is_written_while_nvml_leaves_out_a_gpu(
     with closing(api_server_of(agent.context.options)) as api:
         labeller = Labeller(agent.context)
         faults.write_text("gpu4.nvmlDeviceGetGpuInstances=error:999")
-        with raises(NvmlFailed, match=f"leaves out {there.gpus[4].uuid}"):
+        with raises(NvmlFailed, match=f"its answer lacks {there.gpus[4].uuid}"):
             labeller.write(api)
         assert cluster.labels == FOREIGN
         faults.write_text("")
