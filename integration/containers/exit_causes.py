@@ -70,7 +70,7 @@ def end_of(container: Container, ends: Iterable[End]) -> End | None:
 
 
 def causes_of(containers: Iterable[Container], ends: Iterable[End]) -> dict[str, str]:
-    """Return why those of some containers that have stopped have ended, by bundle."""
+    """Return why each of the stopped containers has ended, by bundle."""
     known = list(ends)
     stopped = [each for each in containers if not each.pid]
     return {each.bundle: end.cause for each in stopped if (end := _own_end(each, known))}

@@ -119,7 +119,7 @@ def drained_of(
 
 
 def _is_called(mark: Drain, name: str) -> bool:
-    """Return whether a name, which is not an index, stands for a mark's device or its address."""
+    """Return whether a name starts a mark's device, or is its address; an index is neither."""
     is_prefix = mark.device.lower().startswith(name) and not name.isdecimal()
     return is_prefix or mark.bus_id.lower() == name
 

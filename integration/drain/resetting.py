@@ -45,7 +45,7 @@ from integration.timeouts import PATIENCE
 DRAINING: Final = "waits for its holders"
 CLOSING: Final = "the node agent closes NVML"
 RESETTING: Final = "nvidia-smi resets it"
-PROVING: Final = "NVML has to prove that it works again"
+PROVING: Final = "NVML checks that it works again"
 
 _DO: Final = "do what it says, and run it again; some GPUs are reset by a reboot alone"
 _TO_RESET: Final = 180.0 * PATIENCE
@@ -137,7 +137,7 @@ class Reset:
         except NvmlInUse as error:
             if isinstance(error.__cause__, OSError):
                 raise marks.unwritten(self._config, "to reset a GPU", error.__cause__) from error
-            raise self._still_held(["a program of ours that asks NVML"]) from error
+            raise self._still_held(["a program of ours that queries NVML"]) from error
         except SmiFailed as error:
             asked = f"to reset {self._target.name}"
             raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error

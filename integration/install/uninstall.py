@@ -155,7 +155,7 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
         if not in_use:
             _purge_state(config.state)
             _purge_marks(config)
-            if config_path in before:  # on a read-only file system, removing none fails
+            if config_path in before:  # else a read-only file system fails
                 os.unlink(config_path)
         for directory in (config.layers, config.drained, config.state):
             _remove_if_empty(directory)

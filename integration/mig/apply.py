@@ -351,7 +351,7 @@ def undone(config: Config, gpus: Iterable[MigGpu]) -> tuple[MigGpu, ...]:
 
 
 def _unless_broken(say: Say) -> Say:
-    """Return a function that says a line, or does nothing if nobody can read it."""
+    """Return a function that says a line, and ignores that its reader is gone."""
 
     def do(line: str) -> None:
         with suppress(OSError):

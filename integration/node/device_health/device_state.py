@@ -206,7 +206,7 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
             return _after_silence(condition, why, now, rules)
         case Watch(why):
             known = replace(condition, unwatched=why)
-            return _suspected(known, f"its errors are not heard: {why}", now) if why else known
+            return _suspected(known, f"its errors are not received: {why}", now) if why else known
         case Reset():
             need = min(condition.need, Need.PROOF)
             return replace(condition, need=need, pending=False, failed=False, errors=())
@@ -248,7 +248,7 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
 def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rules) -> Condition:
     known = replace(condition, lost="", was_away=False, silent_since=None)
     if condition.was_away:
-        # Its return is the reset that it needed.
+        # A GPU that came back was reset.
         known = step(known, Reset(), now, rules)
     if answer.asks is not None and answer.asks != known.asks:
         known = replace(known, asks=answer.asks)
@@ -279,7 +279,7 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
             errors=(),
         )
         if known.unwatched:
-            return _suspected(healthy, f"its errors are not heard: {known.unwatched}", now)
+            return _suspected(healthy, f"its errors are not received: {known.unwatched}", now)
         return healthy
     return known
 

@@ -158,7 +158,7 @@ class Verdict:
 
 
 def xid_of(event: GpuEvent) -> int:
-    """Return the number that an event is judged by; 0 for none."""
+    """Return the XID whose rules apply to an event; 0 for none."""
     return RECOVERY if event.kind == RECOVERY_ACTION else event.xid
 
 

@@ -414,4 +414,4 @@ _READERS: Final[
     (_NVIDIA, "MigDeviceConfig"): (frozenset({MIG}), _mig_config),
     (OURS, "DeviceSharing"): (frozenset({GPU, MIG}), _device_sharing),
 }
-"""The devices that a configuration is for and its reader, by its version and kind."""
+"""By version and kind of a configuration: the devices it is for, and its reader."""

@@ -10,7 +10,7 @@ Rules
 - Parts that overlap exclude each other by the slices that both need. Parts that need an engine
   which the GPU has only once exclude each other by that engine. The scheduler counts both: each GPU
   has a counter set with what the existing instances leave over.
-- The total of a counter is that of the largest part, or of as many parts of one profile as fit.
+- The total of a counter is what the largest part needs, or as many parts of one profile as fit.
 - From Hopper on, the MIG mode of a GPU can be switched without a reset, so the GPU can be allocated
   whole or in parts. As a whole it consumes all of its counters. An Ampere GPU keeps its mode.
 - The name of a part contains everything about it: ``GPU-UUID-mig-PROFILE-ID-START``. NVIDIA's

@@ -266,7 +266,7 @@ def _entities(snapshot: Snapshot, attribution: Attribution) -> Iterator[Entity]:
 
 
 def _devices(snapshot: Snapshot, attribution: Attribution) -> Iterator[tuple[str, Entity]]:
-    """Yield them once, with their names in ``attribution.jobs``."""
+    """Yield each of them once, with its key in ``attribution.jobs``."""
     inventory = snapshot.state.node.value.inventory
     devices = {each.uuid: each for each in inventory.mig_devices} if inventory is not None else {}
     holders = _holders(snapshot, attribution)
