@@ -91,7 +91,7 @@ class ApiServerRefused(
 ):
     """The cluster's API server refuses the call."""
 
-    http: int = 0  # the HTTP status
+    http: int = 0  # status
     retry_after: float = 0.0  # seconds before the next attempt; 0 if the server does not say
     denied_by: str = ""  # the admission policy or webhook that denied it; "" for none
     invalid: tuple[str, ...] = ()  # each invalid field, with the server's message

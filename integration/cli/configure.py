@@ -183,7 +183,7 @@ def _configure(output: Output, kind: Callable[..., Options], options: dict[str, 
 
 def _fault_of(key: str, value: Any) -> str:
     """Return why an option's value cannot be used; "" if nothing prevents it."""
-    # An unset shell variable leaves an empty path, which would mean the working directory.
+    # From an unset shell variable: "" would mean the working directory.
     if value == "" and key in _PATHS:
         return "It is empty."
     try:

@@ -59,7 +59,7 @@ class Pod:
     """A pod of Kubernetes."""
 
     namespace: str  # of Kubernetes
-    name: str  # its name
+    name: str
     # distinguishes it from earlier pods with its name; "" if unknown
     uid: str = field(default="", compare=False)
 
@@ -68,7 +68,7 @@ class Pod:
 class Container:
     """A container with a task in containerd."""
 
-    id: str  # its id
+    id: str
     namespace: str  # containerd's
     bundle: str  # the path of its bundle
     pod: Pod | None  # its pod; None if its spec names none

@@ -21,7 +21,7 @@ from integration.containers.procfs import Procfs
 class Process:
     """A process of the node."""
 
-    pid: int  # its number
+    pid: int
     name: str  # the kernel's short name
     procfs: Procfs  # for other facts
 

@@ -56,7 +56,7 @@ _OF_MEMORY: Final = {
 class Status:
     """The ``stat`` of a process."""
 
-    pid: int  # its number
+    pid: int
     parent: int  # the pid of its parent
     state: str  # one letter
     start_time: int  # in clock ticks since boot
@@ -106,7 +106,7 @@ class Mount:
 
     device: str  # "MAJOR:MINOR" of the file system
     root: str  # the directory of the file system that is mounted
-    point: str  # the mount point
+    point: str
     kind: str  # the type of the file system
     source: str  # the name that the file system gives
     options: tuple[str, ...]  # of the mount and of the file system

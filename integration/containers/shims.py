@@ -66,7 +66,7 @@ _TO_ANSWER: Final = 1.0
 class ShimProcess:
     """A shim, a fork server or a spare."""
 
-    pid: int  # its number
+    pid: int
     kind: str  # SHIM, FORK_SERVER or SPARE
     uid: int  # root or the caller
     address: str  # containerd's address, from its command line

@@ -40,7 +40,7 @@ _TO_ANSWER: Final = 0.2
 class TreeUser:
     """A process that uses trees."""
 
-    pid: int  # its number
+    pid: int
     trees: tuple[str, ...]  # their directories
     words: list[str]  # the command line; empty unless it is root's, since others can pretend
     procfs: Procfs

@@ -74,7 +74,7 @@ class CreateOptions:
     """What to make."""
 
     modules: bool = False  # load kernel modules first
-    nodes: bool = True  # make nodes
+    nodes: bool = True
     links: bool = True  # make links in dev/char
     control_only: bool = False  # only nodes that belong to no GPU and no capability
     dry_run: bool = False  # change nothing

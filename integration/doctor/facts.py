@@ -38,7 +38,7 @@ class Mount:
 
     purpose: str  # what the directory is for, in words
     path: str  # the directory
-    point: str  # the mount point
+    point: str
     options: tuple[str, ...]  # options of the mount and of its file system
 
 
@@ -126,7 +126,7 @@ class Driver:
 class Nvml:
     """NVML's answer."""
 
-    seconds: float  # the time it took
+    seconds: float
     limit: float  # the time limit in seconds
     failure: str  # why NVML failed; "" if it answered
     uuids: tuple[str, ...]  # the GPUs that NVML reports
@@ -427,7 +427,7 @@ class Node:
     """All facts. A group that was not requested is Unseen; None means that the node has none."""
 
     machine: Machine | Unseen = _NOT_ASKED  # the kernel and its settings
-    driver: Driver | Unseen = _NOT_ASKED  # NVIDIA's driver
+    driver: Driver | Unseen = _NOT_ASKED
     nvml: Nvml | Unseen | None = _NOT_ASKED  # NVML's answer; None without a driver
     # low-level runtimes, engines and NVIDIA's toolkit
     programs: tuple[Program, ...] | Unseen = _NOT_ASKED
@@ -437,12 +437,12 @@ class Node:
     crio: Crio | Unseen | None = _NOT_ASKED  # None without CRI-O
     injectors: tuple[Injector, ...] | Unseen = _NOT_ASKED  # other components that add GPUs
     kubernetes: Kubernetes | Unseen = _NOT_ASKED  # what Kubernetes expects of this node
-    cdi: Cdi | Unseen = _NOT_ASKED  # the CDI specs
+    cdi: Cdi | Unseen = _NOT_ASKED
     policy: Policy | Unseen = _NOT_ASKED  # the shim's configuration
     installation: Installation | Unseen = _NOT_ASKED  # the shim's installation and processes
     containers: tuple[Container, ...] | Unseen = _NOT_ASKED  # containers with GPUs from the shim
     # pods that a killed nvshim verify has left, as NAMESPACE/NAME
     verify_pods: tuple[str, ...] | Unseen = _NOT_ASKED
-    agent: NodeAgent | Unseen = _NOT_ASKED  # the node agent
+    agent: NodeAgent | Unseen = _NOT_ASKED
     # the kubelet's device plugins; None without a kubelet
     plugins: Plugins | Unseen | None = _NOT_ASKED

@@ -107,10 +107,10 @@ def _rows() -> dict[str, dict[str, str]]:
 class Finding:
     """A finding of the report; its fields are the keys of the JSON document."""
 
-    code: str  # the check's code
+    code: str
     severity: Severity
     title: str  # the fault, in a few words
-    found: str  # what was found
+    found: str
     remedy: str  # what to do
     command: str = ""  # the command to type, if any
     reference: str = ""  # a page to read, if any

@@ -118,7 +118,7 @@ class FileChange:
 class Change:
     """A change of an engine's configuration."""
 
-    engine: str  # the engine's name
+    engine: str
     # the changed files, in the order in which they are written
     files: tuple[FileChange, ...]
     need: Need  # what the engine needs to pick it up

@@ -101,7 +101,7 @@ class Record:
     """What we did to an engine's configuration."""
 
     path: str  # the record's own path
-    name: str = ""  # the handler's name
+    name: str = ""
     remedy: str = ""  # the command that undoes everything
     replaced: bool = False  # whether ours replaces an existing handler
     files: Mapping[str, Written] = field(default_factory=dict)  # by path

@@ -26,7 +26,7 @@ class Cut:
     """A GPU instance and its compute instances, each of which is a MIG device."""
 
     start: int  # the first of its memory slices
-    profile: int  # the profile's number
+    profile: int
     computes: tuple[int, ...]  # the slices of each compute instance, the largest first
 
 

@@ -81,7 +81,7 @@ _TO_ANNOUNCE: Final = 1.0
 # Seconds without a change after which a burst of changes is over.
 _QUIET: Final = 0.3
 
-# Seconds to wait for the CDI spec to be written; then the round continues without it.
+# Seconds to wait for the CDI spec; then the round continues without it.
 _LONGEST_KEEP: Final = 10.0 * PATIENCE
 
 # Seconds until the child that queries the driver is killed.

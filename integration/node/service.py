@@ -46,7 +46,7 @@ class Context:
     """The arguments of each service."""
 
     config: Config  # where the node's files are
-    options: Options  # the agent's options
+    options: Options
     say: Callable[..., None]  # writes a line of the log: level, event, fields
     state: State = field(default_factory=State)  # shared by the services
     # the DRA server of an agent that had to wait for the node lock; None if it got the lock at once

@@ -71,7 +71,7 @@ class Place:
     """A place for a GPU instance."""
 
     gpu: str  # the GPU's UUID
-    profile: int  # the profile's number
+    profile: int
     start: int  # the first of its memory slices
     size: int  # the number of memory slices
 

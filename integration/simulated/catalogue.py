@@ -51,15 +51,15 @@ class MigProfile:
     index: int  # NVML's index of the profile
     id: int  # the driver's number of the profile, as ``nvidia-smi mig -lgip`` prints it
     slices: int  # compute slices, of seven
-    memory_slices: int  # memory slices, of eight
+    memory_slices: int  # of eight
     memory: int  # MiB
     multiprocessors: int  # SMs
     starts: tuple[int, ...]  # memory slices it may start at
     instances: int  # the most instances of it on one GPU
     first_id: int  # ids of its GPU instances count from here
-    copy_engines: int  # asynchronous copy engines
+    copy_engines: int
     decoders: int  # NVDECs
-    jpeg: int  # JPEG engines
+    jpeg: int
     ofa: int  # optical flow engines
 
 
@@ -73,7 +73,7 @@ class Model:
     pci_class: int  # PCI class code; data-centre GPUs are 3D controllers, others VGA controllers
     memory: int  # MiB, as ``nvidia-smi`` shows it
     architecture: Architecture  # generation
-    capability: tuple[int, int]  # CUDA compute capability
+    capability: tuple[int, int]  # of CUDA
     brand: Brand  # what it is sold as
     multiprocessors: int  # SMs
     cores: int  # CUDA cores

@@ -28,8 +28,8 @@ class Programs:
     """The programs of a containerd, as absolute paths."""
 
     name: str  # "installed", or their release
-    containerd: str  # the daemon
-    ctr: str  # its client
+    containerd: str
+    ctr: str
     shim: str  # containerd-shim-runc-v2
     runc: str  # the default low-level runtime
     crun: str  # the alternative

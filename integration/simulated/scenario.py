@@ -116,7 +116,7 @@ class Scenario:
     # the CUDA version of the driver; None for that of its branch
     cuda: tuple[int, int] | None = None
     drm: bool = True  # whether the GPUs have DRM nodes
-    imex_channels: tuple[int, ...] = ()  # channel numbers
+    imex_channels: tuple[int, ...] = ()
     nvidia: bool = True  # whether the node has NVIDIA's usual driver
     platform: str = ""  # another driver of NVIDIA's, one of PLATFORMS; "" for none
     others: tuple[VendorGpu, ...] = ()  # the GPUs of other vendors

@@ -38,7 +38,7 @@ class Model:
     """A model's figures."""
 
     device: int  # PCI device id
-    pci_class: int  # PCI class
+    pci_class: int
     driver: str  # the kernel driver
     partitions: tuple[int, ...] = (1,)  # the possible numbers of partitions
 
@@ -62,8 +62,8 @@ class VendorGpu:
     """One GPU of AMD or Intel."""
 
     vendor: int  # its PCI vendor
-    key: str  # its model's key
-    model: Model  # its model
+    key: str  # of the model
+    model: Model
     pci: str  # "0000:60:00.0"
     partitions: int  # the number of partitions; 1 for an undivided GPU
     first: int  # the number of its first card node; its partitions' follow

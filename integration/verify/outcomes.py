@@ -54,11 +54,11 @@ class CheckSkipped(Exception):
 class Result:
     """The result of a check; its fields are the keys of the JSON report."""
 
-    name: str  # the check's name
+    name: str
     title: str  # what it checks, in a few words
     outcome: Outcome
     told: str = ""  # passed: what was found; skipped: the reason
     expected: str = ""
     seen: str = ""
     do: str = ""
-    seconds: float = 0.0  # duration
+    seconds: float = 0.0

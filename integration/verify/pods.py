@@ -65,7 +65,7 @@ class PodSettings:
     """Settings that all pods share."""
 
     handler: str  # the engine's runtime handler
-    namespace: str  # the pods' namespace
+    namespace: str
     image: str  # the id of an image that the engine has
     program: str  # the probe's path on the node
     directory: str  # for logs; the caller creates and removes it

@@ -55,7 +55,7 @@ class Verification:
 
     node: dict[str, Any]  # a description of the node, as JSON values
     results: tuple[Result, ...]  # one per check
-    seconds: float  # duration
+    seconds: float
 
     def count(self, outcome: Outcome) -> int:
         """Return how many checks had this outcome."""

@@ -94,10 +94,10 @@ class DeviceUse:
     device: str  # UUID of the GPU or MIG device
     processes: tuple[int, ...] = ()  # their pids, in the node's pid namespace
     memory_bytes: int | None = None  # device memory
-    sm_percent: int | None = None  # SM utilisation
+    sm_percent: int | None = None
     memory_percent: int | None = None  # utilisation of the memory bandwidth
-    encoder_percent: int | None = None  # utilisation of the encoder
-    decoder_percent: int | None = None  # utilisation of the decoder
+    encoder_percent: int | None = None
+    decoder_percent: int | None = None
     energy_joules: float | None = None  # energy attributed to the container (see :mod:`.energy`)
 
 

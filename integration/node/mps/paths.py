@@ -39,7 +39,7 @@ class Places:
     """The paths of one resource."""
 
     root: str  # the host's directory of MPS
-    resource: str  # the resource's name
+    resource: str
     directory: str = field(init=False, repr=False)  # contains all files of the resource
     pipe: str = field(init=False, repr=False)  # CUDA_MPS_PIPE_DIRECTORY of the daemon
     container_pipe: str = field(init=False, repr=False)  # the same for clients in containers

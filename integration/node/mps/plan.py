@@ -89,7 +89,7 @@ class Programs:
 class Plan:
     """The desired control daemon of a resource."""
 
-    resource: str  # the resource's name
+    resource: str
     devices: tuple[str, ...]  # UUIDs of its devices, in the daemon's order
     # MiB of each device that a client may use, by UUID; without those that have no limit
     limits: Mapping[str, int]

@@ -87,7 +87,7 @@ class Sharing:
     kind: str = ""  # TIME_SLICING, MPS; "" for not at all
     rename_by_default: bool = False  # whether a shared resource is called NAME.shared
     fail_requests_greater_than_one: bool = False  # whether a container may have one share only
-    resources: tuple[SharedResource, ...] = ()  # the shared resources
+    resources: tuple[SharedResource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

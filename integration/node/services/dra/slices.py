@@ -71,9 +71,9 @@ class Counting(Enum):
 class Owner:
     """The driver and the Node that slices belong to."""
 
-    driver: str  # the driver's name
+    driver: str
     node: str  # the name of the Node and of the pool
-    node_uid: str  # the Node's UID
+    node_uid: str
     version: str = VERSIONS[0]  # of the API
 
 

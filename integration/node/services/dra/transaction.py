@@ -80,7 +80,7 @@ class ClaimTransactions:
     reader: ClaimReader  # reads a claim from the API server
     discovery: DeviceDiscovery  # the devices of the node
     plugins: PluginDevices  # what the device plugins gave away
-    engine: EngineQuery  # the container engine
+    engine: EngineQuery
     mig: DynamicMig
     sharing: SharingSetup
     specs: ClaimSpecs

@@ -198,7 +198,7 @@ def _identity(path: str) -> tuple[int, ...]:
 
 def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Without this, OpenSSL would ask on the terminal for the password of an encrypted key.
+    # Otherwise OpenSSL asks for the password of an encrypted key on the terminal.
     context.load_cert_chain(tls["cert_file"], tls["key_file"], password=lambda: b"")
     context.minimum_version = tls.get("min_version", ssl.TLSVersion.TLSv1_2)
     context.maximum_version = tls.get("max_version", ssl.TLSVersion.TLSv1_3)
