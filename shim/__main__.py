@@ -9,18 +9,18 @@ from shim.verbs.invocation import FORK_SERVER
 
 
 def main(revision: str = "") -> NoReturn:
-    """Do what the command line asks, and exit.
+    """Execute the command line, and exit.
 
     Args:
-        revision: the commit that the program was built from.
+        revision: the commit of the build.
     """
     words = sys.argv[1:]
     if words[-1:] == [FORK_SERVER]:
-        # It looks at the files that it will import before it imports them.
+        # It checks the files before it imports them.
         from shim.forkserver.forkserver import main as be_fork_server  # noqa: PLC0415
 
         be_fork_server(words)
-    # Do not import what a fork server has to import in its own way.
+    # Leave imports to the fork server, which does them in its own way.
     from shim.verbs.verbs import main as do_verb  # noqa: PLC0415
 
     do_verb(words, revision=revision)

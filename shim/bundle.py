@@ -1,7 +1,7 @@
 """The files of a bundle: their names, and how to read and write them.
 
-A bundle is the directory that containerd makes for a container. If the server is killed, the
-``delete`` verb finds in it what it needs; both use this module, so they agree.
+A bundle is containerd's directory for a container. If the server is killed, the ``delete`` verb
+relies on it; both use this module, so they agree.
 
 ======================  ===========  ======================================================
 file                    written by   what it is
@@ -34,10 +34,10 @@ file                    written by   what it is
 ``member.*.json``       server       of a sandbox: how to end one of its containers
 ======================  ===========  ======================================================
 
-:mod:`shim.sandbox.members` handles those of a sandbox. Everything that we write has mode 0600, and
-appears as a whole, by rename, or not at all.
+:mod:`shim.sandbox.members` handles a sandbox's files. Our files have mode 0600, and appear by
+rename, as a whole or not at all.
 
-Source for what is read in config.json: OCI runtime specification, config.md, config-linux.md.
+Source, for config.json: OCI runtime specification, config.md, config-linux.md.
 """
 
 from __future__ import annotations
@@ -69,27 +69,27 @@ _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 _LOGGER_PREFIX: Final = "logger."
 
-# What is left after an answered Delete. If the bundle contains nothing else, there is nothing to
-# clean up (fast_delete.c).
+# Files left after an answered Delete. With only these, there is nothing to clean up
+# (fast_delete.c).
 FILES_AFTER_DELETE: Final = (
     ADDRESS, BEFORE, BOOTSTRAP, CONFIG, INIT_PID, LOG, OPTIONS, RECORD, ROOTFS, RUNTIME,
     SHIM_PROGRAM, SOCKET_DIRECTORY, WORK,
 )  # fmt: skip
 
-# Where runc mounts a container's rootfs while it restores it, in its state of the container.
+# Where runc, in its state directory, mounts the rootfs of a container that it restores.
 RESTORED_ROOT: Final = "criu-root"
 
-# A spec has some kilobytes; containerd itself would choke on what is more than this.
+# A spec has some kilobytes; containerd itself would fail on more than this.
 LONGEST_SPEC: Final = 32 << 20
 _LONGEST_LINE: Final = 4096
 
 
 class RuntimeRecord:
-    """How to call a container's low-level runtime, for the clean-up.
+    """A container's low-level runtime and its options, for the clean-up.
 
     Attributes:
-        binary: runc, crun, or the path of one of them.
-        root: the directory of the runtime's state for this namespace.
+        binary: runc, crun, or the path of either.
+        root: the runtime's state directory for this namespace.
         systemd_cgroup: whether systemd created the container's cgroup.
     """
 
@@ -108,7 +108,7 @@ def read_spec(bundle: str) -> dict[str, Any]:
         bundle: the bundle's path.
 
     Returns:
-        The OCI spec, including everything that this project does not know.
+        The OCI spec, including parts that this project does not know.
 
     Raises:
         BundleUnusable: it is missing, unreadable, or not a JSON object.
@@ -136,9 +136,9 @@ def write_spec(bundle: str, spec: dict[str, Any]) -> None:
 
 
 def keep_spec(bundle: str) -> None:
-    """Keep the present config.json, so that later changes to it can be shown.
+    """Keep the current config.json, so that later changes can be shown.
 
-    Where a file can have a second name, nothing is copied: config.json is only replaced under the
+    It gets a second name, if possible, instead of a copy: a new config.json replaces only the
     first.
 
     Args:
@@ -149,7 +149,7 @@ def keep_spec(bundle: str) -> None:
     """
     path, kept = os.path.join(bundle, CONFIG), os.path.join(bundle, BEFORE)
     try:
-        files.remove(kept)  # of a Create that was killed
+        files.remove(kept)  # left by a killed Create
         os.link(path, kept, follow_symlinks=False)
     except OSError:
         content = files.read(path, LONGEST_SPEC)
@@ -168,7 +168,7 @@ def restore_spec(bundle: str) -> None:
     """
     kept = os.path.join(bundle, BEFORE)
     try:
-        # If both are names for one file, this does nothing (rename(2)).
+        # If both name the same file, this does nothing (rename(2)).
         os.rename(kept, os.path.join(bundle, CONFIG))
         files.remove(kept)
     except FileNotFoundError:
@@ -198,14 +198,14 @@ def root_of(spec: dict[str, Any], bundle: str) -> str:
 
 
 def cgroups_path_of(spec: dict[str, Any]) -> str:
-    """Return the cgroup that the spec names; empty if it names none."""
+    """Return the spec's cgroup; "" for none."""
     linux = spec.get("linux")
     path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
     return path if isinstance(path, str) else ""
 
 
 def has_own_pid_namespace(spec: dict[str, Any]) -> bool:
-    """Whether the spec asks for a new pid namespace, in which all processes die with init.
+    """Whether the spec requests a new pid namespace, in which all processes die with init.
 
     Raises:
         BundleUnusable: the spec's namespaces are malformed.
@@ -241,10 +241,10 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
         bundle: the bundle's path.
 
     Returns:
-        What the server wrote; None if it had not got so far.
+        The server's record; None if it had not got that far.
 
     Raises:
-        BundleUnusable: the content is not what the server writes.
+        BundleUnusable: the content is malformed.
     """
     path = os.path.join(bundle, OPTIONS)
     if not os.path.lexists(path):
@@ -253,11 +253,11 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
 
 
 def write_runtime_record(bundle: str, record: RuntimeRecord) -> None:
-    """Write what the delete verb needs if the server is killed.
+    """Write options.json, for the delete verb if the server is killed.
 
     Args:
         bundle: the bundle's path.
-        record: how to call the container's runtime.
+        record: the container's runtime and its options.
 
     Raises:
         BundleUnusable: it cannot be written.
@@ -267,7 +267,7 @@ def write_runtime_record(bundle: str, record: RuntimeRecord) -> None:
 
 
 def record_fields(record: RuntimeRecord) -> dict[str, object]:
-    """Return how to call a runtime, as JSON values."""
+    """Return a runtime record as JSON values."""
     return {
         "binary": record.binary,
         "root": record.root,
@@ -276,14 +276,14 @@ def record_fields(record: RuntimeRecord) -> dict[str, object]:
 
 
 def parse_runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
-    """Parse the fields that :func:`record_fields` made.
+    """Parse the fields from :func:`record_fields`.
 
     Args:
         content: the fields, and possibly others.
         path: the file that they come from, for messages.
 
     Raises:
-        BundleUnusable: they are not what the server writes.
+        BundleUnusable: they are malformed.
     """
     binary, root = content.get("binary"), content.get("root")
     if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
@@ -294,7 +294,7 @@ def parse_runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
 
 
 def bootstrap_address(bundle: str) -> str:
-    """Return the shim's address as containerd recorded it.
+    """Return the shim's address from containerd's record.
 
     Args:
         bundle: the bundle's path.
@@ -303,7 +303,7 @@ def bootstrap_address(bundle: str) -> str:
         The address with its scheme; "" if there is none.
 
     Raises:
-        BundleUnusable: bootstrap.json is not what containerd writes.
+        BundleUnusable: bootstrap.json is malformed.
     """
     path = os.path.join(bundle, BOOTSTRAP)
     if not os.path.lexists(path):
@@ -313,10 +313,10 @@ def bootstrap_address(bundle: str) -> str:
 
 
 def begin_call(bundle: str, call: str) -> str:
-    """Create the log of a call of the low-level runtime.
+    """Create the log of a low-level runtime's call.
 
-    It exists while the call runs, so that the clean-up after a killed shim knows that a runtime may
-    still be running.
+    It exists while the call runs, to show the clean-up after a killed shim that a runtime may still
+    be running.
 
     Args:
         bundle: the bundle's path.
@@ -329,12 +329,12 @@ def begin_call(bundle: str, call: str) -> str:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except OSError:
-        pass  # the runtime will fail to open it, and say so
+        pass  # the runtime will fail to open it, and report that
     return path
 
 
 def calls_under_way(bundle: str) -> list[str]:
-    """Return the names of the logs of calls that had not ended when the shim did.
+    """Return the names of the logs of calls that were running when the shim ended.
 
     Args:
         bundle: the bundle's path; it need not exist.
@@ -347,7 +347,7 @@ def calls_under_way(bundle: str) -> list[str]:
 
 
 def record_logger(bundle: str, pid: int, start_time: int) -> str:
-    """Record that a logger runs, for the clean-up after a killed shim.
+    """Record a running logger, for the clean-up after a killed shim.
 
     Args:
         bundle: the bundle's path.
@@ -355,7 +355,7 @@ def record_logger(bundle: str, pid: int, start_time: int) -> str:
         start_time: when it started, in clock ticks since boot.
 
     Returns:
-        The path of the record; remove it when the logger has ended.
+        The path of the record; remove it once the logger has ended.
     """
     path = os.path.join(bundle, f"{_LOGGER_PREFIX}{pid}.{start_time}")
     files.write(path, b"")
@@ -363,7 +363,7 @@ def record_logger(bundle: str, pid: int, start_time: int) -> str:
 
 
 def loggers_left(bundle: str) -> list[tuple[int, int]]:
-    """Return the pid and start time of each logger that had not ended when the shim did.
+    """Return the pid and start time of each logger that was running when the shim ended.
 
     Args:
         bundle: the bundle's path; it need not exist.
@@ -386,7 +386,7 @@ def read_pid(path: str) -> int:
     """Read a pid file.
 
     Args:
-        path: the file, as a runtime writes it.
+        path: the runtime's file.
 
     Returns:
         The pid; 0 if there is no file.
@@ -420,7 +420,7 @@ def read_line(path: str) -> str:
 
 
 def without_zero(text: str, path: str) -> str:
-    """Return a text from a file, if it can be the path of another file."""
+    """Return a text from a file if it can be a path."""
     if "\0" in text:
         raise BundleUnusable(
             f"the path {text!r} in {path}", found="a zero byte in it", do="remove that file"
@@ -429,7 +429,7 @@ def without_zero(text: str, path: str) -> str:
 
 
 def write_claim(bundle: str, claim: str, pid: int = 0, start_time: int = 0) -> None:
-    """Record in the bundle which claim the container has, and for which process.
+    """Record in the bundle the container's claim, and its process.
 
     Args:
         bundle: the bundle's path.
@@ -444,10 +444,10 @@ def write_claim(bundle: str, claim: str, pid: int = 0, start_time: int = 0) -> N
 
 
 def read_claim(bundle: str) -> tuple[str, int, int]:
-    """Read what :func:`write_claim` wrote.
+    """Read the file of :func:`write_claim`.
 
     Returns:
-        The path, "" if there is no such file; the pid and the start time, 0 if the file has none.
+        The path, "" without a file; the pid and the start time, 0 if missing.
 
     Raises:
         BundleUnusable: the file is malformed.
@@ -459,7 +459,7 @@ def read_claim(bundle: str) -> tuple[str, int, int]:
 
 
 def pid_and_start_time(path: str, text: str) -> tuple[int, int]:
-    """Return the two numbers in a file; raise BundleUnusable if it contains anything else."""
+    """Return the two numbers in a file; raise BundleUnusable for anything else."""
     words = text.split()
     if len(words) != 2 or not all(w.isdigit() and w.isascii() for w in words):  # noqa: PLR2004 - as it says
         raise BundleUnusable(f"the process in {path}", found="no pid and start time")
@@ -483,12 +483,12 @@ def release_claim(bundle: str) -> None:
 
 
 def remove_staging(bundle: str) -> None:
-    """Remove the directory of our files that are mounted into the container.
+    """Remove the directory of our files for the container's mounts.
 
     Args:
         bundle: the bundle's path.
 
     Raises:
-        OSError: something in it cannot be removed, or is still mounted on.
+        OSError: something in it cannot be removed, or is still a mount point.
     """
     files.remove_tree(os.path.join(bundle, STAGING))

@@ -1,32 +1,32 @@
-"""The children of the shim: starting programs, and the only caller of wait(2).
+"""The shim's children: starts programs, and is the only caller of wait(2).
 
 Starting
-- A program is started from the main thread, so that a parent-death signal set by runc is tied to
-  a thread that lives as long as the shim. It has descriptors 0, 1 and 2, those that the caller
-  adds, and no other: a leaked directory descriptor was the root of CVE-2024-21626.
-- The C function under :mod:`subprocess` renumbers no descriptor but the first three. So 3, 4 and 5
-  stay unused in the shim (:func:`reserve_numbers`): a program that needs them inherits what is
-  there while it is started.
-- That function uses vfork(2). Its module would bring a second owner of wait(2); and
-  ``os.posix_spawn`` leaves signals 32 and 33 ignored (glibc does, in its child), which containers
-  would inherit.
-- The shim may open as many files as its hard limit allows, as containerd's own shim does: each
-  exec that runs needs seven, and systemd gives a service 1024. Programs get the soft limit that
-  the shim was started with, which a container without a limit of its own inherits.
+- Programs start from the main thread, because runc's parent-death signal is tied to a thread, and
+  this one lives as long as the shim. They get descriptors 0, 1 and 2, those that the caller adds,
+  and no others: a leaked directory descriptor was the root of CVE-2024-21626.
+- The C function below :mod:`subprocess` renumbers only the first three descriptors. So 3, 4 and 5
+  stay unused in the shim (:func:`reserve_numbers`): a program that needs them inherits those in
+  place during its start.
+- That function uses vfork(2). Its module would add a second caller of wait(2), and
+  ``os.posix_spawn`` (glibc, in its child) leaves signals 32 and 33 ignored, which containers would
+  inherit.
+- Like containerd's own shim, this one may open as many files as its hard limit allows: each running
+  exec needs seven, and systemd's limit for a service is 1024. Programs get the soft limit from the
+  shim's start, which containers without their own limit inherit.
 
 Waiting
 - The shim is a subreaper: besides the runtimes that it spawns, every container's init process and
-  exec becomes its child when runc exits. The first call of ``waitpid`` takes the status, so there
-  is one caller, which hands the statuses out.
-- Nothing else in this process waits: not :mod:`subprocess`, not asyncio's or anyio's process
-  functions. (They report status 0 or 255 if another caller has reaped the child.)
-- A process that we spawned is registered before the loop runs again, so its exit cannot be
-  missed. The pid of a container's process is learned late, from runc's pid file; its exit may
-  come first. While a :meth:`Reaper.window` is open, the exits of unknown pids are kept.
-- No timer is involved: a loaded machine delays an exit, and never loses one.
-- A container can make any number of processes that are our children: an exec by clone(2) with
-  CLONE_PARENT; in the node's pid namespace, all its orphans are. So requests have their turn while
-  such processes end without pause, and of the exits that a window keeps only the newest are left.
+  exec becomes its child when runc exits. The first call of ``waitpid`` consumes the status, so
+  there is one caller, which distributes them.
+- Nothing else in this process waits, not even :mod:`subprocess` or the process functions of asyncio
+  and anyio. (They report status 0 or 255 if another caller has reaped the child.)
+- A spawned process is registered before the loop runs again, so its exit cannot be missed. The pid
+  of a container's process comes later, from runc's pid file, perhaps after its exit. While a
+  :meth:`Reaper.window` is open, the exits of unknown pids are kept.
+- No timer is involved: a loaded machine delays exits, but never loses one.
+- A container can create any number of children of ours: an exec with clone(2) and CLONE_PARENT; in
+  the node's pid namespace, all its orphans are. So requests get their turn even if such processes
+  end without pause, and a window keeps only the newest exits.
 
 Source: vfork(2); prctl(2) PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER; waitid(2);
 glibc sysdeps/unix/sysv/linux/spawni.c.
@@ -51,10 +51,10 @@ from shim.errors import ProgramNotFound, ProgramTimeout
 
 _LONGEST_FAILURE: Final = 256
 
-# How many children are reaped before others have their turn: each takes longer, the more there are.
+# Children to reap before other work gets a turn: the more there are, the longer each takes.
 _MOST_AT_ONCE: Final = 64
 
-# How many exits of unknown processes are kept; a runtime takes milliseconds to name its own.
+# The most exits of unknown processes to keep; a runtime takes milliseconds to name its own.
 _MOST_UNCLAIMED: Final = 1 << 14
 
 _CHUNK: Final = 65536
@@ -62,7 +62,7 @@ _CHUNK: Final = 65536
 _FURTHER: Final = (3, 4, 5)
 _reserved: list[int] = []
 
-# The soft limit of open files for programs; empty if it is the shim's.
+# The soft limit of open files for programs; empty for the shim's own.
 _files_of_programs: list[int] = []
 
 
@@ -72,7 +72,7 @@ class Exit:
 
     pid: int  # which process
     status: int  # its exit code (0-255), or 128 + the signal that killed it
-    at: int  # when it was reaped, in nanoseconds since the epoch
+    at: int  # the time of reaping, in nanoseconds since the epoch
 
 
 class Child:
@@ -86,7 +86,7 @@ class Child:
         self._done = loop.Event()
 
     def runs(self) -> bool:
-        """Whether the process has not ended; one that was not reaped yet has."""
+        """Whether the process still runs; an unreaped zombie does not."""
         if self.exit is not None:
             return False
         try:
@@ -95,7 +95,7 @@ class Child:
             return False
 
     def signal(self, number: int) -> None:
-        """Signal the process, unless it was reaped: its pid could be another process's by now."""
+        """Signal the process unless it was reaped: another process may have its pid by now."""
         if self.exit is None:
             os.kill(self.pid, number)
 
@@ -104,7 +104,7 @@ class Child:
         self.signal(signal.SIGKILL)
 
     async def wait(self) -> Exit:
-        """Return how the process ended, once it has."""
+        """Wait for the process's end, and return how it ended."""
         await self._done.wait()
         if self.exit is None:
             message = "the exit of a child is known before its waiters are woken"
@@ -117,7 +117,7 @@ class Child:
 
 
 class Reaper:
-    """Reaps every child that ended and wakes the tasks that wait for it."""
+    """Reaps ended children, and wakes the tasks that wait for them."""
 
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
@@ -126,7 +126,7 @@ class Reaper:
 
     @contextmanager
     def window(self) -> Iterator[None]:
-        """Keep the exits of unknown processes, for a pid that will only be learned later."""
+        """Keep the exits of unknown processes, for a pid that becomes known later."""
         self._windows += 1
         try:
             yield
@@ -139,14 +139,14 @@ class Reaper:
         """Keep the exit of a process from now on.
 
         Args:
-            pid: a child of ours that was spawned in this turn of the loop, or one that a runtime
-                left to us within an open :meth:`window`.
+            pid: a child spawned in this turn of the loop, or left to us by a runtime in an open
+                :meth:`window`.
 
         Returns:
-            The child; its exit is already known if it has ended in the meantime.
+            The child, with its exit if it has already ended.
 
         Raises:
-            ChildProcessError: it is not a child of ours, and never was.
+            ChildProcessError: it never was our child.
         """
         child = Child(pid)
         kept = self._unclaimed.pop(pid, None)
@@ -160,7 +160,7 @@ class Reaper:
         return child
 
     def reap(self) -> None:
-        """Reap children that have ended. To be called upon SIGCHLD, which comes again for more."""
+        """Reap ended children. Call this on SIGCHLD, which comes again for more."""
         for _ in range(_MOST_AT_ONCE):
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
@@ -187,21 +187,21 @@ class Reaper:
 
 
 def _is_our_child(pid: int) -> bool:
-    """Whether a live process has this pid now: then a kept exit is its predecessor's."""
+    """Whether a live child has this pid now: a kept exit is then its predecessor's."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # no child, or no number that a process can have
+    except OSError:  # not our child, or not a valid pid
         return False
     return True
 
 
 def reserve_numbers(listener: int) -> int:
-    """Keep this process from using the descriptor numbers that programs get besides 0 to 2.
+    """Reserve the descriptor numbers that programs get besides 0 to 2.
 
     Call this before anything else is opened.
 
     Args:
-        listener: the only descriptor that is already open, apart from the first three.
+        listener: the only open descriptor besides the first three.
 
     Returns:
         Its new number.
@@ -215,14 +215,14 @@ def reserve_numbers(listener: int) -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may; the programs that it starts may not."""
+    """Raise this process' limit of open files, but not that of its programs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        return  # it is above what the kernel allows now
+        return  # it exceeds the kernel's current maximum
     _files_of_programs[:] = [soft]
 
 
@@ -252,10 +252,10 @@ def spawn(
     Args:
         reaper: waits for the program.
         argv: the program (a name looked up in PATH, or a path) and its arguments.
-        fds: which of our descriptors become its 0, 1 and 2 (/dev/null if not named), and its 3, 4
-            and 5 (after :func:`reserve_numbers`). It has no others.
-        program: the path of the executable, if it is not the one in ``argv``.
-        environment: further variables for the program.
+        fds: our descriptors for its 0, 1 and 2 (default /dev/null) and its 3, 4 and 5 (after
+            :func:`reserve_numbers`). It gets no others.
+        program: the path of the executable, if it differs from that in ``argv``.
+        environment: more variables for the program.
 
     Returns:
         The running child.
@@ -275,7 +275,7 @@ def spawn(
     try:
         source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         sink = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        # The child reports over this pipe why it could not execute; exec itself closes it.
+        # Through this pipe, the child reports why exec failed; a successful exec closes it.
         reading, writing = os.pipe2(os.O_CLOEXEC)
         variables = {**programs.fixed_environment(), **(environment or {})}
         standard = [fds.get(0, source), fds.get(1, sink), fds.get(2, sink)]
@@ -298,7 +298,7 @@ def spawn(
                 os.close(fd)
     child = reaper.register(pid)
     if failure:
-        # "OSError:ERRNO in hexadecimal:", as the C function writes it
+        # "OSError:ERRNO in hexadecimal:", written by the C function
         number = int(failure.split(b":")[1] or b"0", 16)
         raise ProgramNotFound(
             f"to run {program!r}",
@@ -310,7 +310,7 @@ def spawn(
 
 @contextmanager
 def _in_place(fds: Mapping[int, int]) -> Iterator[list[int]]:
-    """Put descriptors where a child will find them, and yield their numbers."""
+    """Put descriptors in place for a child, and yield their numbers."""
     if not set(fds) <= set(_reserved):
         message = "numbers are reserved before a child gets them"
         raise AssertionError(message)
@@ -343,7 +343,7 @@ def _fork_exec(
         -1, standard[1],
         -1, standard[2],
         *report,
-        True,  # SIGPIPE and SIGXFSZ, which the interpreter ignores, back to default
+        True,  # reset SIGPIPE and SIGXFSZ, which the interpreter ignores
         False,
         -1,
         None,
@@ -357,7 +357,7 @@ def _fork_exec(
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What a program left: how it ended, and what it wrote to stdout."""
+    """The result of a program: how it ended, and its stdout."""
 
     exit: Exit
     output: bytes
@@ -371,14 +371,14 @@ async def run(
     timeout: float | None = None,
     limit: int = 1 << 20,
 ) -> Completed:
-    """Run a program to its end and read what it prints on stdout.
+    """Run a program to its end and read its stdout.
 
     Args:
         reaper: waits for the program.
         argv: the program and its arguments.
-        fds: further descriptors for the program; its stdout is ours.
+        fds: other descriptors for the program; we read its stdout.
         timeout: seconds after which it is killed; None for no limit.
-        limit: how many bytes of its output are kept; the rest is read and dropped.
+        limit: the most bytes of its output to keep; the rest is read and dropped.
 
     Returns:
         Its exit and output.
@@ -408,8 +408,7 @@ async def run(
         ) from None
     finally:
         os.close(reading)
-        # Out of time, or cancelled. The pid cannot belong to another process yet: only our reaper
-        # frees it.
+        # Out of time, or cancelled. The pid is still its own: only our reaper frees it.
         if child is not None and child.exit is None:
             os.kill(child.pid, signal.SIGKILL)
 

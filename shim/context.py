@@ -1,4 +1,4 @@
-"""What all containers of a shim share."""
+"""State that all containers of a shim share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Publisher(Protocol):
     """Delivers events to containerd: :class:`shim.pod.events.Publisher`."""
 
     def publish(self, container_id: str, event: Message) -> None:
-        """Queue one event; returns at once."""
+        """Queue one event, and return at once."""
 
     @property
     def waiting(self) -> int:
-        """How many events are not delivered."""
+        """The number of undelivered events."""
 
 
 class RuntimeCall(Protocol):
-    """How a low-level runtime is called: :class:`shim.runtime.options.RuntimeOptions`."""
+    """A low-level runtime's options: :class:`shim.runtime.options.RuntimeOptions`."""
 
     @property
     def binary_name(self) -> str:
@@ -31,11 +31,11 @@ class RuntimeCall(Protocol):
 
     @property
     def root(self) -> str:
-        """The directory of its state; each namespace has one in it."""
+        """Its state directory, with one directory for each namespace."""
 
     @property
     def systemd_cgroup(self) -> bool:
-        """Whether systemd makes its cgroups."""
+        """Whether systemd creates its cgroups."""
 
 
 class PodSandbox(Protocol):
@@ -48,10 +48,10 @@ class PodSandbox(Protocol):
         """Remove that record."""
 
     def refuse_if_closed(self, container_id: str) -> None:
-        """Refuse a container of a pod that is being stopped, or was."""
+        """Refuse a container of a pod that is stopping or stopped."""
 
     def admit(self, spec: dict[str, Any]) -> bool:
-        """Add what the pod's containers share to a spec; returns whether it was changed."""
+        """Add what the pod's containers share to a spec; return whether it changed."""
 
 
 class ShimContext:

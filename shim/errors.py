@@ -11,22 +11,22 @@ from typing import Final
 
 from api.errors import NvshimError, Status
 
-# The root goes with its branch: who catches one often has to catch the other.
+# Export the root, too: code that catches one often must catch the other.
 __all__ = ["NvshimError", "ShimError"]
 
 
 SCARCE: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 )
-"""The kernel's errors of resources that may be available again a moment later."""
+"""The kernel's errors for resources that may be available again a moment later."""
 
 
 def remedy_of(error: OSError, otherwise: str = "") -> str:
-    """Return the remedy for an error of the kernel.
+    """Return the remedy for a kernel error.
 
     Args:
-        error: it.
-        otherwise: what can be done if no resource is used up; by default the class's remedy.
+        error: the error.
+        otherwise: the remedy if no resource is exhausted; by default the class's.
     """
     if error.errno in SCARCE:
         return "look at the shim's limits and at what is full, and ask again"
@@ -43,7 +43,7 @@ class BundleUnusable(
     status=Status.FAILED_PRECONDITION,
     remedy="delete the container and create it again",
 ):
-    """A file of the bundle is missing, unreadable or not what it has to be.
+    """A file of the bundle is missing, unreadable or malformed.
 
     Raised by :mod:`shim.bundle` and by readers of the spec.
     """
@@ -59,18 +59,18 @@ class UnmountFailed(
     status=Status.INTERNAL,
     remedy="see what still uses the mount (`fuser -m`), and end it",
 ):
-    """A mount is still there after all attempts, or umount(2) does not return."""
+    """A mount remains after all attempts, or umount(2) does not return."""
 
 
 def runtime_failed(verb: str) -> str:
-    """Return the text of containerd's own shim for an error, by which scripts recognise it.
+    """Return the text of containerd's own shim for an error, for scripts that match it.
 
     Source: containerd cmd/containerd-shim-runc-v2/process, runtimeError.
     """
     return f"OCI runtime {verb} failed: "
 
 
-# Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
+# Not NOT_FOUND, which means to Delete or Kill that the container is gone.
 class ProgramNotFound(ShimError, code="NVSHIM-E1201", status=Status.FAILED_PRECONDITION):
     """A program does not exist or cannot be executed. Raised by :mod:`shim.children`."""
 
@@ -85,7 +85,7 @@ class RuntimeFailed(ShimError, code="NVSHIM-E1203"):
     """runc or crun reported an error; ``found`` quotes it.
 
     Args:
-        verb: what the runtime was to do; its preface is containerd's own for that.
+        verb: the runtime's verb, which selects containerd's preface.
     """
 
     def __init__(self, asked: str, *, found: str, do: str = "", verb: str = "") -> None:
@@ -94,7 +94,7 @@ class RuntimeFailed(ShimError, code="NVSHIM-E1203"):
 
 
 class InvalidRuntimeOptions(ShimError, code="NVSHIM-E1205", status=Status.INVALID_ARGUMENT):
-    """The handler's options cannot be understood."""
+    """The handler's options are invalid."""
 
 
 class TaskNotFound(
@@ -103,7 +103,7 @@ class TaskNotFound(
     status=Status.NOT_FOUND,
     remedy="see the tasks that there are: `ctr tasks list`, or `crictl ps`",
 ):
-    """No task of that id in this shim."""
+    """This shim has no task with that id."""
 
 
 class ProcessFinished(
@@ -115,7 +115,7 @@ class ProcessFinished(
 class SystemRefused(ShimError, code="NVSHIM-E1309"):
     """The kernel refused what a request needs. Raised by :mod:`shim.pod.service`.
 
-    Its status depends on the kernel's word, so it is the instance's.
+    Its status depends on the kernel's error, so each instance has its own.
     """
 
     def __init__(self, asked: str, *, found: str, do: str = "", status: int) -> None:
@@ -169,7 +169,7 @@ FeaturesUnknown = ShimError.row("NVSHIM-E1013 features-unknown", Status.UNIMPLEM
     remedy="update the low-level runtime: runc 1.1 and crun 1.8 say what they can do")
 
 # -- E11xx: mounts --------------------------------------------------------------------------
-# Not UNIMPLEMENTED: containerd 2 takes that for an older shim, and asks it once more as such.
+# Not UNIMPLEMENTED, after which containerd 2 assumes an older shim and repeats the call.
 MountOptionUnsupported = ShimError.row(
     "NVSHIM-E1101 mount-option-unsupported", Status.INVALID_ARGUMENT,
     "This shim does not support a mount option.")
@@ -206,7 +206,7 @@ InvalidSignal = ShimError.row("NVSHIM-E1307 invalid-signal", Status.INVALID_ARGU
     "A number that is no signal's.")
 
 # -- E14xx: stdio ---------------------------------------------------------------------------
-# Not UNIMPLEMENTED, as E1101 is not.
+# Not UNIMPLEMENTED, like E1101.
 StdioUnsupported = ShimError.row("NVSHIM-E1402 stdio-unsupported", Status.INVALID_ARGUMENT,
     "This shim does not support the scheme of a stdio URI.")
 InvalidLogUri = ShimError.row("NVSHIM-E1403 invalid-log-uri", Status.INVALID_ARGUMENT,

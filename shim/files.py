@@ -1,9 +1,8 @@
-"""Read files with care, write them whole, remove trees safely, and check names used in paths.
+"""Read files safely, write them whole, remove trees safely, and check names used in paths.
 
-A file is read only if it is a regular file, not through a link, and not beyond a limit. It is
-written under another name and renamed. A tree is removed through descriptors, without following a
-link or entering a mount. Ids of containers, execs and sandboxes, and namespaces, become parts of
-paths.
+Only regular files are read, up to a limit, and not through a link. Files are written under another
+name and renamed. Trees are removed through descriptors, without following a link or entering a
+mount. Ids of containers, execs and sandboxes, and namespaces, become parts of paths.
 
 Source: containerd pkg/identifiers; open(2) O_NOFOLLOW; rename(2); proc(5), /proc/PID/fdinfo.
 """
@@ -77,15 +76,15 @@ def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
     Args:
         path: the file; an existing one is replaced.
         content: the new content.
-        mode: the permissions, whatever the umask.
+        mode: the permissions, regardless of the umask.
 
     Raises:
         BundleUnusable: it cannot be written.
     """
-    # One writer per process and name at a time: the pid makes the name ours.
+    # A process has one writer per name at a time, so the pid makes the name unique.
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
     try:
-        # Truncated: a predecessor with our pid may have been killed in this very function.
+        # Truncate it: a predecessor with our pid may have been killed in this function.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(temporary, flags, 0o600)
         try:
@@ -112,9 +111,9 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and everything in it, except what is mounted there.
+    """Remove a directory and everything in it, except mounts.
 
-    It descends by descriptors and never through a link, so it cannot be led astray.
+    It descends by descriptors and never through a link, so nobody can redirect it.
 
     Args:
         path: the directory; it need not exist.
@@ -127,7 +126,7 @@ def remove_tree(path: str) -> None:
         fd = os.open(path, flags)
     except FileNotFoundError:
         return
-    except NotADirectoryError:  # or a link: that alone is removed
+    except NotADirectoryError:  # or a link, of which only the link is removed
         os.unlink(path)
         return
     try:
@@ -147,7 +146,7 @@ def _empty(directory: int, mount_id: bytes) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, dir_fd=directory)
         try:
-            # A bind mount can have the same device; its mount differs.
+            # A bind mount can have the same device, but not the same mount id.
             if _mount_id(fd) == mount_id:
                 _empty(fd, mount_id)
         finally:
@@ -195,11 +194,11 @@ def at_and_below(directory: str) -> Iterator[str]:
     """Yield a directory and all directories below it, parents first, however deep they are.
 
     :func:`os.walk` recurses before Python 3.12, and a container that may create cgroups can nest
-    them deeper than it can go.
+    them beyond its limit.
 
     Args:
-        directory: the top. Directories that cannot be listed (removed, or with too long a path) are
-            left out. Links are not followed.
+        directory: the top. Unreadable directories (removed, or with too long a path) are skipped.
+            Links are not followed.
     """
     waiting = [directory]
     while waiting:
@@ -214,11 +213,11 @@ def at_and_below(directory: str) -> Iterator[str]:
 
 
 def check_id(text: str, what: str = "container id") -> str:
-    """Refuse a text that cannot safely become part of a path.
+    """Refuse a text that is unsafe as part of a path.
 
     Args:
         text: an id or a namespace.
-        what: what the text is, for messages.
+        what: the kind of text, for messages.
 
     Returns:
         ``text``, unchanged.

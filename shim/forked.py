@@ -1,10 +1,10 @@
-"""Processes that are forked from the shim and run Python for a moment.
+"""Short-lived Python processes, forked from the shim.
 
-Such a process inherits the loop's signal handlers and descriptors, but needs none of them. It must
-not raise: it reports a failure in one line over a pipe, and exits with ``os._exit``.
+Such a process inherits the loop's signal handlers and descriptors without needing them. It must not
+raise: it reports a failure in one line over a pipe, and exits with ``os._exit``.
 
-Signals are reset through the C module behind :mod:`signal`, which does not convert each number to
-an enumeration at each call: a fork pays for each page of memory that it touches.
+Signals are reset through the C module behind :mod:`signal`, which does not convert numbers to
+enumerations: a fork pays for each page that it writes to.
 
 Source: fork(2), prctl(2) PR_SET_PDEATHSIG.
 """
@@ -23,7 +23,7 @@ from shim import loop, syscalls
 FAILED: Final = b"!"
 """The prefix of a line that reports a failure."""
 
-# Made once: who is forked shares it.
+# Created once, for forked processes to share.
 _EVERY_SIGNAL: Final = frozenset(_signal.valid_signals())
 
 _LONGEST_REPORT: Final = 1 << 16
@@ -33,8 +33,8 @@ def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) 
     """Fork, and make sure that the child runs none of the inherited signal handlers.
 
     Args:
-        child: what the child does; it never returns.
-        blocked: the signals that are blocked when it starts.
+        child: the child's function, which never returns.
+        blocked: the signals that are blocked at its start.
 
     Returns:
         The child's pid.
@@ -50,7 +50,7 @@ def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) 
 
 
 def set_up_child(shim: int, kept: set[int]) -> None:
-    """Become independent of the loop's signals and files, and exit with the shim.
+    """Detach from the loop's signals and files, and exit with the shim.
 
     Args:
         shim: the pid of the shim that forked.
@@ -66,7 +66,7 @@ def set_up_child(shim: int, kept: set[int]) -> None:
 def lead_group() -> None:
     """Lead a new process group; no signal is handled or blocked, and SIGPIPE is ignored.
 
-    If a peer hangs up, that is then an error code and does not end the process.
+    A hangup of a peer is then an error code and does not end the process.
     """
     os.setpgid(0, 0)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY_SIGNAL)
@@ -77,19 +77,19 @@ def lead_group() -> None:
 def reset_signals(*ignored: int) -> None:
     """Reset all signal handlers, and ignore the named signals.
 
-    The caller must be the only thread and block all signals: to the interpreter, a signal that is
-    caught in the meantime is an error (:mod:`shim.handlers`).
+    The caller must be the only thread and block all signals, because the interpreter reports an
+    error for a signal caught meanwhile (:mod:`shim.handlers`).
     """
     signal.set_wakeup_fd(-1)
     for number in _EVERY_SIGNAL:
         action = _signal.SIG_IGN if number in ignored else _signal.SIG_DFL
-        # Asked first: to set one that is as it should be writes to memory that is shared.
+        # Query first: setting a correct handler again would write to shared memory.
         if _signal.getsignal(number) != action:
             _signal.signal(number, action)
 
 
 def close_others(kept: set[int]) -> None:
-    """Close all descriptors but some."""
+    """Close all descriptors except some."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             try:
@@ -99,14 +99,14 @@ def close_others(kept: set[int]) -> None:
 
 
 async def read_report(fd: int, *, timeout: float) -> tuple[bytes, bool]:
-    """Read what a forked process or a thread reports, up to the end of the pipe.
+    """Read the report of a forked process or thread, up to the end of the pipe.
 
     Args:
         fd: the pipe's read end, which does not block.
         timeout: the time limit in seconds.
 
     Returns:
-        The part of the report that arrived, and whether it was complete in time.
+        The received part of the report, and whether it was complete in time.
     """
     report = bytearray()
     with loop.move_on_after(timeout) as waiting:
@@ -123,11 +123,11 @@ async def read_report(fd: int, *, timeout: float) -> tuple[bytes, bool]:
 
 
 def fail(report: int, doing: str, error: BaseException) -> NoReturn:
-    """Report what failed, and exit.
+    """Report a failure, and exit.
 
     Args:
         report: the pipe.
-        doing: what was being done.
+        doing: the failed action.
         error: the error.
     """
     try:
@@ -137,7 +137,7 @@ def fail(report: int, doing: str, error: BaseException) -> NoReturn:
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason for a failure, in the kernel's words if there are any."""
+    """Return the reason for a failure, from the kernel if available."""
     if not isinstance(error, OSError):
         return str(error)
     return os.strerror(error.errno).lower() if error.errno else str(error.strerror)

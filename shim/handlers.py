@@ -1,10 +1,10 @@
 """Restore signal handlers safely.
 
-CPython's ``signal.signal`` runs the handlers of signals that have arrived, changes what the kernel
-does with the next one, and then records the new handler. If a signal is caught in between, SIG_DFL
-or SIG_IGN is recorded already, and the interpreter reports "OSError: Signal 17 ignored due to race
-condition" on stderr, at some later place. So the kernel's handler is changed first. A signal that
-was caught before that goes to the old handler, which ``signal.signal`` runs.
+CPython's ``signal.signal`` runs the handlers of pending signals, changes the kernel's handler, and
+then records the new one. A signal caught in between finds SIG_DFL or SIG_IGN, and the interpreter
+later reports "OSError: Signal 17 ignored due to race condition" on stderr. So this module changes
+the kernel's handler first. A signal caught before that goes to the old handler, which
+``signal.signal`` runs.
 
 Blocking the signal would not help: the kernel delivers it to another thread, whose C handler
 records it for the main thread.
@@ -24,10 +24,10 @@ _NOT_CAUGHT = {signal.SIG_DFL, signal.SIG_IGN}
 
 
 def restore_handlers(before: Mapping[int, Any]) -> None:
-    """Restore the previous handlers of signals. Call this in the main thread.
+    """Restore previous signal handlers. Call this in the main thread.
 
     Args:
-        before: the handlers by signal number, as ``signal.signal`` returned them.
+        before: the handlers by signal number, from ``signal.signal``.
     """
     for number, handler in before.items():
         if handler in _NOT_CAUGHT:

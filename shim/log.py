@@ -1,8 +1,8 @@
-"""The shim's log: lines in logfmt, as containerd prints its own, into the bundle's ``log`` fifo.
+"""The shim's log: lines in logfmt, like containerd's own, into the bundle's ``log`` fifo.
 
-containerd copies everything from that fifo to its own log. It is opened for reading as well as
-writing, so that the shim gets no SIGPIPE while containerd is away, and does not block on a full
-fifo: a lost line is better than a container that does not start.
+containerd copies that fifo to its own log. The shim opens it for reading and writing, so that it
+gets no SIGPIPE while containerd is away, and does not block on a full fifo: a lost line is better
+than a container that does not start.
 
 The lines are written without structlog, which imports asyncio, ssl and sixty more modules: four
 megabytes in each shim that writes a log line.
@@ -17,7 +17,7 @@ from typing import Any, Final
 LOG_FILE: Final = "log"
 
 _ESCAPED: Final = '"\\'
-# What a value ends with, or seems to, unless it is in quotes.
+# Characters that end, or seem to end, a value without quotes.
 _SPECIAL: Final = f"{_ESCAPED} ="
 
 
@@ -38,7 +38,7 @@ class Log:
             path = os.path.join(directory, LOG_FILE)
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            # Called by hand, without containerd: there is no reader.
+            # Run manually, without containerd and so without a reader.
             self._fd = None
 
     def descriptors(self) -> frozenset[int]:
@@ -51,11 +51,11 @@ class Log:
             self._say("debug", event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """Log something that happened and is not a problem."""
+        """Log a normal event."""
         self._say("info", event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Log something that should not happen; the shim continues."""
+        """Log an unexpected event after which the shim continues."""
         self._say("warning", event, fields)
 
     def error(self, event: str, **fields: Any) -> None:

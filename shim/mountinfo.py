@@ -1,8 +1,8 @@
 """Find what is mounted at and below a directory, and whether a mount may hang.
 
-A mount may hang if it needs a file system of another machine or process: the kernel waits for the
-server of such a file system without a limit. So nothing here touches one. mountinfo lists them
-without asking their servers; statfs(2) would ask.
+A mount may hang if it needs a file system of another machine or process: the kernel waits for such
+a file system's server without a limit. So this module touches none. mountinfo lists them without
+querying their servers, unlike statfs(2).
 
 Source: proc(5), /proc/PID/mountinfo.
 """
@@ -21,7 +21,7 @@ _TYPES: Final = (
 )
 _SERVED: Final = re.compile(_TYPES)
 _SERVED_LINE: Final = re.compile(f" - (?:{_TYPES})".encode())
-# The kernel follows as many links in a path.
+# The kernel's limit of links in a path.
 _MOST_LINKS: Final = 40
 
 
@@ -29,13 +29,13 @@ def mount_points_below(path: str) -> list[str]:
     """Return the mount points at and below a path, in the calling thread's mount namespace.
 
     Args:
-        path: a path; if its last component is a link, it is not followed.
+        path: a path, whose last component is not followed if it is a link.
 
     Returns:
-        The mount points, innermost first; one that is mounted on twice is listed twice.
+        The mount points, innermost first; one with two mounts is listed twice.
     """
     parent, name = os.path.split(os.path.abspath(path))
-    # The kernel lists real paths (/run, where /var/run was said).
+    # The kernel lists real paths (/run instead of /var/run).
     real = os.path.join(os.path.realpath(parent), name)
     with open("/proc/thread-self/mountinfo", "rb") as file:
         return select_below(parse_mount_points(file.read()), real)
@@ -49,7 +49,7 @@ def select_below(points: list[str], path: str) -> list[str]:
         path: an absolute, real path.
 
     Returns:
-        Innermost first: the path of a nested mount point is longer.
+        The mount points, innermost first: nested ones have longer paths.
     """
     below = path.rstrip("/") + "/"
     return sorted((p for p in points if p == path or p.startswith(below)), key=len, reverse=True)
@@ -77,7 +77,7 @@ def unescape(text: bytes) -> bytes:
         text: a field of mountinfo.
 
     Returns:
-        The bytes that it stands for. A backslash that starts no escape is kept.
+        The unescaped bytes. A backslash that starts no escape is kept.
     """
     first, *rest = text.split(b"\\")
     result = bytearray(first)
@@ -92,10 +92,10 @@ def unescape(text: bytes) -> bytes:
 
 
 def may_hang(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> bool:
-    """Whether mounting these, or unmounting them, may need a served file system.
+    """Whether mounting or unmounting these may need a served file system.
 
     Args:
-        mounts: the rootfs, as containerd describes it.
+        mounts: containerd's mounts for the rootfs.
     """
     if any(_SERVED.match(kind) for kind, *_ in mounts):
         return True
@@ -105,12 +105,12 @@ def may_hang(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> bool:
 
 
 def is_served(kind: str) -> bool:
-    """Whether a kind of file system needs another machine or process to answer."""
+    """Whether this kind of file system depends on another machine or process."""
     return _SERVED.match(kind) is not None
 
 
 def served_mount_points() -> frozenset[str]:
-    """Return where file systems that may hang are mounted, in this thread's namespace."""
+    """Return the mount points of file systems that may hang, in this thread's namespace."""
     with open("/proc/thread-self/mountinfo", "rb", buffering=0) as file:
         content = file.read()
     points = []
@@ -121,7 +121,7 @@ def served_mount_points() -> frozenset[str]:
 
 
 def _paths(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> Iterator[str]:
-    """Yield the paths that mounts name: sources, and the directories of an overlay."""
+    """Yield the paths in mounts: sources, and the directories of an overlay."""
     for _, source, _, options in mounts:
         yield source
         for option in options:
@@ -129,12 +129,12 @@ def _paths(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> Iterator[st
 
 
 def leads_below(path: str, points: Container[str], plain: set[str]) -> bool:
-    """Whether a path leads to or below one of some mount points, also through links.
+    """Whether a path leads to or below one of these mount points, even through links.
 
     Args:
         path: a path. A relative one leads nowhere.
         points: the mount points, which are not touched.
-        plain: paths that are known not to be links; those of this path are added.
+        plain: paths known not to be links; this call adds those of this path.
     """
     if not path.startswith("/"):
         return False
@@ -151,7 +151,7 @@ def leads_below(path: str, points: Container[str], plain: set[str]) -> bool:
                 return True
             try:
                 target = os.readlink(done)
-            except OSError:  # not a link; if it is missing, the mount will say so
+            except OSError:  # not a link; if missing, the mount will report it
                 plain.add(done)
                 continue
             links += 1

@@ -1,7 +1,7 @@
-"""Processes: when they started, what they have started, how to kill them; our own command line.
+"""Processes: their start times and descendants, killing them; our own command line.
 
-At any time a pid may be reused for another process. So before a process is killed, a pidfd holds
-it, and it is compared with what is known about it (its start time).
+A pid may be reused for another process at any time. So before killing a process, hold it with a
+pidfd, and compare it with what is known about it (its start time).
 
 Source: proc(5), /proc/PID/stat; pidfd_open(2), pidfd_send_signal(2).
 """
@@ -12,8 +12,7 @@ import os
 import signal
 from typing import Final
 
-# Fields of /proc/PID/stat, counted from the one after the name, which may itself contain spaces and
-# parentheses.
+# Fields of /proc/PID/stat, counted after the name, which may contain spaces and parentheses.
 _PARENT: Final = 1
 _START_TIME: Final = 19
 _ARG_START, _ARG_END = 45, 46
@@ -32,12 +31,12 @@ def parent_of(pid: int) -> int:
 
 
 def may_be_alive(pid: int) -> bool:
-    """Whether there is a process of that number that has not ended."""
+    """Whether a process with that pid exists and has not ended."""
     return pid > 0 and _stat(pid)[:1] not in ([], [b"Z"], [b"X"])  # a zombie has ended
 
 
 def _stat(pid: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on; none if there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; none without such a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -56,7 +55,7 @@ def hold(pid: int) -> int | None:
 
 
 def send_kill(pidfd: int) -> None:
-    """Kill a process, if it has not ended by itself."""
+    """Kill a process, unless it has ended."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -64,7 +63,7 @@ def send_kill(pidfd: int) -> None:
 
 
 def kill_family(pid: int) -> None:
-    """Kill a process that its parent has not reaped yet, with all processes that it has started.
+    """Kill an unreaped process with all its descendants.
 
     Args:
         pid: the process.
@@ -80,17 +79,17 @@ def kill_family(pid: int) -> None:
 
 
 def hold_descendants(pid: int) -> dict[int, int]:
-    """Return a pidfd of each process that a process has started, directly or indirectly."""
+    """Return pidfds of all descendants of a process."""
     family = {child: fd for child in _descendants(pid) if (fd := hold(child)) is not None}
     for child in family.keys() - frozenset(_descendants(pid)):
-        os.close(family.pop(child))  # it has ended, and its number may be another's
+        os.close(family.pop(child))  # it has ended, and another process may have its pid
     return family
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, directly or indirectly."""
+    """Return all descendants of a process."""
     found = [pid]
-    for parent in found:  # grows while it is read
+    for parent in found:  # grows during the loop
         try:
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
@@ -101,9 +100,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def set_command_line(words: list[str]) -> None:
-    """Make ``ps`` show what this process is, instead of what it was forked from.
+    """Make ``ps`` show this process's own name, instead of its parent's.
 
-    The kernel shows the memory that contained the arguments at exec, which we may overwrite.
+    The kernel shows the memory of the arguments at exec, which we may overwrite.
     """
     text = b"\0".join(os.fsencode(word) for word in words)
     try:
@@ -111,9 +110,9 @@ def set_command_line(words: list[str]) -> None:
         start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start)
-            # Never a byte beyond: the environment follows. A zero has to end it.
+            # Not a byte beyond: the environment follows. A zero must end it.
             memory.write(text[: end - start - 1].ljust(end - start, b"\0"))
         with open("/proc/self/comm", "wb", buffering=0) as file:
             file.write(os.fsencode(words[0]))  # the kernel keeps 15 bytes
     except (OSError, IndexError, ValueError):
-        pass  # a hardened kernel forbids it; the process works under its old name
+        pass  # a hardened kernel forbids it; the process keeps its old name

@@ -1,8 +1,8 @@
 """Programs: find them by name, set their environment, and run one with a time limit.
 
-The verbs and the server start the same low-level runtime, so both find it in the same way. Nothing
-here can come from an image: PATH is containerd's own. The server starts programs with
-:mod:`shim.children`; a verb has nothing else to do in the meantime, so it waits (:func:`run`).
+The verbs and the server find the low-level runtime in the same way. Nothing here comes from an
+image: PATH is containerd's own. The server starts programs with :mod:`shim.children`; a verb has
+nothing else to do, so it waits (:func:`run`).
 
 Source: posix_spawn(3), memfd_create(2), pidfd_open(2).
 """
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 _DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# What a runtime needs besides: the user's bus, for rootless systemd cgroups.
+# Also needed by a runtime: the user's bus, for rootless systemd cgroups.
 _PASSED_ON: Final = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
 # Seconds.
@@ -25,7 +25,7 @@ _REAP_TIMEOUT: Final = 0.2
 
 
 def search_path() -> str:
-    """Return where programs are looked up: containerd's PATH, or the usual directories."""
+    """Return the search path of programs: containerd's PATH, or the usual directories."""
     return os.environ.get("PATH") or _DEFAULT_PATH
 
 
@@ -33,7 +33,7 @@ def fixed_environment() -> dict[str, str]:
     """Return the environment of every program that the shim starts.
 
     Returns:
-        containerd's PATH, LANG, and those variables of ``_PASSED_ON`` that are set.
+        containerd's PATH, LANG, and the variables in ``_PASSED_ON`` that are set.
     """
     environment = {"PATH": search_path(), "LANG": "C.UTF-8"}
     environment.update({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
@@ -47,7 +47,7 @@ def find(name: str) -> str | None:
         name: a name to look up in :func:`search_path`, or a path.
 
     Returns:
-        Its path; None if there is no such executable.
+        Its path; None if it is not an executable.
     """
     candidates = (
         [name] if "/" in name else [os.path.join(d or ".", name) for d in search_path().split(":")]
@@ -59,13 +59,12 @@ def find(name: str) -> str | None:
 
 
 class Ended(NamedTuple):
-    """How a program ended, and what it wrote."""
+    """How a program ended, and its output."""
 
-    # its exit code, or the negative number of a signal; None if it had to be killed because it took
-    # too long
+    # its exit code, or the negative number of a signal; None if it was killed after the timeout
     status: int | None
     stdout: bytes  # the start of its output
-    stderr: bytes  # the start of its errors; both if they share one pipe
+    stderr: bytes  # the start of its stderr; of both if they share a pipe
 
 
 def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 4096) -> Ended:
@@ -80,7 +79,7 @@ def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 40
     Raises:
         OSError: the program cannot be executed.
     """
-    # Files in memory, since a pipe could be held open by whatever the program leaves behind.
+    # Use files in memory, since a daemon that the program leaves behind could hold a pipe open.
     stdout = os.memfd_create("stdout", os.MFD_CLOEXEC)
     stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
     try:
@@ -93,7 +92,7 @@ def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 40
                 (os.POSIX_SPAWN_DUP2, stdout, 1),
                 (os.POSIX_SPAWN_DUP2, stderr, 2),
             ],
-            setpgroup=0,  # so that what it starts can be ended with it
+            setpgroup=0,  # to end its children with it
             setsigmask=(),
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
         )
@@ -117,12 +116,12 @@ def has_ended(pidfd: int, timeout: float) -> bool:
 
 
 def _wait(pid: int, timeout: float) -> int | None:
-    """Wait for our child; returns its exit status, or None if it had to be killed."""
+    """Wait for our child; return its exit status, or None if it was killed for the timeout."""
     pidfd = os.pidfd_open(pid)
     try:
         if not has_ended(pidfd, timeout):
             os.killpg(pid, signal.SIGKILL)
-            # One that hangs in the kernel does not die even of that: init will reap it.
+            # A process that hangs in the kernel survives even this: init will reap it.
             if has_ended(pidfd, _REAP_TIMEOUT):
                 os.waitpid(pid, 0)
             return None

@@ -1,17 +1,18 @@
-"""Modules that a long-lived process loads early, so that no request needs a file later.
+"""Modules that a long-lived process loads early, so that no later request needs a file.
 
-A shim lives as long as its pod. In the meantime, the tree that it was started from may be moved,
-replaced or removed; a module that is imported after that is not found, or is from another version.
-So the process imports everything that any request and any error may need while the files exist.
+A shim lives as long as its pod. Meanwhile, its installation may be moved, replaced or removed; a
+later import would fail, or load another version. So the process imports everything that any request
+or error may need while the files exist.
 
 Rules
-- The fork server does this before it forks, so that shims share the pages. No shim uses most of it.
+- The fork server does this before it forks, so that shims share the pages. Most modules stay
+  unused.
 - A cold shim does this itself, a second after its start, because its container comes first. It
-  loads one module at a time and answers requests in between.
+  loads one module at a time, and answers requests in between.
 - Imports inside functions are listed here, too; a test checks this. Modules that import many others
   come after these, so that no step takes long.
 
-Only programs are still read from files, such as runc; of ours, the one that asks NVML.
+Only programs are still read from files, such as runc and our NVML probe.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shim.log import Log
 _LATER: Final = 1.0
 
 _MODULES: Final = (
-    # Codecs are modules as well; that of UTF-8 alone is not.
+    # Codecs are modules, too, except that of UTF-8.
     "encodings.ascii", "encodings.latin_1", "encodings.unicode_escape", "encodings.utf_8_sig",
     "typing", "inspect", "dataclasses", "socket", "signal", "urllib.parse", "fnmatch", "tomllib",
     "yaml",
@@ -42,16 +43,16 @@ _MODULES: Final = (
 
 
 def load() -> None:
-    """Import all of it now."""
+    """Import all modules now."""
     for name in _MODULES:
         __import__(name)
 
 
 async def load_by_and_by(log: Log) -> None:
-    """Import what is still missing, in a shim that serves.
+    """Import the missing modules in a running shim.
 
     Args:
-        log: gets an entry for a module that is not found; a request that needs the module fails.
+        log: gets an entry for a missing module; requests that need it fail.
     """
     missing = [name for name in _MODULES if name not in sys.modules]
     if not missing:

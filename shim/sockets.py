@@ -1,24 +1,24 @@
-"""The shim's listening socket: where it is, and how to make, find, take over and remove it.
+"""The shim's listening socket: its path; creating, finding, taking over and removing it.
 
-All containers of a pod share one shim. The name of its socket is a digest of the pod's identity, so
-it is short and the same for every ``start`` of the pod. This is how the second ``start`` finds the
-shim of the first.
+All containers of a pod share one shim. Its socket's name is a digest of the pod's identity, so it
+is short and the same for every ``start`` of the pod. So the second ``start`` finds the shim of the
+first.
 
-Two containers of a pod can be started at the same moment, and a shim can be exiting while another
-``start`` looks for it. So a process binds or removes a socket only under a lock on its path. While
-it holds the lock, it waits for nothing but the kernel. If the holder is stopped or frozen, only its
-own pod is delayed: other starts of that pod fail with a line that says so. A running shim does not
-wait for the lock: if it is taken, a ``start`` is looking for this shim.
+Two containers of a pod can start at the same moment, and a shim can exit while a ``start`` looks
+for it. So a process binds or removes a socket only under a lock on its path, and waits only for the
+kernel while it holds the lock. If the holder is stopped or frozen, only its own pod is affected:
+its other starts fail with a line that says so. A running shim does not wait for the lock: if it is
+held, a ``start`` is looking for this shim.
 
-``start`` never returns the address of an exiting shim. It finds or makes the socket under the lock,
-and announces its container before it releases the lock: it creates a link next to the socket that
-leads to the bundle. A shim without tasks that has to exit looks for announcements under that lock,
-and stays if there is one. Create, Delete and Shutdown of the container remove its announcement. An
-announcement does not count if it is old, or if its bundle is gone.
+``start`` never returns the address of an exiting shim. Under the lock, it finds or creates the
+socket, and announces its container with a link to the bundle next to the socket. A shim without
+tasks looks for announcements under the lock before it exits, and stays if there is one. Create,
+Delete and Shutdown of the container remove its announcement. An old announcement, or one without
+its bundle, does not count.
 
-If a shim is killed before its first Create, it leaves its socket behind: containerd removes the
-bundle and does not call ``delete``. Such a socket has its announcement next to it, so an exiting
-shim and the ``delete`` verb remove both.
+A shim that is killed before its first Create leaves its socket behind, because containerd removes
+the bundle without calling ``delete``. Such a socket still has its announcement, so an exiting shim
+and the ``delete`` verb remove both.
 
 Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257);
 cmd/containerd-shim-runc-v2/manager.
@@ -40,7 +40,7 @@ from shim.errors import SocketDirectoryUnusable, SocketPathTooLong, SocketUnavai
 
 SCHEME: Final = "unix://"
 
-# What containerd accepts; the kernel's limit is 107.
+# containerd's limit; the kernel's is 107.
 LONGEST_PATH: Final = 106
 
 _DIGITS: Final = 64
@@ -48,18 +48,18 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 
 DIRECTORY: Final = "/run/containerd/s"
 
-# The kernel lowers it to net.core.somaxconn. Who connects while the backlog is full has to wait.
+# The kernel lowers it to net.core.somaxconn. Clients wait while the backlog is full.
 _BACKLOG: Final = 1 << 16
 _LOCK_PAUSE: Final = 0.001  # seconds
 _LOCK_PATIENCE: Final = 1.0
 _LOCKED: Final = "~"
-# Seconds after the announcement of a container until its Create is no longer expected: containerd
-# sends it at once, unless it was killed in between.
+# Seconds from a container's announcement until its Create is no longer expected: containerd sends
+# it at once, unless it was killed in between.
 LATEST_CREATE: Final = 60.0
 
 _OTHERS_MAY_WRITE: Final = 0o022
 
-# The errors that a user other than root gets for a directory in the system's place.
+# Errors of users other than root for the system's directory.
 _NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 
 
@@ -78,7 +78,7 @@ def name_of(address: str, namespace: str, group: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether a name is one that :func:`name_of` may have made."""
+    """Whether a name may be a result of :func:`name_of`."""
     return len(name) == _DIGITS and _HEXADECIMAL.issuperset(name)
 
 
@@ -106,12 +106,12 @@ def directories(wanted: str, environment: Mapping[str, str], uid: int) -> list[s
     """Return the directories that may contain the socket, best first.
 
     Args:
-        wanted: the directory that containerd asked for, which is then the only one.
+        wanted: the only allowed directory, if containerd requested one; else "".
         environment: our environment.
         uid: our effective user id.
 
     Returns:
-        Absolute paths. All except the first are for a containerd without root's rights.
+        Absolute paths. All except the first are for a containerd without root privileges.
     """
     if wanted:
         return [wanted]
@@ -126,10 +126,10 @@ def prepare_directory(wanted: str = "") -> str:
     """Find or create the directory for sockets.
 
     Args:
-        wanted: the directory that containerd asked for, which is then the only one.
+        wanted: the only allowed directory, if containerd requested one; else "".
 
     Returns:
-        The best one of :func:`directories` that is ours and that no other user may write to.
+        The best of :func:`directories` that is ours and that no other user may write.
 
     Raises:
         SocketDirectoryUnusable: there is none.
@@ -144,7 +144,7 @@ def first_usable(candidates: Sequence[str]) -> str:
         candidates: absolute paths, best first.
 
     Returns:
-        The first that exists or can be created, is ours, and that no other user may write to.
+        The first that exists or can be created, is ours, and that no other user may write.
 
     Raises:
         SocketDirectoryUnusable: there is none.
@@ -227,7 +227,7 @@ def forget(path: str, container_id: str) -> None:
     try:
         files.remove(f"{path}.{container_id}")
     except OSError:
-        pass  # its bundle will go, and then it does not count
+        pass  # it stops counting once its bundle is removed
 
 
 def _listen_or_find(path: str) -> int | None:
@@ -249,8 +249,7 @@ def is_alive(path: str) -> bool:
         path: the path of the socket.
 
     Returns:
-        False only if the kernel reports that none does. A listener that is too busy to accept a
-        connection counts.
+        False only if the kernel reports that none does. A listener too busy to accept counts.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
@@ -273,14 +272,13 @@ def identity(path: str) -> tuple[int, int] | None:
 def remove_own(path: str, own: tuple[int, int] | None) -> None:
     """Remove a socket, unless another shim has taken over its path.
 
-    Call it before the listener is closed. Otherwise a ``start`` that arrives in between would take
-    the socket for a dead one and replace it, and we would then remove the new one. If another
-    process holds the lock, the socket stays; it will be dead soon, and the next ``start`` replaces
-    it.
+    Call this before closing the listener. Otherwise a ``start`` in between would replace the
+    seemingly dead socket, and we would then remove the new one. If another process holds the lock,
+    the socket stays; it will be dead soon, and the next ``start`` replaces it.
 
     Args:
         path: the path of the socket.
-        own: the result of :func:`identity` when the socket was ours.
+        own: its :func:`identity` while it was ours.
 
     Raises:
         OSError: the socket exists and cannot be removed.
@@ -296,19 +294,19 @@ def remove_own(path: str, own: tuple[int, int] | None) -> None:
 
 
 def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) -> bool:
-    """Remove a shim's socket, unless a container is announced that will be created through it.
+    """Remove a shim's socket unless a container is announced there.
 
-    Like :func:`remove_own`, call it before the listener is closed. It does not wait: while another
-    process has the lock, nothing is removed.
+    Like :func:`remove_own`, call this before closing the listener. It does not wait: while another
+    process holds the lock, it removes nothing.
 
     Args:
         path: the path of the socket.
-        own: the result of :func:`identity` when the socket was ours.
-        regardless: whether to remove it in any case, together with its announcements.
+        own: its :func:`identity` while it was ours.
+        regardless: whether to remove it anyway, with its announcements.
 
     Returns:
-        Whether its shim may exit: no ``start`` has returned its address, or is about to, for a
-        container that has not been created yet.
+        Whether its shim may exit: no ``start`` has returned, or is about to return, its address for
+            a container that does not exist yet.
     """
     directory, name = os.path.split(path)
     try:
@@ -325,16 +323,16 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
     except BlockingIOError:
         return False
     except OSError:
-        pass  # no start can find a socket in such a directory
+        pass  # no start finds a socket in such a directory
     return True
 
 
 def sweep(directory: str) -> None:
-    """Remove the sockets of shims that were killed before their announced container was created.
+    """Remove the sockets of shims that were killed before their announced container existed.
 
     Args:
-        directory: the directory of sockets. Files of other programs are left alone, and so are
-            sockets whose lock is held.
+        directory: the directory of sockets. Other programs' files, and sockets whose lock is held,
+            stay.
 
     Raises:
         OSError: something in it cannot be removed.
@@ -351,13 +349,13 @@ def _sweep(directory: str, names: Sequence[str]) -> None:
         is_lock = name.endswith(_LOCKED)
         of_shim, _, container_id = name.removesuffix(_LOCKED).partition(".")
         path, found = os.path.join(directory, of_shim), os.path.join(directory, name)
-        # Looked at first without the lock: a shim that is ending does not wait for it.
+        # Check first without the lock, for which an exiting shim does not wait.
         if not is_name(of_shim) or not (
             _is_old(found) if is_lock else container_id and _is_left(found)
         ):
             continue
         try:
-            with _Lock(path, patience=0):  # which removes one that is left
+            with _Lock(path, patience=0):  # the lock removes a leftover file
                 if not (is_lock or _counts(found) or is_alive(path)):
                     files.remove(path)
                     files.remove(found)
@@ -370,7 +368,7 @@ def _is_left(announcement: str) -> bool:
 
 
 def _is_old(path: str) -> bool:
-    """Whether something has been there for longer than anybody takes."""
+    """Whether a file is older than any process needs."""
     try:
         return time.time() - os.lstat(path).st_mtime > LATEST_CREATE
     except FileNotFoundError:
@@ -378,11 +376,11 @@ def _is_old(path: str) -> bool:
 
 
 def _counts(announcement: str) -> bool:
-    """Whether the container of an announcement may still come."""
+    """Whether an announced container may still be created."""
     try:
         age = time.time() - os.lstat(announcement).st_mtime
     except FileNotFoundError:
-        return False  # it has come
+        return False  # it was created
     return age < LATEST_CREATE and os.path.isdir(announcement)
 
 
@@ -390,7 +388,7 @@ def remove_dead(path: str) -> bool:
     """Remove a socket that has no listener.
 
     Args:
-        path: the path of the socket; anything other than a socket is left alone.
+        path: the path of the socket; any other file stays.
 
     Returns:
         Whether it was removed.
@@ -399,7 +397,7 @@ def remove_dead(path: str) -> bool:
         OSError: the socket exists and cannot be removed.
     """
     try:
-        # Nothing is made, not even a lock, next to a file that is not a socket.
+        # Create nothing, not even a lock, next to a file that is not a socket.
         if not _is_socket(path):
             return False
         with _Lock(path):
@@ -416,11 +414,11 @@ def _is_socket(path: str) -> bool:
 
 
 class _Lock:
-    """Locks a path against others that bind or remove its socket.
+    """Locks a path against processes that bind or remove its socket.
 
     Args:
         path: the path of the socket.
-        patience: seconds to wait for other processes, which need less than a millisecond.
+        patience: seconds to wait for other processes, which take less than a millisecond.
     """
 
     def __init__(self, path: str, *, patience: float = _LOCK_PATIENCE) -> None:
@@ -447,7 +445,7 @@ class _Lock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(fd)
-            # Its previous holder removed the file with its lock.
+            # The previous holder has removed the locked file.
             if identity(self._path) == (status.st_dev, status.st_ino):
                 self._fd, fd = fd, -1
                 return True
@@ -471,7 +469,7 @@ def _lock_path(path: str) -> str:
 
 def _bind(path: str) -> int:
     listener = socket.socket(socket.AF_UNIX)
-    # bind(2) makes the file with the mode that the umask leaves; chmod would come too late.
+    # bind(2) creates the file with the umask's mode; chmod would come too late.
     umask = os.umask(0o177)
     try:
         listener.bind(path)

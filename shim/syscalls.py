@@ -98,7 +98,7 @@ _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x4, 0x40
 _STATFS_LONGS: Final = 32
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Of malloc.h; and glibc's own default, which it raises as soon as a larger block is freed.
+# From malloc.h, and glibc's default, which it raises when a larger block is freed.
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE_BLOCK: Final = 1 << 17
 _M_ARENA_MAX: Final = -8
@@ -118,9 +118,9 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def give_back_large_blocks() -> None:
-    """Make glibc return each large block of memory to the kernel when it is freed.
+    """Make glibc return freed large blocks of memory to the kernel.
 
-    By default, glibc takes the next block of that size from its heap, and keeps it there. A
+    By default, glibc allocates the next block of that size from its heap, and keeps it there. A
     long-lived process would keep twice the size of the largest spec that it has ever read.
 
     Source: mallopt(3).
@@ -129,10 +129,10 @@ def give_back_large_blocks() -> None:
 
 
 def use_one_heap() -> None:
-    """Make threads that start from now on use the heap of the first one.
+    """Make new threads use the heap of the first one.
 
-    By default, glibc creates a heap for nearly each thread, up to eight for each processor, and the
-    free memory in one heap cannot be used by the others.
+    By default, glibc creates a heap for nearly each thread, up to eight per processor, and they
+    cannot use each other's free memory.
 
     Source: mallopt(3).
     """
@@ -141,7 +141,7 @@ def use_one_heap() -> None:
 
 def _set_malloc(parameter: int, value: int) -> None:
     mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None:  # musl has none, and no need of it
+    if mallopt is not None:  # musl lacks it, and does not need it
         mallopt(parameter, value)
 
 
@@ -149,8 +149,8 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
     """Mount, remount, or change the propagation of a mount.
 
     Args:
-        source: what to mount; "" where the kernel ignores it.
-        target: where to mount it; links are followed.
+        source: the source; "" where the kernel ignores it.
+        target: the mount point; links are followed.
         kind: the file system's type; "" where the kernel ignores it.
         flags: the ``MS_…`` flags.
         data: the file system's own options, less than a page.
@@ -201,15 +201,15 @@ def null_device() -> tuple[int, int]:
 
 
 def clone_mount(path: str, *, recursive: bool = False, follow: bool = False) -> int:
-    """Return a mount of a file or directory that is not attached yet.
+    """Return an unattached mount of a file or directory.
 
     Args:
-        path: what to mount.
-        recursive: whether to include what is mounted below it.
+        path: the file or directory.
+        recursive: whether to include mounts below it.
         follow: whether to follow a link at the end of the path.
 
     Returns:
-        A descriptor. If it is closed before the mount was attached, the mount is gone.
+        A descriptor. Closing it before attaching the mount removes the mount.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     flags |= (_AT_RECURSIVE if recursive else 0) | (0 if follow else _AT_SYMLINK_NOFOLLOW)
@@ -233,7 +233,7 @@ def map_ids(fd: int, users: int) -> None:
     """Map the ids of a mount's files by those of a user namespace.
 
     Args:
-        fd: the root of a mount that is not attached yet.
+        fd: the root of an unattached mount.
         users: a descriptor of the user namespace.
     """
     _set_mount_attributes(fd, _MOUNT_ATTR_IDMAP, 0, users, 0)
@@ -255,7 +255,7 @@ def attach_mount(mount: int, target: int) -> None:
 
     Args:
         mount: the descriptor of the mount.
-        target: an open file or directory on which to mount it.
+        target: an open file or directory to mount it on.
     """
     flags = ctypes.c_long(_MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
     empty = ctypes.c_char_p(b"")
@@ -263,14 +263,14 @@ def attach_mount(mount: int, target: int) -> None:
 
 
 def file_system_type(fd: int) -> int:
-    """Return the magic number of the file system that an open file is on."""
+    """Return the magic number of an open file's file system."""
     buffer = (ctypes.c_long * _STATFS_LONGS)()
     _check(_libc.fstatfs(fd, ctypes.byref(buffer)))
     return buffer[0]
 
 
 def sync_file_system(fd: int) -> None:
-    """Write everything that is pending for a file system to its disk.
+    """Write a file system's pending data to its disk.
 
     Args:
         fd: an open file on that file system.
@@ -279,7 +279,7 @@ def sync_file_system(fd: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread its own copy of what it shares with others.
+    """Give the calling thread its own copy of shared state.
 
     Args:
         flags: ``CLONE_FS`` (working directory, root, umask), ``CLONE_FILES`` (descriptors),
@@ -289,22 +289,22 @@ def unshare(flags: int) -> None:
 
 
 def set_child_subreaper(*, enabled: bool = True) -> None:
-    """Become the parent of every orphan among our descendants, or cease to be."""
+    """Start or stop being the parent of orphans among our descendants."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0))
 
 
 def stop_catching(number: int, *, ignore: bool = False) -> None:
-    """Let the kernel handle a signal by itself. The interpreter's own table stays.
+    """Let the kernel handle a signal. The interpreter's own table stays unchanged.
 
     Args:
         number: the signal's number.
-        ignore: whether to ignore the signal, instead of its default action.
+        ignore: whether to ignore the signal, instead of the default action.
     """
     _libc.signal(number, _SIG_IGN if ignore else _SIG_DFL)
 
 
 def create_core_scheduling_domain() -> None:
-    """Let our process group share hyper-threads with itself alone."""
+    """Let our process group share hyper-threads only with itself."""
     _check(_libc.prctl(_PR_SCHED_CORE, _PR_SCHED_CORE_CREATE, 0, _PIDTYPE_PGID, 0))
 
 
@@ -313,25 +313,25 @@ def setns(fd: int, kind: int) -> None:
 
     Args:
         fd: an open file of the namespace.
-        kind: the ``CLONE_NEW…`` flag of the kind that it must have.
+        kind: the ``CLONE_NEW…`` flag of its required kind.
     """
     _check(_libc.setns(fd, kind))
 
 
 def pivot_root_here() -> None:
-    """Make the working directory, which is a mount point, the root; the old root is gone."""
+    """Make the working directory, a mount point, the root, and detach the old root."""
     here = ctypes.c_char_p(b".")
     _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT[os.uname().machine]), here, here))
-    # They are mounted at the same place now, the old one on top.
+    # Both are now mounted at the same place, the old one on top.
     _check(_libc.umount2(b".", MNT_DETACH))
     os.chdir("/")
 
 
 def clone_sibling() -> int:
-    """Fork a child of our parent, in the namespaces that were unshared for children.
+    """Fork a child of our parent, in the namespaces unshared for children.
 
-    The interpreter does not learn that it was forked: the child must do little, and end with
-    execve(2) or ``os._exit``.
+    The interpreter does not know of the fork: the child must do little, and end with execve(2) or
+    ``os._exit``.
 
     Returns:
         The child's pid, or 0 in the child.
@@ -343,8 +343,8 @@ def clone_and_end(flags: int) -> int:
     """Fork a child that exits at once, without sending a signal.
 
     Args:
-        flags: the ``CLONE_NEW…`` flags of the namespaces that the child gets. They can be opened
-            below /proc until the child is waited for, with ``__WALL``.
+        flags: the ``CLONE_NEW…`` flags of the child's namespaces. They can be opened below /proc
+            until the child is reaped, with ``__WALL``.
 
     Returns:
         The child's pid.
@@ -356,7 +356,7 @@ def clone_and_end(flags: int) -> int:
 
 
 def _clone(flags: int) -> int:
-    # By a handle that keeps the interpreter's lock: the child could not acquire it again.
+    # Use a handle that keeps the interpreter's lock, which the child could not acquire again.
     call = ctypes.PyDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     zeros = (ctypes.c_long(0),) * 4
@@ -373,24 +373,24 @@ def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> i
 
     Args:
         fd: the result of :func:`inotify_init`.
-        directory: the path of the directory. Moving or removing it is reported, too.
-        content: whether to report writes to a file. For a directory of device nodes, every line
-            that is written to /dev/null would be one.
+        directory: the path of the directory, whose own move or removal is also reported.
+        content: whether to report writes to files. In a directory of device nodes, each write to
+            /dev/null would count.
 
     Returns:
-        The number of the watch, which its events contain.
+        The watch number in its events.
     """
     mask = _IN_CHANGES if content else _IN_CHANGES & ~_IN_WRITTEN
     return _check(_libc.inotify_add_watch(fd, os.fsencode(directory), mask))
 
 
 def die_with_parent(signum: int) -> None:
-    """Get a signal when the thread that is our parent ends."""
+    """Get a signal when our parent thread ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0))
 
 
 def deprive_root() -> None:
-    """Deny capabilities to programs that root executes; this cannot be reverted."""
+    """Irreversibly deny capabilities to programs that root executes."""
     _check(_libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NOROOT | _SECBIT_NOROOT_LOCKED, 0, 0, 0))
 
 
