@@ -1,4 +1,4 @@
-"""Whether a node agent runs, which knows more of faults than the shim can."""
+"""Whether a node agent runs, which knows more about faults than a shim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 __all__ = ["LOCK", "agent_of", "agent_runs", "is_locked"]
 
 LOCK: Final = "node.lock"
-"""What an agent holds locked in the directory of our state, as long as it lives."""
+"""The file in our state directory that a running agent holds locked."""
 
 _LONGEST_PID: Final = 32
 
@@ -18,7 +18,7 @@ def is_locked(path: str) -> bool:
     """Whether a process holds a lock on a file (flock(2)).
 
     Args:
-        path: no link is followed. A file that cannot be opened counts as not held.
+        path: the file; no link is followed. An unreadable file counts as not locked.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -34,7 +34,7 @@ def is_locked(path: str) -> bool:
 
 
 def agent_runs(state: str) -> bool:
-    """Whether an agent has this node, whatever state it is in.
+    """Whether an agent has this node, in any state.
 
     Args:
         state: the directory ``state`` of the configuration.
@@ -43,7 +43,7 @@ def agent_runs(state: str) -> bool:
 
 
 def agent_of(state: str) -> int:
-    """Return the pid of the running agent, as it sees it itself; 0 if there is none, or unknown.
+    """Return the running agent's pid, as it sees it itself; 0 if there is none, or if unknown.
 
     Args:
         state: the directory ``state`` of the configuration.

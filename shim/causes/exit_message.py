@@ -1,10 +1,10 @@
 """Describe the cause of a container's end in one line, readable without our documentation.
 
 Rules
-- A fault of the device, the host or a neighbour is described by the GPU, the time and how long
-  before the exit it happened; a fault of the application, by its meaning.
-- If there are several faults, the most relevant one is described
-  (:func:`shim.causes.record.by_weight`), and the others are counted.
+- A fault of the device, the host or a neighbour is described by the GPU, its time, and the time
+  from it to the exit; an application's fault, by its meaning.
+- Of several faults, the message describes the most relevant one
+  (:func:`shim.causes.record.by_weight`), and counts the others.
 - A fault counts for :data:`RELEVANT` seconds. Libraries may give up only minutes after a GPU has
   failed (NCCL's watchdog after ten, by default), but an older fault does not explain an exit. A
   neighbour's fault that may not have reached the container counts only for :data:`NEARBY` seconds:
@@ -30,11 +30,11 @@ __all__ = ["LONGEST", "RELEVANT", "exit_message", "relevant"]
 LONGEST: Final = 400
 """The largest message, in bytes."""
 RELEVANT: Final = 1800.0
-"""Seconds before its end in which a fault may have been a container's cause."""
+"""Seconds before a container's end in which a fault may have caused it."""
 NEARBY: Final = 10.0
-"""The same for a neighbour's fault of which it is not sure that it has reached the container."""
+"""The same for a neighbour's fault that may not have reached the container."""
 LATE: Final = 5.0
-"""Seconds after its end in which a fault may still have been recorded."""
+"""Seconds after a container's end until a fault may be recorded."""
 
 _XID: Final = "xid"
 _UUID: Final = re.compile(r"((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f]{4}-[0-9a-f-]{27}")
@@ -48,7 +48,7 @@ _HEADS: Final = {
     Whose.APPLICATION: "GPU error",
     Whose.UNCLEAR: "GPU error",
 }
-# Whose fault it is: if that is sure, and if it is not.
+# Whose fault it is: if certain, and if uncertain.
 _VERDICTS: Final = {
     Whose.DEVICE: ("Not the application's fault.", "Probably not the application's fault."),
     Whose.HOST: ("Not the application's fault.", "Probably not the application's fault."),

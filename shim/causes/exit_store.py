@@ -1,6 +1,6 @@
-"""A store of how containers with GPUs failed, which outlives their bundles.
+"""A store of failures of containers with GPUs, which outlives their bundles.
 
-containerd removes a bundle as soon as it has processed the exit, and in a pod at once. So ``nvshim
+containerd removes a bundle after it has processed the exit, and in a pod at once. So ``nvshim
 explain`` and ``nvshim ps`` read ``STATE/ended/NAMESPACE/CONTAINER.json``, which only root can
 read::
 
@@ -11,14 +11,13 @@ read::
 
 Rules
 - ``faults`` are those of :mod:`shim.causes.record`; ``cause`` describes them in a line.
-- ``exit_status`` is the container's own, ``told_status`` is the one that containerd got.
+- ``exit_status`` is the container's own; containerd got ``told_status``.
 - If a fault becomes known only after the exit, the node agent adds it (:func:`add_faults`). Until
   then ``faults`` and ``cause`` are empty.
-- A tenant whose containers end often must not push out another's records. Each namespace of pods
-  keeps :data:`MOST_ENDED` records, and so do containers without a pod; a namespace of containerd
-  keeps :data:`MOST_OF_ALL`. The next record to be removed belongs to the namespace of pods with the
-  most records, and there to the pod with the most. Of that pod, a record without faults is removed
-  first, then the oldest.
+- A tenant whose containers end often must not displace another's records. Each pod namespace keeps
+  :data:`MOST_ENDED` records, and so do containers without a pod; a containerd namespace keeps
+  :data:`MOST_OF_ALL`. The next record to remove belongs to the pod namespace with the most records,
+  and there to the pod with the most. Of that pod, records without faults go first, then the oldest.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ __all__ = [
 ]
 
 MOST_ENDED: Final = 64
-"""Records that a namespace of pods keeps."""
+"""The most records of a pod namespace."""
 MOST_OF_ALL: Final = 256
-"""Records that a namespace of containerd keeps."""
+"""The most records of a containerd namespace."""
 
 VERSION: Final = 1
 _DIRECTORY: Final = "ended"
@@ -64,7 +63,7 @@ _POD: Final = {
 
 
 def identity_of(namespace: str, container_id: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a container: the first four keys in this module's docstring.
+    """Return a container's identity: the first four keys in this module's docstring.
 
     Args:
         namespace: containerd's namespace.
@@ -179,7 +178,7 @@ def _read(path: str) -> dict[str, Any] | None:
     try:
         document = files.parse_object(files.read(path, _LARGEST), path)
     except BundleUnusable:
-        return None  # not there, or being removed
+        return None  # missing, or being removed
     ended = document.get("ended")
     if document.get("version") != VERSION or not isinstance(ended, int | float):
         return None
@@ -198,7 +197,7 @@ def _forget_oldest(directory: str) -> None:
     paths = [os.path.join(directory, name) for name in _listed(directory) if _is_record(name)]
     if len(paths) <= MOST_ENDED:
         return
-    kept: dict[str, list[_Kept]] = {}  # by the namespace of the pod
+    kept: dict[str, list[_Kept]] = {}  # by the pod's namespace
     for path in paths:
         document = _read(path)
         if document is None:
@@ -216,7 +215,7 @@ def _forget_oldest(directory: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The parts of a record that decide whether it is forgotten."""
+    """The parts of a record that decide when it is removed."""
 
     path: str
     pod: str
@@ -225,7 +224,7 @@ class _Kept:
 
 
 def _forget_one(kept: list[_Kept]) -> None:
-    """Forget one record of a namespace of pods, of the pod with the most."""
+    """Remove one record of a pod namespace, from the pod with the most."""
     count = Counter(each.pod for each in kept)
     least = min(kept, key=lambda each: (-count[each.pod], each.has_faults, each.ended))
     kept.remove(least)

@@ -1,6 +1,6 @@
 r"""Read Xids from the kernel's log, which names the process that NVML does not name.
 
-The format of the driver's lines has changed over the years, and depends on what it knows::
+The format of the driver's lines has changed over the years, and depends on its knowledge::
 
     NVRM: Xid (0000:03:00): 14, Channel 00000001
     NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.
@@ -10,8 +10,7 @@ The format of the driver's lines has changed over the years, and depends on what
     NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics Exception
 
 Rules
-- A record counts if its facility is the kernel's (0). The kernel makes sure that records written by
-  programs have another one.
+- A record counts if its facility is the kernel's (0), which programs cannot write.
 - A line counts only if it names a GPU by its address. Very old drivers write some lines without
   one, which cannot be attributed. Besides, if a program named ``NVRM: Xid: 79,`` crashes, the
   kernel writes a line with that prefix; a prefix with an address is longer than a name can be.
@@ -49,29 +48,29 @@ _PROCESS: Final = re.compile(r"pid='?(\d{1,10}|<unknown>)'?(?:, name=(.*?))?(?:,
 _UNKNOWN: Final = "<unknown>"
 _MOST_PIDS: Final = 1 << 22
 
-# Letters of a name that are kept; the kernel's own have fifteen.
+# The most letters of a name to keep; the kernel's own have fifteen.
 _LONGEST_NAME: Final = 64
 
-_ROOM: Final = 1 << 16  # bytes that a read of the log needs room for: each gives one record
+_ROOM: Final = 1 << 16  # bytes for a read of the log, which returns one record
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedXid:
-    """An Xid as a line of the log has it."""
+    """An Xid from a line of the log."""
 
-    # when it was logged, in seconds by the kernel's clock for its log; 0 if it does not say
+    # the time of its entry, in seconds of the log's clock; 0 if unknown
     at: float
     bus_id: str  # PCI address of the GPU without its function ("0000:18:00")
     xid: int  # the number
-    gpu_instance: int | None = None  # of a GPU in MIG mode; None if the line names none
-    compute_instance: int | None = None  # of that GPU instance; None if the line names none
-    pid: int = 0  # of the process, in the host's pid namespace; 0 if it is not known
+    gpu_instance: int | None = None  # in MIG mode; None if the line names none
+    compute_instance: int | None = None  # in that GPU instance; None if the line names none
+    pid: int = 0  # the process, in the host's pid namespace; 0 if unknown
     process: str = ""  # its name, for display only
-    text: str = ""  # the rest, for people
+    text: str = ""  # the rest, for display
 
 
 def text_of(record: str) -> str:
-    """Return the text of a record; "" if the kernel did not write it, or it is not a record.
+    """Return the text of a record; "" if it is not a record of the kernel's.
 
     Args:
         record: the record's first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
@@ -86,7 +85,7 @@ def _kernels(record: str) -> re.Match[str] | None:
 
 
 def parse_record(record: str) -> LoggedXid | None:
-    """Parse the Xid in a record of the log; None if it is another kind of record.
+    """Parse the Xid in a record of the log; return None for another kind of record.
 
     Args:
         record: as for :func:`text_of`.
@@ -118,15 +117,15 @@ def parse_record(record: str) -> LoggedXid | None:
 
 
 class Log:
-    """The kernel's log, opened, with the part that was not read yet. The context closes it.
+    """The open kernel's log, with its unread part. The context closes it.
 
     Args:
-        path: /dev/kmsg, or a pipe that has the same lines.
-        flags: further flags of open(2).
+        path: /dev/kmsg, or a pipe with the same lines.
+        flags: more flags of open(2).
 
     Attributes:
-        fd: becomes readable when there is more.
-        has_ended: whether no further records will come, which only a pipe reports.
+        fd: readable when there is more.
+        has_ended: whether no more records will come, which only a pipe reports.
 
     Raises:
         OSError: it cannot be opened.
@@ -147,12 +146,12 @@ class Log:
         os.close(self.fd)
 
     def skip(self) -> None:
-        """Leave out all that a device has now."""
+        """Skip a device's present content."""
         if stat.S_ISCHR(os.fstat(self.fd).st_mode):
             os.lseek(self.fd, 0, os.SEEK_END)
 
     def read(self) -> list[str] | None:
-        """Read the driver's records that have arrived; None if there are none yet. Never waits.
+        """Read the driver's new records; return None if there are none yet. Never waits.
 
         These are records of Xids, and of the errors of NVSwitches.
 
@@ -164,7 +163,7 @@ class Log:
         except BlockingIOError:
             return None
         except OSError as error:
-            # Records that were dropped before they were read; one that has no room.
+            # Records dropped before the read, or too long for it.
             if error.errno in {errno.EPIPE, errno.EINVAL}:
                 return []
             raise
@@ -173,12 +172,12 @@ class Log:
             return None
         *lines, rest = (self._rest + read).split(b"\n")
         self._rest = rest[-_ROOM:]
-        # Of some thousand records few are the driver's.
+        # Few of some thousand records are the driver's.
         return [line.decode(errors="replace") for line in lines if b"Xid" in line]
 
 
 def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
-    """Return the Xids that the log contains now, oldest first. Never waits.
+    """Return the Xids in the log's present content, oldest first. Never waits.
 
     Args:
         path: as for :class:`Log`; no link is followed.

@@ -1,23 +1,22 @@
 """The termination message of a Kubernetes container: a file of the host, mounted into it.
 
 For each attempt the kubelet creates a file, ``ROOT/pods/UID/containers/NAME/`` and eight
-hexadecimal digits, and has it mounted at the container's ``terminationMessagePath``. When the
-container has ended, it reports the last 4096 bytes of that file as the container's message.
+hexadecimal digits, and mounts it at the container's ``terminationMessagePath``. After the
+container's end, it reports the last 4096 bytes of that file as the container's message.
 
 Rules
-- Only a file that the kubelet created counts: its source must have the kubelet's naming. If a pod
-  mounts a volume at ``/dev/termination-log``, that file is not the kubelet's.
-- If there are several, the last one counts whose destination is ``/dev/termination-log``, or the
-  path in the annotation ``terminationMessagePath`` if the engine passes that on; or else the last
-  one.
-- A read-only mount is not written to: the container could not write to it, either.
-- The text is appended to what the container wrote, on a separate line, if both fit into 4096 bytes.
-  What the container wrote is never cut or replaced.
-- If the file is empty and the policy is known to be FallbackToLogsOnError, it stays empty: the
-  kubelet then reports the end of the log, which has the same line.
-- The container has ended, but it may have had the source's directory as a volume. So no link is
-  followed below the kubelet's own directory, and only a regular file with a single name is opened
-  and written to, because opening a device or a FIFO can have side effects.
+- Only a file that the kubelet created counts: the mount's source must have such a name. A pod's own
+  volume at ``/dev/termination-log`` does not count.
+- Of several, the last one at ``/dev/termination-log``, or at the path in the annotation
+  ``terminationMessagePath`` if the engine passes that on, counts; or else the last one.
+- A read-only mount is not written to, since the container could not write to it either.
+- The text is appended to the container's own, on a separate line, if both fit into 4096 bytes. The
+  container's text is never cut or replaced.
+- An empty file stays empty if the policy is known to be FallbackToLogsOnError: the kubelet then
+  reports the end of the log, which has the same line.
+- The ended container may have had the source's directory as a volume. So no link is followed below
+  the kubelet's own directory, and only a regular file with a single name is opened, because opening
+  a device or a FIFO can have side effects.
 
 Source: the kubelet's pkg/kubelet/kuberuntime (makeMounts, getTerminationMessage); openat2(2).
 """
@@ -36,7 +35,7 @@ from hooks.image.openat2 import open_without_links
 __all__ = ["LARGEST", "append", "find_message_file"]
 
 LARGEST: Final = 4096
-"""Bytes of the file that the kubelet tells."""
+"""The bytes of the file that the kubelet reports."""
 
 _DEFAULT: Final = "/dev/termination-log"
 _PATH: Final = "io.kubernetes.container.terminationMessagePath"
@@ -73,7 +72,7 @@ def append(path: str, text: str, *, unless_empty: bool = False) -> bool:
         unless_empty: whether to leave an empty file empty.
 
     Returns:
-        Whether the line was written; if not, there is no room or the file has to stay empty.
+        Whether the line was written; if not, there is no room or the file must stay empty.
 
     Raises:
         OSError: the file cannot be written; it is unchanged.
@@ -94,7 +93,7 @@ def append(path: str, text: str, *, unless_empty: bool = False) -> bool:
 
 
 def _write_whole(fd: int, line: bytes, size: int) -> None:
-    """Write all of a line behind a file's content, or nothing (OSError)."""
+    """Append a whole line to a file, or nothing (OSError)."""
     written = 0
     try:
         written = os.pwrite(fd, line, size)
@@ -132,7 +131,7 @@ def _open(path: str) -> int:
         status = os.fstat(location)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise OSError(errno.EINVAL, "is not a regular file with one name", path)
-        # The descriptor's own link in our procfs: the very inode that was just looked at.
+        # The descriptor's link in our procfs leads to the inode that was just checked.
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         return os.open(f"/proc/self/fd/{location}", flags)
     finally:

@@ -1,4 +1,4 @@
-"""The faults of one container's GPUs, in a file that the node agent writes and the shim reads.
+"""The faults of a container's GPUs, in a file that the node agent writes and the shim reads.
 
 The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, readable only by root::
 
@@ -7,10 +7,9 @@ The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, readable only by root::
      "faults": [{"at": 1790000000.25, "kind": "xid", "code": 79, ...}]}
 
 Rules
-- ``pod`` may be missing. Unknown keys are ignored, so that either side may be newer.
-- The file has at most :data:`MOST` faults, oldest first. If there are more, the most relevant ones
-  are kept (:func:`by_weight`), so a storm of an application's faults does not hide those of the
-  device.
+- ``pod`` may be missing. Unknown keys are ignored, because either side may be newer.
+- The file has at most :data:`MOST` faults, oldest first. It keeps the most relevant ones
+  (:func:`by_weight`), so that a storm of an application's faults does not hide those of the device.
 - The file is written under another name and renamed. The reader never waits, and follows no link.
 - A text is one line without control characters, and of limited length.
 """
@@ -47,23 +46,23 @@ __all__ = [
 
 VERSION: Final = 1
 MOST: Final = 16
-"""Faults that a file may have."""
+"""The most faults in a file."""
 KERNEL_LOG: Final = "kernel log"
-"""The source of a fault that the shim has read itself."""
+"""The source of a fault that the shim itself has found."""
 
 _DIRECTORY: Final = "causes"
 _LARGEST: Final = 16 << 10
-# Characters of a text. Sixteen faults with five texts each, of four bytes per character, would be
-# too much: the writer then tries again with fewer.
+# The most characters of a text. Sixteen faults with five texts each, of four bytes per character,
+# would be too long: the writer then tries again with fewer.
 _LONGEST_TEXTS: Final = (120, 30)
 _MOST_NUMBER: Final = 1 << 31
 
 
 class Whose(StrEnum):
-    """Whose fault it is, the one that says most first."""
+    """Whose fault it is, the most informative first."""
 
     DEVICE = "device"
-    HOST = "host"  # its memory, or the driver is gone
+    HOST = "host"  # the host's memory, or its missing driver
     NEIGHBOUR = "neighbour"  # another process on the same GPU
     APPLICATION = "application"
     UNCLEAR = "unclear"
@@ -71,20 +70,20 @@ class Whose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault that a container had to do with."""
+    """A fault that concerns a container."""
 
     at: float  # when it happened, in seconds since the epoch
     # "xid", "sxid", "gpu-lost", "gpu-memory", "mps", "driver-lost", "host-memory", "memory-limit"
     kind: str
     code: int = 0  # the number of the Xid; 0 for other kinds
-    name: str = ""  # what it is, in words
+    name: str = ""  # a description
     gpu: str = ""  # UUID or PCI address of the GPU; "" if it concerns none
     mig: str = ""  # UUID of the MIG device; "" if it concerns none
-    pid: int = 0  # of the process, in the host's pid namespace; 0 if that is not known
+    pid: int = 0  # the process, in the host's pid namespace; 0 if unknown
     whose: Whose = Whose.UNCLEAR  # whose fault it is
-    sure: bool = False  # whether that is known, and not only likely
-    action: str = ""  # what the node or its owner has to do, a short phrase; "" for nothing
-    source: str = "agent"  # who reported it: "agent" or KERNEL_LOG
+    sure: bool = False  # whether that is certain, not just likely
+    action: str = ""  # what the node or its owner must do, a short phrase; "" for nothing
+    source: str = "agent"  # the reporter: "agent" or KERNEL_LOG
 
 
 def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
@@ -92,10 +91,9 @@ def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
 
     Args:
         faults: in any order.
-        end: when the container ended, in seconds since the epoch. Faults before the end come before
-            later ones; among these, certain faults come before uncertain ones, and then those
-            nearer to the end. A neighbour's crash comes after the container's own faults, unless it
-            certainly reached this container.
+        end: the container's end, in seconds since the epoch. Faults before it come before later
+            ones, certain before uncertain ones, then those nearer to the end. A neighbour's crash
+            comes after the container's own faults, unless it certainly reached this container.
     """
     order = [*Whose]
 
@@ -107,7 +105,7 @@ def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
 
 
 def most_telling(faults: Iterable[Fault]) -> list[Fault]:
-    """Return the :data:`MOST` most relevant of many faults, oldest first."""
+    """Return the :data:`MOST` most relevant faults, oldest first."""
     return sorted(by_weight(faults)[:MOST], key=lambda fault: fault.at)
 
 
@@ -126,7 +124,7 @@ def as_rows(faults: Iterable[Fault], longest: int = _LONGEST_TEXTS[0]) -> list[d
 
 
 def faults_of(document: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the valid faults that a document has under ``faults``."""
+    """Return the valid faults in a document's ``faults``."""
     rows = document.get("faults")
     faults = [_fault(row) for row in rows[:MOST]] if isinstance(rows, list) else []
     return tuple(fault for fault in faults if fault is not None)
@@ -161,7 +159,7 @@ def write_causes(
         state: the directory ``state`` of the configuration; it need not exist.
         namespace: containerd's namespace.
         faults: all known faults; if there are more than :data:`MOST`, the most relevant are kept.
-        pod: the pod of the container, for reports after the container was removed.
+        pod: the container's pod, for reports after the container's removal.
 
     Raises:
         InvalidIdentifier: the namespace or the id cannot safely become part of a path.
@@ -190,7 +188,7 @@ def read_causes(
     Args:
         state: the directory ``state`` of the configuration.
         namespace: containerd's namespace.
-        warn: called with the reason if an existing file cannot be used; it then counts as empty.
+        warn: called with the reason if an existing file is unusable, and so counts as empty.
 
     Raises:
         InvalidIdentifier: the namespace or the id cannot safely become part of a path.
@@ -199,7 +197,7 @@ def read_causes(
 
 
 def read_pod(state: str, namespace: str, container_id: str) -> dict[str, str]:
-    """Return the pod that a file names as the container's; empty if it names none.
+    """Return the container's pod from its file; empty if it has none.
 
     Raises:
         InvalidIdentifier: the namespace or the id cannot safely become part of a path.

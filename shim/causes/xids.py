@@ -1,17 +1,16 @@
-"""The numbered errors of NVIDIA's driver (Xids): what each means, whose it is, and what to do.
+"""The numbered errors of NVIDIA's driver (Xids): their meanings, origins and remedies.
 
 Rules
-- ``whose`` is what the number alone tells. A number is unclear if its catalogue entry names both
-  the application and the hardware.
+- ``whose`` is derived from the number alone. It is unclear if the catalogue's entry names both the
+  application and the hardware.
 - The driver's own statement overrides this table (:func:`with_recovery`): NVML's recovery action,
   and the text of Xid 154. Both use the same numbers (:func:`recovery_action`). The words next to
   the number in the text change from driver to driver, so they are ignored.
-- For NVLinks of the fifth generation, the line itself tells how serious an error is
-  (:func:`is_nonfatal`): each GPU of a domain writes such lines when a neighbour fails.
-- ``ends`` is false for a number that does not end a container: a notice, a test, or (45) what the
-  driver does for any process that exits.
-- The node agent decides how serious a number is for the device
-  (:mod:`integration.node.faults.xids`).
+- For NVLinks of the fifth generation, the line itself has the severity (:func:`is_nonfatal`): each
+  GPU of a domain writes such lines when a neighbour fails.
+- ``ends`` is false for a number that does not end a container: a notice, a test, or (45) the
+  driver's clean-up after any process.
+- The node agent decides a number's severity for the device (:mod:`integration.node.faults.xids`).
 
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the
 Xid Catalog" and, for Volta and older, the list of the r535 document); nverror.h of the open kernel
@@ -43,7 +42,7 @@ __all__ = [
 
 
 class Remedy(StrEnum):
-    """What to do, in words for the node's administrator."""
+    """The remedies, in words for the node's administrator."""
 
     NOTHING = "nothing"
     RESTART_APP = "restart the application"
@@ -62,7 +61,7 @@ class Remedy(StrEnum):
 
 
 class Action(StrEnum):
-    """What the node or its owner has to do: the short phrases of a fault's ``action``."""
+    """What the node or its owner must do: the short phrases of a fault's ``action``."""
 
     NOTHING = ""
     RESET = "reset the GPU"
@@ -103,17 +102,17 @@ _ACTIONS: Final = {
 class Xid:
     """One number."""
 
-    number: int  # as the driver has it
-    name: str  # NVIDIA's, in short
-    meaning: str  # for people
+    number: int  # the driver's number
+    name: str  # NVIDIA's name, shortened
+    meaning: str  # a sentence for users
     remedy: Remedy = Remedy.RESTART_APP  # what to do
-    whose: Whose = Whose.UNCLEAR  # whose fault it is, by the number alone
-    ends: bool = True  # whether it can be why a container ended
-    detail: str = ""  # what an application did, where the number says so
+    whose: Whose = Whose.UNCLEAR  # the origin, by the number alone
+    ends: bool = True  # whether it can end a container
+    detail: str = ""  # what an application did, if the number implies it
 
     @property
     def action(self) -> Action:
-        """What the node or its owner has to do, in short."""
+        """What the node or its owner must do, in short."""
         return _ACTIONS[self.remedy]
 
 
@@ -122,7 +121,7 @@ _APP, _RESET, _LINKS = Remedy.RESTART_APP, Remedy.RESET, Remedy.LINKS
 _REBOOT, _REPLACE, _SUPPORT = Remedy.REBOOT, Remedy.REPLACE, Remedy.SUPPORT
 _NOTHING, _LATER = Remedy.NOTHING, Remedy.RESET_LATER
 
-# Engines that are there several times, each with a number of its own.
+# Engines with several instances, each with its own number.
 _ENGINES: Final = {
     "CE_ERROR": ("copy engine", (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))),
     "NVDEC_ERROR": ("video decoder", (68, 83, 84, 88, 89, 96, 97, 98)),
@@ -254,18 +253,18 @@ XIDS: Final[Mapping[int, Xid]] = {
         key=lambda xid: xid.number,
     )
 }
-"""Every number that is known."""
+"""All known numbers."""
 
 
 def about(number: int) -> Xid:
-    """Look up a number; an unknown one gets an entry that says so."""
+    """Look up a number; for an unknown one, return an entry that says so."""
     return XIDS.get(number) or Xid(number, "", "unknown to this version", _SUPPORT)
 
 
-# -- what the driver says itself ---------------------------------------------------------------
+# -- the driver's own statements ---------------------------------------------------------------
 
 RECOVERY: Final = 154
-"""The number by which the driver tells that its recovery action has changed."""
+"""The number by which the driver reports a new recovery action."""
 
 _RECOVERY_ACTIONS: Final = {
     0: Action.NOTHING,
@@ -278,8 +277,8 @@ _RECOVERY_ACTIONS: Final = {
     7: Action.REBOOT,
 }
 
-# The whole text, and at its end. It is preceded by a name that a process has chosen for itself,
-# which is too short to contain this.
+# Only at the end of the text. Before it comes a name chosen by a process, too short to contain
+# this.
 _CHANGED: Final = re.compile(
     r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x([0-9a-f]{1,8}) \([^()]*\)\.?\s*$",
     re.IGNORECASE | re.ASCII,
@@ -287,7 +286,7 @@ _CHANGED: Final = re.compile(
 
 
 def recovery_action(number: int) -> Action:
-    """Return what a recovery action of the driver asks for, by its number in NVML.
+    """Return the action for a driver's recovery action, by its number in NVML.
 
     Args:
         number: the value of NVML's field 230, or the number in the text of an Xid 154.
@@ -299,15 +298,15 @@ def recovery_action(number: int) -> Action:
 
 
 def recovery_asked(text: str) -> Action | None:
-    """Return what the text of an Xid 154 asks for; None if it names no action."""
+    """Return the action in the text of an Xid 154; None if it names none."""
     found = _CHANGED.search(text)
     return recovery_action(int(found[1], 16)) if found else None
 
 
 _NVLINKS: Final = range(144, 151)
 TOLD_BY_TEXT: Final = frozenset({RECOVERY, *_NVLINKS})
-"""Xids whose line says how serious they are; their number alone does not."""
-# All of the line, or it does not count: a process chooses its name, which may stand before it.
+"""Xids whose severity is in the line, not in the number."""
+# Match the whole line, because a process's chosen name may come first.
 _NONFATAL: Final = re.compile(
     r"[A-Z][A-Z0-9_]{0,40} Nonfatal XC\d{1,3} i\d{1,3} Link -?\d{1,3} "
     r"\(0x[0-9a-f]{8}(?: 0x[0-9a-f]{8}){0,15}\)?",
@@ -316,7 +315,7 @@ _NONFATAL: Final = re.compile(
 
 
 def is_nonfatal(number: int, text: str) -> bool:
-    """Whether the line of an NVLink Xid (144 to 150) says that it is not fatal.
+    """Whether the line of an NVLink Xid (144 to 150) marks it as not fatal.
 
     Args:
         text: the text after the number; "" if only NVML reported it.
@@ -325,13 +324,13 @@ def is_nonfatal(number: int, text: str) -> bool:
 
 
 def with_recovery(xid: Xid, action: Action | None) -> tuple[Whose, Action]:
-    """Return whose an error is and what to do, given the driver's recovery action.
+    """Return an error's origin and remedy, given the driver's recovery action.
 
     If recovery takes more than restarting the applications, the fault is the device's.
 
     Args:
         xid: the error.
-        action: what the driver asks for; None if it does not say, so that the table decides.
+        action: the driver's recovery action; None if unknown, so that the table decides.
     """
     if action is None:
         return xid.whose, xid.action

@@ -1,6 +1,6 @@
-"""The fork server: shims and verbs are forked from a process that has imported everything.
+"""The fork server: a process with all imports that forks shims and verbs.
 
 :mod:`shim.forkserver.forkserver` is the server, and :mod:`shim.forkserver.prefork_pool` the
-processes that it forks in advance. The native launcher is here, too. No other room imports from
-here.
+processes that it forks in advance. This room also has the native launcher. No other room imports
+from here.
 """

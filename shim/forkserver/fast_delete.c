@@ -1,15 +1,15 @@
 /* `delete` after a shim that ended in good order.
  *
- * containerd calls `delete` whenever a shim has gone, and a user waits for it. Nearly always nothing
- * is left to clean up, and saying so needs no interpreter: this takes 1 ms, Python 18.
+ * containerd calls `delete` after each exit of a shim, and a user waits for it. Nearly always
+ * nothing is left to clean up, and that answer needs no interpreter: this takes 1 ms, Python 18.
  *
  * shim/verbs/delete.py is the verb. This is a shortcut in front of it, which changes nothing and
- * answers only where delete.py would give the same answer and change nothing either
+ * answers only if delete.py would give the same answer and also change nothing
  * (tests/unit/verbs/test_fast_delete.py runs both on the same bundles). It answers if
  *
  *   - the arguments are those of containerd, with a valid id and namespace;
- *   - the bundle holds no file but those that are left after an answered Delete
- *     (FILES_AFTER_DELETE in shim/bundle.py): no call of a runtime, logger, member, holder, claim or
+ *   - the bundle holds only the files that remain after an answered Delete
+ *     (FILES_AFTER_DELETE in shim/bundle.py): no runtime call, logger, member, holder, claim or
  *     staging directory;
  *   - nothing is mounted in the bundle;
  *   - the runtime that options.json names has no state of the container, and its init is gone;

@@ -1,26 +1,24 @@
-"""The fork server: a process that has imported everything, and forks shims and verbs.
+"""The fork server: a process with all imports that forks shims and verbs.
 
-There is one for each containerd and each process context, which are part of its name
+There is one for each containerd and process context, both part of its name
 (:mod:`shim.verbs.warmstart`). The first cold ``start`` leaves it behind, or systemd starts it
-(:mod:`shim.forkserver.systemd_start`). It is single-threaded, and between requests it waits in
-poll(2).
+(:mod:`shim.forkserver.systemd_start`). It has one thread, which waits in poll(2) between requests.
 
 Rules
-- It exits after a long time without requests, and when a file that it has imported has changed: a
-  shim must have the installed version. SIGTERM ends it at any time. Shims are not its children, so
-  none of this affects them.
-- It listens before it imports: while a node boots, verbs wait for it, up to half a second. Cold
-  verbs would take about as long, and each of their shims would need 16 MB more for as long as it
-  lives.
+- It exits after a long time without requests, and when an imported file has changed: a shim must
+  have the installed version. SIGTERM ends it at any time. Shims are not its children, so this does
+  not affect them.
+- It listens before it imports: while a node boots, verbs wait up to half a second for it. Cold
+  verbs would take about as long, and each of their shims would need 16 MB more for its whole life.
 - It reads no request. It hands each connection to a forked process
   (:mod:`shim.forkserver.prefork_pool`), so a slow or stopped client does not delay others.
-- If a request cannot be served, its connection is closed without an answer; the launcher then
-  becomes an interpreter and does the verb itself.
-- Imported objects are hidden from the garbage collector (gc.freeze) before the first fork, so that
-  shims share their pages for as long as they live.
+- If it cannot serve a request, it closes the connection without an answer; the launcher then
+  becomes an interpreter and executes the verb itself.
+- Before the first fork, it hides imported objects from the garbage collector (gc.freeze), so that
+  shims share their pages for life.
 
-This module imports little. The rest is in :mod:`shim.forkserver.serving`, which is imported once
-the state of the installed files was recorded.
+This module imports little. It imports the rest, :mod:`shim.forkserver.serving`, after recording the
+state of the installed files.
 
 Source: fork(2), poll(2), unix(7).
 """
@@ -45,12 +43,12 @@ from shim.verbs.handover import UMASK
 from shim.verbs.invocation import FORK_SERVER, parse
 from shim.verbs.warmstart import LOCK_FD, READY_LINK, STARTING_LINK, link_name, lock_path
 
-# Seconds without a request after which it ends.
+# Seconds without a request until it ends.
 IDLE: Final = 600.0
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Become the fork server that the command line asks for.
+    """Become the fork server described by the command line.
 
     Args:
         words: the arguments. ``-address`` names containerd. Without ``-socket`` the process first
@@ -69,20 +67,20 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
     """Serve until requests stop.
 
     Args:
-        path: where to listen. The caller's descriptor holds the lock next to it.
+        path: the socket. The caller's descriptor holds the lock next to it.
         address: containerd's gRPC address, shown in the command line.
         stay: whether to stay even without requests.
     """
     _become_server(address)
     try:
-        # Blocked since before exec, so that it never ends us without what follows.
+        # Blocked since before exec, so that it never ends us without the clean-up below.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         installation = Installation(os.path.abspath(sys.argv[0]))
         gc.disable()
         _import_threading_without_hook()
         links = _links(path, address)
         with _listening(path, links) as listener:
-            # After the look at its files, and after threading.
+            # Imported after checking its files, and after threading.
             from shim.forkserver import serving  # noqa: PLC0415
 
             if listener is not None:
@@ -97,9 +95,9 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
 
 
 def _links(path: str, address: str) -> tuple[str, str]:
-    """Return the links to the socket, while it starts and later.
+    """Return the links to the socket, during its start and afterwards.
 
-    The launcher looks for them, because it cannot compute the digest in the socket's name.
+    The launcher needs them, because it cannot compute the digest in the socket's name.
     """
     program = os.path.abspath(sys.argv[0])
     directory = os.path.dirname(path)
@@ -111,7 +109,7 @@ def _links(path: str, address: str) -> tuple[str, str]:
 @contextmanager
 def _listening(path: str, links: tuple[str, str]) -> Iterator[socket.socket | None]:
     """Listen, with the first of the links; None if another process listens there."""
-    # What is made here is removed below, also if SIGTERM comes at once.
+    # Files created here are removed below, even if SIGTERM comes at once.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener = sockets.listen(path)
     if listener is None:
@@ -119,21 +117,21 @@ def _listening(path: str, links: tuple[str, str]) -> Iterator[socket.socket | No
         return
     identity, name = sockets.identity(path), os.path.basename(path)
     try:
-        _remove_links(links, name)  # of one that was killed: a launcher would wait longer for us
+        _remove_links(links, name)  # left by a killed server: a launcher would wait longer for us
         with suppress(OSError):
             os.symlink(name, f"{links[0]}.{os.getpid()}")
             os.rename(f"{links[0]}.{os.getpid()}", links[0])
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield socket.socket(fileno=listener)
     finally:
-        # It is ending; SIGTERM would keep it from removing its files.
+        # It is about to end; SIGTERM would keep it from removing its files.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         _remove_links(links, name)
         sockets.remove_own(path, identity)
 
 
 def _remove_links(links: tuple[str, str], name: str) -> None:
-    """Remove those that lead to a socket of this name."""
+    """Remove the links to a socket of this name."""
     for link in links:
         with suppress(OSError):
             if os.readlink(link) == name:
@@ -146,7 +144,7 @@ def _become_server(address: str) -> None:
     try:
         os.set_inheritable(LOCK_FD, False)  # or each runtime that a verb calls would hold the lock
     except OSError:
-        pass  # started by hand, without one
+        pass  # started manually, without a lock
     os.umask(UMASK)
     os.chdir("/")
     processes.set_command_line([PROGRAM, "-address", address, FORK_SERVER])
@@ -161,10 +159,10 @@ def _end(_: int, __: object) -> NoReturn:
 
 
 def _import_threading_without_hook() -> None:
-    """Import threading, which protobuf needs, without the function that it calls in each child.
+    """Import threading, which protobuf needs, without its function for forked children.
 
-    That function resets locks and lists of other threads, which do not exist here: the fork server
-    is single-threaded, and shims start threads with ``_thread``. It would dirty 0.4 MB in every
+    That function resets locks and lists of other threads. There are none here: the fork server has
+    one thread, and shims start threads with ``_thread``. The function would dirty 0.4 MB in every
     shim.
     """
     register, os.register_at_fork = os.register_at_fork, lambda **_: None

@@ -1,13 +1,12 @@
-"""Run once in the fork server what a worker does for every container with GPUs.
+"""Run a worker's steps for containers with GPUs once in the fork server.
 
-The reason is the same as for :mod:`shim.forkserver.warmup`: a worker that has to specialize its
-bytecode copies a page for each function. docs/performance.md has the processor time of a
-container's life with two GPUs.
+As with :mod:`shim.forkserver.warmup`, a worker that must specialize its bytecode would copy a page
+for each function. docs/performance.md has the processor time of a container's life with two GPUs.
 
-The node is made up, so that the warmup is the same whatever the real node has: a driver with one
-library and one program, and one GPU. Its inventory is saved and loaded, a container gets what was
-decided earlier for its image, and the spec and the record are written, all in a directory next to
-the fork server's socket. Nothing else is touched: no module is loaded, no node or link created,
+The node is fictitious, so that the warmup does not depend on the real node: a driver with one
+library and one program, and one GPU. Its inventory is saved and loaded, a container gets the
+earlier decision for its image, and the spec and the record are written, all in a directory next to
+the fork server's socket. There are no other effects: no module is loaded, no node or link created,
 nothing mounted.
 """
 
@@ -59,7 +58,7 @@ _NODES: Final = Nodes(
 )
 _PARAMETERS: Final = "ModifyDeviceFiles: 1\n"
 _LIBRARY: Final = _DRIVER.libraries[0]
-# As a layer's note has it.
+# As in a layer's note.
 _NOTE: Final = engine.Prepared(
     Layout((Loader(Arch.X86_64, Libc.GLIBC, "/lib"),)),
     Compat(),
@@ -78,10 +77,10 @@ _NOTE: Final = engine.Prepared(
 
 
 def warm_up(directory: str, times: int) -> None:
-    """Do a worker's work.
+    """Run a worker's steps.
 
     Args:
-        directory: where all of it is done; removed at the end.
+        directory: the directory for this; removed at the end.
         times: the number of repetitions.
 
     Raises:
@@ -97,7 +96,7 @@ def warm_up(directory: str, times: int) -> None:
         load_modules=False,
         make_nodes=False,
     )
-    # It takes milliseconds, and would otherwise leave files behind.
+    # This takes milliseconds; SIGTERM in between would leave files behind.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         os.makedirs(directory, 0o700, exist_ok=True)
@@ -150,7 +149,7 @@ def _inventory(config: Config) -> engine.Inventory:
 
 
 def _write(bundle: str, injection: engine.Injection) -> None:
-    """Write spec and record, and take them back."""
+    """Write spec and record, and remove them again."""
     bundle_files.keep_spec(bundle)
     record: dict[str, Any] = injection.record
     files.write(os.path.join(bundle, bundle_files.RECORD), json.dumps(record).encode())

@@ -1,10 +1,10 @@
-"""The files that the fork server has imported, and whether they have changed since.
+"""The files that the fork server has imported, and a check whether they have changed.
 
-A shim must be of the installed version. So the fork server checks this before each fork, and the
-check has to be cheap: the kernel reports changes in the directories of our packages, and usually
-there are none. What the kernel does not report is checked each time: whether the packages and the
-program are still at their paths (a link in a path can change, or something can be mounted over it).
-If the kernel cannot report changes, all files are checked each time.
+A shim must have the installed version. So the fork server checks this before each fork, cheaply:
+the kernel reports changes in the directories of our packages, and usually there are none. Each
+check also covers what the kernel does not report: whether the packages and the program are still at
+their paths (a link in a path can change, or a mount can cover it). If the kernel cannot report
+changes, each check covers all files.
 
 Source: inotify(7).
 """
@@ -27,13 +27,13 @@ _MISSING: Final = (0, 0, 0)
 
 
 class Installation:
-    """What is installed, as it was when this was made: before it is imported."""
+    """The state of the installed files, taken before importing them."""
 
     def __init__(self, program: str) -> None:
         """Start to watch the packages.
 
         Args:
-            program: the program's path. It determines where the packages are, so it is checked,
+            program: the program's path. It determines the place of the packages, so it is checked,
                 too.
         """
         self._program = program
@@ -47,14 +47,14 @@ class Installation:
 
     @property
     def descriptor(self) -> int:
-        """What can be read when something has changed; negative if the kernel does not tell."""
+        """A descriptor that is readable after a change; negative if the kernel reports none."""
         return self._watch
 
     def is_imported(self) -> bool:
-        """Record what has been imported.
+        """Record the imported files.
 
         Returns:
-            Whether no file of it has changed since :meth:`__init__`.
+            Whether none of them has changed since :meth:`__init__`.
         """
         files = [
             file
@@ -66,7 +66,7 @@ class Installation:
         return all(self._before.get(file) == status for file, status in self._imported.items())
 
     def has_changed(self) -> bool:
-        """Whether a file that was imported is not what it was."""
+        """Whether an imported file has changed."""
         if self._watch >= 0:
             told = _read(self._watch)
             if not told and _identities(self._places) == self._where:
@@ -127,7 +127,7 @@ def _watch(directories: Iterable[str]) -> int:
 
 
 def _read(watch: int) -> bool:
-    """Whether the kernel has reported a change; which one, the caller finds out itself."""
+    """Whether the kernel has reported any change; the caller finds out which."""
     told = False
     try:
         while os.read(watch, _LONGEST_READ):

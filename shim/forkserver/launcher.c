@@ -1,8 +1,8 @@
-/* containerd-shim-nvidia-v1, for the moment before there is a Python interpreter.
+/* containerd-shim-nvidia-v1, before there is a Python interpreter.
  *
- * To start an interpreter takes ten times as long as what a verb has to do. If a fork server runs
- * (shim/forkserver/forkserver.py), this program hands it the verb: its arguments and environment,
- * its directory and its three standard descriptors. A process forked from the fork server does the
+ * Starting an interpreter takes ten times as long as the work of a verb. If a fork server runs
+ * (shim/forkserver/forkserver.py), this program passes it the verb: its arguments and environment,
+ * its directory and its three standard descriptors. A process forked from that server executes the
  * verb with them, and this one exits with its status. In every other case, and after any failure
  * before the verb has started, it becomes the Python program next to it (its own path and ".py"),
  * which does the same, only slower. In a self-contained tree (made with -DTREE) the tree's own
@@ -11,12 +11,12 @@
  * A copy of this file alone, under any name, has no program next to it. It becomes the launcher of
  * the proper name that PATH leads to, as containerd would find it.
  *
- * A `delete` for which there is nothing left to do needs neither: fast_delete.c answers it.
+ * A `delete` without anything left to do needs neither: fast_delete.c answers it.
  *
  * It decides nothing else. Both sides check the user of the other (SO_PEERCRED); the fork server
  * checks that the verb's process context is its own.
  *
- * Source: unix(7) SCM_RIGHTS, SO_PEERCRED; shim/verbs/warmstart.py for what is sent.
+ * Source: unix(7) SCM_RIGHTS, SO_PEERCRED; shim/verbs/warmstart.py for the protocol.
  */
 
 #define _GNU_SOURCE
@@ -35,27 +35,28 @@
 #include "launcher.h"
 #include "tree.h"
 
-/* Not the status of a verb: it had started, and the process that did it ended without a report. */
+/* Not the status of a verb: its process ended without a report. */
 #define LOST 256
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
- * instead would take longer; but containerd gives `delete` five seconds in all. A fork server that
- * does not even accept, and does not run either, is frozen: that is seen in two steps. */
+ * instead would take longer; but containerd's limit for `delete` is five seconds. A fork server
+   that
+ * neither accepts nor runs is frozen, which shows in two steps. */
 #define STEP 100
 #define PATIENCE 4000
-/* For one that still imports. An interpreter of our own does the verb in less, but its shim has six
- * times the memory for as long as the pod lives. */
+/* For one that still imports. A new interpreter executes the verb sooner, but its shim uses six
+ * times the memory for the life of the pod. */
 #define PATIENCE_AT_START 500
 
 extern char **environ;
 
-/* Directories of sockets of a containerd without root's rights. */
+/* Directories of sockets of a containerd without root privileges. */
 static const char *const of_user[] = {"/run/user/%u/containerd/s", "/tmp/containerd-s-%u"};
 
 /* The length of the texts, then the texts. */
 static char content[sizeof(uint32_t) + LONGEST];
 static size_t length = sizeof(uint32_t);
 
-/* Add a text and its end to what is sent; 0 if there is no room for it. */
+/* Append a text and its end to the request; 0 if there is no room. */
 static int add(const char *text)
 {
     size_t size = strlen(text) + 1;
@@ -96,7 +97,7 @@ static uint64_t fnv1a(uint64_t hash, const char *text)
     return hash;
 }
 
-/* Let each call that receives or sends end after so many milliseconds. */
+/* Limit each receiving or sending call to this many milliseconds. */
 static int set_timeout(int fd, int option, int milliseconds)
 {
     struct timeval value = {milliseconds / 1000, milliseconds % 1000 * 1000};
@@ -145,7 +146,7 @@ static int reach_in(const char *directory, const char *link, int *patience, pid_
  * shim/sockets.py); -1 if there is none of ours. The link of one that still imports has its own
  * kind.
  *
- * patience: milliseconds until it has to have the connection; what it took is subtracted. */
+ * patience: milliseconds for the connection; the time used is subtracted. */
 static int reach(char kind, const char *address, const char *script, int *patience, pid_t *server)
 {
     char mounts[64], link[32], own[PATH_MAX];
@@ -185,7 +186,7 @@ static int read_of(pid_t pid, const char *file, char text[256])
     return got > 0;
 }
 
-/* Whether a process waits for a processor, or has had one since it was asked about last. */
+/* Whether a process waits for a processor, or has run since the last call. */
 static int moves(pid_t pid)
 {
     static char before[256];
@@ -202,9 +203,9 @@ static int moves(pid_t pid)
     return 1;
 }
 
-/* Wait until a fork of the fork server is there, unless that takes too long.
+/* Wait until a fork of the fork server is ready, unless that takes too long.
  *
- * patience: the rest of the milliseconds until it has to have the connection. */
+ * patience: the milliseconds left for the connection. */
 static int ready(int fd, pid_t server, int patience)
 {
     int accepted = 0;
@@ -220,7 +221,7 @@ static int ready(int fd, pid_t server, int patience)
         else if (errno != EINTR && errno != EAGAIN)
             return 0;
         else if (errno == EAGAIN && !accepted && !moves(server))
-            return 0; /* who does not sleep is woken by a connection */
+            return 0; /* a sleeping server would have woken up for a connection */
     }
     return 0;
 }
@@ -244,7 +245,7 @@ static int send_request(int fd)
 
 /* Let the verb start, with our descriptors.
  *
- * Not earlier: what is sent to a process that does not read stays open in its queue, and
+ * Not earlier: descriptors sent to a process that does not read stay open in its queue, and
  * containerd would wait for the end of our standard output for ever.
  */
 static int send_go(int fd, int directory)
@@ -270,7 +271,7 @@ static int send_go(int fd, int directory)
     return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof go;
 }
 
-/* Let the fork server do the verb; return its status, LOST, or -1 if it has not started. */
+/* Let the fork server execute the verb; return its status, LOST, or -1 if it has not started. */
 static int ask(int argc, char **argv, const char *script)
 {
     char number[32], byte;
@@ -315,7 +316,7 @@ static int ask(int argc, char **argv, const char *script)
     return status;
 }
 
-/* Become the launcher that is installed, if this one is a copy of it without a program. */
+/* Become the installed launcher, if this one is a copy without a program. */
 static void become_installed(const char *script, char **argv)
 {
     const char *places = getenv("PATH"), *end;
@@ -325,7 +326,7 @@ static void become_installed(const char *script, char **argv)
         return;
     for (; places && *places; places = *end ? end + 1 : end) {
         end = strchrnul(places, ':');
-        /* A relative place depends on where we are, which is a container's bundle. */
+        /* A relative path would start at the current directory, a container's bundle. */
         if (*places != '/' ||
             snprintf(path, sizeof path, "%.*s/" NAME, (int)(end - places), places) >= PATH_MAX ||
             !realpath(path, real))

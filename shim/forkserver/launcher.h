@@ -17,7 +17,7 @@ int answer_fast_delete(int argc, char **argv);
  * READY_LINK, STARTING_LINK   the first letter of a link to a fork server
  * LONGEST               bytes of a request
  * LONGEST_ID            characters of an id or a namespace
- * FILES_AFTER_DELETE    the files of a bundle in which nothing has to be cleaned up
+ * FILES_AFTER_DELETE    the files of a bundle without anything to clean up
  */
 
 #endif

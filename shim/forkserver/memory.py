@@ -1,16 +1,15 @@
 """Let shims share memory with the fork server: the less they write, the less they copy.
 
-A forked process shares a page until it writes to it; from then on it has 4096 bytes of its own.
+A forked process shares a page until it writes to it; then it gets its own copy of 4096 bytes.
 
-- New objects of a shim would be placed in the gaps between what was imported: of 1400 pages that a
-  shim copied, two thirds had less than 64 bytes changed. So the fork server fills these gaps before
-  its first fork, and the objects of a shim are placed together in new pages. The filling itself is
-  shared by all shims.
+- A shim's new objects would go into the gaps between imported ones: two thirds of the 1400 pages
+  that a shim copied had less than 64 changed bytes. So the fork server fills these gaps before its
+  first fork, and a shim's objects go together into new pages. All shims share the filling.
 - Python writes to every object that it uses, because the reference count is in the object itself.
-  From 3.12 on it does not change the count of an immortal object. What the fork server has made
-  before its first fork lives as long as every shim, so it may as well be immortal: this reduced the
-  private memory of an idle shim from 4.1 MB to 2.2 MB. Python has no function for it; the count of
-  ``None`` shows what that of an immortal object looks like.
+  From 3.12 on it does not change the count of an immortal object. Objects from before the fork
+  server's first fork live as long as every shim, so they can be immortal: this reduced the private
+  memory of an idle shim from 4.1 MB to 2.2 MB. Python has no function for this; the count of
+  ``None`` shows the value for an immortal object.
 
 Source: CPython 3.11 Objects/obmalloc.c (pools of 16 KiB, blocks of up to 512 bytes); mallinfo(3);
 PEP 683; CPython 3.12 and 3.13, Include/object.h (``_Py_IMMORTAL_REFCNT``).
@@ -29,15 +28,15 @@ _LARGEST_BLOCK: Final = 512
 _POOL: Final = 1 << 14
 _POOL_HEADER: Final = 48
 
-# What bytes have besides their content, and malloc's chunks besides theirs.
+# The overhead of bytes objects, and of malloc's chunks.
 _BYTES_HEADER: Final = bytes.__basicsize__
 _CHUNK_HEADER: Final = 16
-# Of one size of blocks; where Python has another allocator, nothing tells where a pool starts.
+# The most bytes in blocks of one size, since another allocator has no pools to reach.
 _MOST_BYTES: Final = 1 << 20
-# Holes larger than this are few, and are used for large objects.
+# Larger holes are few, and hold large objects.
 _LARGEST_HOLE: Final = 1 << 16
 
-# Before, no object is immortal; later ones keep more than the count in the same place.
+# Older versions have no immortal objects; newer ones keep more than the count in its place.
 _KNOWN: Final = ((3, 12), (3, 13))
 _LARGEST_COUNT: Final = 1 << 31
 
@@ -64,7 +63,7 @@ def fill_holes() -> None:
 
 
 def _fill_pools(size: int) -> None:
-    """Fill the free blocks of a size, until one is the first of a new pool."""
+    """Fill the free blocks of a size, until one starts a new pool."""
     length = size - _BYTES_HEADER
     previous = bytes(length)
     for _ in range(_MOST_BYTES // size):
@@ -82,7 +81,7 @@ def _fill_heap() -> None:
     try:
         info, end = libc.mallinfo2, libc.sbrk
     except AttributeError:
-        return  # not glibc from 2.33 on
+        return  # not glibc 2.33 or later
     info.restype, end.restype = _MallocInfo, ctypes.c_void_p
     sizes = [_LARGEST_HOLE >> shift for shift in range(7)]
     for size in (*sizes, *range(2 * _LARGEST_BLOCK, _LARGEST_BLOCK, -_BLOCK)):
@@ -95,12 +94,12 @@ def _fill_heap() -> None:
 
 def is_possible() -> bool:
     """Whether this Python has immortal objects, and their form is known."""
-    # A build without the global lock ("t") counts in two other places.
+    # A build without the global lock ("t") has two counts, in other places.
     return sys.version_info[:2] in _KNOWN and "t" not in sys.abiflags
 
 
 def make_immortal() -> None:
-    """Make every object that exists now immortal; do nothing where that is not possible.
+    """Make all existing objects immortal, if that is possible.
 
     Call this in a process with one thread, whose objects need not be freed.
     """
@@ -114,9 +113,9 @@ def make_immortal() -> None:
 
 
 def _addresses() -> set[int]:
-    """Return the addresses of objects that the collector knows, and of those they refer to."""
+    """Return the addresses of the objects that the collector tracks, and of their referents."""
     waiting = gc.get_objects()
-    found: set[int] = set()  # made after, so that neither of the two is found
+    found: set[int] = set()  # created afterwards, so that neither includes it
     while waiting:
         each = waiting.pop()
         if id(each) not in found:

@@ -1,16 +1,15 @@
-"""The processes that the fork server forks: one does a verb, one becomes the shim that it starts.
+"""The fork server's processes: one executes a verb, one becomes the shim that the verb starts.
 
-A fork takes milliseconds, most of them for the pages that a process copies when it first writes to
-them. So a pair is forked before a verb arrives (:class:`PreforkPool`). The first process waits for
-a connection from the fork server, the second for a listener from the first
-(:mod:`shim.verbs.handover`). The second is a child of the first, like a shim that a verb forks, and
-becomes an orphan when the verb has ended. Both exit when the fork server does. If one of them is
-killed, nothing is lost: a connection that is not served is closed, and the client does the verb
-itself; a verb without a waiting process forks the shim itself.
+A fork takes milliseconds, mostly to copy pages at the first write. So a pair is forked before a
+verb arrives (:class:`PreforkPool`). The first process waits for a connection from the fork server,
+the second for a listener from the first (:mod:`shim.verbs.handover`). The second is a child of the
+first, like a shim that a verb forks, and becomes an orphan after the verb. Both exit with the fork
+server. If either is killed, nothing is lost: an unserved connection closes, and its client executes
+the verb itself; a verb without a waiting process forks the shim itself.
 
-The process for a verb takes over the arguments, environment, directory and standard descriptors of
-its caller. Then it does the verb like an interpreter that was started for it. If containerd kills
-the caller because the verb takes too long, this process exits, too.
+The process for a verb takes over its caller's arguments, environment, directory and standard
+descriptors. Then it executes the verb like a new interpreter. If containerd kills the caller
+because the verb takes too long, this process exits, too.
 
 Source: fork(2), unix(7) SCM_RIGHTS; fcntl(2) O_ASYNC; :mod:`shim.verbs.warmstart` for the protocol.
 """
@@ -33,7 +32,7 @@ from shim.verbs.verbs import WarmCaller
 from shim.verbs.verbs import main as do_verb
 from shim.verbs.warmstart import LARGEST_REQUEST, LENGTH, READY, peer_process, process_context
 
-# Seconds for a request to come in once a client has connected.
+# Seconds for a request after a client has connected.
 _PATIENCE: Final = 1.0
 # Bytes; nearly every request is shorter.
 _CHUNK: Final = 1 << 14
@@ -42,7 +41,7 @@ _DESCRIPTORS: Final = 4
 
 
 class PreforkPool:
-    """Two processes that were forked in advance: one for a verb, one for the shim it starts."""
+    """Two processes forked in advance: one for a verb, one for the shim that it starts."""
 
     __slots__ = ("_shim", "_verb")
 
@@ -77,14 +76,14 @@ class PreforkPool:
         with self._verb, self._shim:
             try:
                 socket.send_fds(self._verb, [GO], [connection.fileno(), self._shim.fileno()])
-            except OSError:  # the one for the verb was killed
+            except OSError:  # the process for the verb was killed
                 serve_in_fork(connection, address, self._shim)
 
 
 def serve_in_fork(
     connection: socket.socket, address: str, waiting: socket.socket | None = None
 ) -> None:
-    """Serve a connection in a process that is forked now.
+    """Serve a connection in a newly forked process.
 
     Args:
         connection: the connection to the client.
@@ -105,13 +104,13 @@ def _fork(
     *,
     first: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fork a process that shares nothing with this one except its memory.
+    """Fork a process that shares only memory with this one.
 
     Args:
-        kept: the descriptors that it keeps in addition to 0, 1 and 2.
+        kept: the descriptors that it keeps besides 0, 1 and 2.
         address: containerd's gRPC address, shown in the command line.
-        child: what the process does.
-        first: what it does before it writes to any memory.
+        child: the process's function.
+        first: called before it writes to any memory.
     """
 
     def stand_alone() -> NoReturn:
@@ -124,12 +123,12 @@ def _fork(
         finally:
             os._exit(1)
 
-    # The child must not remove what is the fork server's to remove.
+    # The child must not remove the fork server's files.
     forked.fork(stand_alone, (signal.SIGTERM,))
 
 
 def _wait_for_listener(channel: socket.socket) -> NoReturn:
-    """Be the process that waits to become a shim."""
+    """Run the process that waits to become a shim."""
     accepted = handover.accept(channel)
     if accepted is None:
         os._exit(0)
@@ -137,7 +136,7 @@ def _wait_for_listener(channel: socket.socket) -> NoReturn:
 
 
 def _wait_for_connection(channel: socket.socket) -> NoReturn:
-    """Be the process that waits for a verb."""
+    """Run the process that waits for a verb."""
     _, fds, _, _ = socket.recv_fds(channel, len(GO), 2, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         os._exit(0)  # the fork server has ended
@@ -147,10 +146,10 @@ def _wait_for_connection(channel: socket.socket) -> NoReturn:
 
 
 class VerbRequest(NamedTuple):
-    """A verb to do."""
+    """A verb to execute."""
 
-    program: str  # the Python program that would do it otherwise
-    words: list[str]  # what follows the program's name
+    program: str  # the Python program that would otherwise execute it
+    words: list[str]  # the arguments, without the program's name
     environment: dict[str, str]  # the whole environment of the verb
 
     @classmethod
@@ -158,18 +157,18 @@ class VerbRequest(NamedTuple):
         """Parse a request.
 
         Raises:
-            ValueError: the bytes are not what a client sends.
+            ValueError: the bytes are not a client's request.
         """
         program, number, *rest = [os.fsdecode(text) for text in content.split(b"\0")[:-1]]
         count = int(number)
         words, variables = rest[:count], rest[count:]
-        # A variable without "=" is nothing that getenv(3) would find either.
+        # getenv(3) would also ignore a variable without "=".
         pairs = (variable.split("=", 1) for variable in variables if "=" in variable)
         return cls(program, words, dict(pairs))
 
 
 def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn:
-    """Do the verb that a client asks for, in a process that was forked for it.
+    """Execute a client's verb, in a process forked for it.
 
     Args:
         connection: the connection to the client, a process of our own user.
@@ -179,14 +178,14 @@ def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn
         connection.settimeout(_PATIENCE)
         request = VerbRequest.decode(_receive(connection))
         client = peer_process(connection)
-        # The launcher does not compare contexts; and they can be changed after a fork.
+        # The launcher does not compare contexts, which can change after a fork.
         is_ours = request.program == os.path.abspath(sys.argv[0])
         if is_ours and process_context(client) == process_context():
             parent = processes.parent_of(client)
             caller = WarmCaller(parent, waiting, lambda status: _tell(connection, status))
             _become_verb(connection, request, caller)
     except (OSError, ValueError):
-        pass  # closed without an answer, as every request that cannot be served
+        pass  # close without an answer, like all requests that cannot be served
     finally:
         os._exit(1)
 
@@ -213,9 +212,9 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _become_verb(connection: socket.socket, request: VerbRequest, caller: WarmCaller) -> None:
-    """Do a verb in this process, and end it; return if the client has withdrawn it."""
+    """Execute a verb in this process, and exit; return if the client has withdrawn it."""
     connection.send(READY)
-    # Without a limit: a client that withdraws the verb closes its end.
+    # No time limit: a client that withdraws the verb closes its end.
     connection.settimeout(None)
     go, descriptors, _, _ = socket.recv_fds(
         connection, len(GO), _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -234,19 +233,19 @@ def _become_verb(connection: socket.socket, request: VerbRequest, caller: WarmCa
 
 def _tell(connection: socket.socket, status: int) -> None:
     """Send the verb's status to the client."""
-    # containerd waits for the end of the client's output, and should not wait for ours.
+    # containerd waits for the end of the client's output, but should not wait for ours.
     os.closerange(0, 3)
     try:
         connection.send(bytes([status]))
     except OSError:
-        pass  # the client was killed in this moment
+        pass  # the client was just killed
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Exit when the other end is closed, which SIGIO reports.
+    """Exit when the other end closes, which SIGIO reports.
 
-    The signal alone proves nothing: it also arrives after each byte that is sent, even one that was
-    read before this was called.
+    The signal alone proves nothing: it also arrives for each sent byte, even one that was already
+    read.
     """
 
     def look(*_: object) -> None:
@@ -263,4 +262,4 @@ def _end_with(connection: socket.socket) -> None:
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
-    look()  # it may have been closed before that
+    look()  # it may already be closed

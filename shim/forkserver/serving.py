@@ -1,4 +1,4 @@
-"""What the fork server does once it has imported everything: fork for requests, and warm up.
+"""The fork server's work after its imports: fork for requests, and warm up.
 
 Importing this module imports everything that a shim and a verb need.
 """
@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
-# This comes first, so that what every shim uses is placed together in memory: a name that several
-# modules have is created once, by the first of them.
+# Import this first, to place what every shim uses together in memory: the first module with a name
+# creates it.
 from shim.pod import main as _main  # noqa: F401
 from shim.pod import server as _server  # noqa: F401
 
@@ -33,23 +33,23 @@ from shim.forkserver.warmup import warm_up
 from shim.verbs.warmstart import ACCEPTED, peer_is_another
 from shim.work.layers import note_used_last
 
-# Seconds without a request after which the pool is refilled: the last client comes first.
+# Seconds without a request until the pool is refilled, because the last client comes first.
 _REFILL: Final = 0.02
-# How often bytecode is executed until the interpreter has fitted all of it to what it meets.
+# Executions of bytecode until the interpreter has specialized all of it.
 _WARMUPS: Final = 20
-_GPU_STEP: Final = 5  # of these, at a time
+_GPU_STEP: Final = 5  # repetitions at a time
 
 
 def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[], None]) -> None:
-    """Fork for each connection, until there has been no request for a long time.
+    """Fork for each connection, until requests have stopped for a long time.
 
     Args:
-        server: does the forks.
-        path: the path of its socket; files of the warmup are next to it.
-        idle: milliseconds without a request; None to serve for ever.
+        server: forks.
+        path: the path of its socket; the warmup's files are next to it.
+        idle: milliseconds without a request before it ends; None to serve for ever.
         announce: called to announce that connections are served from now on.
     """
-    # The forked processes are not waited for.
+    # Do not wait for the forked processes.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     resident.load()
     look_at_node()
@@ -58,13 +58,13 @@ def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[
         return
     with contextlib.suppress(OSError):
         announce()
-    # Connections that have arrived by now are served before the first warmup.
+    # Serve waiting connections before the first warmup.
     if all(server.serve_waiting() for _ in _warm_up(path)) and server.note_imports():
         server.serve_until_idle(idle)
 
 
 def _share() -> None:
-    """Let shims that are forked from now on have what is in memory in common."""
+    """Let shims forked from now on share what is in memory."""
     gc.collect()
     make_immortal()
     fill_holes()
@@ -72,26 +72,26 @@ def _share() -> None:
 
 
 def _warm_up(path: str) -> Iterator[None]:
-    """Do once what every shim would do for itself, in steps of some milliseconds."""
+    """Run the steps of every shim once, some milliseconds at a time."""
     for _ in range(_WARMUPS):
         yield
         warm_up(path)
     for _ in range(_WARMUPS // _GPU_STEP):
         yield
-        with contextlib.suppress(NvshimError, OSError):  # then the first workers do it
+        with contextlib.suppress(NvshimError, OSError):  # the first workers then do it
             gpu_warmup.warm_up(f"{path}.gpus", _GPU_STEP)
     yield
     _share()
-    # What ended while a warmup had SIGCHLD; what ends from now on needs nobody.
+    # Reap processes that ended while a warmup had SIGCHLD; later ones need no reaping.
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def look_at_node() -> None:
-    """Read what a container with GPUs needs, so that shims find it parsed while it is valid.
+    """Read and parse what containers with GPUs need, for shims to use while it is valid.
 
-    This is the inventory, and what was prepared for the image that was used last.
+    This is the inventory, and the prepared plan of the last used image.
     """
     try:
         config = load_config()
@@ -105,9 +105,9 @@ class Server:
     """Forks for connections.
 
     Args:
-        listener: accepts the connections.
+        listener: accepts connections.
         address: containerd's gRPC address.
-        installation: if it has changed, no connection is served. The verb then starts cold, and
+        installation: if it has changed, this serves no connection. The verb then starts cold, and
             leaves our successor behind.
     """
 
@@ -122,18 +122,18 @@ class Server:
             self._poll.register(installation.descriptor, select.POLLIN)
 
     def note_imports(self) -> bool:
-        """Note which files have been imported; whether they are as they were at the start."""
+        """Record the imported files; return whether they are unchanged since the start."""
         return self._installation.is_imported()
 
     def serve_waiting(self) -> bool:
-        """Serve the connections that wait; whether the installation is as it was."""
+        """Serve the waiting connections; return whether the installation is unchanged."""
         while ready := self._poll.poll(0):
             if not self._serve(ready):
                 return False
         return True
 
     def serve_until_idle(self, idle: float | None) -> None:
-        """Serve until no connection has come for so many milliseconds, with a pool."""
+        """Serve with a pool, until no connection has come for this many milliseconds."""
         wanted = True
         while (ready := self._poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
             if not ready:
@@ -164,4 +164,4 @@ def _fork_pool(address: str) -> PreforkPool | None:
     try:
         return PreforkPool(address)
     except OSError:
-        return None  # there is no room for a process now
+        return None  # no process can be forked now

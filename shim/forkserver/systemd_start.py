@@ -1,11 +1,10 @@
-"""A fork server that is started with the node, before the first shim.
+"""Start a fork server with the node, before the first shim.
 
-systemd starts it (:file:`integration/systemd`), in its own cgroup and with its own limits. Its
-shims need those of containerd, like the shims that a cold ``start`` forks. So this process asks the
-kernel which process listens at containerd's address, and adopts that process's context as far as a
-process can. If a difference remains, it reports it and exits. Otherwise it becomes a fork server
-like any other, but stays even without requests. If a cold start has left one behind, it waits until
-that one exits.
+systemd starts it (:file:`integration/systemd`) in its own cgroup and with its own limits. But its
+shims need containerd's, like the shims of a cold ``start``. So this process asks the kernel which
+process listens at containerd's address, and adopts that process's context, where possible. If a
+difference remains, it reports it and exits. Otherwise it becomes a normal fork server, but stays
+even without requests. If a cold start has left a fork server behind, it first waits for its exit.
 
 Source: unix(7) SO_PEERCRED; cgroups(7); getrlimit(2), prlimit.
 """
@@ -34,7 +33,7 @@ def serve(containerd: str) -> NoReturn:
 
     Raises:
         ContainerdNotFound: no process listens there.
-        ProcessContextDiffers: shims would not have the process context of containerd.
+        ProcessContextDiffers: shims would not have containerd's process context.
         SocketDirectoryUnusable: there is no directory for the socket.
         SocketPathTooLong: the path of the socket would be too long.
     """
@@ -78,16 +77,16 @@ def _take_on_context_of(pid: int) -> None:
 
 
 def _locked(path: str) -> int:
-    """Wait for the lock that makes a fork server the only one, and return it."""
+    """Wait for the lock that keeps fork servers unique, and return it."""
     while True:
         lock = warmstart.open_lock(path)
-        # During this time SIGTERM ends the process, which leaves nothing behind.
+        # Meanwhile SIGTERM may end the process, which leaves nothing behind.
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         fcntl.flock(lock, fcntl.LOCK_EX)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if sockets.identity(warmstart.lock_path(path)) == _identity(lock):
             return lock
-        os.close(lock)  # its holder removed it when it exited
+        os.close(lock)  # its holder has removed it at its exit
 
 
 def _identity(fd: int) -> tuple[int, int]:

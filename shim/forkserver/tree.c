@@ -88,7 +88,7 @@ void run_in_tree(const char *tree, const char *name, const char *script, char **
     argv[used++] = "--argv0";
     argv[used++] = below(tree, "runtime/bin/", "python3");
     argv[used++] = below(tree, "runtime/bin/", "python");
-    /* Nothing is written into the tree; the environment and the user's packages have no say. */
+    /* Write nothing into the tree; ignore the environment and the user's packages. */
     argv[used++] = script ? "-IBS" : "-B";
     if (script)
         argv[used++] = (char *)script;

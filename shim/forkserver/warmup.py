@@ -1,9 +1,8 @@
-"""Run once in the fork server what every shim does at its start.
+"""Run the steps of every shim's start once in the fork server.
 
 A forked process shares its memory until it writes to it, and Python writes wherever it executes: it
-counts references, and specializes its bytecode. After a warmup in the fork server, its children
-find that already done. The warmup has no other effect: no program is started, and its files are
-removed.
+counts references, and specializes its bytecode. A warmup in the fork server does this for its
+children. It has no other effect: it starts no program, and removes its files.
 
 Source: fork(2), Notes, on copy-on-write.
 """
@@ -33,7 +32,7 @@ from shim.verbs.warmstart import LENGTH, process_context
 
 _TASK: Final = "containerd.task.v2.Task"
 _NOBODY: Final = "warmup"
-# There is no such low-level runtime: Create fails when it would be started.
+# This low-level runtime does not exist, so Create fails when it would start.
 _RUNTIME: Final = "/dev/null/runtime"
 _SPEC: Final = (
     b'{"ociVersion":"1.0.2","process":{"args":["true"],"cwd":"/","env":["PATH=/bin"]},'
@@ -43,10 +42,10 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGUSR1
 
 
 def warm_up(path: str) -> None:
-    """Start a shim, call it once, and stop it, all in this process.
+    """Start a shim, call it once, and stop it, in this process.
 
     Args:
-        path: where the fork server will listen; files of the warmup are next to it.
+        path: the fork server's socket; the warmup's files are next to it.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -77,13 +76,13 @@ def _warm_up_verb(path: str) -> None:
 
 
 def _warm_up_shim(path: str) -> None:
-    # One fork server at a time has this path. What one leaves that is killed, the next one removes.
+    # One fork server at a time has this path. The next one removes a killed one's files.
     bundle_path = f"{path}.bundle"
     path = f"{path}.{os.getpid()}"
     listener = sockets.listen(path)
     if listener is None:
         return
-    # The socket loses its name, so that none can be left; its descriptor leads to it.
+    # Unlink the socket, so that none can be left; its descriptor still leads to it.
     file = os.open(path, os.O_PATH | os.O_CLOEXEC)
     os.unlink(path)
     try:
@@ -125,7 +124,7 @@ async def _serve_and_call(listener: socket.socket, path: str, bundle_path: str) 
                 try:
                     await client.call(_TASK, method, request, response)
                 except NvshimError:
-                    pass  # as expected: there is no runtime, so there is no container
+                    pass  # as expected: without a runtime there is no container
         tasks.cancel_scope.cancel()
 
 
