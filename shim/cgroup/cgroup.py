@@ -4,11 +4,11 @@ Rules
 - A host has cgroups of version 1 (a hierarchy for each controller), of version 2 (one for all
   controllers), or is a hybrid: version 1 has the controllers, and version 2 is mounted next to it.
   As in runc and containerd, version 2 has the controllers if it is mounted at /sys/fs/cgroup.
-- A container has one path per hierarchy, which /proc/PID/cgroup of its init lists. A mount may show
-  only a part of a hierarchy (in a container that runs containers). In that case the root of that
-  part is removed from the path.
-- A cgroup that the container shares with the shim or with the whole machine is not its own: a
-  runtime may not have created one, and it does not join hierarchies that it does not know.
+- A container has one path per hierarchy, listed in its init's /proc/PID/cgroup. A mount may show
+  only a part of a hierarchy (in a container that runs containers); the root of that part is then
+  removed from the path.
+- A cgroup shared with the shim or the whole machine is not the container's own: a runtime may not
+  have created one, and it does not join unknown hierarchies.
 
 Source: cgroups(7); proc(5), /proc/PID/mountinfo; kernel Documentation/admin-guide/cgroup-v2.rst.
 """
@@ -32,10 +32,10 @@ UNIFIED: Final = ""
 
 _POINT_FIELD: Final = 4  # of mountinfo
 
-# How often to look for processes that were started while others were signalled.
+# How often to look for processes that started while others were signalled.
 _ROUNDS: Final = 16
 
-# Where to look for processes first: hierarchies that every kernel with containers has.
+# The first hierarchies to search for processes, which every kernel with containers has.
 _COMMON: Final = ("pids", "devices", "memory", "freezer")
 
 
@@ -43,20 +43,19 @@ _COMMON: Final = ("pids", "devices", "memory", "freezer")
 class Hierarchies:
     """Where the kernel's hierarchies are mounted."""
 
-    # by controller (or ``name=systemd``, or UNIFIED), the part of the hierarchy that is mounted,
-    # and where
+    # by controller (or ``name=systemd``, or UNIFIED), the mounted part of the hierarchy, and where
     mounts: Mapping[str, tuple[str, str]]
     is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str, path: str) -> str | None:
-        """Return where a cgroup can be seen.
+        """Return the directory of a cgroup.
 
         Args:
             controller: the controller of the hierarchy.
             path: the cgroup's path in the hierarchy, as in /proc/PID/cgroup.
 
         Returns:
-            The directory, whether or not it exists; None if no mount shows that path.
+            The directory, which need not exist; None if no mount shows that path.
         """
         if controller not in self.mounts or ".." in path.split("/"):
             return None
@@ -71,13 +70,13 @@ class Hierarchies:
 class Cgroup:
     """The cgroup of one container."""
 
-    # its directory by controller; UNIFIED is that of version 2. If it has no cgroup of its own in a
-    # hierarchy, that hierarchy is missing.
+    # its directory by controller, UNIFIED for version 2, without hierarchies in which it has no own
+    # cgroup
     directories: Mapping[str, str]
     is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str) -> str | None:
-        """Return the directory with a controller's files; None if it has none of its own."""
+        """Return the directory with a controller's files; None without an own one."""
         return self.directories.get(UNIFIED if self.is_v2 else controller)
 
     def pids(self) -> list[int]:
@@ -90,7 +89,7 @@ class Cgroup:
         return pids_in(self.directories[names[0]])
 
     def signal(self, number: int) -> None:
-        """Signal each process in it and below it, and those that they start in the meantime.
+        """Signal each process in it and below it, and those that start meanwhile.
 
         Args:
             number: the signal.
@@ -108,7 +107,7 @@ class Cgroup:
             told.update(new)
 
     def _signal_one(self, pid: int, number: int) -> None:
-        """Signal a process if it is still in here: its pid may be another process's by now."""
+        """Signal a process if it is still in the cgroup, since its pid may have been reused."""
         try:
             held = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -140,7 +139,7 @@ def of(pid: int) -> Cgroup | None:
         pid: a live process of the container.
 
     Returns:
-        Its cgroup; None if the process is gone, or has no cgroup of its own that is visible here.
+        Its cgroup; None if the process is gone, or has no own cgroup that is visible here.
     """
     hierarchies = _mounted()
     shared = _paths_of("self")
@@ -179,11 +178,11 @@ def named(path: str) -> list[str]:
     """Return the directories of the cgroup that an OCI spec names.
 
     Args:
-        path: the path relative to where the hierarchies are mounted.
+        path: the path relative to the hierarchies' mount points.
 
     Returns:
-        Those that exist, one for each hierarchy. A cgroup with that path inside another cgroup is
-        not included.
+        The existing ones, one for each hierarchy, without cgroups with that path inside another
+        cgroup.
     """
     below = os.path.normpath(f"/{path}").strip("/")
     points = dict.fromkeys(point for _, point in _mounted().mounts.values())
@@ -206,13 +205,13 @@ def pids_in(directory: str) -> list[int]:
             with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
                 pids.update(int(line) for line in file)
         except OSError:
-            continue  # removed while we walked
-    pids.discard(0)  # a process outside our pid namespace; to kill(2) it would be ourselves
+            continue  # removed meanwhile
+    pids.discard(0)  # a process outside our pid namespace; for kill(2), 0 means ourselves
     return sorted(pids)
 
 
 def join_those_of(pid: int) -> None:
-    """Move this process into the cgroups of another one, in each mounted hierarchy.
+    """Move this process into another one's cgroups, in each mounted hierarchy.
 
     Args:
         pid: the other process.
@@ -229,27 +228,26 @@ def join_those_of(pid: int) -> None:
 
 
 def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
-    """Return the hierarchies that a mountinfo file lists.
+    """Return the hierarchies in a mountinfo file.
 
     Args:
         mountinfo: the lines of the file. Mounts of other file systems are skipped.
 
     Returns:
-        The hierarchies. If one is mounted several times, the first mount that shows all of it
-        counts.
+        The hierarchies. Of several mounts, the first that shows the whole hierarchy counts.
     """
     mounts: dict[str, tuple[str, str]] = {}
     is_v2 = False
     for line in mountinfo:
         before, _, after = line.partition(b" - ")
         kind, _, rest = after.partition(b" ")
-        fields = before.split(b" ")  # other white space may be a part of a name
+        fields = before.split(b" ")  # other white space may be part of a name
         if kind not in (b"cgroup", b"cgroup2") or len(fields) <= _POINT_FIELD:
             continue
         root, point = (
             os.fsdecode(unescape(f)) for f in fields[_POINT_FIELD - 1 : _POINT_FIELD + 1]
         )
-        # "rw", "xattr" and the like are among the options, and no controller has such a name.
+        # The options include "rw", "xattr" and the like, which are not controllers.
         options = os.fsdecode(rest).split()[-1:]
         names = [UNIFIED] if kind == b"cgroup2" else ",".join(options).split(",")
         for name in names:
@@ -260,7 +258,7 @@ def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
     return Hierarchies(mounts, is_v2)
 
 
-@functools.cache  # while this process lives, a host does not change its version of cgroups
+@functools.cache  # a host does not change its cgroup version at run time
 def _mounted() -> Hierarchies:
     with open("/proc/thread-self/mountinfo", "rb") as file:
         return parse_mounts(file)
@@ -270,7 +268,7 @@ def _paths_of(pid: int | str) -> dict[str, str]:
     """Return the path of a process's cgroup by controller."""
     path = f"/proc/{pid}/cgroup"
     try:
-        # A container can give its cgroups names with a carriage return, or that are not UTF-8.
+        # A container can name its cgroups with a carriage return, or not in UTF-8.
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return parse_paths(file)
     except OSError:
@@ -278,7 +276,7 @@ def _paths_of(pid: int | str) -> dict[str, str]:
 
 
 def parse_paths(lines: Iterable[str]) -> dict[str, str]:
-    """Return the paths that a /proc/PID/cgroup file lists, by controller.
+    """Return the paths in a /proc/PID/cgroup file, by controller.
 
     Args:
         lines: the lines of the file; malformed ones are skipped.

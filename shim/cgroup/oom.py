@@ -1,18 +1,18 @@
 """Detect that a container runs out of memory, as soon as it happens.
 
 Rules
-- A container has run out of memory when, according to the kernel's counters, one of its processes
-  was killed for that reason (or, with the OOM killer off, when its processes are stopped). The
-  kernel's signal is only a reason to read the counters.
-- Version 1 signals an eventfd *before* it kills, also for an ancestor's limit, and once more when
-  the cgroup is removed. After a signal without a new kill, the counters are read again a few times.
-  If there is still none, the kill was in another container, or the next signal will reveal it.
+- A container has run out of memory when the kernel's counters show that one of its processes was
+  killed for it (or, without the OOM killer, that its processes are stopped). The kernel's signal is
+  only a reason to read the counters.
+- Version 1 signals an eventfd *before* it kills, even for an ancestor's limit, and when the cgroup
+  is removed. After a signal without a new kill, the counters are read again a few times. If there
+  is still none, the kill was in another container, or the next signal will reveal it.
 - Version 2 marks memory.events as changed. A separate epoll watches the open file for that, and the
   loop watches the epoll. (inotify would work as well, but by default a user may have only 128
   instances: as many as a node has pods.)
-- The counters are read a last time when init has ended. By then, systemd may have removed the empty
-  cgroup. On version 1 the signals were counted, and one of them was for the removal. Version 2 also
-  counts the kill for the parent, which still exists.
+- The counters are read a last time after init's end. By then, systemd may have removed the empty
+  cgroup. On version 1 the signals were counted, one of them for the removal. Version 2 also counts
+  the kill for the parent, which still exists.
 - A removed cgroup signals either for ever or never, so it is no longer watched.
 
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst (9, 10), cgroup-v2.rst
@@ -37,10 +37,10 @@ _KILLS: Final = "oom_kill"
 
 _LIMIT: Final = 4096
 
-# A bound for containers that may make cgroups of their own.
+# A bound for containers that may create their own cgroups.
 _MOST_BELOW: Final = 500
 
-# Seconds of each wait after a signal without a kill. By then the kernel has killed a process, or
+# Seconds of each wait after a signal without a kill, until the kernel has killed a process, or
 # others have freed memory.
 _AGAIN: Final = (0.02, 0.1, 0.5)
 
@@ -52,7 +52,7 @@ def watch(cgroup: Cgroup | None) -> OomWatch | None:
         cgroup: the container's cgroup.
 
     Returns:
-        The watch; None if the memory of the container is not accounted for.
+        The watch; None without memory accounting for the container.
 
     Raises:
         OSError: the kernel refuses (no descriptor is free).
@@ -63,7 +63,7 @@ def watch(cgroup: Cgroup | None) -> OomWatch | None:
     try:
         return WatchV2(directory) if cgroup.is_v2 else WatchV1(directory)
     except FileNotFoundError:
-        return None  # the controller is not enabled there, or init is gone already
+        return None  # the controller is not enabled, or init is already gone
 
 
 async def follow(watch: OomWatch, tell: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ async def follow(watch: OomWatch, tell: Callable[[], None]) -> None:
 
     Args:
         watch: the watch on the container.
-        tell: called once for each event; several kills together are one event.
+        tell: called once for each event; several kills may be one event.
     """
     try:
         while not watch.over:
@@ -98,7 +98,7 @@ class WatchV1:
 
     Attributes:
         over: whether the cgroup is gone.
-        unsure: whether there was a signal that no kill explains yet.
+        unsure: whether a signal has come that no kill explains yet.
     """
 
     def __init__(self, directory: str) -> None:
@@ -121,27 +121,27 @@ class WatchV1:
             raise
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when there is a reason to look."""
+        """Return a descriptor that becomes readable when the counters should be read."""
         return self._fd
 
     def news(self, *, init_killed: bool = False) -> bool:
         """Whether the container has run out of memory since the last call.
 
         Args:
-            init_killed: whether init was killed by SIGKILL, by the kernel or a process. Only then
-                the traces of a removed cgroup count.
+            init_killed: whether the kernel or a process killed init by SIGKILL. Only then do the
+                traces of a removed cgroup count.
         """
         self._signals += self._drain()
         try:
             own = _read_table(os.path.join(self._directory, _CONTROL))
             kills = self._kills() if own is not None else None
-        except OSError:  # no descriptor is free: it is read again later
+        except OSError:  # no descriptor is free; read it again later
             self.unsure = True
             return False
         if own is None or kills is None:
             self.over, self.unsure = True, False
             return init_killed and self._signals > 1
-        # Before Linux 4.13 there is no counter, only the signal.
+        # Before Linux 4.13 there is only the signal, no counter.
         stuck = own.get("oom_kill_disable") == 1 or _KILLS not in own
         found = kills > self._seen or (stuck and self._signals > 0)
         self._seen = kills
@@ -151,7 +151,7 @@ class WatchV1:
         return found
 
     def forget(self) -> None:
-        """Record that the signals so far were for another container."""
+        """Attribute the signals so far to another container."""
         self._signals = 0
         self.unsure = False
 
@@ -168,7 +168,7 @@ class WatchV1:
             return 0
 
     def _kills(self) -> int | None:
-        """Return how many were killed in it and below: a kill counts for the victim's cgroup only.
+        """Return the kills in it and below, since a kill counts only for the victim's cgroup.
 
         Returns:
             The sum; None if the cgroup is gone.
@@ -197,7 +197,7 @@ class WatchV2:
         self._file = os.open(os.path.join(directory, _EVENTS), os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._poll = select.epoll()
-            # A cgroup's file is always readable; PRI is that it has changed since it was read.
+            # A cgroup's file is always readable; PRI means that it has changed since the last read.
             self._poll.register(self._file, select.EPOLLPRI)
             self._seen = self._kills() or 0
             self._seen_of_parent = self._kills_of_parent()
@@ -210,7 +210,7 @@ class WatchV2:
         return self._poll.fileno() if self._poll is not None else -1
 
     def news(self, *, init_killed: bool = False) -> bool:
-        """Look at the counter; if it has gone, at the parent's."""
+        """Read the counter or, if it is gone, the parent's."""
         kills, of_parent = self._kills(), self._kills_of_parent()
         if kills is None:
             self.over = True
@@ -232,7 +232,7 @@ class WatchV2:
             self._file = -1
 
     def _kills(self) -> int | None:
-        """Return how many were killed in it and below; None if the cgroup is gone.
+        """Return the kills in it and below; None if the cgroup is gone.
 
         Reading from the start also marks the file as unchanged.
         """
@@ -251,7 +251,7 @@ class WatchV2:
 OomWatch: TypeAlias = WatchV1 | WatchV2
 
 
-# A cgroup that is removed while its file is open answers ENODEV.
+# Reading the open file of a removed cgroup gives ENODEV.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 

@@ -1,11 +1,11 @@
 """Check new limits for a container, and encode them for the low-level runtime.
 
 Rules
-- Limits are the OCI spec's ``linux.resources``. Keys that the table below does not list are passed
-  on, since a later runtime may know them.
-- A null means nothing, as in every Go program that could have sent it. (runc 1.1 crashes on one.)
+- Limits are the OCI spec's ``linux.resources``. Keys outside of the table below are passed on,
+  since a later runtime may support them.
+- A null counts as absent, as in the Go programs that may send it. (runc 1.1 crashes on one.)
 - Device rules are not limits, so they are left out. The runtime would replace the container's rules
-  with them, and thereby remove the GPUs that were injected.
+  with them, and so remove the injected GPUs.
 
 Source: opencontainers/runtime-spec config-linux.md, "Control groups"; runc-update(8).
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 from api.errors import kind_name
 from shim.errors import InvalidResources, ShimError
 
-# The types of the values by their keys; a set is what each of its keys may have.
+# Keys by the type of their values.
 _INTEGERS: Final = {
     "memory": {"limit", "reservation", "swap", "kernel", "kernelTCP", "swappiness"},
     "cpu": {"shares", "quota", "burst", "period", "realtimeRuntime", "realtimePeriod", "idle"},

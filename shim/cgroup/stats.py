@@ -1,20 +1,19 @@
-"""A container's resource usage, as the message that containerd expects.
+"""A container's resource usage, as containerd's message.
 
 Rules
-- The tables below tell from which file, and which key in it, a field of the message is read.
-- A file that is missing or cannot be read counts as empty, so its fields stay zero: its controller
-  is not enabled, the kernel is older, or the cgroup was removed a moment ago. Anything that is not
-  a number is left out. None of this is an error.
-- Version 1 has a directory for each controller. A controller in which the container has no cgroup
-  is left out of the message, except for cpu, which clients read without a check. ``max`` is zero.
+- The tables below give the file, and the key in it, of each field of the message.
+- A missing or unreadable file counts as empty, so its fields stay zero: its controller is not
+  enabled, the kernel is older, or the cgroup was just removed. Anything but a number is skipped.
+  Neither is an error.
+- Version 1 has a directory for each controller. The message omits controllers in which the
+  container has no cgroup, except cpu, which clients read without a check. ``max`` is zero.
   cpuacct.stat counts ticks; all other times are in nanoseconds.
-- Version 2 has one directory. pids, cpu, memory, io and rdma are always in the message, for the
-  same reason. ``max`` is the largest number of 64 bits (in rdma, of 32 bits). Times are in
-  microseconds.
-- Block I/O of version 1: a file without a scheduler in its name is that of CFQ, which was removed
-  in Linux 5.0. Next come the files of the throttling layer, which all schedulers share, and those
-  of BFQ. Files that include the cgroups below are preferred.
-- Network counters are those of the container's own network namespace, and never the host's.
+- Version 2 has one directory. For the same reason, the message always has pids, cpu, memory, io and
+  rdma. ``max`` is the largest number of 64 bits (in rdma, of 32 bits). Times are in microseconds.
+- Block I/O of version 1: a file without a scheduler in its name belongs to CFQ, which Linux 5.0
+  removed. Next come the files of the throttling layer, common to all schedulers, and those of BFQ.
+  Files that include the cgroups below come first.
+- Network counters are those of the container's own network namespace, never the host's.
 
 Source: containerd docs/runtime-v2.md; containerd/cgroups cgroup1 and cgroup2 stats/metrics.proto;
 kernel Documentation/admin-guide/cgroup-v1 (memory.rst, cpuacct.rst, blkio-controller.rst,
@@ -37,19 +36,19 @@ from shim.cgroup.cgroup import UNIFIED, Cgroup
 from shim.errors import CgroupNotFound
 
 MOST: Final = 2**64 - 1
-"""The largest number; larger ones become it."""
+"""The largest number, which replaces larger ones."""
 
-# A memory.stat of today has 2 kB, a usage_percpu of the largest machines 160 kB.
+# Today's memory.stat has 2 kB, usage_percpu on the largest machines 160 kB.
 _LIMIT: Final = 1 << 20
-_DIGITS: Final = 30  # more than a number of 64 bits has
+_DIGITS: Final = 30  # more than a 64-bit number has
 _UNITS: Final = ("KB", "MB", "GB")
 
 _NANOSECONDS: Final = 1_000_000_000
 
-# Stands for the directory of a controller that the container is not in: no file can be below it.
+# In place of the directory of a controller without the container: it contains no files.
 _NO_DIRECTORY: Final = "/dev/null"
 
-# Field ← file with one number.
+# Field ← file with a single number.
 _V1_NUMBERS: Final = {
     "cpu.usage.total": "cpuacct.usage",
     "pids.current": "pids.current",
@@ -112,7 +111,7 @@ _V1_KEYS: Final = {
 _V1_PAGES: Final = {"usage": "usage_in_bytes", "max": "max_usage_in_bytes", "failcnt": "failcnt"}
 _V2_PAGES: Final = {"current": "current", "max": "max"}
 
-# Field of BlkIOStat ← files, of which the first that has entries is taken.
+# Field of BlkIOStat ← files, of which the first with entries counts.
 _BLKIO: Final = {
     "io_service_bytes_recursive": (
         "io_service_bytes_recursive",
@@ -132,7 +131,7 @@ _BLKIO: Final = {
     "sectors_recursive": ("sectors_recursive", "bfq.sectors_recursive"),
 }
 
-# The columns of /proc/net/dev that are read: four received, four sent.
+# The used columns of /proc/net/dev: four received, four sent.
 _NETWORK: Final = {
     f"{direction}_{counter}": first + column
     for direction, first in {"rx": 0, "tx": 8}.items()
@@ -145,15 +144,15 @@ def read(cgroup: Cgroup | None, *, container_id: str, pid: int) -> v1.Metrics | 
     """Read the statistics of a container.
 
     Args:
-        cgroup: the container's cgroup; None if it has none of its own.
+        cgroup: the container's cgroup; None if it has no own one.
         container_id: the container's id, for the error.
-        pid: its init process, whose network interfaces are read; 0 if it has exited.
+        pid: its init process, for the network interfaces; 0 if it has exited.
 
     Returns:
         The message of the cgroup version that has the controllers.
 
     Raises:
-        CgroupNotFound: there is no cgroup, or it has been removed.
+        CgroupNotFound: it has no cgroup, or the cgroup was removed.
     """
     asked = f"statistics of {container_id}"
     if cgroup is None:
@@ -230,7 +229,7 @@ def metrics_v2(directory: str) -> v2.Metrics:
     result = v2.Metrics()
     for part in (result.pids, result.cpu, result.memory, result.io, result.rdma):
         part.SetInParent()
-    # memory.stat may have keys with the names of fields that have a file of their own.
+    # memory.stat may have keys with the names of fields that have their own file.
     own_file = {path.rpartition(".")[2]: "" for path in _V2_NUMBERS}
     for path, name in _V2_TABLES.items():
         _fill(attrgetter(path)(result), directory, name, own_file)
@@ -248,7 +247,7 @@ def metrics_v2(directory: str) -> v2.Metrics:
         pages = result.hugetlb.add(pagesize=size)
         for field, suffix in _V2_PAGES.items():
             _set_number(pages, field, directory, f"hugetlb.{size}.{suffix}")
-        # How often an allocation was refused because of the limit.
+        # How often the limit refused an allocation.
         pages.failcnt = table(text_of(directory, f"hugetlb.{size}.events")).get("max", 0)
     _read_rdma(result, directory)
     return result
@@ -270,14 +269,14 @@ def block_devices(partitions: str) -> dict[tuple[int, int], str]:
 
 
 def interfaces_of(pid: int) -> dict[str, dict[str, int]]:
-    """Return the network interfaces of a container, each with its counters by field name.
+    """Return a container's network interfaces, each with its counters by field name.
 
     Args:
         pid: a process of the container.
 
     Returns:
-        Empty if the process has exited or shares the shim's network namespace: the host's traffic
-        tells nothing about a container.
+        Empty if the process has exited, or shares the shim's network namespace, since the host's
+        traffic is not the container's.
     """
     try:
         shared = os.stat("/proc/self/ns/net").st_ino == os.stat(f"/proc/{pid}/ns/net").st_ino
@@ -298,7 +297,7 @@ def parse_interfaces(text: str) -> dict[str, dict[str, int]]:
 
 
 def _of_controller(directories: Mapping[str, str], name: str) -> str:
-    """Return the directory with a file of version 1, whose name starts with its controller's."""
+    """Return the directory of a version 1 file, whose name starts with its controller's."""
     return directories.get(name.partition(".")[0], _NO_DIRECTORY)
 
 
@@ -312,7 +311,7 @@ def _set_number(
 
 
 def _fill(message: Message, directory: str, name: str, keys: Mapping[str, str]) -> None:
-    """Set the fields whose key is in a file; other keys and fields are left alone."""
+    """Set the fields whose keys are in a file; ignore other keys and fields."""
     values = table(text_of(directory, name))
     if values:
         message.SetInParent()
@@ -332,7 +331,7 @@ def _read_blkio(
 
 
 def _blkio_entries(text: str, devices: Mapping[tuple[int, int], str]) -> list[v1.BlkIOEntry]:
-    """Lines are "MAJOR:MINOR [OPERATION] VALUE", and one with the sum over all devices."""
+    """Parse lines "MAJOR:MINOR [OPERATION] VALUE", besides one with the sum over all devices."""
     entries = []
     for line in text.splitlines():
         device, *operation = line.split() or [""]
@@ -355,7 +354,7 @@ def _read_rdma(result: v1.Metrics | v2.Metrics, directory: str) -> None:
 def _read_pressure(
     directory: str, name: str, message: v2.CPUStat | v2.MemoryStat | v2.IOStat
 ) -> None:
-    """Read pressure stall information. A kernel may have the file and refuse to read it."""
+    """Read pressure stall information. A kernel may have the file but refuse to read it."""
     for share, pairs in nested(text_of(directory, name)):
         if share not in ("some", "full"):
             continue
@@ -371,7 +370,7 @@ def _to_float(text: str) -> float:
     return float(text) if (whole + part).isascii() and (whole + part).isdigit() else 0.0
 
 
-# -- the kernel's files of numbers -----------------------------------------------------------
+# -- the kernel's number files ---------------------------------------------------------------
 
 
 def text_of(directory: str, name: str) -> str:
@@ -384,14 +383,14 @@ def text_of(directory: str, name: str) -> str:
 
 
 def number(text: str, *, unlimited: int = MOST) -> int | None:
-    """Return the number that a text stands for.
+    """Parse a number.
 
     Args:
-        text: decimal digits, a negative number, or ``max``; surrounding blanks do not matter.
+        text: decimal digits, a negative number, or ``max``, perhaps with surrounding blanks.
         unlimited: the number to return for ``max``.
 
     Returns:
-        The number within the bounds of an unsigned 64-bit integer; None if it is not a number.
+        The number, limited to an unsigned 64-bit integer; None if it is not a number.
     """
     text = text.strip()
     if text == "max":
@@ -425,20 +424,20 @@ def nested(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def page_sizes(directory: str, suffix: str) -> list[str]:
-    """Return the sizes of huge pages for which a hugetlb directory has files, largest first.
+    """Return the huge page sizes in a hugetlb directory, largest first.
 
     Args:
         directory: the directory of the cgroup, in the hierarchy with the hugetlb controller.
         suffix: the end of the files' names: ``.current``, ``.usage_in_bytes``.
 
     Returns:
-        The sizes as the kernel writes them: "1GB", "2MB", "64KB".
+        The sizes in the kernel's form: "1GB", "2MB", "64KB".
     """
     try:
         names = os.listdir(directory)
     except OSError:
         return []
-    # hugetlb.2MB.rsvd.current counts reservations, and is another file.
+    # hugetlb.2MB.rsvd.current is a different file, which counts reservations.
     parts = (name[: -len(suffix)].split(".") for name in names if name.endswith(suffix))
     sizes = [part[1] for part in parts if len(part) == 2 and part[0] == "hugetlb"]  # noqa: PLR2004
     return sorted(sizes, key=_bytes, reverse=True)
@@ -452,7 +451,7 @@ def _bytes(size: str) -> tuple[int, int]:
 def rdma(text: str) -> list[tuple[str, int, int]]:
     """Return the entries of an rdma file: device, handles and objects of each.
 
-    ``max`` is the largest number of 32 bits, which the field in the message has.
+    ``max`` is the largest number of 32 bits, as in the message's field.
     """
     most = 2**32 - 1
     entries = []

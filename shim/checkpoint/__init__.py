@@ -1,5 +1,5 @@
-"""Checkpoint and restore with CRIU, which few pods use.
+"""Checkpoint and restore with CRIU.
 
 :mod:`shim.checkpoint.checkpoint` makes the calls; :mod:`shim.checkpoint.criu` reads the options of
-a request and finds the files that CRIU must know about.
+a request and finds the files to declare to CRIU.
 """

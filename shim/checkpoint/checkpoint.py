@@ -1,8 +1,8 @@
-"""Save a container and restore it: the calls, and what is undone when they fail.
+"""Save and restore a container: the calls, and undoing them after a failure.
 
-While a call runs it has a directory (``criu-work``) with CRIU's log and configuration. If the call
-fails, the log stays in the bundle until the container is deleted, and what a failed checkpoint has
-written is removed.
+A running call has a directory (``criu-work``) with CRIU's log and configuration. After a failure,
+the log stays in the bundle until the container is deleted, and the files of a failed checkpoint are
+removed.
 
 Source: runc(8) checkpoint, restore; criu(8).
 """
@@ -30,8 +30,8 @@ class Saved:
     """The checkpoint to restore a container from.
 
     Args:
-        directory: where containerd has unpacked the checkpoint.
-        parent: where it has unpacked an earlier checkpoint that this one builds on; may be empty.
+        directory: the unpacked checkpoint, from containerd.
+        parent: the unpacked earlier checkpoint that this one builds on; may be empty.
 
     Raises:
         CheckpointUnusable: it is missing, incomplete, or not a checkpoint.
@@ -49,7 +49,7 @@ class Calls:
 
     Args:
         runtime: the low-level runtime.
-        options: the path of CRIU, and where its log goes.
+        options: the path of CRIU, and of its log.
         container_id: the container.
         bundle: the container's bundle.
     """
@@ -70,7 +70,7 @@ class Calls:
         *,
         driver_layer: bool = False,
     ) -> None:
-        """Save the container, which then continues, or has ended if the options say so.
+        """Save the container, which then continues or, by the options, has ended.
 
         Args:
             path: the directory to save it in; created if missing.
@@ -80,7 +80,7 @@ class Calls:
             driver_layer: whether the driver's files are in a layer of the container.
 
         Raises:
-            ShimError: it could not be saved, and continues. What was written is removed.
+            ShimError: saving failed. The container continues, and written files were removed.
         """
         target = _Target(path)
         try:
@@ -103,12 +103,12 @@ class Calls:
             raise
 
     async def restore(self, saved: Saved, stdio: ChildStdio, *, pid_file: str) -> None:
-        """Restore the container, which runs when this returns.
+        """Restore the container; when this returns, it runs.
 
         Args:
             saved: the checkpoint.
             stdio: the new stdin, stdout and stderr.
-            pid_file: where the runtime writes the pid of its init process.
+            pid_file: the runtime's file for the pid of its init process.
 
         Raises:
             ShimError: it could not be restored.
@@ -129,26 +129,26 @@ class Calls:
                 raise await self._explained("restore", error, work) from error
 
     async def _explained(self, verb: str, error: RuntimeFailed, work: str) -> ShimError:
-        """Return the error with CRIU's reason; the whole log is kept in the bundle."""
+        """Return the error with CRIU's reason; keep the whole log in the bundle."""
         log = criu.read_log(os.path.join(work, _LOGS[verb]))
         kept = os.path.join(self._bundle, f"criu-{_LOGS[verb]}")
         try:
             if log:
                 files.write(kept, log.encode())
         except BundleUnusable:
-            kept = ""  # no room for it; the error has its cause all the same
+            kept = ""  # no room for the log; the error still has its cause
         said = error.found if log or await self._runtime.knows(verb) else ""
         return criu.failure(verb, self._id, said=said, log=log, kept=kept)
 
 
 class _Target:
-    """The directory that a checkpoint is written to, with what it contained before.
+    """The directory for a checkpoint, with its earlier content.
 
     Args:
         path: the directory; created if missing.
 
     Raises:
-        CheckpointPathUnusable: there cannot be a directory at this path.
+        CheckpointPathUnusable: this path cannot be a directory.
     """
 
     def __init__(self, path: str) -> None:
@@ -170,34 +170,34 @@ class _Target:
             ) from error
 
     def keep(self) -> None:
-        """Keep it: the checkpoint is complete, and may be all that is left of the container."""
+        """Keep the checkpoint, which is complete, and may be all that is left of the container."""
         self._kept = True
 
     def undo(self) -> None:
-        """Remove what has been written since, unless it is kept."""
+        """Remove the new files, unless they are kept."""
         if self._kept:
             return
         try:
-            # Others may write there too.
+            # Other processes may write there, too.
             for name in frozenset(os.listdir(self._path)) - self._before:
                 if images.is_part_of_checkpoint(name):
                     files.remove(os.path.join(self._path, name))
             if self._made:
                 os.rmdir(self._path)
         except OSError:
-            pass  # the error that led here is raised
+            pass  # the original error is raised
 
 
 class _Workplace:
     """The directory of a call, which exists while the call runs.
 
     Args:
-        bundle: the container's bundle. containerd links a directory on disk into it. That one is
-            used, because CRIU's log grows with the container, and the bundle is in memory.
-        criu_path: another CRIU than the one on containerd's PATH; "" for that one.
+        bundle: the container's bundle. Its link to a directory on disk, from containerd, is used,
+            because CRIU's log grows with the container, and the bundle is in memory.
+        criu_path: the path of CRIU; "" to search containerd's PATH.
 
     Raises:
-        CriuNotFound: the program does not exist.
+        CriuNotFound: CRIU does not exist.
     """
 
     def __init__(self, bundle: str, criu_path: str) -> None:
@@ -234,7 +234,7 @@ class _Workplace:
             files.write(path, config.encode())
             environment[criu.CONFIG_VARIABLE] = path
         if self._program:
-            # runc from 1.2 on has no flag for it, and crun never had: both look for "criu".
+            # runc from 1.2 on has no flag for it, and crun never had one: both search for "criu".
             directory = os.path.join(self.path, "bin")
             os.mkdir(directory, 0o700)
             os.symlink(self._program, os.path.join(directory, "criu"))

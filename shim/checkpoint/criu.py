@@ -1,14 +1,14 @@
 """CRIU, with which runc and crun save and restore a container: its options, files and log.
 
 Rules
-- The low-level runtime calls CRIU. It gets its own options where it has them. The rest is written
-  to a file that CRIU reads first (``CRIU_CONFIG_FILE``), so an operator's settings for CRIU or for
-  the runtime stay in effect.
-- A container's stdout is the fifo that containerd named, which is outside of its mounts. CRIU saves
-  such a file only if it is declared as *external*, and restores it only from a descriptor that is
-  *inherited* under the same name. The runtimes themselves declare pipes.
-- In CRIU's log, the first error is the cause, and the last one its final consequence. Errors after
-  which CRIU continues are ignored.
+- The low-level runtime calls CRIU. Settings go into the runtime's options, where they exist, and
+  otherwise into a file that CRIU reads first (``CRIU_CONFIG_FILE``), so an operator's settings for
+  CRIU or the runtime stay in effect.
+- A container's stdout is containerd's fifo, which is outside of its mounts. CRIU saves such a file
+  only if declared as *external*, and restores it only from a descriptor *inherited* under the same
+  name. The runtimes themselves declare pipes.
+- In CRIU's log, the first error is the cause, and the last one the final result. Errors after which
+  CRIU continues are ignored.
 
 Source: criu(8), sections CONFIGURATION FILES and "inheriting FDs on restore" of criu.org;
 runc(8) checkpoint, restore; crun(1).
@@ -50,22 +50,22 @@ _LONGEST_LOG: Final = 1 << 20
 class CheckpointOptions:
     """How to save a container."""
 
-    exit: bool = False  # whether the container ends with it, or continues
-    switches: Switches = NO_SWITCHES  # what CRIU is allowed to save
+    exit: bool = False  # whether the container ends with the checkpoint
+    switches: Switches = NO_SWITCHES  # the allowed features
     work_path: str = ""  # the directory for CRIU's log; empty for one of ours
-    # an earlier checkpoint; memory that has not changed since is not saved again
+    # an earlier checkpoint, whose unchanged memory is not saved again
     parent_path: str = ""
 
     def words(self, image_path: str, work_path: str) -> list[str]:
         """Return the arguments of ``checkpoint``, without the container's id.
 
         Args:
-            image_path: where the checkpoint goes.
-            work_path: where CRIU's log goes.
+            image_path: the checkpoint's directory.
+            work_path: the directory of CRIU's log.
         """
         words = ["--image-path", image_path, "--work-path", work_path]
         if self.parent_path:
-            # CRIU follows it from the images, which may be moved together with their parent.
+            # CRIU resolves it from the images, which may move together with their parent.
             parent = self.parent_path
             if os.path.isabs(parent):
                 parent = os.path.relpath(os.path.realpath(parent), os.path.realpath(image_path))
@@ -79,12 +79,11 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
     """Read the options of a Checkpoint request.
 
     Args:
-        message: the ``options`` of the request; None or empty for the defaults. If clients of
-            containerd 1.x do not know the runtime, they send the options of the first generation of
-            shims.
+        message: the ``options`` of the request; None or empty for the defaults. For an unknown
+            runtime, clients of containerd 1.x send the options of the first generation of shims.
 
     Raises:
-        CheckpointOptionsInvalid: the type or the encoding cannot be understood.
+        CheckpointOptionsInvalid: the type or the encoding is invalid.
     """
     if message is None or not message.type_url:
         return CheckpointOptions()
@@ -105,7 +104,7 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
         raise CheckpointOptionsInvalid(
             "the checkpoint options", found=f"they cannot be decoded: {error}"
         ) from error
-    # The first generation knew no parents.
+    # The first generation had no parents.
     parent_path = getattr(options, "parent_path", "")
     if "\0" in options.image_path + options.work_path + parent_path:
         raise CheckpointOptionsInvalid(
@@ -130,18 +129,18 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
 
 
 def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) -> dict[str, int]:
-    """Find the open files of a container that are its stdio and are outside of its mounts.
+    """Find a container's open stdio files outside of its mounts.
 
     Args:
         init: the pid of the container's init process.
-        pids: all of the container's processes: a child may have open what init has closed.
+        pids: all of the container's processes: a child may still have open what init has closed.
         paths: the paths of its stdin, stdout and stderr; None if one is not a file.
 
     Returns:
-        By CRIU's name for each file, which of 0, 1 and 2 it is. All are on mounts of ours.
+        The descriptor (0, 1 or 2) of each file, by CRIU's name. All are on our mounts.
     """
-    # Nothing else is looked at: a container may have opened a file in a mount namespace that it has
-    # made itself, and its server may be gone, or never answer.
+    # Examine nothing else: a container may have opened a file in its own mount namespace, whose
+    # server may be gone, or never answer.
     outside = _mount_ids("self") - _mount_ids(init)
     numbers: dict[tuple[int, int], int] = {}
     for number in (2, 1, 0):  # a file that is stdout and stderr counts as stdout
@@ -162,12 +161,12 @@ def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) 
 
 
 def dump_config(files: Mapping[str, int]) -> str:
-    """CRIU's configuration to save a container with these external files."""
+    """Return CRIU's configuration to save a container with these external files."""
     return "".join(f"external {name}\n" for name in files)
 
 
 def restore_config(files: Mapping[str, int]) -> str:
-    """CRIU's configuration to restore them; its own 0, 1 and 2 are the new stdio."""
+    """Return CRIU's configuration to restore them; CRIU's own 0, 1 and 2 are the new stdio."""
     return "".join(f"inherit-fd fd[{number}]:{name}\n" for name, number in files.items())
 
 
@@ -200,7 +199,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _mount_of(pid: int, fd: str) -> int | None:
-    """Return the mount of a descriptor's file; None if it was closed in the meantime."""
+    """Return the mount of a descriptor's file; None if it was closed meanwhile."""
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
             for line in file:
@@ -211,10 +210,10 @@ def _mount_of(pid: int, fd: str) -> int | None:
     return None
 
 
-# -- what went wrong ------------------------------------------------------------------------
+# -- failures -------------------------------------------------------------------------------
 
 # (00.143559) Error (criu/net.c:3282): net: Locking network failed
-# Without CAP_SYS_RESOURCE CRIU always logs that it keeps its limit of files, which does no harm.
+# Without CAP_SYS_RESOURCE CRIU always logs, harmlessly, that it keeps its limit of files.
 _ERROR: Final = re.compile(
     r"^(?:\(\d+\.\d+\)\s*)?(?:\d+: )?Error \([^)]*\): (?!rlimit: Can't setup)(.*)$"
 )
@@ -243,7 +242,7 @@ def last_words(log: str) -> str:
         log: the text of dump.log or restore.log, which may be truncated.
 
     Returns:
-        The first real error, and the last one if that is different; "" if there is none.
+        The first real error, and the last one if different; "" for none.
     """
     errors = [match[1].strip() for line in log.splitlines() if (match := _ERROR.match(line))]
     causes = [error for error in errors if error and not _NOT_THE_CAUSE.search(error)]
@@ -251,14 +250,14 @@ def last_words(log: str) -> str:
 
 
 def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> ShimError:
-    """Return the error for a runtime that could not save or restore a container.
+    """Return the error of a runtime that failed to save or restore a container.
 
     Args:
         verb: "checkpoint" or "restore".
         container_id: the container's id.
-        said: the runtime's own message; "" if it does not know the verb.
+        said: the runtime's own message; "" if it lacks the verb.
         log: CRIU's log; "" if it did not run.
-        kept: the path where that log can be read; "" if it was not kept.
+        kept: the path of the kept log; "" if it was not kept.
     """
     asked = f"{verb} of {container_id}"
     cause = last_words(log)
@@ -287,7 +286,7 @@ def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> 
 
 
 def is_complete(log: str) -> bool:
-    """Whether CRIU had saved the container when its log ended."""
+    """Whether the log shows that CRIU has saved the container."""
     return "Dumping finished successfully" in log
 
 

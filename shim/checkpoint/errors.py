@@ -6,7 +6,7 @@ from api.errors import Status
 from shim.errors import ShimError
 
 # fmt: off
-# E1308 is not used again: it refused every restore before restores were implemented.
+# E1308 is not reused: it refused restores before they were implemented.
 CheckpointOptionsInvalid = ShimError.row(
     "NVSHIM-E1521 checkpoint-options-invalid", Status.INVALID_ARGUMENT,
     "The options of a Checkpoint cannot be understood.",

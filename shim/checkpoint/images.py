@@ -3,9 +3,9 @@
 Rules
 - Like an image, a checkpoint can come from anywhere. So our record is parsed strictly, and every
   file must be regular: CRIU opens files by name as root and follows links. If ``pages-1.img`` were
-  a link to a file of the host, that file would become the memory of a container.
-- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint next to this one; a
-  checkpoint elsewhere has to be named in the restore request.
+  a link to a host file, that file would become a container's memory.
+- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint next to this one; the
+  restore request must name one elsewhere.
 
 Source: criu(8); runc(8) checkpoint, restore.
 """
@@ -21,7 +21,7 @@ from typing import Any, Final
 from api.values import dataclass
 from shim.checkpoint.errors import CheckpointUnusable
 
-# Our own file in a checkpoint, next to CRIU's images and the runtime's descriptors.json.
+# Our record in a checkpoint.
 RECORD: Final = "containerd-shim-nvidia.json"
 
 # Files of every checkpoint: CRIU's table of contents, and the runtime's list of descriptors.
@@ -33,7 +33,7 @@ _INVENTORY_MARK: Final = bytes.fromhex("16313158")
 
 DUMP_LOG: Final = "dump.log"
 
-# CRIU's link to an earlier checkpoint that this one builds on.
+# CRIU's link to the earlier checkpoint that this one builds on.
 PARENT: Final = "parent"
 
 _OTHER_PARTS: Final = frozenset({DESCRIPTORS, RECORD, PARENT, DUMP_LOG, "stats-dump"})
@@ -47,15 +47,15 @@ _FILE_NAME: Final = re.compile(r"file\[[0-9a-f]{1,16}:[0-9a-f]{1,16}\]")
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What CRIU is allowed to save, and has to be allowed to restore."""
+    """The features that CRIU may save, and must then be allowed to restore."""
 
     open_tcp: bool = False  # connected TCP sockets
-    external_unix_sockets: bool = False  # unix sockets whose other end is outside
-    terminal: bool = False  # processes of a session that was started outside ("shell job")
+    external_unix_sockets: bool = False  # unix sockets with the other end outside
+    terminal: bool = False  # processes of a session started outside ("shell job")
     file_locks: bool = False  # held file locks
-    # namespaces that are not saved, but made again ("network")
+    # namespaces to create again instead of saving ("network")
     empty_namespaces: tuple[str, ...] = ()
-    cgroups_mode: str = ""  # how cgroups are restored: soft, full, strict; empty for the default
+    cgroups_mode: str = ""  # how to restore cgroups: soft, full, strict; empty for the default
 
     def words(self) -> list[str]:
         """Return the options as arguments of ``checkpoint`` and ``restore``."""
@@ -82,11 +82,11 @@ class Record:
 
     files: dict[str, int]  # its external files, from shim.checkpoint.criu.external_files
     switches: Switches  # what CRIU was allowed to save
-    # whether the driver's files were in a layer: for CRIU they are others than mounted ones
+    # whether the driver's files were in a layer: CRIU treats them differently from mounted ones
     driver_layer: bool = False
 
     def encode(self) -> bytes:
-        """Return the record in the form in which it is written."""
+        """Return the record in its written form."""
         switches = {name: getattr(self.switches, name) for name in Switches.__match_args__}
         record = {"files": self.files, "switches": switches, "driver_layer": self.driver_layer}
         return json.dumps(record).encode()
@@ -96,7 +96,7 @@ class Record:
         """Read a record.
 
         Raises:
-            ValueError: it is not what :meth:`encode` writes.
+            ValueError: it is malformed.
         """
         record = json.loads(content)
         files = record["files"] if isinstance(record, dict) and "files" in record else None
@@ -135,12 +135,12 @@ def open_checkpoint(directory: str, parent: str = "") -> Record:
     """Check that a directory contains a checkpoint, and read our record in it.
 
     Args:
-        directory: where containerd has unpacked the checkpoint.
-        parent: where it has unpacked the earlier one that this one builds on; may be empty. The
+        directory: the unpacked checkpoint, from containerd.
+        parent: the unpacked earlier checkpoint that this one builds on; may be empty. The
             checkpoint's link is set to it.
 
     Returns:
-        The record; an empty one if another shim made the checkpoint.
+        The record; an empty one for another shim's checkpoint.
 
     Raises:
         CheckpointUnusable: it is missing, incomplete, or not a checkpoint.
@@ -175,12 +175,12 @@ def open_checkpoint(directory: str, parent: str = "") -> Record:
 
 
 def is_part_of_checkpoint(name: str) -> bool:
-    """Whether CRIU, a runtime or the shim writes a file of that name in a checkpoint."""
+    """Whether CRIU, a runtime or the shim writes a file with this name into a checkpoint."""
     return name.endswith(".img") or name in _OTHER_PARTS
 
 
 def link_parent(directory: str, parent: str) -> None:
-    """Link a checkpoint to the one that it builds on, wherever the two have been unpacked.
+    """Link a checkpoint to the one that it builds on, wherever both were unpacked.
 
     Args:
         directory: the checkpoint.
@@ -204,7 +204,7 @@ def link_parent(directory: str, parent: str) -> None:
 
 
 def _require_plain_files(asked: str, directory: str, do: str, *, parent_is_named: bool) -> None:
-    """Check that nothing in a checkpoint, or in those that it builds on, leads elsewhere.
+    """Check that nothing in a checkpoint, or in its parents, leads elsewhere.
 
     The link to its parent may lead anywhere if it is ours (``parent_is_named``).
     """
@@ -244,7 +244,7 @@ def _require_plain(asked: str, directory: str, do: str) -> None:
 
 
 def _is_plain(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a regular file, or a directory whose name no file of a checkpoint has."""
+    """Whether it is a regular file, or a directory without the name of a checkpoint's file."""
     is_other = not is_part_of_checkpoint(entry.name)
     return entry.is_file(follow_symlinks=False) or (
         is_other and entry.is_dir(follow_symlinks=False)

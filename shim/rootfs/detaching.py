@@ -1,20 +1,18 @@
 """Unmount a rootfs without waiting for the disk.
 
-When an overlay ends, the kernel writes its dirty data to disk, and other data that waits for the
-same file system. That takes between a millisecond and seconds. A client of Delete needs the mount
-to be gone, not the data to be on disk. Besides, the shim's only thread also serves other
-containers.
+When an overlay ends, the kernel writes its dirty data to disk, and other pending data of the same
+file system, which takes between a millisecond and seconds. A client of Delete needs the mount to be
+gone, not the data to be on disk, and the shim's only thread also serves other containers.
 
 Rules
-- Only a rootfs that is a single overlay is detached, which is nearly every rootfs. Another file
-  system may need to be fully unmounted when Delete returns, because a snapshotter removes its
-  device next.
-- It is detached only if it has ``index=off``, with which containerd mounts overlays: the kernel
-  then lets the same layers be mounted again while the old mount ends.
-- It is detached only if no process uses it and nothing is mounted in it. Otherwise
-  :mod:`shim.rootfs.mounts` gives its users a moment.
-- It is detached while a descriptor of it is open. Closing the descriptor waits for the disk, and
-  may happen in any thread. If this process exits before, the kernel closes it.
+- Only a single overlay is detached, which is nearly every rootfs. Other file systems must be fully
+  unmounted when Delete returns, because a snapshotter may remove their device next.
+- It must have ``index=off``, containerd's default: the kernel then allows new mounts of the same
+  layers while the old mount ends.
+- No process may use it, and nothing may be mounted in it. Otherwise :mod:`shim.rootfs.mounts` gives
+  its users a moment.
+- A descriptor of it is open while it is detached. Closing the descriptor waits for the disk, and
+  may happen in any thread. If this process exits first, the kernel closes it.
 
 Source: umount(2), MNT_EXPIRE; kernel fs/overlayfs/super.c ovl_sync_fs, filesystems/overlayfs.rst.
 """
@@ -43,10 +41,10 @@ def detach(rootfs: str, mounted: Sequence[Mount]) -> int | None:
 
     Args:
         rootfs: where the overlay is mounted.
-        mounted: what was mounted there.
+        mounted: its mounts.
 
     Returns:
-        A descriptor: the overlay ends when it is closed. None if the overlay was not detached.
+        A descriptor, whose closing ends the overlay. None if the overlay was not detached.
     """
     if len(mounted) != 1:
         return None
@@ -60,7 +58,7 @@ def detach(rootfs: str, mounted: Sequence[Mount]) -> int | None:
     except OSError:
         return None
     else:
-        return None  # another process had made the first call: it is unmounted
+        return None  # another process has made the first call, so it is unmounted
     try:
         fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

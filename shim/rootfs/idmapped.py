@@ -4,14 +4,13 @@ containerd's overlayfs snapshotter lets the kernel map the ids of an image's fil
 mapping with the options ``uidmap`` and ``gidmap``.
 
 Rules
-- The kernel maps a mount only before the mount is attached. So a clone of the mount is mapped.
-- For an overlay, the lower layers are mapped and not the overlay; the upper layer has the ids that
-  the container writes. Before Linux 6.15 an overlay takes only layers that are attached somewhere.
-  So they are attached in a mount namespace that a thread creates and that ends with it: no other
-  process sees them, and nothing of them is left if the shim is killed.
+- The kernel maps only unattached mounts. So a clone of the mount is mapped.
+- For an overlay, the lower layers are mapped, not the overlay; the upper layer has the ids that the
+  container writes. Before Linux 6.15 an overlay accepts only attached layers. So a thread attaches
+  them in its own mount namespace, which ends with it: no other process sees them, and nothing is
+  left if the shim is killed.
 - The mapping is that of a user namespace, which only a process can create. Ours is a clone of the
-  shim that exits at once. It sends no signal, and this module waits for it: the reaper does not see
-  it.
+  shim that exits at once. It sends no signal, and this module, not the reaper, waits for it.
 
 Source: mount_setattr(2), open_tree(2), user_namespaces(7), clone(2) __WALL; containerd
 core/mount/mount_idmapped_linux.go.
@@ -30,11 +29,11 @@ from shim.errors import MountFailed, MountMappingInvalid
 
 _LAYERS: Final = "lowerdir="
 _PARTS: Final = 3
-# Waits for children that send no signal, too.
+# Also waits for children that send no signal.
 _WALL: Final = 0x40000000
 
 OPTIONS: Final = ("uidmap", "gidmap")
-"""The options that ask for a mapping, of users and of groups."""
+"""The options that request a mapping, of users and of groups."""
 
 
 def read_mappings(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -71,7 +70,7 @@ def _read_mapping(option: str) -> str:
 
 
 def user_namespace(mappings: Sequence[str]) -> int:
-    """Create a user namespace just for its mapping, and return a descriptor of it.
+    """Create a user namespace only for its mapping, and return a descriptor of it.
 
     Args:
         mappings: the result of :func:`read_mappings`.
@@ -97,12 +96,12 @@ def _user_namespace(mappings: Sequence[str]) -> int:
                 file.write(mapping.encode())
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.kill(pid, signal.SIGKILL)  # not waited for, so the pid is still its own
+        os.kill(pid, signal.SIGKILL)  # not reaped, so the pid is still its own
         os.waitpid(pid, _WALL)
 
 
 def split_layers(data: str) -> tuple[list[str], str]:
-    """Return an overlay's lower layers, and its options with a number instead of each layer.
+    """Return an overlay's lower layers, and its options with numbers instead of layers.
 
     Args:
         data: the options, separated by commas.
@@ -117,27 +116,27 @@ def split_layers(data: str) -> tuple[list[str], str]:
 
 
 def make_overlay(place: str, layers: Sequence[str], data: str, flags: int, users: int) -> int:
-    """Make an overlay of mapped layers.
+    """Create an overlay of mapped layers.
 
-    The calling thread changes its mount namespace, root and working directory, so it has to end
+    The calling thread changes its mount namespace, root and working directory, so it must end
     afterwards.
 
     Args:
-        place: a directory that contains nothing of the overlay.
-        layers: the layers that :func:`split_layers` returned.
-        data: the options that :func:`split_layers` returned.
+        place: a directory without any part of the overlay.
+        layers: the layers from :func:`split_layers`.
+        data: the options from :func:`split_layers`.
         flags: the ``MS_…`` flags.
         users: a user namespace with the mapping.
 
     Returns:
-        A descriptor of the mount, which is not attached yet.
+        A descriptor of the unattached mount.
 
     Raises:
         MountFailed: a layer cannot be mapped.
         OSError: the kernel refused something else.
     """
     syscalls.unshare(syscalls.CLONE_NEWNS)
-    # A mount that others unmount in the meantime is unmounted here, too.
+    # Mounts that others unmount meanwhile are unmounted here, too.
     syscalls.mount("", "/", "", syscalls.MS_SLAVE | syscalls.MS_REC)
     syscalls.mount("tmpfs", place, "tmpfs", 0, "mode=0700")
     os.chdir(place)
@@ -153,7 +152,7 @@ def replace(target: str, users: int, *, recursive: bool) -> None:
     """Replace a mount with a mapped clone of it.
 
     Args:
-        target: where the mount is.
+        target: the mount point.
         users: a user namespace with the mapping.
         recursive: whether to keep nested mounts, whose ids are not mapped.
 

@@ -1,9 +1,8 @@
 """Attach files to loop devices, to mount them as block devices.
 
-The kernel names a free device, but another process may be faster to use it. With
-``LO_FLAGS_AUTOCLEAR`` a device releases its file when its last user is gone; the users are the
-descriptor that is returned here, and the mount that is made with it. So there is nothing to undo,
-whatever kills the shim.
+The kernel names a free device, but another process may use it first. With ``LO_FLAGS_AUTOCLEAR`` a
+device releases its file after its last user: the returned descriptor, and the mount made with it.
+So there is nothing to undo, even if the shim is killed.
 
 Source: loop(4); include/uapi/linux/loop.h; containerd core/mount/losetup_linux.go.
 """
@@ -24,12 +23,12 @@ _CONFIGURE: Final = 0x4C0A
 
 _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
 
-# struct loop_config: descriptor, block size; struct loop_info64, of which only the flags and the
-# name are set; reserved bytes.
+# struct loop_config: descriptor, block size; struct loop_info64, with only the flags and the name
+# set; reserved bytes.
 _CONFIG: Final = struct.Struct("=II 52xI 64s 112x 64x")
 _LONGEST_NAME: Final = 63
 
-# How often another process may be faster.
+# Attempts, since another process may be faster.
 _ATTEMPTS: Final = 100
 
 
@@ -45,8 +44,8 @@ def attach(path: str, *, read_only: bool, direct: bool) -> tuple[str, int]:
         The device's path, and a descriptor of the device; close it after mounting.
 
     Raises:
-        MountFailed: there is no free device that this process may use.
-        OSError: the file cannot be opened, or cannot be used as a block device.
+        MountFailed: no free device is available to this process.
+        OSError: the file cannot be opened, or is unusable as a block device.
     """
     access = os.O_RDONLY if read_only else os.O_RDWR
     file = os.open(path, access | os.O_CLOEXEC)

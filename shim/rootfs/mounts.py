@@ -1,19 +1,18 @@
 """Mount a container's rootfs as containerd requests, and unmount it.
 
 Rules
-- Options have the same meaning as for mount(8) and containerd. There is a table of flags; an option
-  that is not in it is passed to the file system. An option that we do not implement is refused,
-  never ignored.
+- Options mean the same as for mount(8) and containerd. Options outside of the table of flags are
+  passed to the file system. Known options that we do not implement are refused, never ignored.
 - A bind mount accepts flags such as ``ro`` only in a second call, which sets all of them: the flags
   of the source are kept unless an option says otherwise.
 - Propagation is changed by a separate call, after the mount.
-- Either all mounts are made, or none: a failure unmounts what was mounted before it.
-- A file mounted as a block device (``loop``), and mapped ids (``uidmap`` with ``gidmap``), need
-  further calls: :mod:`shim.rootfs.loop_devices`, :mod:`shim.rootfs.idmapped`.
-- mount(2) accepts one page of options. An overlay of many layers exceeds it, so the layers are
-  named relative to their common directory, by a thread with its own working directory.
+- All mounts succeed, or none: a failure undoes the earlier ones.
+- Files as block devices (``loop``) and mapped ids (``uidmap`` with ``gidmap``) need more calls:
+  :mod:`shim.rootfs.loop_devices`, :mod:`shim.rootfs.idmapped`.
+- mount(2) accepts one page of options. An overlay of many layers exceeds it, so a thread with its
+  own working directory names the layers relative to their common directory.
 - Unmounting never follows a link, goes from the inside out, and gives a busy file system a moment
-  before it is detached. It is then no longer in the tree, and ends with its last user.
+  before detaching it. It then leaves the tree, and ends with its last user.
 
 Source: mount(2), umount(2); containerd core/mount/mount_linux.go for the semantics.
 """
@@ -43,10 +42,10 @@ from shim.rootfs import idmapped, loop_devices
 
 T = TypeVar("T")
 
-# A mount as containerd describes it: type, source, target below the rootfs, options.
+# containerd's description of a mount: type, source, target below the rootfs, options.
 Mount: TypeAlias = tuple[str, str, str, Sequence[str]]
 
-# An option sets the first and clears the second.
+# Each option sets the first and clears the second.
 _FLAGS: Final = {
     "async": (0, syscalls.MS_SYNCHRONOUS),
     "atime": (0, syscalls.MS_NOATIME),
@@ -88,14 +87,14 @@ _PROPAGATION: Final = {
     "runbindable": syscalls.MS_UNBINDABLE | syscalls.MS_REC,
 }
 
-# Options that are not the kernel's: containerd or mount(8) would act on them.
+# Options for containerd or mount(8), not for the kernel.
 _UNSUPPORTED: Final = ("rro", "X-containerd")
 
-# Options that are not the kernel's either: we act on them, and on those of idmapped.
+# Options that we implement, besides those of idmapped.
 _LOOP: Final = "loop"
 _DIRECT_IO: Final = "direct-io"
 
-# The flags that a bind mount has of its own, in statvfs's numbers and in mount's.
+# A bind mount's own flags, in statvfs's numbers and in mount's.
 _OF_THE_MOUNT: Final = (
     (os.ST_RDONLY, syscalls.MS_RDONLY),
     (os.ST_NOSUID, syscalls.MS_NOSUID),
@@ -108,7 +107,7 @@ _OF_THE_MOUNT: Final = (
 )
 _MOUNT_ATTRIBUTES: Final = sum(flag for _, flag in _OF_THE_MOUNT) | syscalls.MS_STRICTATIME
 
-# Seconds to wait before each further attempt to unmount what is busy.
+# Seconds before each new attempt to unmount a busy mount.
 _BUSY_DELAYS: Final = (0.0, 0.01, 0.03, 0.06)
 
 
@@ -141,7 +140,7 @@ def parse_options(options: Sequence[str]) -> MountOptions:
     """Parse the options of a mount.
 
     Args:
-        options: the options as containerd sends them; if two contradict, the later one counts.
+        options: containerd's options; of contradicting ones, the last counts.
 
     Raises:
         MountOptionUnsupported: an option is not implemented.
@@ -185,18 +184,18 @@ def mount_rootfs(mounts: Sequence[Mount], rootfs: str) -> None:
     Args:
         mounts: each as (type, source, target, options), in the order to mount. The target is a path
             below ``rootfs``, usually empty.
-        rootfs: where to mount; created if it is missing and there is something to mount.
+        rootfs: where to mount; created if missing, unless there is nothing to mount.
 
     Raises:
         MountOptionUnsupported: an option is not implemented.
         MountMappingInvalid: a mapping of ids is malformed, or one of the two is missing.
         MountOptionsTooLong: the layers of an overlay do not fit into a page, even shortened.
         MountTargetUnusable: ``rootfs`` or a target in it is not a directory, or is a link.
-        MountFailed: the kernel refused. Whatever is raised, nothing is left mounted.
+        MountFailed: the kernel refused. After any error, nothing is left mounted.
     """
     if not mounts:
         return
-    # Options are checked before anything is touched.
+    # Check options before any change.
     parsed = [(mount, parse_options(mount[3])) for mount in mounts]
     _require_directory(rootfs)
     mounted: list[str] = []
@@ -208,7 +207,7 @@ def mount_rootfs(mounts: Sequence[Mount], rootfs: str) -> None:
             try:
                 _unmount_one(point, last=True)
             except UnmountFailed:
-                continue  # the reader needs the error that made the mount fail
+                continue  # report the error that made the mount fail
         raise
 
 
@@ -216,10 +215,10 @@ def unmount_rootfs(path: str) -> None:
     """Unmount everything at and below a path.
 
     Args:
-        path: a path; nothing happens if nothing is mounted there.
+        path: a path, perhaps without mounts.
 
     Raises:
-        UnmountFailed: a mount is still there after all attempts, and after detaching.
+        UnmountFailed: a mount remains after all attempts, and after detaching.
     """
     for pause in unmounting(path):
         time.sleep(pause)
@@ -229,10 +228,10 @@ def unmounting(path: str) -> Iterator[float]:
     """Yield the steps of :func:`unmount_rootfs`, for a caller that must not sleep.
 
     Yields:
-        How many seconds to wait before the next step.
+        The seconds to wait before the next step.
     """
-    # Each round checks again: if a path is mounted twice, the second mount shows up later, and
-    # another process may be unmounting, too.
+    # Check again in each round: of two mounts on a path, one shows up later, and another process
+    # may be unmounting, too.
     remaining: list[str] = []
     for delay in (*_BUSY_DELAYS, None):
         remaining = mount_points_below(path)
@@ -258,12 +257,12 @@ def compact_lowerdir(data: str) -> tuple[str, str]:
         data: the options, separated by commas.
 
     Returns:
-        The common directory, and the shorter options. If they cannot be shortened, the directory is
-        empty, and the options are unchanged.
+        The common directory, and the shorter options; if that is impossible, "" and the unchanged
+        options.
     """
     options = data.split(",")
     index = next((i for i, o in enumerate(options) if o.startswith("lowerdir=")), None)
-    if index is None or "\\" in data:  # an escaped colon or comma: no snapshotter makes them
+    if index is None or "\\" in data:  # an escaped colon or comma, which no snapshotter creates
         return "", data
     layers = options[index].removeprefix("lowerdir=").split(":")
     if not all(layer.startswith("/") for layer in layers):
@@ -276,9 +275,9 @@ def compact_lowerdir(data: str) -> tuple[str, str]:
 def _mount_at(
     kind: str, source: str, target: str, options: MountOptions, mounted: list[str]
 ) -> None:
-    """Mount one, and add it to ``mounted`` as soon as it has to be undone."""
+    """Mount one, and add it to ``mounted`` once it would have to be undone."""
     device = users = -1
-    what = source  # for the error: the source may become a loop device
+    what = source  # for the error, since the source may become a loop device
     try:
         if options.mappings:
             users = idmapped.user_namespace(options.mappings)
@@ -328,7 +327,7 @@ def _mount_source(
 
 
 def _attributes_of(target: str) -> int:
-    """Return the present flags of a mount, which it would lose by a remount."""
+    """Return a mount's present flags, which a remount would clear."""
     present = os.statvfs(target).f_flag
     return sum(flag for number, flag in _OF_THE_MOUNT if present & number)
 
@@ -350,8 +349,8 @@ def _fit_to_page(kind: str, data: str, target: str) -> tuple[str, str]:
 def _in_directory(directory: str, call: Callable[[], None]) -> None:
     """Call a function in a separate working directory.
 
-    All threads share a working directory, but a thread that has unshared it can change its own. A
-    forked child would be one more process for the reaper.
+    Threads share a working directory, but one that has unshared it can change its own. A forked
+    child would be one more process for the reaper.
     """
     if not directory:
         call()
@@ -366,7 +365,7 @@ def _in_directory(directory: str, call: Callable[[], None]) -> None:
 
 
 def _in_thread(call: Callable[[], T]) -> T:
-    """Call something in a thread of its own, and wait for it."""
+    """Call a function in a new thread, and wait for it."""
     results: list[T] = []
     errors: list[OSError | NvshimError] = []
 
@@ -429,7 +428,7 @@ def _unmount_one(point: str, *, last: bool) -> None:
     try:
         syscalls.umount(point, flags)
     except OSError as error:
-        # EINVAL: another process unmounted it; the next round finds what is still there.
+        # EINVAL: another process has unmounted it; the next round finds the rest.
         if error.errno not in (errno.EBUSY, errno.EINVAL, errno.ENOENT):
             raise UnmountFailed(
                 f"to unmount {point}", found=os.strerror(error.errno or 0).lower()

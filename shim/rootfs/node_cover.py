@@ -1,22 +1,21 @@
 """Cover device nodes of a container in a user namespace with nodes that its users own.
 
-In a user namespace a runtime cannot create nodes: it mounts the host's. Their owners are the
-host's, which are not mapped inside. So a node with a restricted mode (a DRM node is ``root:video``
-0660) cannot be opened by any process in the container, not even by its root. devtmpfs does not
-support mapped mounts. So each such node is created again, for the same device and with the same
-mode, but with the owner and group that have the same numbers in the container, and is mounted over
-the host's. The device cgroup still decides how a device may be opened.
+In a user namespace a runtime cannot create nodes, so it mounts the host's, whose owners are not
+mapped inside. So no process in the container, not even its root, can open a node with a restricted
+mode (a DRM node is ``root:video`` 0660). devtmpfs does not support mapped mounts. So each such node
+is created again, for the same device and with the same mode, but with the owner and group that have
+the same numbers in the container, and mounted over the host's. The device cgroup still decides how
+a device may be opened.
 
 - Like procfs, nodes are covered between ``create`` and ``start`` (:mod:`shim.rootfs.proc_cover`).
 - The ids are those of init's own user namespace, as the kernel reports it.
 - The node is created in a directory of the bundle that only root may enter, and stays there,
-  because the kernel attaches no mount of a removed file. Most bundles are on a file system without
-  devices, which is a property of that mount; the clone does not have it.
-- It is mounted only on a node of the same device, to which no link leads, and which is itself a
-  mount. That mount is made private first, so that nothing appears anywhere else.
+  because the kernel attaches no mount of a removed file. Most bundles are on a mount without
+  devices (``nodev``); the clone allows them.
+- It is mounted only on a node of the same device that is itself a mount and not behind a link. That
+  mount is made private first, so that nothing appears elsewhere.
 
-If a node cannot be covered, that is reported but is not an error: the node exists, but cannot be
-opened.
+A node that cannot be covered is reported, but is not an error: it exists, but cannot be opened.
 
 Source: user_namespaces(7); mount_setattr(2); kernel drivers/base/devtmpfs.c; runc
 libcontainer/rootfs_linux.go createDeviceNode.
@@ -48,7 +47,7 @@ async def cover(pid: int, nodes: Iterable[Mapping[str, Any]], directory: str) ->
         directory: where to create them: the bundle's staging directory.
 
     Returns:
-        For each path :data:`~shim.rootfs.proc_cover.COVERED`, or the reason why it is not.
+        For each path :data:`~shim.rootfs.proc_cover.COVERED`, or the reason against it.
     """
     mounts: dict[str, int] = {}
     states: dict[str, str] = {}
@@ -68,14 +67,14 @@ async def cover(pid: int, nodes: Iterable[Mapping[str, Any]], directory: str) ->
 
 
 async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
-    """Unmount what :func:`cover` has mounted.
+    """Undo :func:`cover`.
 
     Args:
         pid: the pid of the container's init, a child of ours that is not reaped.
         paths: the covered nodes.
 
     Returns:
-        For each path :data:`~shim.rootfs.proc_cover.UNCOVERED`, or the reason why it is not.
+        For each path :data:`~shim.rootfs.proc_cover.UNCOVERED`, or the reason against it.
     """
 
     def work(opened: list[int]) -> dict[str, str]:
@@ -85,7 +84,7 @@ async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
 
 
 def _outside(pid: int, kind: str, number: int) -> int:
-    """Return the host's id for an id in a container; that of its root if it is not mapped."""
+    """Return the host's id for a container's id; that of its root if unmapped."""
     outside = {}
     with open(f"/proc/{pid}/{kind}_map", "rb") as file:
         for line in file:
@@ -99,7 +98,7 @@ def _outside(pid: int, kind: str, number: int) -> int:
 
 
 def _make(node: Mapping[str, Any], owner: tuple[int, int], path: str) -> int:
-    files.remove(path)  # of a container that goes on after a checkpoint
+    files.remove(path)  # left if a container continues after a checkpoint
     os.mknod(path, stat.S_IFCHR, os.makedev(node["major"], node["minor"]))
     os.chown(path, *owner)
     os.chmod(path, node["fileMode"])

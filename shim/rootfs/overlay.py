@@ -2,13 +2,13 @@
 
 :func:`read_overlay` supports only the plain case: a single mount, of the layers of an image and a
 fresh upper directory in which no container has written yet. For anything else it returns None, and
-the container has to do without a prepared layer. This includes:
+the container gets no prepared layer. This includes:
 
 - options other than the layers and ``index=off``: a user namespace (``userxattr``), SELinux
   (``context``), and others that change the meaning of the layers;
 - an upper directory that is not empty: its content may hide what is below, and was written above
-  other layers. The kernel defines the result only if metadata is never copied up alone, and renamed
-  directories are never redirected, so both have to be off by default;
+  other layers. The kernel defines the result only if it never copies up metadata alone and never
+  redirects renamed directories, so both must be off by default;
 - extended attributes of the upper directory (default ACLs, labels), because new files in it inherit
   them;
 - options that do not fit into a page with an additional layer (mount(2)).
@@ -31,14 +31,14 @@ _UPPER: Final = "upperdir="
 _WORK: Final = "workdir="
 _NO_INDEX: Final = "index=off"
 
-# Features that have to be off by default so that layers below an upper directory can change.
+# Features that must be off by default for layers below an upper directory to change.
 _FEATURES: Final = ("metacopy", "redirect_dir")
 _PARAMETERS: Final = "/sys/module/overlay/parameters"
 
-# The attribute that the kernel leaves on the upper directory of any overlay.
+# The attribute that the kernel leaves on any overlay's upper directory.
 _HARMLESS: Final = frozenset({"trusted.overlay.uuid"})
 
-# Characters that end a directory's name in the options, or escape one that would.
+# Characters that end a directory's name in the options, or escape such a character.
 _SPECIAL: Final = frozenset(":,\\")
 
 
@@ -58,15 +58,15 @@ class Overlay:
         self.upper = upper
 
     def identity(self) -> list[tuple[str, int, int, int]] | None:
-        """Return what distinguishes its layers from all others.
+        """Return values that distinguish its layers from all others.
 
-        A committed snapshot does not change; a later one at the same path is another directory,
-        created at another time.
+        A committed snapshot does not change; a later one at the same path is a new directory with a
+        new time.
 
         Returns:
-            The path, device, inode and ctime (ns) of each layer. None if a layer is on another file
-            system than the upper directory: lazy snapshotters mount a file system for each layer,
-            whose device and inode numbers are reused, and whose times come from a server.
+            The path, device, inode and ctime (ns) of each layer. None if a layer is not on the
+            upper directory's file system: lazy snapshotters mount a file system for each layer,
+            which reuses device and inode numbers, and has a server's times.
 
         Raises:
             OSError: a layer is missing.
@@ -83,9 +83,9 @@ class Overlay:
         """Return its mount options with an additional layer, or with another upper directory.
 
         Args:
-            layer: the layer to put on top of the others; "" for none.
+            layer: the layer on top of the others; "" for none.
             upper: another upper directory; "" for its own.
-            work: the work directory that belongs to it.
+            work: its work directory.
         """
         wanted = []
         for option in self._mount[3]:
@@ -100,7 +100,7 @@ class Overlay:
         return wanted
 
     def with_layer(self, layer: str) -> Mount | None:
-        """Return the mount with a directory as its topmost layer; None if that does not fit."""
+        """Return the mount with a directory as its topmost layer; None if it does not fit."""
         kind, source, target, _ = self._mount
         options = self.options(layer)
         if not _SPECIAL.isdisjoint(layer):
@@ -110,15 +110,15 @@ class Overlay:
 
 
 def read_overlay(mounts: Sequence[Mount], *, fresh: bool = True) -> Overlay | None:
-    """Return the overlay that a rootfs is, if it can have an additional layer.
+    """Return a rootfs' overlay, if it can have an additional layer.
 
     Args:
-        mounts: what containerd wants mounted.
-        fresh: whether its upper directory has to be empty. It need not be if its content was
-            written above the same layer.
+        mounts: containerd's mounts for it.
+        fresh: whether its upper directory must be empty. It need not be if its content was written
+            above the same layer.
 
     Returns:
-        The overlay; None if it is something else, or not the plain case described above.
+        The overlay; None for anything but the plain case described above.
     """
     if len(mounts) != 1 or mounts[0][0] != "overlay" or mounts[0][2].strip("/"):
         return None
@@ -142,12 +142,12 @@ def read_overlay(mounts: Sequence[Mount], *, fresh: bool = True) -> Overlay | No
         with os.scandir(upper) as entries:
             is_usable = not fresh or next(entries, None) is None
     except OSError:
-        return None  # mounting it will say why
+        return None  # mounting it will report the reason
     return Overlay(mounts[0], layers, seen) if is_usable else None
 
 
 def _is_on(feature: str) -> bool:
-    """Whether a feature of overlays is on by default; a kernel may not know it."""
+    """Whether a feature of overlays is on by default; kernels may lack it."""
     try:
         with open(f"{_PARAMETERS}/{feature}", encoding="ascii") as file:
             return file.read().strip() not in ("N", "n", "0")

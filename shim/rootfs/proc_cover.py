@@ -1,29 +1,29 @@
 """Cover files of a container's procfs with other content, before the container starts.
 
-A low-level runtime rightly refuses mounts below /proc, because it resolves paths that the image may
-have influenced. An OCI hook would be a program of ours inside the container, and we have none. But
-between ``create`` and ``start`` the container is complete and none of its code runs: its init waits
-in its own mount namespace. So a thread of the shim joins that namespace for a moment and mounts
+A low-level runtime rightly refuses mounts below /proc, because the image may influence the paths
+that it resolves. An OCI hook would be a program of ours inside the container, which we avoid. But
+between ``create`` and ``start`` the container is complete while none of its code runs: its init
+waits in its own mount namespace. So a thread of the shim briefly joins that namespace and mounts
 there (:func:`in_container`). It executes nothing in it and trusts nothing in it:
 
-- A container in the host's mount namespace is not changed.
+- A container in the host's mount namespace stays unchanged.
 - The thread imports nothing, and then ends. It has its own root and working directory, so other
   threads are not affected. (A forked process would cost ten times as much, because the shim is
   large.) The shim waits at most :data:`_TIMEOUT` for it, since a hostile file system may block it.
 - The staged file is first cloned as a mount outside of the container: private, read-only, without
   set-user-id, devices and programs.
-- /proc has to be a procfs according to the container's mount table and to its type and root inode,
-  and must not be reached by a link. The covered path has to be a regular file on that same mount.
-  If something is already mounted on the file, it is left as it is.
+- /proc must be a procfs by the container's mount table, its type and its root inode, and not behind
+  a link. The covered path must be a regular file on the same mount. A file with a mount on it stays
+  unchanged.
 - The container's /proc is made private first. With shared propagation, a mount below it would
   appear wherever else /proc is mounted, including the host.
 
-If a file cannot be covered, that is reported but is not an error: the container's device rules
-still deny it every GPU that it was not granted.
+A file that cannot be covered is reported, but is not an error: the container's device rules still
+deny it every GPU that it was not granted.
 
-CRIU refuses to save a mount that it did not see being made, so the files are uncovered for a
-checkpoint and covered again afterwards. When the files of a restored container are covered, it has
-already been running for some milliseconds; drivers read them when they first open a GPU.
+CRIU refuses to save mounts that the runtime did not make, so the files are uncovered for a
+checkpoint and covered again afterwards. A restored container runs for some milliseconds before its
+files are covered; drivers read them when they first open a GPU.
 
 Source: mount_namespaces(7), setns(2), unshare(2) CLONE_FS, open_tree(2), move_mount(2),
 mount_setattr(2), openat2(2), proc_pid_mountinfo(5).
@@ -42,9 +42,9 @@ from api.errors import one_line
 from hooks.image.openat2 import open_without_links
 from shim import forked, syscalls
 
-# By the path: the mount to attach there, or None to detach the one that is there.
+# By path: the mount to attach, or None to detach the present one.
 Tasks = Mapping[str, int | None]
-# Given a list for the descriptors that it opens, what came of each task.
+# Takes a list for the descriptors that it opens; returns each task's result.
 Work = Callable[[list[int]], dict[str, str]]
 
 COVERED: Final = "covered"
@@ -61,7 +61,7 @@ _ATTRIBUTES: Final = (
 _ABSENT: Final = "its procfs does not have the file"
 _NO_PROC: Final = "its /proc is not a procfs"
 
-# Seconds to wait for the thread, which takes a millisecond.
+# Seconds for the thread, which takes a millisecond.
 _TIMEOUT: Final = 5.0
 
 
@@ -73,18 +73,18 @@ async def cover(pid: int, files: Mapping[str, str]) -> dict[str, str]:
         files: for each path inside the container, the path of its new content on the host.
 
     Returns:
-        For each path :data:`COVERED`, or the reason why it is not.
+        For each path :data:`COVERED`, or the reason against it.
     """
     mounts, states = _prepare(files)
     return states | await _in_container(pid, mounts, COVERED)
 
 
 def _prepare(files: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the mounts to attach, by path, and why some files have none."""
+    """Return the mounts to attach, by path, and the reasons of files without one."""
     mounts: dict[str, int] = {}
     states: dict[str, str] = {}
     for path, source in files.items():
-        # Every procfs of a kernel has the same files, except those of processes.
+        # All procfs mounts of a kernel have the same files, except those of processes.
         if path.startswith(_PROC) and not os.path.lexists(path):
             states[path] = _ABSENT
             continue
@@ -106,20 +106,20 @@ def _clone(source: str) -> int:
 
 
 async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
-    """Unmount what :func:`cover` has mounted.
+    """Undo :func:`cover`.
 
     Args:
         pid: the pid of the container's init, a child of ours that is not reaped.
         paths: the covered paths.
 
     Returns:
-        For each path :data:`UNCOVERED`, or the reason why it is not.
+        For each path :data:`UNCOVERED`, or the reason against it.
     """
     return await _in_container(pid, dict.fromkeys(paths), UNCOVERED)
 
 
 async def _in_container(pid: int, tasks: Tasks, done: str) -> dict[str, str]:
-    """Do the tasks in the container's mount namespace, and close the descriptors in them."""
+    """Execute tasks in the container's mount namespace, and close their descriptors."""
 
     def work(opened: list[int]) -> dict[str, str]:
         proc = _open_proc(opened)
@@ -135,9 +135,9 @@ async def in_container(
 
     Args:
         pid: the pid of the container's init, a child of ours that is not reaped.
-        tasks: what to do; the descriptors in them are closed here.
-        work: does it. It is called in a thread, and its paths are the container's.
-        refuse: returns why it must not be done after all; "" if it may.
+        tasks: the tasks, whose descriptors are closed here.
+        work: executes them in a thread, where paths are the container's.
+        refuse: returns a reason against it; "" for none.
 
     Returns:
         For each path the result of ``work``, or the reason why there is none.
@@ -154,7 +154,7 @@ async def in_container(
         ends = reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _thread.start_new_thread(_enter, (namespace, tasks, work, writing))
     except (OSError, RuntimeError) as error:
-        # The shim's cgroup may have no room for a thread.
+        # The shim's cgroup may allow no more threads.
         _close((namespace, *tasks.values(), *ends))
         return dict.fromkeys(tasks, forked.reason(error))
     try:
@@ -178,7 +178,7 @@ def _open_namespace(pid: int) -> tuple[int | None, str]:
 
 
 def _refusal(pid: int) -> str:
-    """Return why a container's procfs is not changed; "" if it can be."""
+    """Return the reason not to change a container's procfs; "" for none."""
     try:
         return "" if _has_procfs(pid) else _NO_PROC
     except OSError as error:
@@ -186,9 +186,9 @@ def _refusal(pid: int) -> str:
 
 
 def _has_procfs(pid: int) -> bool:
-    """Whether a process sees a procfs at /proc: no other program's file system answers there."""
+    """Whether a process sees a procfs at /proc, and not another program's file system."""
     last = (b"", b"")
-    # Read as bytes: a mount point may have a carriage return in it.
+    # Read bytes: a mount point may contain a carriage return.
     with open(f"/proc/{pid}/mountinfo", "rb") as file:
         for line in file:
             of_mount, _, of_system = line.partition(b" - ")
@@ -215,7 +215,7 @@ def _enter(namespace: int, tasks: Tasks, work: Work, report: int) -> None:
 
 def _do(namespace: int, tasks: Tasks, work: Work, opened: list[int]) -> dict[str, str]:
     try:
-        # With a root of its own, the thread alone changes its namespace.
+        # With its own root, the thread alone changes its namespace.
         syscalls.unshare(syscalls.CLONE_FS)
         syscalls.setns(namespace, syscalls.CLONE_NEWNS)
         return work(opened)
@@ -230,7 +230,7 @@ def _close(fds: Iterable[int | None]) -> None:
 
 
 def _open_proc(opened: list[int]) -> int:
-    """Return the container's /proc, which is a procfs."""
+    """Return the container's /proc, after checking that it is a procfs."""
     # Joining the namespace has moved us to its root.
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.append(root)

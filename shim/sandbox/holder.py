@@ -1,15 +1,14 @@
 """The program that holds a pod's namespaces. It sleeps, and cannot do anything else.
 
-The containers of a pod join namespaces by the path /proc/PID/ns/…, so there has to be a process. In
-a shared pid namespace it is process 1 for all of them: a container can inspect it like any of its
-own processes, and with CAP_SYS_PTRACE even control it. So it is not a fork of the shim that stays
-in Python, with a copy of the shim's memory, but a program of some two hundred bytes that is
-generated here:
+A pod's containers join namespaces by the path /proc/PID/ns/…, which needs a process. In a shared
+pid namespace it is their process 1: a container can inspect it like its own processes, and with
+CAP_SYS_PTRACE even control it. So it is not a Python fork with a copy of the shim's memory, but a
+generated program of some two hundred bytes:
 
 - It calls ppoll(2) without descriptors and without a timeout, for ever. It has no libraries, no
   data and no heap.
-- SIGCHLD is ignored when it is executed, and stays ignored: the kernel itself then reaps the
-  orphans that process 1 of a pid namespace inherits. See wait(2).
+- It is executed with SIGCHLD ignored, so the kernel itself reaps the orphans that process 1 of a
+  pid namespace inherits. See wait(2).
 - A filter forbids all system calls except its own, those that start and end a process, and the
   ``write`` that reports a failed start. An attacker who controls it gains nothing.
 
@@ -26,7 +25,7 @@ from typing import Final
 from api.values import dataclass
 from shim.sandbox.errors import MachineUnsupported
 
-# The name in its root, hence in ``ps``.
+# Its name in its root, and so in ``ps``.
 NAME: Final = "sandbox"
 
 _ADDRESS: Final = 0x400000
@@ -51,8 +50,8 @@ class Machine:
     elf: int  # its number in an ELF header
     audit: int  # its number in the filter
     code: bytes  # ``ppoll(NULL, 0, NULL, NULL, 0)``, over and over
-    # the numbers of the system calls that are allowed: rt_sigreturn, restart_syscall, ppoll,
-    # execve, write, exit_group
+    # the numbers of allowed system calls: rt_sigreturn, restart_syscall, ppoll, execve, write,
+    # exit_group
     calls: tuple[int, ...]
 
 
@@ -139,14 +138,14 @@ def program(of: Machine) -> bytes:
 def system_call_filter(of: Machine) -> bytes:
     """Return the filter of its system calls, as an array of ``struct sock_filter``.
 
-    A call that is not allowed fails with EPERM.
+    Other calls fail with EPERM.
     """
     count = len(of.calls)
     instructions = [
         (_LOAD_WORD, 0, 0, _ARCHITECTURE),
         (_JUMP_IF_EQUAL, 0, count + 1, of.audit),
         (_LOAD_WORD, 0, 0, _NUMBER_OF_CALL),
-        # Jumps over the other allowed calls, and over the refusal.
+        # Jump over the other allowed calls, and over the refusal.
         *((_JUMP_IF_EQUAL, count - i, 0, call) for i, call in enumerate(of.calls)),
         (_RETURN, 0, 0, _ERRNO_EPERM),
         (_RETURN, 0, 0, _ALLOW),

@@ -1,4 +1,4 @@
-"""What a sandbox records in its bundle for the clean-up: its namespaces' holder and its containers.
+"""A sandbox's records in its bundle for the clean-up: its namespaces' holder and its containers.
 
 The table of :mod:`shim.bundle` has the names of the files.
 """
@@ -31,7 +31,7 @@ def write_member(
         sandbox_bundle: the sandbox's bundle.
         container_id: the container.
         bundle: the container's bundle.
-        record: how to call its runtime.
+        record: its runtime and options.
 
     Raises:
         BundleUnusable: the record cannot be written.
@@ -41,12 +41,12 @@ def write_member(
 
 
 def forget_member(sandbox_bundle: str, container_id: str) -> None:
-    """Remove the record that :func:`write_member` wrote, if it exists."""
+    """Remove the record from :func:`write_member`, if it exists."""
     files.remove(_member(sandbox_bundle, container_id))
 
 
 def members(sandbox_bundle: str) -> list[str]:
-    """Return the ids of the containers that are recorded in a sandbox's bundle.
+    """Return the ids of the containers recorded in a sandbox's bundle.
 
     Args:
         sandbox_bundle: the bundle. It need not exist, or be that of a sandbox.
@@ -63,13 +63,13 @@ def members(sandbox_bundle: str) -> list[str]:
 
 
 def read_member(sandbox_bundle: str, container_id: str) -> tuple[str, bundle_files.RuntimeRecord]:
-    """Read what :func:`write_member` wrote.
+    """Read the record from :func:`write_member`.
 
     Returns:
-        The container's bundle, and how to call its runtime.
+        The container's bundle, and its runtime and options.
 
     Raises:
-        BundleUnusable: the record is missing, or is not what the server writes.
+        BundleUnusable: the record is missing or malformed.
     """
     path = _member(sandbox_bundle, container_id)
     content = files.parse_object(files.read(path, files.CHUNK), path)
@@ -98,10 +98,10 @@ def write_holder(bundle: str, pid: int, start_time: int) -> None:
 
 
 def read_holder(bundle: str) -> tuple[int, int]:
-    """Read what :func:`write_holder` wrote.
+    """Read the record from :func:`write_holder`.
 
     Returns:
-        The pid and the start time; 0 if there is no such file.
+        The pid and the start time; 0 without the file.
 
     Raises:
         BundleUnusable: the file is malformed.
@@ -135,7 +135,7 @@ def pinned_namespace(bundle: str, name: str) -> str:
 
 
 def unpin_namespaces(bundle: str) -> None:
-    """Unmount what :func:`pin_namespaces` has mounted, if anything.
+    """Undo :func:`pin_namespaces`, if necessary.
 
     Args:
         bundle: the bundle. It need not exist, or be that of a sandbox.

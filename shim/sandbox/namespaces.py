@@ -7,12 +7,12 @@ root with a single file in it, gives up all privileges and executes that file
 (:mod:`shim.sandbox.holder`).
 
 Rules
-- The pod sees nothing of the node through the holder: its root is empty, it has no environment and
-  no descriptors, and its user is 65534. Only a process with CAP_SYS_PTRACE can trace it, and the
+- The holder shows the pod nothing of the node: its root is empty, it has no environment and no
+  descriptors, and its user is 65534. Only a process with CAP_SYS_PTRACE can trace it, and the
   system call filter limits what that process can do with it.
 - The holder dies with the shim, however the shim ends.
-- The holder stays in the shim's cgroup, as a part of the shim: it uses hardly any time or memory,
-  and the pod's OOM killer cannot choose it.
+- The holder stays in the shim's cgroup: it uses hardly any time or memory, and the pod's OOM killer
+  cannot choose it.
 - A failure is reported to the shim over a pipe, in one line, and everything is undone.
 
 Source: namespaces(7), pid_namespaces(7), user_namespaces(7), mount_namespaces(7),
@@ -37,11 +37,11 @@ from shim.sandbox import holder
 from shim.sandbox.errors import NamespacesUnavailable
 from shim.sandbox.pod import IdMapping, Pod, sysctl_path
 
-# Seconds that both may take together; they take some milliseconds.
+# Seconds for both together, which take some milliseconds.
 _TIMEOUT: Final = 10.0
 _DYING: Final = 5.0
 
-# Not 65534: a container may run as that user, and could send signals.
+# Not 65534: a container may run as that user, and could then send signals.
 _NOBODY: Final = 65535
 
 # Seconds of processor time. It needs none; this bounds an attacker who makes it loop.
@@ -54,16 +54,16 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP: Final = 1
 _INTERFACE_FLAGS: Final = struct.Struct("16sH14x")
 
-# The root of the holder: a file, its directory, and no room for more.
+# The holder's root: a file, its directory, and no room for more.
 _ROOT_OPTIONS: Final = "mode=0555,size=64k,nr_inodes=2"
 
 
 async def hold(reaper: Reaper, pod: Pod) -> Child:
-    """Make a pod's namespaces.
+    """Create a pod's namespaces.
 
     Args:
         reaper: collects the processes.
-        pod: the wanted namespaces, and their configuration.
+        pod: the namespaces and their configuration.
 
     Returns:
         The holder. The namespaces are in ``/proc/PID/ns`` as long as it lives.
@@ -76,7 +76,7 @@ async def hold(reaper: Reaper, pod: Pod) -> Child:
     network = _open_network(pod)
     try:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # The exit of a holder that fails at once comes before its pid is known.
+        # A holder that fails at once may exit before its pid is known.
         with reaper.window():
             try:
                 maker = reaper.register(_fork_maker(pod, machine, network, writing))
@@ -214,7 +214,7 @@ def _enter_user_namespace(pod: Pod, network: int) -> None:
 
 
 def _make_user_namespace(pod: Pod) -> None:
-    # Mappings such as these are written by a process outside.
+    # Only a process outside can write such mappings.
     made = os.pipe()
     myself = os.getpid()
     writer = os.fork()
@@ -256,7 +256,7 @@ def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
         forked.close_others({report})
         syscalls.die_with_parent(signal.SIGKILL)
         if _nobody_reads(report):
-            os._exit(1)  # the shim died before that
+            os._exit(1)  # the shim has died meanwhile
         if pod.own_network and not pod.network_path:
             doing = "to bring the loopback interface up"
             _bring_up("lo")
@@ -269,10 +269,10 @@ def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
         doing = "to leave the node's root"
         _leave_root(holder.program(machine))
         doing = "to give up privileges"
-        # In a user namespace of a single id, that is root's.
+        # In a user namespace with a single id, that is root's.
         syscalls.deprive_root()
         _become(_nobody(pod))
-        # Changing the user has undone it.
+        # Changing the user has reset it.
         syscalls.die_with_parent(signal.SIGKILL)
         if _nobody_reads(report):
             os._exit(1)
@@ -312,12 +312,12 @@ def _set_sysctl(name: str, value: str) -> None:
 def _leave_root(program: bytes) -> None:
     """Move to a root with only the program in it, without the node's mounts."""
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    # /proc is a directory that root of a user namespace can enter too, and is no longer needed.
+    # Even root of a user namespace can enter /proc, which is no longer needed.
     syscalls.mount("tmpfs", "/proc", "tmpfs", _ROOT_FLAGS, _ROOT_OPTIONS)
     os.chdir("/proc")
     fd = os.open(holder.NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
     os.write(fd, program)
-    # A process whose program it may not read cannot be traced or inspected either.
+    # A process that may not read its program cannot be traced or inspected.
     os.fchmod(fd, 0o111)
     os.close(fd)
     flags = _ROOT_FLAGS | syscalls.MS_REMOUNT | syscalls.MS_RDONLY
@@ -329,7 +329,7 @@ _ROOT_FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 
 
 def _nobody(pod: Pod) -> int:
-    """Return a user without rights: the usual one, or the highest that the pod's namespace has."""
+    """Return a user without rights: the usual one, or the highest in the pod's namespace."""
     if not pod.uids:
         return _NOBODY
     return min(_NOBODY, *(_highest(mappings) for mappings in (pod.uids, pod.gids)))

@@ -1,17 +1,16 @@
-"""Read the configuration of a pod's sandbox from what CRI sends with CreateSandbox.
+"""Read the configuration of a pod's sandbox from CRI's CreateSandbox request.
 
 Rules
 - By default a pod has its own network, IPC and UTS namespaces.
 - ``NODE`` means the node's namespace. A pod in the node's network also has the node's hostname: it
-  cannot rename the node, and must not have a name that its addresses do not have.
-- The pid namespace is the pod's own unless it is the node's. This also applies to a pod whose
-  containers each have their own: a container that asks for the pod's must never get the node's
-  instead.
-- A user namespace is the pod's own or the node's. Other modes name the namespace of another pod.
-  They are refused, because the pod would get another namespace than it asked for.
-- A sysctl is set only if it belongs to a namespace that is the pod's own.
-- As in containerd's own sandboxes by default, ports below 1024 and ICMP echo need no privilege in a
-  pod, because they are the pod's own.
+  cannot rename the node, and its name must match its addresses.
+- The pid namespace is the pod's own or the node's, even if each container has its own: a container
+  that requests the pod's must never get the node's instead.
+- A user namespace is the pod's own or the node's. Other modes name another pod's namespace. They
+  are refused, because the pod would not get it.
+- A sysctl is set only if it belongs to one of the pod's own namespaces.
+- As by default in containerd's own sandboxes, ports below 1024 and ICMP echo need no privilege,
+  because they are the pod's own.
 
 Source: kubernetes cri-api PodSandboxConfig; containerd internal/cri/server/podsandbox; runc
 libcontainer/configs/validate for the namespaces of sysctls; systemd.slice(5).
@@ -37,7 +36,7 @@ _CONFIG: Final = "runtime.v1.PodSandboxConfig"
 _LONGEST_HOSTNAME: Final = 64
 _SLICE: Final = ".slice"
 
-# Which namespace a sysctl belongs to, by its first letters.
+# The namespace of a sysctl, by its first letters.
 _IPC_SYSCTLS: Final = (
     "kernel.msgmax", "kernel.msgmnb", "kernel.msgmni", "kernel.sem", "kernel.shmall",
     "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced",
@@ -53,11 +52,11 @@ _LINE_BREAK: Final = re.compile(r"[\n\r\0]")
 
 @dataclass(frozen=True, slots=True)
 class IdMapping:
-    """A range of ids of a user namespace."""
+    """A range of ids in a user namespace."""
 
-    inside: int  # the first id in it
+    inside: int  # the first id in the namespace
     outside: int  # that id on the node
-    count: int  # how many ids there are
+    count: int  # the number of ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +64,18 @@ class Pod:
     """The configuration of a sandbox."""
 
     hostname: str = ""  # its hostname; empty for the node's
-    # the network namespace that containerd has made for it; empty if it has made none
+    # the network namespace that containerd has created for it; empty for none
     network_path: str = ""
-    own_network: bool = True  # whether its network (and with it its hostname) is its own
+    own_network: bool = True  # whether its network (and so its hostname) is its own
     own_ipc: bool = True  # whether its IPC and /dev/shm are its own
-    own_pid: bool = True  # whether its processes are in a pid namespace of their own
-    shares_pid: bool = True  # whether all its containers are in one of the pod's
-    uids: tuple[IdMapping, ...] = ()  # the mapping of its user namespace; empty if it has none
+    own_pid: bool = True  # whether its processes have their own pid namespace
+    shares_pid: bool = True  # whether all its containers share the pod's
+    uids: tuple[IdMapping, ...] = ()  # the mapping of its user namespace; empty for none
     gids: tuple[IdMapping, ...] = ()  # the same for groups
-    # names, with dots, and values, in the order to set them
+    # names, with dots, and values, in the order of setting them
     sysctls: tuple[tuple[str, str], ...] = ()
     resolv_conf: str | None = None  # the text of its resolv.conf; None for the node's
-    cgroup_parent: str = ""  # the cgroup of the whole pod, as CRI names it; may be empty
+    cgroup_parent: str = ""  # the cgroup of the whole pod, in CRI's form; may be empty
 
 
 def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
@@ -87,7 +86,7 @@ def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
         network_path: the network namespace that containerd has created; may be empty.
 
     Raises:
-        InvalidPodConfig: the options are something else, or ask for the impossible.
+        InvalidPodConfig: the options have another type, or request the impossible.
         SysctlRefused: a sysctl does not belong to the pod.
     """
     config = _decode(options)
@@ -119,7 +118,8 @@ def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
         sysctls=choose_sysctls(
             linux.sysctls, own_network=own_network, own_ipc=own_ipc, own_users=bool(uids)
         ),
-        # Without a server, a search list or an option, containerd's own sandboxes have the node's.
+        # Without a server, a search list or an option, use the node's, like containerd's own
+        # sandboxes.
         resolv_conf=_resolv_conf(config.dns_config) or None,
         cgroup_parent=linux.cgroup_parent,
     )
@@ -131,7 +131,7 @@ def choose_sysctls(
     """Return the sysctls to set in a pod's namespaces.
 
     Args:
-        asked: the names and values as CRI sends them.
+        asked: CRI's names and values.
         own_network: whether the network namespace is the pod's.
         own_ipc: whether the IPC namespace is the pod's.
         own_users: whether the pod has a user namespace.
@@ -164,7 +164,7 @@ def choose_sysctls(
         chosen[name] = value
     if own_network:
         chosen.setdefault(*_UNPRIVILEGED_PORTS)
-        # In a user namespace the kernel takes only groups that it maps.
+        # In a user namespace the kernel accepts only mapped groups.
         if not own_users:
             chosen.setdefault(*_UNPRIVILEGED_ECHO)
     return tuple(chosen.items())
@@ -174,8 +174,8 @@ def sysctl_path(name: str) -> list[str]:
     """Return the names of a sysctl's directories below /proc/sys, and of its file.
 
     Args:
-        name: the name, separated by dots, or by slashes if a dot is part of a name (of an interface
-            ``eth0.100``). The separator that occurs first counts.
+        name: the name, separated by dots, or by slashes if a dot is part of a name (the interface
+            ``eth0.100``). The first separator in it counts.
 
     Raises:
         SysctlRefused: it does not name a file below /proc/sys.
@@ -195,7 +195,7 @@ def cgroup_path(parent: str) -> str:
 
     Args:
         parent: the parent in CRI's form: a path or, if systemd manages the cgroups, the name of a
-            slice, whose dashes separate the slices that it is in.
+            slice, whose dashes separate its parent slices.
 
     Returns:
         An absolute path.
@@ -237,7 +237,7 @@ def _read_mappings(
     if asked.mode == pod_pb2.NODE or not (uids or gids):
         return (), ()
     for kind, mappings in (("uids", uids), ("gids", gids)):
-        # The process that sets the namespace up has to be its root.
+        # The process that sets up the namespace must be its root.
         if not any(m.inside == 0 for m in mappings):
             raise InvalidPodConfig(
                 f"a user namespace with {kind} {mappings}",

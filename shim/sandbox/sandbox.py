@@ -1,20 +1,19 @@
 """A pod's sandbox: its namespaces, its /dev/shm and the files that its containers share.
 
 It replaces a pause container, but is not a container: it has no image, no rootfs and no low-level
-runtime. There are two contracts by which containerd's CRI learns what the pod's containers should
+runtime. By one of two contracts, containerd's CRI learns which namespaces the pod's containers
 join:
 
 - **process**: Start returns the pid of the process that holds the namespaces, and the CRI joins
-  ``/proc/PID/ns/…``. All releases of containerd support this, including those that know the other
-  contract. The CRI leaves the files to the sandbox, so they are added here to the spec of each
-  container when its task is created. If the spec already mounts something at their place, that
-  stays.
+  ``/proc/PID/ns/…``. All releases of containerd support this, even those with the other contract.
+  The CRI leaves the files to the sandbox, so this module adds them to each container's spec at
+  Create. Existing mounts in their place stay.
 - **paths**: Start returns pid 0, and a spec with the path of each namespace, the sysctls and the
-  mounts. There is no process: namespaces are mounted in the bundle. Containers that share a pid
-  namespace need its process 1, so such a pod uses the first contract all the same.
+  mounts. There is no process: namespaces are mounted in the bundle. A pod with a shared pid
+  namespace needs its process 1, so it always uses the first contract.
 
-containerd passes its version when it starts a shim, but no release is known to read the second
-contract (containerd pull request 14135). So the operator chooses, with ``namespaces`` in
+containerd passes its version when it starts a shim, but no release is known to support the second
+contract (containerd pull request 14135). So the operator selects it, with ``namespaces`` in
 ``[sandbox]`` of config.toml.
 
 Everything is in the sandbox's bundle::
@@ -26,7 +25,7 @@ Everything is in the sandbox's bundle::
     ns/            or the namespaces, also for that verb
     member.*.json  how to end one of the pod's containers, for the ``delete`` verb
 
-When a shim is gone, containerd runs that verb only for the sandbox, so the verb has to find the
+After a shim's death, containerd runs that verb only for the sandbox, so the verb must find the
 pod's containers here.
 
 Source: containerd internal/cri/server (container_create.go linuxContainerMounts,
@@ -53,22 +52,22 @@ from shim.sandbox import members, namespaces
 from shim.sandbox.errors import PodFilesUnusable, WrongSandboxState
 from shim.sandbox.pod import Pod
 
-# What containerd's own sandboxes have.
+# As in containerd's own sandboxes.
 _SHM_OPTIONS: Final = ("nosuid", "noexec", "nodev", "mode=1777", "size=65536k")
 _SHM: Final = "/dev/shm"  # noqa: S108 - a mount point in containers
 _LONGEST_FILE: Final = 1 << 20
 
-# The namespaces of a spec, by their names in it and in /proc/PID/ns.
+# The namespaces, by their names in a spec and in /proc/PID/ns.
 _KINDS: Final = (
     ("network", "net"), ("uts", "uts"), ("ipc", "ipc"), ("pid", "pid"), ("user", "user"),
 )  # fmt: skip
 
-# Seconds that a killed holder may take to end: the kernel ends its pid namespace first.
+# Seconds for a killed holder to end: the kernel ends its pid namespace first.
 _DYING: Final = 10.0
 
 
 class State(enum.Enum):
-    """Where a sandbox is in its life."""
+    """The states of a sandbox."""
 
     CREATED = enum.auto()
     READY = enum.auto()
@@ -79,20 +78,19 @@ class Sandbox:
     """The sandbox of the pod that this shim serves.
 
     Args:
-        shim: the state that it shares with the pod's containers.
+        shim: the state shared with the pod's containers.
         sandbox_id: the sandbox's id.
         bundle: its bundle directory.
         pod: the pod's configuration.
-        by_paths: whether containers should find its namespaces by paths, if they can.
+        by_paths: whether containers should find its namespaces by paths, if possible.
 
     Attributes:
         id: the sandbox's id.
         pod: the pod's configuration.
-        pid: the process that holds or held the namespaces; 0 before it is started, or if there is
-            none.
+        pid: the process that holds or held the namespaces; 0 before the start, or without one.
         created_at: when it was created, in nanoseconds since the epoch.
-        state: its present state.
-        exit: how the holder ended, once it has.
+        state: its current state.
+        exit: how the holder ended, once it has ended.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class Sandbox:
     # -- its life --------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Make the namespaces and the files.
+        """Create the namespaces and the files.
 
         Raises:
             WrongSandboxState: it was already started, or was stopped.
@@ -132,7 +130,7 @@ class Sandbox:
                     do="a sandbox is started once; create another",
                 )
             try:
-                # An earlier attempt that failed for lack of descriptors could not undo itself.
+                # An earlier attempt may have failed to undo itself for lack of descriptors.
                 await self._remove_files()
                 self._make_files()
                 if self.pod.own_ipc:
@@ -155,9 +153,9 @@ class Sandbox:
                 self._shim.tasks.start_soon(self._watch, self._holder)
 
     async def stop(self) -> None:
-        """Stop the holder, and remove everything that was created. May be called again.
+        """Stop the holder, and remove everything. May be repeated.
 
-        The namespaces end with the last process in them.
+        The namespaces end with their last process.
 
         Raises:
             UnmountFailed: the pod's /dev/shm is still mounted.
@@ -173,7 +171,7 @@ class Sandbox:
             files.remove(self._record)
 
     async def wait(self) -> Exit | None:
-        """Return how the holder ended, once it has; None if the sandbox was never started."""
+        """Wait for the holder's end, and return it; None if the sandbox was never started."""
         await self._ended.wait()
         return self.exit
 
@@ -187,7 +185,7 @@ class Sandbox:
         try:
             await self._remove_files()
             files.remove(self._record)
-        except (NvshimError, OSError) as error:  # the error that made the start fail is raised
+        except (NvshimError, OSError) as error:  # the start's error is raised
             self._shim.log.warning("undoing the start of a sandbox", id=self.id, why=str(error))
 
     async def _watch(self, holder: Child) -> None:
@@ -252,8 +250,8 @@ class Sandbox:
     def as_spec(self) -> dict[str, Any]:
         """Return the sandbox as an OCI spec: the namespaces and mounts of a container in the pod.
 
-        A sandbox that is not ready has no namespaces, because a path may now be that of another
-        process. containerd 2.0 to 2.3 do not read them; later releases can take the files from it.
+        A sandbox that is not ready has no namespaces, because another process may now have their
+        paths. containerd 2.0 to 2.3 ignore them; later releases can use the files.
         """
         paths = self._paths() if self.state is State.READY else {}
         linux: dict[str, Any] = {
@@ -279,13 +277,13 @@ class Sandbox:
             "pid": self.pod.own_pid,
             "user": bool(self.pod.uids),
         }
-        if self._by_paths:  # each container has one of its own; and that of CRI has a path
+        if self._by_paths:  # each container has its own pid namespace; CRI's network has a path
             own["pid"] = False
             own["net"] = self.pod.own_network and not self.pod.network_path
         return [name for name, is_own in own.items() if is_own]
 
     def _paths(self) -> dict[str, str]:
-        """Return where containers find the pod's namespaces, by their names."""
+        """Return the paths of the pod's namespaces, by name."""
         if not self._by_paths:
             return {name: f"/proc/{self.pid}/ns/{name}" for name in self._names()}
         paths = {name: members.pinned_namespace(self._bundle, name) for name in self._names()}
@@ -294,14 +292,14 @@ class Sandbox:
     # -- the pod's containers ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse new containers from now on: the pod is being stopped."""
+        """Refuse new containers from now on, because the pod is stopping."""
         self._closed = True
 
     def refuse_if_closed(self, container_id: str) -> None:
-        """Refuse a container if its pod is being stopped, or was stopped.
+        """Refuse a container if its pod is stopping or stopped.
 
         Raises:
-            WrongSandboxState: the pod is being stopped, or was.
+            WrongSandboxState: the pod is stopping or stopped.
         """
         if self._closed:
             raise WrongSandboxState(
@@ -316,7 +314,7 @@ class Sandbox:
         Args:
             container_id: the container.
             bundle: its bundle directory.
-            options: how to call its runtime.
+            options: its runtime's options.
 
         Raises:
             WrongSandboxState: the pod is being stopped.
@@ -340,12 +338,12 @@ class Sandbox:
             spec: the container's OCI spec; changed in place.
 
         Returns:
-            Whether it was changed. If a container joins none of the sandbox's namespaces, its spec
-            is left as it is.
+            Whether it was changed. The spec of a container that joins none of the sandbox's
+            namespaces does not change.
 
         Raises:
-            WrongSandboxState: it joins namespaces that have ended. Their paths may now be those of
-                another process.
+            WrongSandboxState: it joins namespaces that have ended. Another process may now have
+                their paths.
         """
         joined = {kind for kind, path in _namespaces(spec) if self._is_ours(path)}
         if not joined:
@@ -358,7 +356,7 @@ class Sandbox:
             )
         present = spec.get("mounts") or []
         if not isinstance(present, list):
-            return False  # the runtime will refuse that
+            return False  # the runtime will refuse it
         places = {os.path.normpath(str(m.get("destination"))): m for m in _objects(present)}
         root = spec.get("root")
         read_only = isinstance(root, dict) and root.get("readonly") is True
@@ -370,7 +368,7 @@ class Sandbox:
                     continue
                 if there is not None:
                     there.clear()
-                    there.update(mount)  # where it was: what is mounted in it comes later
+                    there.update(mount)  # in its old position, before mounts inside it
                     changed = True
                     continue
             elif there is not None:
@@ -409,7 +407,7 @@ def _namespaces(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_the_node(path: str) -> bytes:
-    """Return the content of a file of the node; empty if the file is missing."""
+    """Return the content of a host file; "" if the file is missing."""
     try:
         with open(path, "rb") as file:
             return file.read(_LONGEST_FILE)
