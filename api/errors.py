@@ -1,7 +1,7 @@
-"""The table of errors: its root, its rows, and the status code that an error is sent with.
+"""The table of errors: its root, its rows, and the status codes of errors.
 
-An error is a class only if our code catches it separately. Every other error is a row: it is
-defined with :meth:`NvshimError.row` of a branch of this tree, and is raised like a class::
+An error is a class only if our code catches it separately. Every other error is a row, defined with
+:meth:`NvshimError.row` of a branch of this tree, and raised like a class::
 
     NvshimError
     ├── TtrpcError             api.ttrpc.errors  E00xx  the wire
@@ -15,11 +15,12 @@ defined with :meth:`NvshimError.row` of a branch of this tree, and is raised lik
     └── IntegrationError       integration.errors  E2xxx  simulated node, demo, private containerd
 
 Each has a stable ``code``, a ``slug``, the gRPC ``status`` that it maps to, a ``remedy`` for
-raisers that name none, and a message of one line that says what was asked, what was found and what
-to do. The ttrpc status carries that line, so ``ctr``, ``kubectl describe`` and containerd's log
-show it. docs/reference/errors.md and ``nvshim explain CODE`` are generated from rows and classes.
+raisers that name none, and a message of one line that says what was requested, what was found and
+what to do. The ttrpc status carries that line, so ``ctr``, ``kubectl describe`` and containerd's
+log show it. docs/reference/errors.md and ``nvshim explain CODE`` are generated from rows and
+classes.
 
-A status is a number and not a member of an enum, because a peer may send any number.
+A status is a number, not an enum's member, because a peer may send any number.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ class Status:
 
 
 class NvshimError(Exception):
-    """The root: every error that this project raises on purpose is one of these.
+    """The root of all errors that this project raises on purpose.
 
     A class of errors declares what it adds to its branch: ``class X(ShimError, code="NVSHIM-E1999",
     status=Status.NOT_FOUND, remedy="wait")``. A class without a code is only a branch.
 
     Args:
         asked: what the caller wanted, in its words ("to read /etc/x", "GPU 7").
-        found: what stood in the way ("it is not valid TOML"); if it starts with a verb it continues
+        found: the obstacle ("it is not valid TOML"); if it starts with a verb, it continues
             ``asked`` ("does not exist; this node has 0 and 1").
         do: what the reader can do about it; by default the remedy of the class or row.
 
-    ``str()`` of it is one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
+    ``str()`` returns one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
     valid TOML. Correct line 3``. It has no full stop, because containerd 1 appends its own words.
 
     Attributes:
@@ -78,7 +79,7 @@ class NvshimError(Exception):
     slug: str = "nvshim-error"
     status: int = Status.UNKNOWN
     remedy: ClassVar[str] = ""
-    """What helps in every case, where the one who raises it knows nothing better."""
+    """The remedy if the raising code has no better one."""
     preface: str = ""
 
     def __init_subclass__(
@@ -102,12 +103,12 @@ class NvshimError(Exception):
 
     @classmethod
     def row(cls, name: str, status: int, when: str, *, remedy: str = "") -> ErrorRow[Self]:
-        """Define an error of this branch that has no class of its own.
+        """Define an error of this branch without its own class.
 
         Args:
-            name: its code and slug ("NVSHIM-E2705 device-gone"), with which its message starts.
+            name: its code and slug ("NVSHIM-E2705 device-gone"), which start its message.
             status: one of :class:`Status`.
-            when: the sentences in the reference that say when it is raised.
+            when: when it is raised, as sentences for the reference.
             remedy: the remedy, as for a class.
         """
         code, _, slug = name.partition(" ")
@@ -135,7 +136,7 @@ _E_co = TypeVar("_E_co", bound=NvshimError, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow(Generic[_E_co]):
-    """An error that has no class of its own, with the fields of :meth:`NvshimError.row`."""
+    """An error without its own class, with the fields of :meth:`NvshimError.row`."""
 
     branch: type[_E_co]
     code: str
@@ -145,7 +146,7 @@ class ErrorRow(Generic[_E_co]):
     remedy: str
 
     def __call__(self, asked: str, *, found: str, do: str = "") -> _E_co:
-        """Make an error of the branch, with the row's code, slug and status, to be raised."""
+        """Create an error of the branch, with the row's code, slug and status."""
         error = self.branch(asked, found=found, do=do or self.remedy)
         error.code, error.slug, error.status = self.code, self.slug, self.status
         return error
@@ -153,8 +154,8 @@ class ErrorRow(Generic[_E_co]):
 
 _VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ")
 
-# A message may quote a file of the image or a program's output. Neither must break the line, colour
-# a terminal or fill a log.
+# A message may quote an image's file or a program's output, which must not break the line, colour a
+# terminal or fill a log.
 _LONGEST_PART = 600
 
 
@@ -181,7 +182,7 @@ def type_name(error: BaseException) -> str:
     return type(error).__name__
 
 
-# Of what an error came from, and of the groups that it may be in.
+# The depth of an error's causes, and of groups around it.
 _DEEPEST_CAUSE = 8
 
 
@@ -189,11 +190,11 @@ def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
     """Describe an unexpected exception and where it happened, for the person who fixes the bug.
 
     The module traceback would read files: its own, and those of the lines that it shows. A shim may
-    outlive its installation, so they may no longer exist.
+    outlive its installation, and so these files.
 
     Args:
         error: the exception.
-        depth: how many of its causes, and of the exceptions in it, to include.
+        depth: how many levels of causes and grouped exceptions to include.
 
     Returns:
         In one line: its type and text, the calls that led to it, outermost first, and the same for
@@ -234,7 +235,7 @@ def kind_name(kind: type) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape everything in ``text`` that would break a line or move a cursor.
+    """Escape all characters in ``text`` that would break a line or move a cursor.
 
     Args:
         text: any text, including content of an image or a pod.

@@ -19,10 +19,9 @@ id  server              service
 Rules
 - The payloads with one id form a stream of bytes; a frame may end anywhere in a ttrpc message.
 - The runtime's reader copies whole frames into buffers of 4096 bytes, and closes the connection if
-  a frame does not fit. Once it has read the start of a message, the rest always fits. So a message
-  is sent as one frame of at most 4096 bytes and one for the rest, and a frame never contains parts
-  of two messages. The reader also keeps only 256 unread frames, so a message is not divided
-  further.
+  a frame does not fit. After the start of a message, the rest always fits. So a message is sent as
+  one frame of at most 4096 bytes and one for the rest, and a frame never contains parts of two
+  messages. There are no more frames, because the reader keeps only 256 unread ones.
 - A frame with another id is dropped. A frame longer than any ttrpc message ends the connection.
 
 Source: github.com/containerd/nri pkg/net/multiplex; ttrpc's channel.go for the buffer.
@@ -46,7 +45,7 @@ from api.ttrpc.transport import Transport
 
 PLUGIN: Final = 1
 RUNTIME: Final = 2
-"""The ids of the connections, by who serves them."""
+"""The ids of the connections, by server."""
 
 _HEADER: Final = Struct(">II")
 _FIRST: Final = 4096
@@ -54,7 +53,7 @@ _LONGEST: Final = frames.HEADER_SIZE + frames.DATA_MAX
 
 
 def encode(connection: int, message: bytes) -> bytes:
-    """Return one ttrpc message, ready to be sent.
+    """Return one ttrpc message, ready to send.
 
     Args:
         connection: the id of its connection.
@@ -65,14 +64,14 @@ def encode(connection: int, message: bytes) -> bytes:
 
 
 class FrameReader:
-    """Sorts a byte stream by connection, wherever it is split. It keeps at most one header."""
+    """Sorts a byte stream by connection, however it is split. It keeps at most one header."""
 
     __slots__ = ("_header", "_id", "_left")
 
     def __init__(self) -> None:
         self._header = b""
         self._id = 0
-        self._left = 0  # bytes of the frame that have not arrived yet
+        self._left = 0  # missing bytes of the frame
 
     def feed(self, received: bytes) -> list[tuple[int, bytes]]:
         """Process received bytes.
@@ -110,7 +109,7 @@ class Connection:
         peer: the process at the other end.
         service: the service of this end.
         log: the log for failures of its handlers.
-        tasks: the group in which it is served, until :meth:`run` returns or the group is cancelled.
+        tasks: the group that serves it, until :meth:`run` returns or the group is cancelled.
         serves: the id of the connection that this end serves; a runtime's end is :data:`RUNTIME`.
 
     Attributes:
@@ -149,7 +148,7 @@ class Connection:
                     if branch is not None:
                         branch.write(piece)
                         await branch.room()
-        except ConnectionClosed:  # a branch has ended, and with it the connection is of no use
+        except ConnectionClosed:  # a branch has ended, so the connection is useless
             pass
         finally:
             self._close()
@@ -171,7 +170,7 @@ class Connection:
                         self._transport.write(encode(connection, frames.encode(*frame)))
         except ConnectionClosed:
             pass
-        self._close()  # the one is of no use without the other; run finds the end
+        self._close()  # one branch is useless without the other; run finds the end
 
     def _close(self) -> None:
         for each in (*self._branches.values(), self._transport):

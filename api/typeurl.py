@@ -1,11 +1,11 @@
-"""``Any`` in the form in which containerd reads and writes it.
+"""``Any`` in containerd's form.
 
 Rules
 - A protobuf message is identified by its bare full name, ``containerd.events.TaskExit``. Python's
   own ``Any.Pack`` would write ``type.googleapis.com/containerd.events.TaskExit``, which containerd
-  does not know. When reading, both forms are accepted.
-- Some values are not protobuf but JSON under a separate URL, such as the OCI spec of an exec: see
-  the ``*_SPEC`` constants.
+  does not know. Readers accept both forms.
+- Some values are not protobuf but JSON with a separate URL, such as the OCI spec of an exec: see
+  the constants.
 
 Source: containerd's typeurl package; its registrations in containerd's oci and runtime packages.
 """
@@ -35,7 +35,7 @@ __all__ = [
     "unpack_json",
 ]
 
-# All JSON-typed values of the OCI runtime spec are below this; "1" is its major version.
+# The prefix of all JSON-typed values of the OCI runtime spec; "1" is its major version.
 _JSON_PREFIX: Final = "types.containerd.io/opencontainers/runtime-spec/1/"
 SPEC: Final = _JSON_PREFIX + "Spec"
 PROCESS: Final = _JSON_PREFIX + "Process"
@@ -78,7 +78,7 @@ def full_name(packed: AnyMessage) -> str:
 
     Returns:
         For a message its full name; for a JSON-typed value the whole URL, since its last part alone
-        tells nothing.
+        is ambiguous.
     """
     url = packed.type_url
     return url if is_json(packed) else url.rpartition("/")[2]
@@ -100,7 +100,7 @@ def unpack(packed: AnyMessage, type_: type[M]) -> M:
         The message.
 
     Raises:
-        TypeMismatch: it contains another type, or bytes that are not of that type.
+        TypeMismatch: it contains another type, or malformed bytes.
     """
     wanted = type_.DESCRIPTOR.full_name
     if full_name(packed) != wanted:

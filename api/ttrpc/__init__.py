@@ -1,8 +1,7 @@
-"""ttrpc for Python: the protocol that containerd speaks with its shims.
+"""ttrpc for Python: the protocol between containerd and its shims.
 
-ttrpc is gRPC for processes of one machine: the same services and protobuf messages, without
-HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol (unary calls and
-streams).
+ttrpc is gRPC for processes on one machine: the same services and protobuf messages, without HTTP/2,
+over a unix socket. This package speaks version 1.2 of the protocol (unary calls and streams).
 
 **Without sockets** (this module): :class:`ServerConnection` and :class:`ClientConnection` are only
 the protocol, with bytes in and events out, for any loop and for tests. Services, errors and events
@@ -20,9 +19,9 @@ are here, too. The shim drives them from its own loop.
     await server.serve(listener)               # until server.close() or server.shutdown()
 
 Every request runs in its own task, which is cancelled when its client disconnects or the client's
-timeout has passed. A handler that must not stop half way has to shield itself. Any other exception
-of a handler is answered with INTERNAL and logged. Only processes of the server's own user and group
-are served.
+timeout has passed. A handler that must not stop half way must shield itself. Other exceptions of a
+handler are logged, and answered with INTERNAL. The server serves only processes of its own user and
+group.
 
 **A client** (:mod:`api.ttrpc.client`) is a connection::
 

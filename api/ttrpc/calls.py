@@ -1,18 +1,18 @@
 """The calls on a connection, without sockets: the rules of both servers and both clients.
 
-:mod:`api.ttrpc.server` and :mod:`api.ttrpc.client` drive this on anyio, and the shim does on its
-own loop. They read, write, run handlers in tasks, and cancel them.
+:mod:`api.ttrpc.server` and :mod:`api.ttrpc.client` drive this on anyio, and the shim on its own
+loop. They read, write, run handlers in tasks, and cancel them.
 
 Rules of a server
 - Every request runs in its own task, so a slow one does not delay others. Immediate handlers, which
-  cannot be slow, are answered while their request is read, in order.
-- When a client is gone, its handlers are cancelled, except those of ``shielded`` methods, which
+  cannot be slow, answer in order while their requests are read.
+- When a client disconnects, its handlers are cancelled, except those of ``shielded`` methods, which
   complete.
 - An exception in a handler is an answer; it never ends the connection.
 - Equal requests of a shared method are one call, and are answered together.
-- If ``max_calls`` requests, or :data:`MAX_BYTES` of them, are in progress, further ones are
-  refused. Requests of a service's ``unlimited`` methods are never refused, and do not count: a
-  client that has abandoned thousands of Waits must still be able to call Kill.
+- If ``max_calls`` requests, or :data:`MAX_BYTES` of them, are in progress, more are refused.
+  Requests of a service's ``unlimited`` methods are never refused, and do not count: a client that
+  has abandoned thousands of Waits must still be able to call Kill.
 - If a client does not read its answers, nothing more is read from it, and its requests wait.
 """
 
@@ -44,26 +44,26 @@ from api.ttrpc.service import Context, Credentials, Handler, ImmediateHandler, M
 from api.ttrpc.streams import State
 
 Log = Callable[[str, Mapping[str, object]], None]
-# A response, an error, or the end of a stream without a further message.
+# A response, an error, or the end of a stream without another message.
 Outcome = bytes | NvshimError | None
-# Service, method and message of requests that are equal.
+# Service, method and message of equal requests.
 Same = tuple[str, str, bytes]
 
 M = TypeVar("M", bound=Message)
 
 MAX_CALLS: Final = 1024
-"""Requests under way at once on one connection: far above what an honest peer needs."""
+"""The most simultaneous requests of one connection, far more than an honest peer needs."""
 
 MAX_BYTES: Final = 16 << 20
-"""Bytes of them, and of messages that wait in streams."""
+"""The most bytes of requests, and of messages that wait in streams."""
 
 TURN: Final = 64
-"""After so many answers to one shared call the other tasks get a turn."""
+"""After this many answers to one shared call, other tasks get a turn."""
 
 CLOSED_HERE: Final = "it was closed on this side"
 
 _NANOSECONDS: Final = 10**9
-_LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds holds
+_LONGEST: Final = 9e9  # seconds, 285 years: about the range of an int64 of nanoseconds
 
 
 class ByteBudget:
@@ -81,24 +81,24 @@ class ByteBudget:
 
     @property
     def full(self) -> bool:
-        """Whether more is held than the limit."""
+        """Whether it holds more bytes than the limit."""
         return self._held > self._limit
 
     def take(self, size: int) -> None:
-        """More bytes are held."""
+        """Count bytes that are now held."""
         self._held += size
 
     def release(self, size: int) -> None:
-        """Fewer bytes are held."""
+        """Count bytes that are no longer held."""
         self._held -= size
 
 
 class Call:
-    """A request that is handled in a task.
+    """A request with its own task.
 
     Attributes:
         stream_id: the id of its stream.
-        service, method, handler: what it calls.
+        service, method, handler: the called handler, and its names.
         context: the context for the handler.
         payload: the request, encoded; empty once it is decoded.
         size: the size of the request in bytes; stream messages are counted where they wait.
@@ -152,15 +152,15 @@ class Calls:
     Args:
         services: the services by name.
         peer: the client's process.
-        log: called with an event and its fields for what no client learns.
+        log: called with an event and its fields for errors that no client sees.
         now: the loop's clock, in seconds.
-        max_calls: how many requests may be in progress.
-        budget: how many bytes of requests may be held.
-        streams: whether methods that stream are served.
+        max_calls: the most requests in progress.
+        budget: the limit of held bytes of requests.
+        streams: whether to serve methods that stream.
 
     Attributes:
         connection: the protocol.
-        draining: whether no further request is started.
+        draining: whether new requests are refused.
         by_stream: the calls in progress, by stream.
     """
 
@@ -208,14 +208,14 @@ class Calls:
 
         Args:
             event: the request.
-            crowded: whether an answer would have to be kept for a client that does not read. Then
-                even immediate handlers get a task, and wait there.
+            crowded: whether the client does not read, so that answers would be kept. Then even
+                immediate handlers get a task, and wait there.
 
         Returns:
             The bytes to write, which may be empty; or the call to run in a task.
         """
         if not self.connection.is_live(event.stream_id):
-            return b""  # broken by what came in the same read, and answered with that
+            return b""  # already broken, and answered, by another frame of the same read
         service = self._services.get(event.service)
         if service is not None and not crowded:
             known = service.immediate.get(event.method)
@@ -238,7 +238,7 @@ class Calls:
 
         Args:
             call: the request.
-            stream: what the handler of a method that streams gets instead of the request.
+            stream: replaces the request for a method that streams.
 
         Returns:
             The answer. An exception is also an answer, except for a cancellation.
@@ -256,17 +256,17 @@ class Calls:
             return self._failure(error, call.service, call.context, request)
 
     def escaped(self, call: Call) -> Outcome:
-        """Return the outcome of a handler that let the cancellation of something else escape."""
+        """Return the outcome of a handler from which a foreign cancellation has escaped."""
         error = RuntimeError("something it waited for was cancelled")
         return self._failure(error, call.service, call.context, None)
 
     def too_late(self, call: Call) -> Outcome:
-        """Return the outcome of a call whose time has passed."""
+        """Return the outcome of a call after its time limit."""
         found = f"no answer in the client's {call.context.timeout:g} s"
         return DeadlineExceeded(str(call.context), found=found)
 
     def unshare(self, call: Call) -> None:
-        """Join no further request to a call: it may get another answer."""
+        """Join no more requests to a call, since they may get another answer."""
         if call.shared is not None and self._shared.get(call.shared) is call:
             del self._shared[call.shared]
 
@@ -278,7 +278,7 @@ class Calls:
         self._budget.release(call.size)
 
     def broken(self, event: StreamFailed) -> Call | None:
-        """The call to cancel when its client has broken its stream, which is answered already."""
+        """Return the call to cancel after its client has broken its stream, already answered."""
         call = self.by_stream.get(event.stream_id)
         return call if call is not None and call.shared is None else None
 
@@ -294,7 +294,7 @@ class Calls:
                 return connection.send_response(stream_id, outcome)
             except MessageTooLarge as error:
                 outcome = error
-        if isinstance(outcome, RemoteError):  # of another server: passed on as it came
+        if isinstance(outcome, RemoteError):  # another server's: pass it on unchanged
             return connection.send_error(
                 stream_id, outcome.status, outcome.message, outcome.details
             )
@@ -325,7 +325,7 @@ class Calls:
         )
 
     def _start(self, event: RequestReceived, service: Service | None) -> Call:
-        """Note a request as under way, or raise why it is refused."""
+        """Register a request, or raise the reason to refuse it."""
         asked = f"{event.service}/{event.method}"
         if self.draining:
             raise ShuttingDown(asked, found="a server that is shutting down")
@@ -362,7 +362,7 @@ class Calls:
     def _failure(
         self, raised: Exception, service: Service, context: Context, request: object
     ) -> NvshimError:
-        """Turn a handler's exception into an error that can be sent. Unexpected ones are logged."""
+        """Convert a handler's exception to an error that can be sent; log unexpected ones."""
         error: BaseException = raised
         # A handler's own task group wraps even a single, well-typed failure.
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -385,7 +385,7 @@ def decode(type_: type[M], payload: bytes, asked: object) -> M:
     """Decode the message in a payload.
 
     Raises:
-        UndecodableMessage: it does not contain one.
+        UndecodableMessage: it contains none.
     """
     try:
         return type_.FromString(payload)
@@ -400,7 +400,7 @@ def encode(response: Message | None, method: Method, asked: object) -> bytes:
     """Encode a handler's result as a payload.
 
     Raises:
-        HandlerFailed: the result is not the method's response.
+        HandlerFailed: the result is not of the method's response type.
     """
     if not isinstance(response, method.response):
         raise HandlerFailed(

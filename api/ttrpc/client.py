@@ -2,7 +2,7 @@
 
 One task reads the connection; any number of tasks may call at the same time. When the connection is
 lost, every call in progress fails at once with :class:`~api.ttrpc.errors.ConnectionClosed`. A
-client does not reconnect by itself: only its owner knows which requests may be sent twice.
+client does not reconnect by itself: only its owner knows which requests can be repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from api.ttrpc.streams import State
 R = TypeVar("R", bound=Message)
 
 _CONNECT: Final = 5.0  # seconds
-_PAUSE: Final = 0.01  # seconds, between looks at a full backlog
+_PAUSE: Final = 0.01  # seconds between attempts at a full backlog
 
 
 async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
@@ -72,7 +72,7 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended; then every call fails."""
+        """Whether the connection has ended, so that every call fails."""
         return self._multiplexer.closed.is_set()
 
     async def wait_closed(self) -> None:
@@ -80,7 +80,7 @@ class Client:
         await self._multiplexer.closed.wait()
 
     def close(self) -> None:
-        """End the connection; calls under way fail with ``ConnectionClosed``."""
+        """End the connection; running calls fail with ``ConnectionClosed``."""
         self._multiplexer.close()
 
     async def call(
@@ -96,7 +96,7 @@ class Client:
         """Call a unary method.
 
         If the caller is cancelled, the connection remains usable: the server continues (ttrpc has
-        no message to stop it), and its answer is dropped when it arrives.
+        no message to stop it), and a later answer is dropped.
 
         Args:
             service: the full name, such as ``containerd.task.v2.Task``.
@@ -111,7 +111,7 @@ class Client:
 
         Raises:
             RemoteError: the server answered with a status other than OK.
-            DeadlineExceeded: there was no answer within ``timeout``.
+            DeadlineExceeded: no answer came within ``timeout``.
             ConnectionClosed: the connection was lost during the call or before it.
             MessageTooLarge: the request or the response is larger than 4 MiB.
             RemoteProtocolError: the answer violates the protocol.
@@ -147,16 +147,16 @@ class Client:
             service: the full name.
             method: its name, classes and directions, see :meth:`Method.of`.
             request: the request, if only the server streams. Otherwise send it on the stream.
-            timeout: the time limit in seconds for the whole ``async with``; None for no limit. When
-                it is exceeded, the block is cancelled and raises ``DeadlineExceeded``.
+            timeout: the time limit in seconds for the whole ``async with``; None for no limit.
+                After it, the block is cancelled and raises ``DeadlineExceeded``.
             metadata: pairs of key and value; keys may repeat.
 
         Returns:
-            The call, which has not been made yet.
+            The call, not yet made.
 
         Raises:
-            LocalProtocolError: there is a request although the client streams, or none although it
-                does not.
+            LocalProtocolError: the client streams but there is a request, or it does not and there
+                is none.
         """
         if (request is None) != method.client_streaming:
             raise LocalProtocolError(
@@ -196,7 +196,7 @@ class _UnaryCall:
         self.done = anyio.Event()
 
     async def take(self, answer: Answer) -> None:
-        """The answer; never data, which the core does not let through to a unary stream."""
+        """Take the answer; the core passes no data to a unary stream."""
         if isinstance(answer, StreamFailed):
             self.outcome = answer.error
         elif isinstance(answer, ResponseReceived):
@@ -204,7 +204,7 @@ class _UnaryCall:
         self.done.set()
 
     def lost(self, error: ConnectionClosed) -> None:
-        """Handle that the connection is gone; an answer that arrived before still counts."""
+        """Handle the loss of the connection; an answer that came before still counts."""
         if not self.done.is_set():
             self.outcome = error
             self.done.set()
@@ -214,7 +214,7 @@ class ClientStream:
     """A call that streams; made by :meth:`Client.stream`, opened by ``async with``.
 
     Leaving the block abandons the call in any state: the server learns that we have finished, and
-    anything it still sends is dropped.
+    its later messages are dropped.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class ClientStream:
             raise StopAsyncIteration from None
 
     async def take(self, answer: Answer) -> None:
-        """Take a message of the server on this stream. For the multiplexer."""
+        """Take a message from the server on this stream. For the multiplexer."""
         inbox = self._inbox
         if isinstance(answer, StreamFailed):
             inbox.end(answer.error)
@@ -312,8 +312,8 @@ class ClientStream:
             except TtrpcError as error:
                 inbox.end(error)
                 return
-            # If the server streams, an empty response ends the stream; otherwise the response is
-            # the whole answer.
+            # If the server streams, an empty response ends the stream. Otherwise it is the whole
+            # answer.
             if answer.payload or not self._method.server_streaming:
                 inbox.put(answer.payload)
             inbox.end()
@@ -331,7 +331,7 @@ class ClientStream:
                 )
 
     def lost(self, error: ConnectionClosed) -> None:
-        """Handle that the connection is gone. For the multiplexer."""
+        """Handle the loss of the connection. For the multiplexer."""
         self._inbox.end(error)
 
     def _too_late(self) -> TtrpcError:
@@ -339,7 +339,7 @@ class ClientStream:
 
 
 class _Connected:
-    """What :func:`connect` returns."""
+    """The result of :func:`connect`."""
 
     def __init__(self, path: str, timeout: float) -> None:
         self._path = path
@@ -361,8 +361,8 @@ class _Connected:
         self._client.close()
         if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
             return await self._tasks.__aexit__(kind, error, where)
-        # The group has one task, which raises nothing. So an exception in the block is raised as it
-        # is, and not in an ExceptionGroup, which is unexpected from a connection.
+        # The group has one task, which raises nothing. So raise an exception in the block
+        # unchanged, not in an ExceptionGroup, which nobody expects from a connection.
         await self._tasks.__aexit__(None, None, None)
         return False
 

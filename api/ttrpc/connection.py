@@ -1,10 +1,9 @@
 """The protocol without sockets: bytes in, events out; calls in, bytes out.
 
-Pass whatever arrives to :meth:`receive_data` and act on the events. Call ``send_*`` and write the
-bytes that they return, in the order of the calls. Nothing here blocks, and only the live streams
-are remembered.
+Pass received bytes to :meth:`receive_data` and act on the events. Call ``send_*`` and write the
+returned bytes, in the order of the calls. Nothing here blocks, and only live streams take memory.
 
-What a server does with a frame that it must not accept:
+How a server handles a frame that it must not accept:
 
 ==========================================  =============================================
 even stream id                              the stream is answered INVALID_ARGUMENT
@@ -19,14 +18,12 @@ data after the stream's end                 ignored: the peer could not know yet
 response, unknown type                      ignored
 ==========================================  =============================================
 
-A client treats its frames in the same way, one call at a time, with one exception: an answer on a
-stream that it did not open, or a request, ends the connection, since no later answer could be
-trusted.
+A client treats its frames in the same way, for each call, with one exception: an answer on a stream
+that it did not open, or a request, ends the connection, since no later answer could be trusted.
 
-The number of requests in progress is not limited here: see :mod:`api.ttrpc.session`.
+:mod:`api.ttrpc.session`, not this module, limits the requests in progress.
 
-Source: ttrpc PROTOCOL.md. The order of checks is that of the Go server, so that a peer gets the
-    same results from both.
+Source: ttrpc PROTOCOL.md. The checks have the Go server's order, for the same results.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ _REQUEST_STATES: Final = {
 
 
 class _Connection:
-    """What both roles share: the frame reader and the table of live streams."""
+    """The common part of both roles: the frame reader and the table of live streams."""
 
     __slots__ = ("_ended", "_last_id", "_reader", "_streams")
 
@@ -95,11 +92,11 @@ class _Connection:
 
     @property
     def live(self) -> int:
-        """How many streams are alive."""
+        """The number of live streams."""
         return len(self._streams)
 
     def is_live(self, stream_id: int) -> bool:
-        """Whether a stream may still be sent on or heard from."""
+        """Whether a stream has not ended, so that either side may still send."""
         return stream_id in self._streams
 
     def abandon(self, stream_id: int) -> None:
@@ -110,13 +107,13 @@ class _Connection:
         """Process bytes from the peer.
 
         Args:
-            data: the result of one read, split anywhere; ``b""`` for the end of the connection.
+            data: the result of a read, split anywhere; ``b""`` for the end of the connection.
 
         Returns:
-            The events, in order. If there is an :class:`Ended`, it is the last one.
+            The events, in order; an :class:`Ended` is always the last.
 
         Raises:
-            LocalProtocolError: called again after :class:`Ended`.
+            LocalProtocolError: this was called after :class:`Ended`.
         """
         if self._ended:
             raise LocalProtocolError("receive data", found="a connection that has ended")
@@ -218,7 +215,7 @@ class ServerConnection(_Connection):
             stream_id: the id of a live stream.
             code: one of :class:`api.errors.Status`, not OK.
             message: one line.
-            details: these are sent if there is room for them in the message.
+            details: sent if the message has room for them.
 
         Returns:
             What to write.
@@ -336,7 +333,8 @@ class ClientConnection(_Connection):
                 will).
 
         Returns:
-            The stream's id and what to write. Ids must reach the wire in the order of the calls.
+            The stream's id and what to write. Write them in the order of the calls, since ids must
+            grow on the wire.
 
         Raises:
             MessageTooLarge: no stream was opened.
@@ -380,7 +378,7 @@ class ClientConnection(_Connection):
         return self._send(stream_id, streams.Event.CLIENT_DATA, frame)
 
     def send_end(self, stream_id: int) -> bytes:
-        """End our side of a stream, without a message, because the Go server insists on that.
+        """End our side of a stream without a message, as the Go server requires.
 
         Args:
             stream_id: the id of a stream that was opened in state ``OPEN``.
@@ -447,7 +445,7 @@ def _error_frame(stream_id: int, code: int, message: str, details: Iterable[Any]
     status = ttrpc_pb2.Status(code=code, message=message, details=details)
     answer = ttrpc_pb2.Response(status=status).SerializeToString()
     if len(answer) > DATA_MAX:
-        # Better half an answer than none: the code is what programs read.
+        # Half an answer is better than none, since programs read the code.
         status = ttrpc_pb2.Status(code=code, message=one_line(message))
         answer = ttrpc_pb2.Response(status=status).SerializeToString()
     return encode(stream_id, RESPONSE, 0, answer)

@@ -1,7 +1,7 @@
-"""The errors of the protocol, by who is to blame and what can be done.
+"""The errors of the protocol, by origin and remedy.
 
 As in h11, a protocol error is *local* (our call is not allowed: fix the caller) or *remote* (the
-peer's fault). The core assigns the type where the peer's bytes enter, and nowhere else.
+peer's fault). The core assigns the type only where the peer's bytes enter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TtrpcError(NvshimError, code="NVSHIM-E0001", status=Status.UNKNOWN):
-    """Something about the wire: the branch that all of this module's errors hang on."""
+    """A failure on the wire: the branch of all errors in this module."""
 
 
 class RemoteProtocolError(
@@ -50,9 +50,9 @@ class RemoteError(TtrpcError, code="NVSHIM-E0005", status=Status.UNKNOWN):
 
     Args:
         asked: the call, ``service/method``.
-        status: the peer's status code, one of :class:`api.errors.Status`; it stays this
-            error's own ``status``, so a handler that lets it pass answers with the same code.
-        message: the peer's message as it came. ``str()`` has it as one bounded line.
+        status: the peer's status code, one of :class:`api.errors.Status`, and this error's own
+            ``status``, so a handler that passes it on answers with the same code.
+        message: the peer's unchanged message; in ``str()`` it is one bounded line.
         details: the peer's details, each an ``Any``.
     """
 
@@ -60,7 +60,7 @@ class RemoteError(TtrpcError, code="NVSHIM-E0005", status=Status.UNKNOWN):
         self, asked: str, *, status: int, message: str, details: Iterable[Any] = ()
     ) -> None:
         super().__init__(asked, found=message or f"status {status} without a message")
-        self.status = status  # the one error whose status is the peer's
+        self.status = status  # only this error has the peer's status
         self.message = message
         self.details = tuple(details)
 

@@ -1,7 +1,7 @@
 """The events that ``receive_data`` returns.
 
-They are named tuples: a dataclass costs six times as much to define, and the start of a server
-process is measured in milliseconds. Distinguish them by class; never compare two kinds.
+They are named tuples: a dataclass costs six times as much to define, and a server's start takes
+only milliseconds. Distinguish them by class; never compare two kinds.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ResponseReceived(NamedTuple):
 class StreamFailed(NamedTuple):
     """A stream has ended, or was never opened, because the peer broke a rule or sent too much.
 
-    The connection stays open. Send ``reply`` as it is; it is empty on the client's side, where only
-    the caller has to learn of this.
+    The connection stays open. Send ``reply`` unchanged; it is empty on the client's side, where
+    only the caller needs to know.
     """
 
     stream_id: int

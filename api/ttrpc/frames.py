@@ -9,10 +9,10 @@
       big endian      big endian
 
 Rules
-- A frame that announces more than 4 MiB is reported as :class:`Oversized` as soon as its header has
-  arrived. Its data are dropped as they arrive, and never held.
-- So a reader holds at most one header and 4 MiB, and only bytes that have really arrived; nothing
-  is reserved for an announced length.
+- A frame that announces more than 4 MiB is reported as :class:`Oversized` with its header. Its data
+  are dropped as they arrive, and never held.
+- So a reader holds at most one header and 4 MiB, and only received bytes; an announced length
+  reserves nothing.
 - Types and flags are not checked here: a frame of an unknown type is still a frame.
 
 Source: ttrpc PROTOCOL.md, "Message Frame" and "Message Types".
@@ -42,7 +42,7 @@ _unpack_from: Final = _HEADER.unpack_from
 
 
 class Frame(NamedTuple):
-    """One frame with its data; a named tuple because it is made for every message."""
+    """One frame with its data; a named tuple, because every message needs one."""
 
     stream_id: int
     type: int
@@ -63,7 +63,7 @@ class Oversized(NamedTuple):
 
 
 def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
-    """Return one frame, ready to be sent.
+    """Return one frame, ready to send.
 
     Args:
         stream_id: 0 to 2³²-1.
@@ -87,13 +87,13 @@ def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, wherever they are split."""
+    """Cuts a byte stream into frames, however it is split."""
 
     __slots__ = ("_buffer", "_skip")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        # The bytes of an oversized frame that have not arrived yet.
+        # The missing bytes of an oversized frame.
         self._skip = 0
 
     @property
@@ -110,8 +110,7 @@ class FrameReader:
         Returns:
             The frames that these bytes completed, and the oversized ones they started, in order.
         """
-        # Usually there is a whole frame in one piece: cut it out, without a copy through the
-        # buffer.
+        # Usually a whole frame comes in one piece: cut it out, without a copy through the buffer.
         source: bytes | bytearray = received
         if self._buffer:
             self._buffer += received

@@ -1,9 +1,9 @@
-"""The messages of one stream that have arrived but were not read yet, within limits.
+"""The unread messages of one stream, within limits.
 
 ttrpc has no flow control per stream. The reader of the connection puts messages here. When an inbox
-is full, it stops reading the whole connection for a moment, because there is no other way to slow
-the sender down. If the stream's reader does not make room within :data:`PATIENCE` seconds, the
-stream is abandoned, so that it no longer delays the others. (The Go server waits as long.)
+is full, it briefly stops reading the whole connection, the only way to slow the sender down. If the
+stream's reader makes no room within :data:`PATIENCE` seconds, the stream is abandoned, so that it
+no longer delays the others. (The Go server waits as long.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTES: Final = 1 << 20
 
 
 class ByteBudget(calls.ByteBudget):
-    """See :class:`api.ttrpc.calls.ByteBudget`; one can wait for a release."""
+    """A :class:`api.ttrpc.calls.ByteBudget` on which tasks can wait for a release."""
 
     __slots__ = ("_released",)
 
@@ -31,14 +31,14 @@ class ByteBudget(calls.ByteBudget):
         self._released: anyio.Event | None = None
 
     def release(self, size: int) -> None:
-        """Fewer bytes are held."""
+        """Count bytes that are no longer held."""
         super().release(size)
         if self._released is not None:
             self._released.set()
             self._released = None
 
     async def released(self) -> None:
-        """Wait until something is released."""
+        """Wait until bytes are released."""
         if self._released is None:
             self._released = anyio.Event()
         await self._released.wait()
@@ -63,7 +63,7 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Whether its reader should catch up before more is put in."""
+        """Whether the sender should wait for the reader."""
         return bool(self._messages) and (
             len(self._messages) >= _MESSAGES or self._bytes > _BYTES or self._budget.full
         )
@@ -98,7 +98,7 @@ class Inbox:
         """Return the next message, encoded.
 
         Raises:
-            anyio.EndOfStream: the stream has no further messages.
+            anyio.EndOfStream: the stream has no more messages.
             Exception: the error passed to :meth:`end`.
         """
         while not self._messages:

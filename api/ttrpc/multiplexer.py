@@ -1,7 +1,7 @@
 """One client's connection, shared by its calls.
 
-It has the task that reads the connection, knows which call an event is for, and informs all calls
-when the connection is lost. Its users use :mod:`api.ttrpc.client`.
+Its task reads the connection, passes each event to its call, and informs all calls when the
+connection is lost. Users use :mod:`api.ttrpc.client`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"
 
 
 class Request(NamedTuple):
-    """What opens a stream; ``timeout_nano`` in nanoseconds, 0 for none."""
+    """A request that opens a stream; ``timeout_nano`` in nanoseconds, 0 for none."""
 
     service: str
     method: str
@@ -38,13 +38,13 @@ class Request(NamedTuple):
 
 
 class Call(Protocol):
-    """Gets what the server says on a stream."""
+    """Gets the server's messages on a stream."""
 
     async def take(self, answer: Answer) -> None:
-        """Take a message of the server. May wait for a limited time, to slow the server down."""
+        """Take a message from the server. May wait for a limited time, to slow the server down."""
 
     def lost(self, error: ConnectionClosed) -> None:
-        """Handle that the connection has ended, so that no answer will come."""
+        """Handle the end of the connection, after which no answer comes."""
 
 
 class Multiplexer:
@@ -52,7 +52,7 @@ class Multiplexer:
 
     Args:
         sock: a connected stream socket; closed with the multiplexer.
-        tasks: the group in which the connection is read.
+        tasks: the group that reads the connection.
     """
 
     def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
@@ -81,7 +81,7 @@ class Multiplexer:
         """
         asked = str(request)
         await self._room(asked)
-        # No await between taking an id and writing it: ids must grow on the wire.
+        # No await between choosing an id and writing it, since ids must grow on the wire.
         stream_id, frame = self._connection.send_request(
             request.service,
             request.method,
@@ -118,21 +118,21 @@ class Multiplexer:
         self._write(asked, self._connection.send_end(stream_id))
 
     def give_up(self, stream_id: int) -> None:
-        """Drop the answers that still come on a stream."""
+        """Drop later answers on a stream."""
         self._connection.abandon(stream_id)
 
     def forget(self, stream_id: int) -> None:
-        """End our side of a call's stream when the call has ended, and forget it."""
+        """End our side of an ended call's stream, and forget it."""
         if self._connection.may_send(stream_id) and not self.closed.is_set():
             try:
                 self._write("end a stream", self._connection.send_end(stream_id))
             except ConnectionClosed:
-                pass  # then the server knows
+                pass  # the server already knows
         self._connection.abandon(stream_id)
         self._calls.pop(stream_id, None)
 
     def close(self, why: str = CLOSED_HERE) -> None:
-        """End the connection, and every call under way with ``ConnectionClosed``."""
+        """End the connection, and every running call with ``ConnectionClosed``."""
         if self.closed.is_set():
             return
         self._why = why
@@ -142,8 +142,8 @@ class Multiplexer:
         self._reading.cancel()
         self._transport.close()
 
-    # A failed write ends only its own call. The answers of other calls may already have arrived. So
-    # the reader, which finds the end after them, has to end the connection.
+    # A failed write ends only its own call. Other calls' answers may have arrived, so only the
+    # reader, which finds the end after them, ends the connection.
 
     async def _room(self, asked: str) -> None:
         if self.closed.is_set():
@@ -168,7 +168,7 @@ class Multiplexer:
             self.close(why)
 
     async def _hand_out(self) -> str:
-        """Give every answer to its call, until the end; says why it ended."""
+        """Pass every answer to its call, until the end; return the reason for the end."""
         while True:
             for event in self._connection.receive_data(await self._transport.receive()):
                 if isinstance(event, Ended):

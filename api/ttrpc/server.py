@@ -1,8 +1,7 @@
 """A ttrpc server on a unix socket.
 
-It accepts connections, checks who connects, and leaves each connection to a :class:`Session`.
-Everything runs in the caller's thread; nothing is started before :meth:`Server.serve`, and nothing
-is left after it.
+It accepts connections, checks their peers, and passes each to a :class:`Session`. Everything runs
+in the caller's thread, and only during :meth:`Server.serve`.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class Server:
 
     Args:
         services: the services; their names must differ.
-        log: called with an event and its fields if something goes wrong that no client is told, or
-            that a person should look at: a rejected peer, a handler's exception.
-        max_calls: how many requests one connection may have in progress. Further ones are answered
-            with RESOURCE_EXHAUSTED, except those that a service never refuses.
+        log: called with an event and its fields for errors that no client sees, or that an operator
+            should see: a rejected peer, a handler's exception.
+        max_calls: the most requests of one connection in progress. More are answered with
+            RESOURCE_EXHAUSTED, except those that a service never refuses.
 
     Raises:
         LocalProtocolError: two services have the same name.
@@ -64,8 +63,8 @@ class Server:
         """Accept and serve connections until :meth:`close` or :meth:`shutdown` is called.
 
         Args:
-            listener: a unix socket, bound and listening. It is closed when this returns; the caller
-                has to remove its file.
+            listener: a listening unix socket, closed when this returns; the caller removes its
+                file.
 
         Raises:
             LocalProtocolError: the server is already running.
@@ -82,7 +81,7 @@ class Server:
                     if not self._closing:
                         failure = await self._accept(listener, tasks)
                         tasks.cancel_scope.cancel()
-                # From here a client is refused at once, rather than left waiting unaccepted.
+                # From now on clients are refused at once, instead of waiting in the backlog.
                 listener.close()
                 scope = tasks.cancel_scope
                 scope.deadline = min(scope.deadline, anyio.current_time() + self._grace)
@@ -95,15 +94,14 @@ class Server:
             raise failure
 
     def close(self, grace: float = _GRACE) -> None:
-        """Start to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
+        """Start to stop, and return at once. For handlers such as ``Shutdown``.
 
-        No further connection is accepted and no request started. Idle connections are closed, and
-        the others when their last request is answered. Then :meth:`serve` returns. Requests that
-        have arrived by then and need not wait (a second ``Shutdown``) are still answered.
+        No new connection is accepted, and no request started. Idle connections close now, the
+        others after their last answer. Then :meth:`serve` returns. Until then, requests that need
+        not wait (a second ``Shutdown``) are still answered.
 
         Args:
-            grace: seconds after which requests that are still in progress are cancelled without an
-                answer.
+            grace: seconds after which remaining requests are cancelled without an answer.
         """
         if self._closing:
             return
@@ -115,9 +113,9 @@ class Server:
             session.drain()
 
     async def shutdown(self, grace: float = _GRACE) -> None:
-        """:meth:`close`, and wait until :meth:`serve` is about to return.
+        """Call :meth:`close`, and wait until :meth:`serve` is about to return.
 
-        Not for handlers, which would wait for themselves; they have to call :meth:`close`.
+        Not for handlers, which would wait for themselves; they must call :meth:`close`.
 
         Args:
             grace: seconds, as for :meth:`close`. A second call can only shorten this time.
@@ -136,8 +134,8 @@ class Server:
             await self._left.wait()
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> OSError:
-        """Accept connections until the listener fails; return how it failed."""
-        is_short = False  # of descriptors, which is logged once until it is over
+        """Accept connections until the listener fails; return its error."""
+        is_short = False  # of descriptors; logged once per shortage
         while True:
             await anyio.wait_readable(listener)
             try:
@@ -177,7 +175,7 @@ class Server:
 
 
 class _Serving:
-    """What ``close`` and ``shutdown`` must get at of a ``serve`` under way."""
+    """The parts of a running ``serve`` that ``close`` and ``shutdown`` need."""
 
     __slots__ = ("accepting", "everything", "stopped")
 
@@ -188,4 +186,4 @@ class _Serving:
 
 
 def _drop(_: str, __: Mapping[str, object]) -> None:
-    """Drop a report: the caller wants none."""
+    """Drop a report, since the caller wants none."""

@@ -1,9 +1,9 @@
 """Services: their methods, the methods' messages, and their handlers.
 
-A :class:`Service` joins a protobuf service descriptor to a mapping of handlers. A method without a
-handler is answered UNIMPLEMENTED, as if it did not exist.
+A :class:`Service` joins a protobuf service descriptor to a mapping of handlers. Calls of a method
+without a handler are answered with UNIMPLEMENTED, as if it did not exist.
 
-There are three kinds of handlers; the method's descriptor distinguishes the first two::
+There are three kinds of handlers; a method's descriptor determines which of the first two::
 
     async def state(context: Context, request: StateRequest) -> StateResponse: ...
 
@@ -16,12 +16,12 @@ for``) returns the client's messages, including the single request of a method t
 answer; ``stream.send()`` sends ours. A method whose answer is a single message returns it; one that
 streams its answer returns None.
 
-The third kind answers at once, without waiting for anything: it is called as soon as its request is
-read, before the next request on the connection, and needs neither a task nor a turn of the loop.
+The third kind answers without waiting for anything: it is called when its request is read, before
+the next request on the connection, without a task or a turn of the loop.
 
-ttrpc has no message with which a client could give up a request. So a method that waits long, and
-is called again and again by clients that go away, should be declared ``shared``: equal requests on
-one connection are then one call, and each further one costs only the number of its stream.
+A ttrpc client cannot cancel a request. So a method that waits long, and that clients call and
+abandon repeatedly, should be ``shared``: equal requests on one connection are then one call, and
+each additional one costs only the number of its stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class Credentials(NamedTuple):
-    """Who is at the other end of a unix socket, as the kernel wrote down when they connected."""
+    """The process at the other end of a unix socket, as the kernel recorded it at the connect."""
 
     pid: int
     uid: int
@@ -50,14 +50,14 @@ class Credentials(NamedTuple):
 
 
 class Context:
-    """What a handler may know about its call in addition to the request.
+    """Information about a call for its handler, besides the request.
 
     Attributes:
-        service: the name by which the client called the service.
+        service: the client's name for the service.
         method: the method's name.
         metadata: pairs of key and value in the order on the wire; keys may repeat.
         timeout: the client's time limit for the call in seconds; None for no limit.
-        deadline: the end of that time, on the loop's clock; ``inf`` for no limit.
+        deadline: the end of the time limit, on the loop's clock; ``inf`` for no limit.
         peer: the client's process.
     """
 
@@ -87,14 +87,14 @@ class Context:
         """Return all values of a metadata key, in order.
 
         Args:
-            key: the key; upper and lower case are equal, as in Go's ttrpc.
+            key: the key, in any case, as in Go's ttrpc.
         """
         key = key.lower()
         return [value for name, value in self.metadata if name.lower() == key]
 
 
 class Stream(Protocol):
-    """One call's messages, as its handler sees them."""
+    """One call's messages, for its handler."""
 
     async def receive(self) -> Any:
         """Receive the client's next message.
@@ -156,7 +156,7 @@ class Method:
 
     @classmethod
     def of(cls, descriptor: MethodDescriptor) -> Method:
-        """Return the method that a ``.proto`` file describes.
+        """Return a ``.proto`` file's method.
 
         Args:
             descriptor: for example ``service.methods_by_name["Watch"]``.
@@ -174,21 +174,20 @@ class Service:
     """A service and its handlers.
 
     Args:
-        descriptor: the service as generated from its ``.proto`` file.
+        descriptor: the service's, generated from its ``.proto`` file.
         handlers: handlers by method name, for all or some of the methods.
         immediate: handlers that answer at once, by method name.
-        shared: names of methods whose answer depends only on the request message, and that change
-            nothing. Equal requests of a client that sets no timeout share one call.
+        shared: names of methods without side effects whose answer depends only on the request.
+            Equal requests without a timeout share one call.
         vital: names of methods with which a client frees resources.
-        shielded: names of methods that complete even if their client is gone, or its time is over,
-            because their changes must not be left half done.
-        translate: turns a handler's exception into a typed error. It gets the exception, the
-            context and the request (None if that could not be decoded), and returns None to leave
-            the exception as it is.
-        name: the full name under which to serve it, if not the descriptor's own.
+        shielded: names of methods that complete even after a disconnect or the deadline, because
+            their changes must not be left half done.
+        translate: converts a handler's exception to a typed error. It gets the exception, the
+            context and the request (None if undecodable), and returns None to keep the exception.
+        name: the full name to serve it under; by default the descriptor's own.
 
     Attributes:
-        methods: all methods, each with a handler that has to be awaited.
+        methods: all methods, each with an awaitable handler.
         immediate: the handlers that need not be awaited.
         shared: see above.
         unlimited: methods that are never refused because of load: vital, immediate and shared ones.
@@ -252,10 +251,10 @@ class Service:
         self.target: object = None
 
     def bind(self, target: object) -> Self:
-        """Return the same service, whose handlers get an object as an additional first argument.
+        """Return the service with an object as its handlers' additional first argument.
 
-        It shares the tables. So they can be made once, from a class's functions, for all of its
-        instances, and before a fork for all of the children.
+        It shares the tables, which can so be created once, from a class's functions, for all its
+        instances, and before a fork for all children.
         """
         bound = copy(self)
         bound.target = target

@@ -1,7 +1,7 @@
 """An accepted connection: reads it, runs its handlers, sends their answers.
 
-The rules are those of :mod:`api.ttrpc.calls`. What is kept for a client that does not read is
-limited: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
+The rules are those of :mod:`api.ttrpc.calls`. Data for a client that does not read is limited: by
+:mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from api.ttrpc.transport import Transport
 
 
 class Session:
-    """A connection that was accepted, and whose peer may talk to us.
+    """An accepted connection with a permitted peer.
 
     Args:
         sock: the connection; closed by :meth:`run`.
@@ -59,7 +59,7 @@ class Session:
         self._reading = anyio.CancelScope()
 
     async def run(self) -> None:
-        """Serve the connection until its client is gone or, after :meth:`drain`, is answered."""
+        """Serve the connection until its client leaves or, after :meth:`drain`, is answered."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -72,7 +72,7 @@ class Session:
             self._sock.close()
 
     def drain(self) -> None:
-        """Take no new requests, and end when those under way are answered."""
+        """Accept no new requests, and end once the running ones are answered."""
         self._calls.draining = True
         self._end_if_drained()
 
@@ -81,12 +81,12 @@ class Session:
             self._reading.cancel()
 
     async def _read(self) -> None:
-        """Read until the client is gone."""
+        """Read until the client disconnects."""
         transport, connection = self._transport, self._calls.connection
         try:
             while True:
                 for event in connection.receive_data(await transport.receive()):
-                    # The classes are final, and the chain is in the order of frequency.
+                    # The classes are final, and tested in the order of frequency.
                     if isinstance(event, RequestReceived):
                         self._accept(event)
                     elif isinstance(event, DataReceived):
@@ -113,8 +113,8 @@ class Session:
         call.scope = anyio.CancelScope(deadline=call.context.deadline)
         if call.method.streaming:
             inbox = call.inbox = Inbox(self._budget)
-            # The first message may come with the request. If the client streams, "no bytes" means
-            # "no message"; if not, it means an empty message. (The Go server does the same.)
+            # The first message may come with the request. No bytes mean no message if the client
+            # streams, and otherwise an empty message. (The Go server does the same.)
             if event.payload or not call.method.client_streaming:
                 inbox.put(event.payload)
             if event.state is not State.OPEN or not call.method.client_streaming:
@@ -122,7 +122,7 @@ class Session:
         self._tasks.start_soon(self._run, call)
 
     async def _deliver(self, event: DataReceived) -> None:
-        """Put a message where its handler finds it."""
+        """Pass a message to its handler's inbox."""
         call = self._calls.by_stream.get(event.stream_id)
         if call is None or call.inbox is None:
             return
@@ -143,8 +143,8 @@ class Session:
             outcome: Outcome = None
             with call.scope:
                 outcome = await self._outcome(call)
-            calls.unshare(call)  # later requests may get another answer
-            # A stream that the peer has broken was answered; otherwise it was the deadline.
+            calls.unshare(call)  # later requests may get different answers
+            # The peer has broken the stream, which is answered; otherwise it was the deadline.
             if call.scope.cancelled_caught and calls.connection.is_live(call.stream_id):
                 outcome = calls.too_late(call)
             await self._answer(call, outcome)
@@ -160,8 +160,8 @@ class Session:
         if call.inbox is not None:
             stream = ServerStream(self._calls.connection, self._transport, call, call.inbox)
         try:
-            # If a client does not read its answers, its requests wait here. A single read of the
-            # socket can return a thousand of them, and their answers would have to be kept.
+            # Requests of a client that does not read its answers wait here: one read of the socket
+            # can return a thousand of them, whose answers would take memory.
             await self._transport.room()
         except ConnectionClosed:
             return None
@@ -170,7 +170,7 @@ class Session:
             with anyio.CancelScope(shield=call.method.name in call.service.shielded):
                 outcome = await self._calls.handle(call, stream)
         except anyio.get_cancelled_exc_class():
-            # Ours has to go on; one that the handler let escape from a task of its own has not.
+            # Our own cancellation must continue; one from a task of the handler's must not.
             if anyio.current_effective_deadline() == -math.inf:
                 raise
             return self._calls.escaped(call)
@@ -191,7 +191,7 @@ class Session:
             if frame:
                 self._transport.write(frame)
         except ConnectionClosed:
-            # The reader learns it too and ends the connection with everything that runs on it.
+            # The reader notices it, too, and ends the connection with everything on it.
             return
 
 

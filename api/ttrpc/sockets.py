@@ -1,4 +1,4 @@
-"""Unix sockets, without an event loop: who may connect, and connecting."""
+"""Unix sockets, without an event loop: checking peers, and connecting."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 from api.ttrpc.errors import ConnectFailed, PeerRejected, TtrpcError
 from api.ttrpc.service import Credentials
 
-# accept(2) fails with these for a lack that passes; the connection stays in the backlog.
+# accept(2) fails with these for a temporary shortage; the connection stays in the backlog.
 PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# … and with these for one connection that has ended already; the next one is unharmed.
+# … and with these for one connection that has already ended.
 ABORTED: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EPERM})
 
 _UCRED: Final = Struct("iII")
@@ -47,8 +47,7 @@ def check_peer(sock: socket.socket) -> Credentials:
 def connect(path: str) -> socket.socket | None:
     """Return a connected socket, non-blocking; None while the server's backlog is full.
 
-    If the backlog of a unix socket is full, it answers EAGAIN and cannot be polled: try again
-    later.
+    A unix socket with a full backlog answers EAGAIN and cannot be polled: try again later.
 
     Args:
         path: the path of the socket, with or without ``unix://`` before it.

@@ -1,10 +1,9 @@
 """A unix socket as a transport: reading, writing without partial frames, back-pressure.
 
-Writing has two parts. :meth:`Transport.write` never waits: if the kernel accepts the bytes, it
-passes them on at once (one system call for a response, no task switch), and keeps the rest for a
-task that lives only as long as there is a rest. So a caller that is cancelled leaves no partial
-frame behind, and frames reach the wire in the order of the calls. :meth:`Transport.room` waits
-while too much is kept: call it before producing bytes.
+Writing has two parts. :meth:`Transport.write` never waits: it passes bytes to the kernel at once
+(one system call for a response, no task switch), and keeps the rest for a temporary task. So a
+cancelled caller leaves no partial frame behind, and frames reach the wire in the order of the
+calls. :meth:`Transport.room` waits while too much is kept: call it before producing bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from anyio.abc import TaskGroup
 
 from api.ttrpc.errors import ConnectionClosed
 
-# One read; below glibc's threshold for a mapping of its own.
+# The size of reads, below glibc's threshold for a separate mapping.
 _READ_SIZE: Final = 64 << 10
-# Bytes kept for a peer that does not read before producers have to wait.
+# Bytes kept for a peer that does not read until producers must wait.
 _ROOM: Final = 1 << 20
 
 
 class Transport:
-    """A connected stream socket, which belongs to this object.
+    """A connected stream socket, owned by this object.
 
     Args:
-        sock: the socket, which becomes non-blocking here.
-        tasks: the group in which the rest of a write is finished; it must outlive the transport.
+        sock: the socket, which becomes non-blocking.
+        tasks: the group that finishes writes; it must outlive the transport.
     """
 
     __slots__ = (
@@ -52,16 +51,15 @@ class Transport:
         self._unsent: deque[bytes | memoryview] = deque()
         self._kept = 0
         self._drained: anyio.Event | None = None
-        # Why sending fails. What the peer sent before may still be there to read.
+        # Why sending fails. The peer's earlier bytes may still be readable.
         self._broken = ""
         self._closed = False
-        # Tasks that wait for the socket by its number, which must not be reused in the meantime.
+        # Tasks that wait for the socket's number, which must not be reused meanwhile.
         self._waiting = 0
 
     async def receive(self) -> bytes:
         """Wait for bytes and return them; ``b""`` at the end or when the connection is lost."""
-        # Wait first, even if there is something to read: a peer that always sends must not block
-        # the loop for the others.
+        # Always wait first: a peer that sends without pause must not block the loop for the others.
         while await self._ready(anyio.wait_readable):
             try:
                 return self._sock.recv(_READ_SIZE)
@@ -73,7 +71,7 @@ class Transport:
         return b""
 
     def write(self, data: bytes) -> None:
-        """Send data, now or as soon as the kernel accepts it; never waits.
+        """Send data, now or when the kernel accepts it; never waits.
 
         Args:
             data: whole frames.
@@ -101,7 +99,7 @@ class Transport:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is kept that :meth:`room` would wait."""
+        """Whether it keeps so much that :meth:`room` would wait."""
         return self._kept > _ROOM
 
     async def room(self) -> None:
@@ -120,18 +118,18 @@ class Transport:
             await self._progress()
 
     def close(self) -> None:
-        """Close the socket; what is kept is lost, and :meth:`receive` sees the end."""
+        """Close the socket; kept bytes are lost, and :meth:`receive` sees the end."""
         self._closed = True
         self._broken = self._broken or "it was closed on this side"
         self._forget()
         try:
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the tasks that wait for it
         except OSError:
-            pass  # the peer was faster
+            pass  # the peer has closed it first
         self._close_unless_waiting()
 
     async def _ready(self, wait: Callable[[socket.socket], Awaitable[None]]) -> bool:
-        """Wait for the socket; returns whether it is still open then."""
+        """Wait for the socket; return whether it is still open."""
         if self._closed:
             return False
         self._waiting += 1
@@ -152,7 +150,7 @@ class Transport:
         await self._drained.wait()
 
     async def _finish(self) -> None:
-        """Send what is kept; ends when nothing is."""
+        """Send the kept bytes until none are left."""
         unsent = self._unsent
         while unsent and await self._ready(anyio.wait_writable):
             try:

@@ -39,8 +39,7 @@
 #define LOST 256
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
  * instead would take longer; but containerd's limit for `delete` is five seconds. A fork server
-   that
- * neither accepts nor runs is frozen, which shows in two steps. */
+ * that neither accepts nor runs is frozen, which shows in two steps. */
 #define STEP 100
 #define PATIENCE 4000
 /* For one that still imports. A new interpreter executes the verb sooner, but its shim uses six
