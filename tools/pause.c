@@ -1,7 +1,7 @@
 /* The first process of a pod: it holds the namespaces, and waits.
  *
- * It is process 1 where a pod shares its process namespace: then it reaps what its fellows leave
- * behind, and ends when it is asked to, as the kernel ignores what process 1 does not handle. */
+ * In a pod with a shared process namespace it is process 1: there it reaps orphaned processes. It
+ * handles SIGINT and SIGTERM, because the kernel ignores signals that process 1 does not handle. */
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -34,12 +34,12 @@ __all__ = ["Room", "lowered", "measure", "over_limit", "passages", "pattern_of",
 TARGET: Final = 2
 """Hits per 1,000 words that every room may have."""
 SMALLEST: Final = 500
-"""Words below which the rate of a room says nothing: one hit would be too many."""
+"""Rooms with fewer words have no limit: a single hit would exceed it."""
 
 _PHRASES: Final = os.path.join(REPOSITORY, "tools/plain_words.txt")
 _LIMITS: Final = os.path.join(REPOSITORY, "tools/plain_words.json")
 
-# Folders whose subfolders are rooms of their own. Elsewhere a room is at most two levels deep.
+# Folders whose subfolders are separate rooms. Elsewhere a room is at most two levels deep.
 _DEEP: Final = ("integration/node", "integration/node/services", "tests/unit")
 # A string with fewer words is a key, a path or a name, and not a message.
 _MESSAGE_WORDS: Final = 4
@@ -63,7 +63,7 @@ class Room:
 
 
 def pattern_of(lines: Iterable[str]) -> re.Pattern[str]:
-    """Compile a list of phrases to one expression. Lines that start with ``#`` are comments."""
+    """Compile a list of phrases into one expression. Lines that start with ``#`` are comments."""
     phrases = [line.strip() for line in lines]
     written = [
         r"\s+".join(
@@ -83,8 +83,8 @@ def passages(name: str, text: str) -> Iterator[tuple[int, str]]:
     """Yield the prose of a file in passages, each with the number of its first line.
 
     Args:
-        name: the file's name, which tells its language. Other languages have no passages.
-        text: what the file contains.
+        name: the file's name, which shows its language. Other languages have no passages.
+        text: the file's content.
     """
     suffix = os.path.splitext(name)[1]
     if suffix == ".md" or name.endswith("NOTES.txt"):
@@ -113,7 +113,7 @@ def _markdown(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Keep the line breaks of what is removed, so that line numbers stay right."""
+    """Keep the line breaks of removed text, so that line numbers stay correct."""
     return " " + "\n" * match[0].count("\n")
 
 
@@ -126,7 +126,7 @@ _LEAVES: Final = (ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boo
 
 
 def _strings(text: str) -> Iterator[tuple[int, str]]:
-    """Yield docstrings and messages. What an f-string inserts is left out."""
+    """Yield docstrings and messages, without the values that f-strings insert."""
     todo: list[ast.AST] = [ast.parse(text)]
     while todo:
         node = todo.pop()
@@ -188,7 +188,7 @@ def _joined(comments: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def room_of(name: str) -> str:
-    """Return the room of a file: a Markdown page itself, or the folder of anything else."""
+    """Return the room of a file: a Markdown page itself, or the folder of another file."""
     if name.endswith(".md"):
         return name
     folders = name.split("/")[:-1]
@@ -201,7 +201,7 @@ def measure(files: Iterable[tuple[str, str]], phrases: re.Pattern[str]) -> dict[
 
     Args:
         files: the name and the text of each.
-        phrases: what is a hit.
+        phrases: matches each hit.
     """
     rooms: dict[str, Room] = {}
     for name, text in files:
@@ -229,9 +229,9 @@ def over_limit(rooms: Mapping[str, Room], limits: Mapping[str, int]) -> list[str
 
 
 def lowered(rooms: Mapping[str, Room], limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the limits that the rooms need today, none higher than before.
+    """Return the limits that the rooms need now, none higher than before.
 
-    A room that has reached the target, or that no longer exists, needs no limit of its own.
+    A room that has reached the target, or that no longer exists, needs no separate limit.
     """
     needed = {
         name: min(limit, math.ceil(rooms[name].rate))

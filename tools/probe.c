@@ -1,13 +1,13 @@
 /*
- * What a container sees, told by a program inside it.
+ * Prints what a container sees, from inside.
  *
  *   probe dlopen NAME...   "NAME PATH" for each library that loads, "NAME - REASON" for the others
- *   probe open PATH...     "PATH OK", or "PATH ERRNO" by name (ENXIO: allowed, but nothing behind it)
- *   probe winsize COUNT    "ROWS COLUMNS" of the terminal, again at each change, COUNT lines in all
- *   probe signals          "ready", then "got NAME" for each signal; TERM ends it with 0
+ *   probe open PATH...     "PATH OK", or "PATH ERRNO" by name (ENXIO: allowed, but no driver)
+ *   probe winsize COUNT    "ROWS COLUMNS" of the terminal, now and at each change: COUNT lines
+ *   probe signals          "ready", then "got NAME" for each signal; exits with 0 at TERM
  *   probe exit CODE        nothing but the exit code
  *
- * dlopen and open end with 1 if anything failed, and with 2 if they were called wrongly.
+ * dlopen and open exit with 1 if anything failed, and with 2 if the arguments are wrong.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

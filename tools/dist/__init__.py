@@ -5,7 +5,7 @@ interpreter's libraries, libc and loader, and no path of another machine::
 
     bin/        containerd-shim-nvidia-v1 and nvshim (native, static), each with its program .py
     lib/        api hooks shim integration, and what the shim imports
-    lib-node/   further modules that only the command line and the node agent import
+    lib-node/   modules that only the command line and the node agent import
     runtime/    bin/python3, lib/ with the libraries and lib/python3.N, as/ with names for processes
     share/      units, completions, manual pages, licenses, the SBOM
     tree.json   what the tree is, and a digest of every file (:mod:`~integration.tree`)

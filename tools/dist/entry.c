@@ -1,8 +1,8 @@
-/* bin/nvshim and runtime/bin/python3 of a self-contained tree: one becomes the command line, the
- * other a Python like any other (what sys.executable says, with which children are started).
+/* bin/nvshim and runtime/bin/python3 of a self-contained tree. One becomes the command line. The
+ * other becomes a normal Python: sys.executable names it, and children are started with it.
  *
- * bin/nvshim.py learns from its first argument what it was called: it acts for other programs if
- * it is linked under their names.
+ * bin/nvshim.py gets the name of the call as its first argument: a link with another program's name
+ * makes it act for that program.
  */
 
 #include <stdio.h>

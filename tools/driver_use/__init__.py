@@ -1,7 +1,7 @@
-"""``make packages``: run packages that use NVIDIA's driver, and compare with the table of them.
+"""``make packages``: run packages that use NVIDIA's driver, and compare the results with the table.
 
 The table is ``integration/inspection/driver_packages.toml``; ``programs.toml`` has a program for
-each package that is run. :mod:`tools.driver_use.image` makes the image,
+each package to run. :mod:`tools.driver_use.image` creates the image,
 :mod:`tools.driver_use.running` runs the programs in containers of the shim on a simulated node,
 :mod:`tools.driver_use.compare` compares.
 """

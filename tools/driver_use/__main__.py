@@ -1,8 +1,8 @@
-"""``python -m tools.driver_use``: run packages that use NVIDIA's driver, and say what changed.
+"""``python -m tools.driver_use``: run packages that use NVIDIA's driver, and print changes.
 
-Each is installed in a temporary directory in the version of the table, and run in containers of
-this checkout's shim on a simulated node. If the index has a newer version, that is run as well. The
-exit status is 1 if a package differs from the table or could not be run.
+Each package is installed in a temporary directory, in the table's version, and runs in containers
+of this checkout's shim on a simulated node. If the index has a newer version, that runs, too. The
+exit status is 1 if a package differs from the table or could not run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _run_all(chosen: list[tuple[Package, Program]]) -> list[str]:
 def _look(
     containerd: PrivateContainerd, package: Package, program: Program, version: str, directory: str
 ) -> bool:
-    """Run a version of a package; return whether it is as the table says."""
+    """Run a version of a package; return whether it matches the table."""
     with tempfile.TemporaryDirectory(prefix="site-", dir=directory) as site:
         try:
             install(package, program, site, version)

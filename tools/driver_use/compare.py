@@ -1,4 +1,4 @@
-"""What strace wrote about a package, and how it differs from the table."""
+"""Parse strace's output about a package, and compare it with the table."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _VERSIONED: Final = re.compile(r"(?:\.so\.|-)\d+\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended in a container."""
+    """The outcome of a program in a container."""
 
-    text: str  # what it wrote, and its exit code
+    text: str  # its output and exit code
     found: frozenset[str]  # the rows of the driver's table whose files it has opened
     sought: tuple[str, ...] = ()  # the driver's files that it looked for, in order
 
@@ -44,18 +44,18 @@ class Observed:
     """What a package did in containers."""
 
     with_all: Outcome  # with all capabilities
-    with_needs: Outcome  # with those that the table says it needs
+    with_needs: Outcome  # with those that it needs by the table
     without: Mapping[str, Outcome]  # without one of those, by the capability
 
 
 def outcome(text: str, searched: str, opened: str) -> Outcome:
-    """Return how a program ended.
+    """Return the outcome of a program.
 
-    What it looked for are libraries in order, then other files. Device nodes are left out, and
+    ``sought`` has libraries in order, then other files. Device nodes are left out, and
     files with the driver's version in their names: the driver's own libraries open those.
 
     Args:
-        text: what it wrote, and its exit code.
+        text: its output and exit code.
         searched: the output of the dynamic loader with ``LD_DEBUG=libs``.
         opened: that of ``strace -f -o``.
     """
@@ -69,7 +69,7 @@ def outcome(text: str, searched: str, opened: str) -> Outcome:
 
 
 def _calls(trace: str) -> Iterator[str]:
-    """Yield system calls; strace has one in two lines if another process comes between."""
+    """Yield system calls; strace splits one if another process interrupts it."""
     started: dict[str, str] = {}
     for line in trace.splitlines():
         pid, _, call = line.partition(" ")
@@ -88,9 +88,9 @@ def _rows(path: str) -> tuple[str, ...]:
 
 
 def differences(package: Package, seen: Observed) -> Iterator[str]:
-    """Yield what the table does not say, one line each; nothing if it is still right."""
+    """Yield differences from the table, one line each."""
     opens, all_of_it = seen.with_all.sought, seen.with_all.text
-    # Of a package that was not traced, it is news that it opens one of them.
+    # If a package was not traced before, any file that it opens is a difference.
     known = {*package.opens, *(package.mentions if "traced" in package.how else ())}
     expected = [name for name in package.opens if not name.startswith("/dev/")]
     if gone := [name for name in expected if name not in opens]:
@@ -112,12 +112,12 @@ def _short(text: str) -> str:
 
 
 def shown_by(package: Package) -> list[str]:
-    """Return the needed capabilities whose files a package opens, and does not only mention."""
+    """Return the needed capabilities whose files a package really opens."""
     opened = {c for name in package.opens for c in capabilities_of(rows_named(name))}
     return [each for each in package.needs if each in opened]
 
 
 def is_chosen(package: Package, only: Iterable[str]) -> bool:
-    """Whether a package is among some names; every one is if there are none."""
+    """Whether a package is in a list of names; an empty list means all."""
     wanted = {normalized(name) for name in only}
     return not wanted or not wanted.isdisjoint(package.names)

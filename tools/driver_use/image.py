@@ -1,4 +1,4 @@
-"""Make an image with Python, strace and the loaders of OpenGL, EGL and Vulkan."""
+"""Create an image with Python, strace and the loaders of OpenGL, EGL and Vulkan."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["IMAGE", "PYTHON", "make_image"]
 IMAGE: Final = "nvshim.local/packages:latest"
 RELEASE: Final = "bookworm"
 PYTHON: Final = "3.11"
-"""The version of Python in that release: wheels are chosen by it."""
+"""The version of Python in that release, which selects wheels."""
 
-# Without what they depend on: Mesa and LLVM are large, and not used.
+# Without their dependencies: Mesa and LLVM are large, and not used.
 _PACKAGES: Final = (
     "busybox-static", "libatomic1", "libbsd0", "libbz2-1.0", "libc-bin", "libc6", "libcrypt1",
     "libdrm2",
@@ -34,11 +34,11 @@ _LOADER_CACHE: Final = "etc/ld.so.cache"
 
 
 def make_image() -> Image:
-    """Fetch the packages, unless they are in the cache, and unpack them as an image.
+    """Download missing packages, and unpack all of them as an image.
 
     Raises:
-        PackagesError: a package cannot be fetched.
-        ImageBuildFailed: one has something that an image cannot have.
+        PackagesError: a package cannot be downloaded.
+        ImageBuildFailed: a package has a file that an image cannot have.
     """
     debs = fetch(
         _PACKAGES, os.path.join(default_cache(), f"{RELEASE}-packages"), release=RELEASE, say=print
@@ -55,7 +55,7 @@ def make_image() -> Image:
 
 
 def _extract(deb: str, root: str) -> None:
-    """Unpack a package over the links that a root without a split /usr has."""
+    """Unpack a package over the links of a merged /usr."""
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE) as content:
         argv = ["tar", "-x", "--keep-directory-symlink", "-C", root]
         subprocess.run(argv, stdin=content.stdout, check=True)

@@ -35,20 +35,20 @@ _TRACE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run for a package: a row of ``programs.toml``."""
+    """The program for a package: a row of ``programs.toml``."""
 
     text: str  # Python; what it prints is its result
-    megabytes: int  # what is downloaded, about
-    requirements: tuple[str, ...] = ()  # further packages, with versions
+    megabytes: int  # the approximate download
+    requirements: tuple[str, ...] = ()  # additional packages, with versions
     source: bool = False  # whether the package has no wheel and is pure Python
-    alone: bool = False  # whether the packages that it depends on are left out
+    alone: bool = False  # whether to leave out its dependencies
 
 
 def install(package: Package, program: Program, directory: str, version: str) -> None:
-    """Install a package and what it depends on.
+    """Install a package and its dependencies.
 
     Raises:
-        CalledProcessError: pip failed; it has written why.
+        CalledProcessError: pip failed; it has printed the reason.
     """
     wanted = [f"{package.name}=={version}", *program.requirements]
     options = [*(() if program.source else _WHEELS), *(("--no-deps",) if program.alone else ())]
@@ -57,7 +57,7 @@ def install(package: Package, program: Program, directory: str, version: str) ->
 
 
 def newest_of(package: Package) -> str:
-    """Return the newest version that the index has for the image's Python; "" if it is unknown."""
+    """Return the newest version of the index for the image's Python; "" if unknown."""
     argv = [*_PIP, "index", "versions", "--python-version", PYTHON, package.name]
     limit = _TO_INSTALL * PATIENCE
     try:
@@ -78,7 +78,7 @@ def observe(
         site: the directory where the package is installed.
 
     Raises:
-        CtrTimeout: the program does not end. Its container is removed.
+        CtrTimeout: the program does not finish. Its container is removed.
         CheckFailed: its container does not start.
     """
     needs = ",".join(package.needs)

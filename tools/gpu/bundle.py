@@ -112,7 +112,7 @@ def collect(
 
     Args:
         directory: where to; it is created. Programs keep their names; libraries are in its ``lib``.
-        libraries: further libraries of the same libc, which programs load by themselves.
+        libraries: more libraries of the same libc, which programs load by themselves.
         place: the path of the directory at run time.
 
     Raises:

@@ -71,7 +71,7 @@ class Containers:
     """A containerd, and the way to start containers on it."""
 
     containerd: PrivateContainerd  # it runs, and has the image
-    flags: tuple[str, ...] = ()  # further flags that ``ctr run`` needs on this machine
+    flags: tuple[str, ...] = ()  # more flags that ``ctr run`` needs on this machine
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_name(self, kind: str = "c") -> str:

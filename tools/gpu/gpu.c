@@ -1,17 +1,17 @@
 /*
- * Check what a GPU does for a program. It loads the driver as applications do.
+ * Check what works on a GPU. It loads the driver as applications do.
  *
- *   gpu cuda     each device that CUDA has: its name and UUID, and whether a kernel computes on it
+ *   gpu cuda     each device of CUDA: its name and UUID, and whether a kernel computes on it
  *   gpu decode   whether the first device decodes H.264
- *   gpu encode   the newest interface of the encoder
- *   gpu egl      the devices that EGL has, and whose each is
- *   gpu vulkan   the devices that Vulkan has
+ *   gpu encode   the newest version of the encoder's interface
+ *   gpu egl      the devices of EGL, and the vendor of each
+ *   gpu vulkan   the devices of Vulkan
  *
- * The answer is on stdout, a JSON object on each line: one about the driver, then one for each
- * device. It ends with 0; with 1 if a call failed (the last line's "failed" names it, "code" is its
- * result); with 3 if a library did not load ("failed", "reason"); with 2 if it was called wrongly.
+ * It prints a JSON object on each line: one about the driver, then one for each device. It exits
+ * with 0; with 1 if a call failed (the last line's "failed" names it, "code" is its result); with 2
+ * if its arguments are wrong; with 3 if a library did not load ("failed", "reason").
  *
- * No header of NVIDIA's or Khronos' is needed: what is declared here is their stable ABI.
+ * It needs no headers of NVIDIA's or Khronos': it declares what it uses of their stable ABI.
  *
  * Source: CUDA Driver API; PTX ISA; Vulkan 1.0; EGL 1.5, EXT_device_enumeration.
  */

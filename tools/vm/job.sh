@@ -1,22 +1,22 @@
 #!/bin/sh
-# Runs in the guest, as root: mounts what the host shares, runs the job, tells its exit code.
+# Runs in the guest, as root: mounts the host's shares, runs the job, reports its exit code.
 #
-# The host shares a directory with the tag "job", in which are
-#   shares   lines of "TAG PATH": what else is shared, and where it belongs
+# The host shares a directory with the tag "job". It contains
+#   shares   lines of "TAG PATH": the other shares, and where to mount them
 #   run      the job, a shell script
 
-# The emulator's exit code is (CODE << 1) | 1 for a CODE that is written to this port. Those
-# below 16 are left out, so that the emulator's own failure, 1, is none of ours.
+# If a CODE is written to this port, the emulator exits with (CODE << 1) | 1. We add 16, so that our
+# codes differ from 1, the emulator's own failure.
 finish() {
     sync
     code=$1
     [ "$code" -le 100 ] || code=100
     printf "\\$(printf %o $((code + 16)))" | dd of=/dev/port bs=1 seek=244 conv=notrunc 2>/dev/null
-    # Only if the port is not what it should be.
+    # Not reached if the port works.
     poweroff -f
 }
 
-# On a slow machine the devices may still be without their driver, which has no end to wait for.
+# On a slow machine the devices may not have their driver yet, and no event says when they do.
 share() {
     mkdir -p "$2"
     tries=600
