@@ -70,13 +70,13 @@ class Hierarchies:
 class Cgroup:
     """The cgroup of one container."""
 
-    # its directory by controller, UNIFIED for version 2, without hierarchies in which it has no own
-    # cgroup
+    # its directory by controller, UNIFIED for version 2; hierarchies in which it has no cgroup of its
+    # own are missing
     directories: Mapping[str, str]
     is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str) -> str | None:
-        """Return the directory with a controller's files; None without an own one."""
+        """Return the directory with a controller's files; None if it has none of its own."""
         return self.directories.get(UNIFIED if self.is_v2 else controller)
 
     def pids(self) -> list[int]:
@@ -139,7 +139,7 @@ def of(pid: int) -> Cgroup | None:
         pid: a live process of the container.
 
     Returns:
-        Its cgroup; None if the process is gone, or has no own cgroup that is visible here.
+        Its cgroup; None if the process is gone, or no cgroup of its own is visible here.
     """
     hierarchies = _mounted()
     shared = _paths_of("self")

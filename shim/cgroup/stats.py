@@ -144,7 +144,7 @@ def read(cgroup: Cgroup | None, *, container_id: str, pid: int) -> v1.Metrics | 
     """Read the statistics of a container.
 
     Args:
-        cgroup: the container's cgroup; None if it has no own one.
+        cgroup: the container's cgroup; None if it has none of its own.
         container_id: the container's id, for the error.
         pid: its init process, for the network interfaces; 0 if it has exited.
 

@@ -458,7 +458,7 @@ class Container:
         """Return the container's usage, as the message for the host's version of cgroups.
 
         Raises:
-            CgroupNotFound: it has no own cgroup, or its cgroup was removed.
+            CgroupNotFound: it has no cgroup of its own, or its cgroup was removed.
         """
         pid = 0 if self._exits.init_reaped else self.init.pid
         return stats.read(self._resources.cgroup, container_id=self.id, pid=pid)

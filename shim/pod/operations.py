@@ -18,7 +18,7 @@ Rules for operations
 Rules for exits
 - The start of a process is published before its exit, even if it died before Start returned.
 - The exits of execs are published before init's, after which containerd tears the task down. Once
-  init has been reaped, no new exec starts; if the container has no own pid namespace, its remaining
+  init has been reaped, no new exec starts; if the container shares a pid namespace, its remaining
   processes are killed first.
 - The exit of init is not in the queue. It waits for operations whose event must come first: at most
   ``LATE`` seconds, then their runtime calls are killed, and ``LATE`` seconds more. It does not wait
