@@ -70,8 +70,8 @@ class Hierarchies:
 class Cgroup:
     """The cgroup of one container."""
 
-    # its directory by controller, UNIFIED for version 2; hierarchies in which it has no cgroup of its
-    # own are missing
+    # its directory by controller, UNIFIED for version 2; without the hierarchies in which it has no
+    # cgroup of its own
     directories: Mapping[str, str]
     is_v2: bool  # whether version 2 has the controllers
 
