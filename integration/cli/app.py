@@ -6,9 +6,8 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, TextIO
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 from click.shell_completion import shell_complete
@@ -18,7 +17,7 @@ from integration import exits
 from integration.cli.errors import AnswerUnwritten, FileUnusable
 from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
-from integration.cli.output import Format, print_error
+from integration.cli.output import Format, best_effort, print_error, silence
 from integration.compat import NAMES
 
 COMPLETION_VARIABLE: Final = "_NVSHIM_COMPLETE"
@@ -124,27 +123,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nvshim.invoke(context)
             sys.stdout.flush()
     except NvshimError as error:
-        with _best_effort():
+        with best_effort():
             print_error(error, meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        with _best_effort():
+        with best_effort():
             error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        _silence(sys.stdout)
+        silence(sys.stdout)
         return exits.BROKEN_PIPE
     except OSError as error:
         # Without a file name it is an error of stdout.
         if error.filename is None:
             if error.errno not in _UNWRITTEN:
                 raise
-            _silence(sys.stdout)
-        with _best_effort():
+            silence(sys.stdout)
+        with best_effort():
             print_error(_described(error), meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     return exits.OK
@@ -167,20 +166,6 @@ def _prepare_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A terminal's encoding may lack some characters; escape them.
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _silence(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter's final flush cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-@contextmanager
-def _best_effort() -> Iterator[None]:
-    """Drop a message that stderr does not take: the exit status still tells the outcome."""
-    try:
-        yield
-    except OSError:
-        _silence(sys.stderr)
 
 
 def _described(error: OSError) -> NvshimError:

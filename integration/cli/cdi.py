@@ -18,7 +18,7 @@ from hooks.config import Config
 from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
 from integration.cli.options import choose_form, configured, found_if, with_listing, with_output
-from integration.cli.output import Column, Output, counted
+from integration.cli.output import Column, Output, best_effort, counted
 from integration.engines import podman
 from integration.nvml.inventory import inventory_of
 
@@ -65,7 +65,8 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
         return
     writing.write(to, text)
     devices = counted(len(spec.devices), "device")
-    sys.stderr.write(f"{printable(to)}: {devices} of {spec.kind}, CDI {spec.version}\n")
+    with best_effort():
+        sys.stderr.write(f"{printable(to)}: {devices} of {spec.kind}, CDI {spec.version}\n")
 
 
 @command.command("generate")

@@ -12,7 +12,15 @@ import click
 from api.errors import printable
 from integration.cli.errors import FileUnusable
 from integration.cli.options import found_if, not_empty, with_listing
-from integration.cli.output import Column, Format, Output, counted, is_coloured, width_of
+from integration.cli.output import (
+    Column,
+    Format,
+    Output,
+    best_effort,
+    counted,
+    is_coloured,
+    width_of,
+)
 from integration.cli.tables import headed
 from integration.doctor.bundle import report, write_bundle
 from integration.doctor.examination import choose, examine, lasting_skips
@@ -163,7 +171,8 @@ def command(
         output.rows(document["findings"], _FINDINGS, name="code")
     sys.stdout.flush()
     if not output.form.is_document:
-        sys.stderr.write(f"{_counted(document)}\n")
+        with best_effort():
+            sys.stderr.write(f"{_counted(document)}\n")
     found_if(not examination.is_healthy)
 
 

@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, TextIO
 
@@ -155,6 +156,25 @@ def print_error(error: NvshimError, form: Format) -> None:
         sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
     else:
         sys.stderr.write(f"{error}\n")
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null, so that the interpreter's final flush cannot fail."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
+
+
+@contextmanager
+def best_effort(stream: TextIO | None = None) -> Iterator[None]:
+    """Drop a message that a stream does not take: the exit status still tells the outcome.
+
+    Args:
+        stream: by default stderr.
+    """
+    try:
+        yield
+    except OSError:
+        silence(stream or sys.stderr)
 
 
 def _value(source: Source, row: Mapping[str, Any]) -> Any:

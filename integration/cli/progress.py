@@ -7,7 +7,7 @@ import sys
 from typing import Self, TextIO
 
 from api.errors import printable
-from integration.cli.output import Format, Output, is_terminal
+from integration.cli.output import Format, Output, best_effort, is_terminal
 
 _CLEAR = "\r\x1b[K"
 
@@ -41,10 +41,9 @@ class Progress:
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             line = line if len(line) <= width else f"{line[: width - 1]}…"
-            self._stream.write(f"{_CLEAR}{line}")
+            self._write(f"{_CLEAR}{line}")
         elif line:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+            self._write(f"{line}\n")
         self._is_there = bool(line)
 
     def __enter__(self) -> Self:
@@ -52,5 +51,9 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._is_there and self._is_terminal:
-            self._stream.write(_CLEAR)
+            self._write(_CLEAR)
+
+    def _write(self, text: str) -> None:
+        with best_effort(self._stream):  # the work goes on, even if nobody can read about it
+            self._stream.write(text)
             self._stream.flush()

@@ -13,7 +13,7 @@ from api.errors import NvshimError, printable
 from hooks.config import Config
 from integration import exits
 from integration.cli.options import configured, with_output
-from integration.cli.output import Output, counted, is_coloured, print_error
+from integration.cli.output import Output, best_effort, counted, is_coloured, print_error
 from integration.cli.progress import Progress
 from integration.cli.tables import headed
 from integration.verify.checks import CHECKS
@@ -39,7 +39,8 @@ def _unchecked(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(output, **options)
         except NvshimError as error:
-            print_error(error, output.form)
+            with best_effort():
+                print_error(error, output.form)
             click.get_current_context().exit(exits.USAGE)
 
     return answer

@@ -359,7 +359,12 @@ def test_a_path_that_cannot_be_used_is_one_line(
 
 @pytest.mark.parametrize("taken", ["full", "closed"])
 @pytest.mark.parametrize(
-    ("words", "status"), [("nonsense", exits.USAGE), ("config get no.such", exits.FAILED)]
+    ("words", "status"),
+    [
+        ("nonsense", exits.USAGE),
+        ("config get no.such", exits.FAILED),
+        ("verify --config /nonexistent", exits.USAGE),
+    ],
 )
 def test_message_that_stderr_does_not_take_leaves_the_status(
     words: str, status: int, taken: str

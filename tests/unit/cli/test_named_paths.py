@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,7 @@ from integration import exits
 from integration.cli.app import main
 from integration.cli.drain import show
 from integration.cli.output import Format, Output
+from tests.harness.launcher import REPOSITORY
 
 _LINE: Final = re.compile(r"NVSHIM-E\d{4} [a-z-]+: .*([Pp]ipe|No such device).*\n")
 _SPEC: Final = {
@@ -131,6 +134,29 @@ def test_a_file_name_controls_no_terminal(
     words = ["cdi", "transform", "root", "--from", "/", "--input", f"{tmp_path}/spec.json"]
     assert main([*words, "--file", f"{tmp_path}/\x1b[31mred"]) == exits.OK
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_spec_that_was_written_stays_so_if_stderr_is_full(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps(_SPEC))
+    words = [
+        "cdi",
+        "transform",
+        "root",
+        "--from",
+        "/",
+        "--input",
+        "spec.json",
+        "--file",
+        "made.json",
+    ]
+    program = [sys.executable, "-m", "integration.cli", *words]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            program, stderr=full, check=False, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+    assert done.returncode == exits.OK
+    assert (tmp_path / "made.json").exists()
 
 
 @pytest.mark.parametrize("option", ["--kubeconfig", "--containerd-config"])

@@ -28,6 +28,15 @@ def test_a_log_has_a_line_for_each_step() -> None:
     assert said(io.StringIO()) == "copy a tree\nstart a container\\x1b[2J\n"
 
 
+def test_a_step_goes_on_if_its_line_cannot_be_written() -> None:
+    with (
+        open("/dev/full", "w", encoding="utf-8") as stream,
+        Progress(Output(Format.TABLE), stream) as progress,
+    ):
+        progress.update("copy a tree")
+        progress.update("start a container")
+
+
 def test_at_a_terminal_one_line_is_written_over_and_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
