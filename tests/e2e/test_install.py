@@ -7,21 +7,30 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 
+from hooks.node.cache import RELEASE
 from integration.containers import traces
 from integration.install.survey import take_survey
 from integration.install.usage import Role, users
 from integration.install_layout import InstallLayout
+from integration.simulated import SimulatedNode
 from integration.tree import MANIFEST, Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
-from tests.harness.runtime import OURS, Container, Runtime, is_alive, remove_fifos
+from tests.harness.runtime import (
+    OURS,
+    Container,
+    Runtime,
+    is_alive,
+    new_name,
+    remove_fifos,
+)
 from tests.harness.trees import disk_of_its_own, other_version
 from tests.harness.waiting import eventually
 from tools.containerd import PrivateContainerd
@@ -217,6 +226,44 @@ def _broken(tree: Tree, path: str) -> Tree:
     with open(f"{path}/lib/shim/pod/server.py", "w") as file:
         file.write("raise RuntimeError('no such luck')\n")
     return write_tree(path, version="99.1", revision="", architecture="amd64", python="3.11.2")
+
+
+def _of_next_release(tree: Tree, path: str) -> Tree:
+    """Return a version whose shims do not use an inventory of the tree's."""
+    other_version(tree.path, path, "99.2")
+    os.unlink(f"{path}/{MANIFEST}")
+    module = f"{path}/lib/hooks/node/cache"
+    (compiled,) = glob.glob(f"{path}/lib/hooks/node/__pycache__/cache.*.pyc")
+    with open(f"{module}.py", encoding="utf-8") as file:
+        text = file.read()
+    for name in (compiled, f"{module}.py"):
+        os.unlink(name)
+    with open(f"{module}.py", "w", encoding="utf-8") as file:
+        file.write(text.replace(f'"{RELEASE}"', '"99.2"'))
+    return write_tree(path, version="99.2", revision="", architecture="amd64", python="3.11.2")
+
+
+def test_shims_of_two_releases_give_gpus_and_neither_uses_what_the_other_has_found(
+    host: Host, old: Tree, workshop: str, runtime: Runtime,
+    own_gpus: SimulatedNode, configure: Callable[..., None],
+) -> None:  # fmt: skip
+    def found_by() -> str:
+        with open(f"{own_gpus.state}/inventory.json", encoding="utf-8") as file:
+            return str(json.load(file)["release"])
+
+    configure(node=own_gpus)
+    gpu = ("--env", "NVIDIA_VISIBLE_DEVICES=1")
+    pod = ("--annotation", f"io.containerd.runc.v2.group={new_name('pod')}", *gpu)
+    host.install(old, "--no-self-test")
+    first = runtime.start_idle(flags=pod)
+    new = _of_next_release(old, f"{workshop}/next")
+    host.nvshim("install", "--from", new.path, "--no-self-test")
+    for flags, release in ((gpu, "99.2"), (pod, RELEASE), (gpu, "99.2")):
+        container = runtime.start_idle(flags=flags)
+        assert container.exec("sh", "-c", "echo /dev/nvidia[0-9]*").stdout == "/dev/nvidia1\n"
+        assert found_by() == release
+    assert (len(host.shims_of(old)), len(host.shims_of(new))) == (1, 2)
+    assert _works(first)
 
 
 def test_a_version_that_starts_no_container_is_not_switched_to(
