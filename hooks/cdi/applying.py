@@ -267,7 +267,7 @@ class _Work:
             raise CdiUnsupported(
                 asked,
                 found=f"the low-level runtime knows version {version} of the OCI specification",
-                do="use runc 1.4 or newer",
+                do="use runc 1.4 or crun 1.28, or newer",
             )
 
 

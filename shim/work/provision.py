@@ -37,9 +37,10 @@ from shim.work.layers import Layer
 from shim.work.listed import shut_nodes
 from shim.work.worker import Answer, Link
 
-_NO_FEATURES: Final = (ValueError, TypeError, KeyError, RecursionError)
+_NO_FEATURES: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _FEATURES_TIMEOUT: Final = 10.0
 _NO_VERSION: Final = "0.0.0"
+_WITH_NET_DEVICES: Final = "1.3.0"
 _SOON: Final = 0.1  # seconds
 
 # Parts of the record that a running container needs: for Start, execs, checkpoints.
@@ -327,7 +328,7 @@ class Provision:
         """Return the newest OCI specification version that the low-level runtime reports."""
         try:
             _, output = self._link.run([runtime, "features"], _FEATURES_TIMEOUT)
-            return str(json.loads(output)["ociVersionMax"])
+            return newest_oci_version(output)
         except (ProgramTimeout, ProgramNotFound, *_NO_FEATURES) as error:
             self._log.warning("the runtime does not tell its features", why=str(error))
             return _NO_VERSION
@@ -377,3 +378,21 @@ class Provision:
 
     def _warn(self, event: str, why: str) -> None:
         self._log.warning(event, container=self._container, why=why)
+
+
+def newest_oci_version(output: bytes) -> str:
+    """Return the newest OCI specification version that a runtime supports, by its features.
+
+    crun reports version 1.1.0, and linux.netDevices of version 1.3.0 as a feature.
+
+    Args:
+        output: of ``runc features`` or ``crun features``.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, RecursionError: it is malformed.
+    """
+    features = json.loads(output)
+    moves_interfaces = (features.get("linux") or {}).get("netDevices") or {}
+    if moves_interfaces.get("enabled") is True:
+        return _WITH_NET_DEVICES
+    return str(features["ociVersionMax"])

@@ -19,7 +19,7 @@ from shim import bundle as bundle_files
 from shim import files
 from shim.errors import BundleUnusable, ProgramTimeout
 from shim.work.injection import Injection
-from shim.work.provision import Provision
+from shim.work.provision import Provision, newest_oci_version
 from shim.work.worker import Link
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_report
 
@@ -238,3 +238,20 @@ def test_without_a_spec_none_is_kept_and_that_is_one_line(tmp_path: Path) -> Non
     with pytest.raises(BundleUnusable, match=r"config\.json"):
         bundle_files.keep_spec(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("features", "version"),
+    [
+        ({"ociVersionMax": "1.2.1"}, "1.2.1"),
+        ({"ociVersionMax": "1.2.1", "linux": None}, "1.2.1"),
+        # As crun 1.21 and 1.28 have it.
+        ({"ociVersionMax": "1.1.0+dev", "linux": {"cgroup": {}}}, "1.1.0+dev"),
+        ({"ociVersionMax": "1.1.0+dev", "linux": {"netDevices": {"enabled": True}}}, "1.3.0"),
+        ({"ociVersionMax": "1.1.0+dev", "linux": {"netDevices": {"enabled": False}}}, "1.1.0+dev"),
+    ],
+)
+def test_a_runtime_that_moves_interfaces_is_told_by_its_features(
+    features: dict[str, Any], version: str
+) -> None:
+    assert newest_oci_version(json.dumps(features).encode()) == version
