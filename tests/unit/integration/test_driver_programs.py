@@ -160,7 +160,7 @@ def test_one_that_no_signal_reaches_is_left_alone(
     config = Config(state=str(tmp_path / "state"))
     raised = outcome_of(lambda: run_nvidia_smi(driver(program), config, ["-L"], 0.5))
     assert isinstance(raised, SmiFailed)
-    assert "has not ended after 0.5 s" in raised.found
+    assert "did not exit within 0.5 s" in raised.found
     (left,) = driver_programs._left
     thaw()
 
