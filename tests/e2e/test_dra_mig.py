@@ -321,7 +321,7 @@ def test_a_nvidia_smi_that_hangs_is_ended_and_holds_nobody_else_up(place: Cut) -
     thread.join()
     (error,) = errors
     assert "NVSHIM-E2780" in error
-    assert "nvidia-smi has not ended after" in error
+    assert "nvidia-smi did not exit within" in error
     place.driver.unprepare(other)
     eventually(place.is_clean, "nothing is left")
 

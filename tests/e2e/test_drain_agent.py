@@ -360,7 +360,7 @@ def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
         _, err = reset.communicate(timeout=60)
         assert reset.returncode == 1
         assert err.splitlines()[-1].startswith("NVSHIM-E2644 still-held")
-        assert "a program of ours that asks NVML still holds it" in err
+        assert "a program of ours that queries NVML still holds it" in err
         assert place.called() == []
         waiting = place.spawn("reset", "1", patience="20")
         mark = place.mark(1)

@@ -429,11 +429,11 @@ def test_a_last_step_that_fails_after_its_effect_is_undone(
     def run_late(*arguments: Any, **named: Any) -> str:
         said = run(*arguments, **named)
         if next(once, False):
-            raise SmiFailed("nvidia-smi has not ended after 30 s")
+            raise SmiFailed("nvidia-smi did not exit within 30 s")
         return said
 
     monkeypatch.setattr(instances, "run_nvidia_smi", run_late)
-    with raises(LayoutFailed, match="on GPU 1 .*has not ended"):
+    with raises(LayoutFailed, match="on GPU 1 .*did not exit"):
         place.apply(layout("3g.40gb 1g.10gb", "7g.80gb"))
     assert place.state() == before
     place.is_clean()
