@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,13 @@ def command() -> None:
     A simulated node is a directory with NVIDIA's user-space driver, device nodes, the procfs and
     sysfs trees of a GPU node, and an NVML library that reports GPUs that do not exist.
     """
+
+
+def _name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a name that is the directory of nodes itself, or the one above."""
+    if value in {"", os.curdir, os.pardir}:
+        raise click.BadParameter(f"{value!r} is not a name; a path has a slash.", ctx, param)
+    return value
 
 
 _store_option = click.option(
@@ -77,7 +85,7 @@ def _scenario(*, scenario: str | None, no_drm: bool, **options: Any) -> Scenario
 @command.command("create")
 @with_output
 @_store_option
-@click.argument("name")
+@click.argument("name", callback=_name)
 @_made_of
 @click.option(
     "--layout", default="installer", show_default=True, help="The layout of the driver's files."
@@ -112,7 +120,7 @@ def create(
 @command.command("show")
 @with_output
 @_store_option
-@click.argument("name", shell_complete=_nodes)
+@click.argument("name", callback=_name, shell_complete=_nodes)
 def show(output: Output, store: str, name: str) -> None:
     """Describe a node."""
     found = describe(SimulatedNode.open(node_directory(name, store)))
@@ -144,7 +152,7 @@ def scenarios(output: Output) -> None:
 
 @command.command("remove")
 @_store_option
-@click.argument("name", shell_complete=_nodes)
+@click.argument("name", callback=_name, shell_complete=_nodes)
 def remove(store: str, name: str) -> None:
     """Remove a node and its directory."""
     remove_node(name, store)
@@ -155,6 +163,7 @@ def remove(store: str, name: str) -> None:
 @click.option(
     "--node",
     metavar="NAME",
+    callback=_name,
     shell_complete=_nodes,
     help="Use this existing node; by default a temporary node is created.",
 )
@@ -186,7 +195,9 @@ def run(
     nvshim simulate run --scenario mig -- nvidia-smi -L
     """
     chosen = _scenario(**made_of)
-    if node is not None and any(made_of.values()):
+    if node is not None and any(
+        value is not None and value is not False for value in made_of.values()
+    ):
         raise click.UsageError(
             "--node already has its GPUs; do not combine it with options of a new node."
         )

@@ -95,6 +95,8 @@ def command(
     nvshim verify --restart-agent     also restart the node agent
     """
     checks = [c for c in CHECKS if c.name not in skip and (not only or c.name in only)]
+    if not checks:
+        raise click.UsageError("--skip leaves no check of --only.")
     options = VerifyOptions(handler, cri_socket, checks, restart_agent)
     with Progress(output) as progress:
         found = verify(config, options, progress.update)

@@ -163,7 +163,8 @@ def probe(question: str, local: str, now: float) -> Status:
     try:
         status = Status(**parse_json(read_named(path)))
     except (OSError, ValueError, TypeError) as error:
-        raise InstallerUnwell(f"probe {question}", found=f"cannot read {path}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise InstallerUnwell(f"probe {question}", found=f"cannot read {path}: {why}") from error
     silent = now - status.heard
     if silent > SILENCE or (question == "ready" and status.state not in State.ALL_DONE):
         raise InstallerUnwell(

@@ -158,7 +158,7 @@ class Scenario:
             names = sorted(f.removesuffix(".toml") for f in os.listdir(SHIPPED) if ".toml" in f)
             raise ScenarioInvalid(
                 f"to read the scenario {name}",
-                found=str(error),
+                found=getattr(error, "strerror", None) or str(error),
                 do=f"name a TOML file, or one of {', '.join(names)}",
             ) from error
 

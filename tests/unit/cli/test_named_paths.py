@@ -188,3 +188,42 @@ def test_nothing_is_checked_with_a_configuration_that_cannot_be_read(
 def test_a_node_whose_path_is_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "create", "/a" * 2500]) == exits.FAILED
     assert capsys.readouterr().err.startswith("NVSHIM-E2108 node-unwritten: ")
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+@pytest.mark.parametrize("command", ["create", "show", "remove", "run"])
+def test_the_directory_of_simulated_nodes_is_no_node(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--node", name, "--", "true"] if command == "run" else [name]
+    store = tmp_path / "above" / "store"
+    store.mkdir(parents=True)
+    assert main(["simulate", command, "--in", str(store), *words]) == exits.USAGE
+    assert f"{name!r} is not a name" in capsys.readouterr().err
+    assert os.listdir(store) == []
+
+
+def test_no_gpus_are_an_option_of_a_new_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", "run", "--node", f"{tmp_path}/node", "--gpus", "0", "--", "true"]
+    assert main(words) == exits.USAGE
+    assert "--node already has its GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["simulate create /tmp/no/node --scenario {tmp}/none", "simulate create x --scenario {tmp}"],
+)
+def test_an_error_has_no_number_of_the_kernel(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.format(tmp=tmp_path).split()) == exits.FAILED
+    err = capsys.readouterr().err
+    assert err.startswith("NVSHIM-E2101 scenario-invalid: ")
+    assert "Errno" not in err
+
+
+def test_a_verification_without_a_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--only", "gpu", "--skip", "gpu"]) == exits.USAGE
+    assert "leaves no check" in capsys.readouterr().err
