@@ -210,7 +210,8 @@ def _answer(
         "in_use": [
             {"name": each.name, "shims": len(each.shims)}
             for each in survey.installed
-            if each.name != survey.current and each.holders
+            # This command may be of the version that was current until now.
+            if each.name != survey.current and {user.pid for user in each.holders} - {os.getpid()}
         ],
         "warnings": list(outcome.warnings) if outcome else [],
         "unseen_shims": survey.may_miss_shims,

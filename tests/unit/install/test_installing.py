@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import shutil
 import subprocess
@@ -181,6 +182,16 @@ def test_a_tree_that_is_used_is_not_removed_before_its_last_process_ends(node: N
         assert answer["left"] == [f"{node.layout.prefix}/{node.old.name}"]
     assert node.uninstall()["complete"] is True
     assert not os.path.exists(node.layout.prefix)
+
+
+def test_the_command_itself_is_no_user_of_the_version_that_it_leaves(node: Node) -> None:
+    node.install(node.old)
+    with (
+        open(f"{node.layout.path(node.old.name)}/runtime/lib/program", "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ),
+    ):
+        answer = node.install(node.new)
+    assert (answer["previous"], answer["in_use"]) == (node.old.name, [])
 
 
 def test_who_begins_to_use_a_tree_while_it_is_removed_keeps_it(
