@@ -31,6 +31,7 @@ from integration.containers import traces
 from integration.containers.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
 from integration.install_layout import SELF_TEST, SHIM
+from integration.json_documents import MALFORMED, parse_json
 from integration.timeouts import PATIENCE
 from integration.tree import probe_of
 
@@ -150,9 +151,9 @@ def _configuration_fault(tree: str, environment: dict[str, str]) -> str:
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_TIMEOUT,
             check=False, env=environment,
         )  # fmt: skip
-        answer = json.loads(done.stdout)
+        answer = parse_json(done.stdout)
         return "" if answer["valid"] else str(answer["error"]["message"])
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+    except (OSError, subprocess.TimeoutExpired, *MALFORMED):
         return ""  # the first versions have no such command
 
 
