@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -150,6 +150,10 @@ async def run(context: Context) -> NoReturn:
         wanted = reports_of(known) | {uuid: Report(uuid, is_healthy=True) for uuid in gone}
         changed = [report for uuid, report in wanted.items() if sent.get(uuid) != report]
         earlier = [] if is_cleared else [Report("", is_healthy=True)]
+        if is_cleared:  # first, since the agent may be killed once the connector has it
+            raised = _record(boot, [*sent.values(), *changed])
+            if raised != written and await _write(context, path, raised):
+                written = raised
         try:
             if earlier or changed:
                 await _send(context.options, earlier + changed)
@@ -158,12 +162,17 @@ async def run(context: Context) -> NoReturn:
         else:
             is_cleared = True
             sent = {uuid: each for uuid, each in (sent | wanted).items() if uuid not in gone}
-            raised = [boot, *sorted(uuid for uuid, each in sent.items() if not each.is_healthy)]
+            raised = _record(boot, sent.values())
             if raised != written and await _write(context, path, raised):
                 written = raised
             backoff = Backoff(longest=_LONGEST_PAUSE)
         context.fault(_FAULT, line, level="warning")
         await wait_any(health, node, since=version, timeout=timeout)
+
+
+def _record(boot: str, reports: Iterable[Report]) -> list[str]:
+    """Return the words of the file: the boot, and the GPUs that one of these reports raises."""
+    return [boot, *sorted({each.gpu for each in reports if not each.is_healthy})]
 
 
 async def _write(context: Context, path: str, words: Collection[str]) -> bool:

@@ -18,6 +18,7 @@ from integration import backoff
 from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
 from integration.node.service import Context
+from integration.node.services import nvsentinel
 from integration.node.services.nvsentinel import CHECK, Report, reports_of, run
 from integration.node.values.health import HealthState
 from integration.nvml.snapshot import NodeSnapshot
@@ -168,6 +169,11 @@ async def test_what_an_earlier_boot_raised_is_cleared_once(tmp_path: Path) -> No
     assert said(await told("two", {OTHER: LOST}, 2)) == [(OTHER, False), last]
 
 
+def lacks(record: Path) -> bool:
+    """Return whether the record names no GPU that is raised."""
+    return GPU not in record.read_text()
+
+
 def agent(tmp_path: Path, gpus: tuple[Gpu, ...] | None) -> Context:
     """Return the context of an agent; its node has these GPUs, or its inventory cannot be read."""
     options = Options(nvsentinel=str(tmp_path / "nvsentinel.sock"))
@@ -188,6 +194,8 @@ async def test_what_an_earlier_boot_raised_is_cleared_where_no_gpu_is_left(tmp_p
                 await until(partial(has_said, heard, whole), "nothing else is")
                 publish(context.state.health, {})
                 await until(partial(has_said, heard, [*whole, (GPU, True)]), "it is forgotten")
+                record = tmp_path / "state" / "nvsentinel.boot"
+                await until(partial(lacks, record), "that is recorded")
                 tasks.cancel_scope.cancel()
 
 
@@ -211,8 +219,8 @@ async def test_a_gpu_that_is_removed_while_no_agent_runs_is_cleared(
                 publish(context.state.health, {OTHER: LOST})
                 await until(lambda: len(heard) == 2, "the table has other GPUs")
             await until(lambda: (GPU, True) in said(heard), "it is cleared")
+            await until(partial(lacks, record), "that is recorded")
             tasks.cancel_scope.cancel()
-    assert GPU not in record.read_text()
 
 
 async def test_while_nothing_is_known_of_gpus_nothing_is_cleared(tmp_path: Path) -> None:
@@ -229,3 +237,23 @@ async def test_while_nothing_is_known_of_gpus_nothing_is_cleared(tmp_path: Path)
             await until(lambda: heard, "it is known again")
             tasks.cancel_scope.cancel()
     assert said(heard) == [(GPU, False)]
+
+
+async def test_a_gpu_is_recorded_before_it_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is killed in between has not raised what the next one does not know."""
+    record, recorded = tmp_path / "state" / "nvsentinel.boot", list[str]()
+
+    async def send(*_: Any) -> None:
+        recorded.append(record.read_text() if record.exists() else "")
+
+    monkeypatch.setattr(nvsentinel, "_send", send)
+    context = agent(tmp_path, NODE.gpus)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, context)
+        await until(lambda: recorded, "the earlier boot is cleared")
+        publish(context.state.health, {GPU: LOST})
+        await until(lambda: len(recorded) == 2, "it is raised")
+        tasks.cancel_scope.cancel()
+    assert recorded == ["", f"one\n{GPU}\n"]
