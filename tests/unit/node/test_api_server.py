@@ -291,7 +291,7 @@ def test_after_a_request_without_an_answer_no_kept_connection_is_used(
         return answer(request)
 
     monkeypatch.setattr(cluster, "answer", silent)
-    monkeypatch.setattr(ssl.SSLSocket, "settimeout", lambda *_: late())
+    monkeypatch.setattr(connection._Socket, "settimeout", lambda *_: late())
     with pytest.raises(ApiServerSilent):
         client.call("GET", SLICES)
     assert kept._idle == []
