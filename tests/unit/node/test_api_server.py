@@ -38,6 +38,21 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def closed_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every client: an exception refers to it, and garbage is closed in any order."""
+    made, init = list[ApiServer](), ApiServer.__init__
+
+    def remember(self: ApiServer, *args: Any, **options: Any) -> None:
+        made.append(self)
+        init(self, *args, **options)
+
+    monkeypatch.setattr(ApiServer, "__init__", remember)
+    yield
+    for each in made:
+        each.close()
+
+
 @pytest.fixture
 def client(cluster: Cluster) -> ApiServer:
     return ApiServer("127.0.0.1", cluster.port, cluster.service_account)
