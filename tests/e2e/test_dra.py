@@ -124,7 +124,7 @@ def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
 
     refused(("default", "a UID", "nothing"), "NVSHIM-E2772", "does not exist")
     namespace, _, name = place.claim("replaced", place.gpus[0])
-    refused((namespace, "another UID", name), "NVSHIM-E2772", "another UID is meant")
+    refused((namespace, "another UID", name), "NVSHIM-E2772", "not another UID")
     refused(("default", place.cluster.claim("new", None), "new"), "E2772", "nothing of")
     refused(place.claim("gone", "gpu-of-another-node"), "NVSHIM-E2773", "the node lacks it")
     strange = [{"request": "gpu", **place.result(place.gpus[0], pool="node-2")}]

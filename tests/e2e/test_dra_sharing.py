@@ -96,7 +96,7 @@ def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: 
     error = place.refusal(claim)
     assert "NVSHIM-E2788" in error
     assert f"the time slice Short of {place.uuid(other)} for claim default/one" in error
-    assert "said: Not Supported" in error
+    assert "exited with status 3: Not Supported" in error
     assert not os.path.exists(place.spec(claim))
     assert sorted(place.called()) == sorted(
         [call(place.uuid(one), 1), call(place.uuid(other), 1), call(place.uuid(one), 0)]

@@ -237,7 +237,7 @@ async def test_an_exec_that_fails_to_start_lets_go_of_those_who_wait_for_it(
     wait = shim.call("Wait", id="c1", exec_id="e1")
     start = shim.call("Start", id="c1", exec_id="e1")
     waited, started = await _at_once(wait, start, apart=0.1)
-    assert (waited, started) == (Status.FAILED_PRECONDITION, Status.NOT_FOUND)
+    assert (waited, started) == (Status.FAILED_PRECONDITION, Status.UNKNOWN)
     late = shim.call("Wait", id="c1", exec_id="e1")
     assert await outcome(late) == Status.FAILED_PRECONDITION
     await shim.call("Delete", id="c1", exec_id="e1")

@@ -217,7 +217,7 @@ async def test_a_runtime_that_fails_at_any_verb_is_quoted_and_may_be_asked_again
         path = _break(shim, verb, script)
         error = await _error(call())
         assert error.status == Status.UNKNOWN
-        assert f"{verb} of c1: out of {verb}" in str(error)
+        assert f"{verb}: out of {verb}" in str(error)
         os.unlink(path)
         await call()
 
