@@ -53,7 +53,7 @@ __all__ = [
     "prepared_response",
 ]  # fmt: skip
 
-TO_FINISH: Final = 5.0 * PATIENCE
+TO_FINISH: Final = 5.0
 """Seconds that work on claims may take once the agent is stopping."""
 
 _TO_ANSWER: Final = 40.0 * PATIENCE
