@@ -259,7 +259,7 @@ def test_streams_that_a_kubelet_opens_again_and_again_leave_nothing(place: Place
         eventually(lambda: held() <= before + 4, "the connections are closed")
 
 
-@pytest.mark.serial  # the agent has one second for it
+@pytest.mark.serial  # the agent has a few seconds for it
 def test_what_was_begun_is_finished_before_an_agent_ends(place: Place) -> None:
     claim = place.claim("slow", place.gpus[0])
     goes_on, reads = threading.Event(), threading.Event()
