@@ -125,11 +125,11 @@ def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
     refused(("default", "a UID", "nothing"), "NVSHIM-E2772", "does not exist")
     namespace, _, name = place.claim("replaced", place.gpus[0])
     refused((namespace, "another UID", name), "NVSHIM-E2772", "not another UID")
-    refused(("default", place.cluster.claim("new", None), "new"), "E2772", "nothing of")
+    refused(("default", place.cluster.claim("new", None), "new"), "E2772", "has no allocation")
     refused(place.claim("gone", "gpu-of-another-node"), "NVSHIM-E2773", "the node lacks it")
     strange = [{"request": "gpu", **place.result(place.gpus[0], pool="node-2")}]
     uid = place.cluster.claim("strange", strange)
-    refused(("default", uid, "strange"), "NVSHIM-E2773", "of the pool node-2")
+    refused(("default", uid, "strange"), "NVSHIM-E2773", "in the pool node-2")
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {}}
     config = [{"source": "FromClaim", "opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
     refused(place.claim("shared", place.gpus[0], config=config), "NVSHIM-E2775", "sharing")
