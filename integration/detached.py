@@ -74,24 +74,28 @@ class _Thread:
     """A daemon thread that makes calls, one after the other."""
 
     def __init__(self) -> None:
+        self._is_kept = True
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="run_detached", daemon=True).start()
 
     def call(self, do: Callable[[], object]) -> None:
-        """Call a function that raises nothing."""
+        """Call a function that raises nothing, and calls :meth:`rest` at its end."""
         self._calls.put(do)
+
+    def rest(self) -> None:
+        """Let it make another call after this one, unless enough threads wait for one."""
+        self._is_kept = len(_idle) < _MOST_IDLE
+        if self._is_kept:
+            _idle.append(self)
 
     def end(self) -> None:
         """End it after the calls so far."""
         self._calls.put(None)
 
     def _run(self) -> None:
-        while (do := self._calls.get()) is not None:
+        while self._is_kept and (do := self._calls.get()) is not None:
             do()
             del do  # it refers to the result
-            if len(_idle) >= _MOST_IDLE:
-                break
-            _idle.append(self)
 
 
 _idle: deque[_Thread] = deque()
@@ -127,7 +131,9 @@ async def run_detached(
             failed = error
         if not handover.put(result, failed):
             handover.discard()
+            thread.rest()
             return
+        thread.rest()  # before the caller continues: its next call is made by the same thread
         try:
             loop.call_soon_threadsafe(wake)
         except RuntimeError:  # the event loop is closed; the process is about to exit
