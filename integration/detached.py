@@ -79,7 +79,7 @@ class _Thread:
         threading.Thread(target=self._run, name="run_detached", daemon=True).start()
 
     def call(self, do: Callable[[], object]) -> None:
-        """Call a function that raises nothing, and calls :meth:`rest` at its end."""
+        """Call a function that raises nothing, and calls :meth:`rest` once."""
         self._calls.put(do)
 
     def rest(self) -> None:
