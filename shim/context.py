@@ -22,6 +22,13 @@ class Publisher(Protocol):
         """The number of undelivered events."""
 
 
+class Moves(Protocol):
+    """Moves between cgroups: :class:`shim.cgroup.moves.ExpectedMoves`."""
+
+    def expect(self) -> None:
+        """Let the kernel prepare for the move that a runtime is about to make."""
+
+
 class RuntimeCall(Protocol):
     """A low-level runtime's options: :class:`shim.runtime.options.RuntimeOptions`."""
 
@@ -63,19 +70,28 @@ class ShimContext:
         publisher: delivers events to containerd.
         tasks: the group in which background tasks run.
         log: the shim's log.
+        moves: the moves between cgroups that the containers' runtimes are about to make.
 
     Attributes:
         sandbox: the pod's sandbox, if this shim holds it.
     """
 
-    __slots__ = ("log", "namespace", "publisher", "reaper", "sandbox", "tasks")
+    __slots__ = ("log", "moves", "namespace", "publisher", "reaper", "sandbox", "tasks")
 
     def __init__(
-        self, *, namespace: str, reaper: Reaper, publisher: Publisher, tasks: Tasks, log: Log
+        self,
+        *,
+        namespace: str,
+        reaper: Reaper,
+        publisher: Publisher,
+        tasks: Tasks,
+        log: Log,
+        moves: Moves,
     ) -> None:
         self.namespace = namespace
         self.reaper = reaper
         self.publisher = publisher
         self.tasks = tasks
         self.log = log
+        self.moves = moves
         self.sandbox: PodSandbox | None = None

@@ -35,7 +35,7 @@ _POINT_FIELD: Final = 4  # of mountinfo
 # How often to look for processes that started while others were signalled.
 _ROUNDS: Final = 16
 
-# The first hierarchies to search for processes, which every kernel with containers has.
+# The first hierarchies to search for processes and threads, which every kernel with containers has.
 _COMMON: Final = ("pids", "devices", "memory", "freezer")
 
 
@@ -172,6 +172,20 @@ def at(path: str) -> Cgroup | None:
         if directory is not None and os.path.exists(os.path.join(directory, "cgroup.procs"))
     }
     return Cgroup(directories, hierarchies.is_v2) if directories else None
+
+
+def threads_file() -> str | None:
+    """Return the path of the file with the threads of this thread's cgroup, in one hierarchy.
+
+    Returns:
+        The path; None if no mount shows a cgroup of this thread.
+    """
+    hierarchies, paths = _mounted(), _paths_of("thread-self")
+    for name, file in ((UNIFIED, "cgroup.threads"), *((name, "tasks") for name in _COMMON)):
+        directory = hierarchies.directory(name, paths[name]) if name in paths else None
+        if directory is not None:
+            return os.path.join(directory, file)
+    return None
 
 
 def named(path: str) -> list[str]:

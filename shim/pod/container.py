@@ -192,6 +192,7 @@ class Container:
         process.await_exit()
         try:
             self._refuse_without_init()
+            self._shim.moves.expect()
             await process.start(self._resources, self._shim.reaper)
         except Exception as error:
             process.fail_waiters(

@@ -136,6 +136,7 @@ class Resources:
         self, init: Process, wanted: Sequence[Mount], checkpoint: str, parent: str
     ) -> None:
         with self._making:
+            self._shim.moves.expect()
             if checkpoint:
                 self.saved = Saved(checkpoint, parent)
             spec = bundle_files.read_spec(self._bundle)
@@ -215,6 +216,7 @@ class Resources:
         if stdio is None:
             message = "stdio is opened before init is made"
             raise AssertionError(message)
+        self._shim.moves.expect()
         with self._shim.reaper.window():
             if self.saved is None:
                 await self.runtime.create(stdio.child(), pid_file=self._init_pid_file)

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 from api.errors import describe_bug
 from shim import loop, resident, sockets, syscalls
+from shim.cgroup.moves import ExpectedMoves
 from shim.children import Reaper
 from shim.context import ShimContext
 from shim.log import Log
@@ -98,6 +99,7 @@ async def serve(
             publisher=publisher,
             tasks=loop.GuardedTasks(tasks, report),
             log=log,
+            moves=ExpectedMoves(),
         )
         containers: dict[str, Container] = {}
         lifetime = Lifetime(context, own_socket, containers, ended.set)

@@ -31,3 +31,9 @@ def read_cgroup(pid: int, controller: str, *, v1: str, v2: str) -> str:
     directory = _ROOT + paths[""] if is_v2() else f"{_ROOT}/{controller}{paths[controller]}"
     with open(os.path.join(directory, v2 if is_v2() else v1)) as file:
         return file.read()
+
+
+def remove_cgroup(directory: str) -> None:
+    """Remove a cgroup and those below it, which are all empty."""
+    for folder, _, _ in os.walk(directory, topdown=False):
+        os.rmdir(folder)

@@ -14,6 +14,7 @@ import pytest
 from shim.children import Reaper
 from shim.log import Log
 from tests.harness import loop_backend
+from tests.harness.cgroup import remove_cgroup
 from tests.harness.own_process import children
 from tests.harness.waiting import until
 
@@ -56,3 +57,16 @@ def open_log(tmp_path: Path) -> Iterator[Callable[..., Log]]:
     for log in opened:
         for fd in log.descriptors():
             os.close(fd)
+
+
+@pytest.fixture
+def unified() -> Iterator[str]:
+    """Make a cgroup v2, with one below it."""
+    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        if os.path.exists(f"{root}/cgroup.controllers"):
+            directory = f"{root}/nvshim-unit-{os.getpid()}"
+            os.makedirs(f"{directory}/below")
+            yield directory
+            remove_cgroup(directory)
+            return
+    pytest.skip("the host has no version 2 of cgroups")

@@ -15,6 +15,7 @@ import pytest
 
 from api.proto import sandbox_pb2, task_pb2
 from shim import files
+from shim.cgroup.moves import ExpectedMoves
 from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
 from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound, WrongProcessState
@@ -75,6 +76,7 @@ def _context(bundle: str, publisher: _Publisher, tasks: Any = None) -> ShimConte
         publisher=cast("Any", publisher),
         tasks=tasks,
         log=Log(bundle, debug=False, shim="c", namespace="n"),
+        moves=ExpectedMoves(),
     )
 
 

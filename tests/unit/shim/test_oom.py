@@ -18,6 +18,7 @@ import pytest
 
 from shim.cgroup import oom
 from shim.cgroup.cgroup import UNIFIED, Cgroup
+from tests.harness.cgroup import remove_cgroup
 from tests.harness.own_process import restored
 from tests.harness.waiting import eventually
 
@@ -32,11 +33,6 @@ def _write(directory: str, name: str, content: str) -> None:
         file.write(content)
 
 
-def _remove(directory: str) -> None:
-    for folder, _, _ in os.walk(directory, topdown=False):
-        os.rmdir(folder)
-
-
 @pytest.fixture
 def limited() -> Iterator[str]:
     """Make a memory cgroup v1 with a small limit."""
@@ -46,20 +42,7 @@ def limited() -> Iterator[str]:
     os.makedirs(directory)
     _write(directory, "memory.limit_in_bytes", str(8 << 20))
     yield directory
-    _remove(directory)
-
-
-@pytest.fixture
-def unified() -> Iterator[str]:
-    """Make a cgroup v2, with one below it."""
-    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        if os.path.exists(f"{root}/cgroup.controllers"):
-            directory = f"{root}/nvshim-unit-{os.getpid()}"
-            os.makedirs(f"{directory}/below")
-            yield directory
-            _remove(directory)
-            return
-    pytest.skip("the host has no version 2 of cgroups")
+    remove_cgroup(directory)
 
 
 @contextmanager

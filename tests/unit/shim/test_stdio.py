@@ -55,8 +55,9 @@ async def tasks(reaper: Reaper) -> AsyncIterator[TaskGroup]:
 @pytest.fixture
 def plain(tasks: TaskGroup, log: Log, reaper: Reaper, tmp_path: Path) -> Open:
     """Open stdio by URIs, of init or of an exec, whose output is relayed."""
+    none = cast("Any", None)
     shim = ShimContext(
-        namespace="n", reaper=reaper, publisher=cast("Any", None), tasks=tasks, log=log
+        namespace="n", reaper=reaper, publisher=none, tasks=tasks, log=log, moves=none
     )
 
     async def open_(
