@@ -117,7 +117,9 @@ async def _serve_and_call(listener: socket.socket, path: str, bundle_path: str) 
     log = Log(os.devnull, debug=False, shim=_NOBODY, namespace=_NOBODY)
     async with loop.create_task_group() as tasks:
         where = _NOBODY, path
-        serve = partial(server.serve, listener, own_socket, where, log, Reaper(), leave=_stay)
+        serve = partial(
+            server.serve, listener, own_socket, where, log, Reaper(), leave=_stay, moves=_NoMoves()
+        )
         tasks.start_soon(serve)
         with await Client.connect(path) as client:
             for method, request, response in _requests(bundle_path):
@@ -130,3 +132,10 @@ async def _serve_and_call(listener: socket.socket, path: str, bundle_path: str) 
 
 def _stay() -> None:
     """Do not end the process."""
+
+
+class _NoMoves:
+    """Moves without a thread: its children would inherit the signal handlers of the first one."""
+
+    def expect(self) -> None:
+        """Do nothing."""

@@ -17,7 +17,7 @@ from api.errors import describe_bug
 from shim import loop, resident, sockets, syscalls
 from shim.cgroup.moves import ExpectedMoves
 from shim.children import Reaper
-from shim.context import ShimContext
+from shim.context import Moves, ShimContext
 from shim.log import Log
 from shim.pod.container import Container
 from shim.pod.events import Publisher
@@ -70,6 +70,7 @@ async def serve(
     reaper: Reaper,
     *,
     leave: Callable[[], None] = lambda: os._exit(0),
+    moves: Moves | None = None,
 ) -> None:
     """Serve until the end, and shut down in order.
 
@@ -80,6 +81,7 @@ async def serve(
         log: the shim's log.
         reaper: the reaper of all children.
         leave: ends the process.
+        moves: prepares moves between cgroups; by default, a thread of this process does.
     """
     namespace, ttrpc_address = addressed
     ended = loop.Event()
@@ -99,7 +101,7 @@ async def serve(
             publisher=publisher,
             tasks=loop.GuardedTasks(tasks, report),
             log=log,
-            moves=ExpectedMoves(),
+            moves=moves or ExpectedMoves(),
         )
         containers: dict[str, Container] = {}
         lifetime = Lifetime(context, own_socket, containers, ended.set)

@@ -6,8 +6,9 @@ waits for the answer.
 
 Rules
 - The worker is a fork of the shim, without an exec. Forking is safe despite the shim's few threads:
-  they only wait in system calls (they mount, unmount and close descriptors), so none holds a lock
-  of Python's while the main thread runs Python code; glibc makes its allocator usable in the child.
+  they mostly wait in system calls (they mount, unmount, close descriptors and move themselves to
+  their cgroup), and hold no lock that the worker needs while the main thread runs Python code;
+  glibc makes its allocator usable in the child.
   Source: fork(2), pthread_atfork(3).
 - The worker handles no signals, keeps only the descriptors that it needs, and never returns to the
   shim's loop. It leads its own process group, which includes the programs that it runs.
