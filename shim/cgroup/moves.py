@@ -19,16 +19,22 @@ from __future__ import annotations
 
 import os
 from _thread import allocate_lock, get_native_id, start_new_thread
+from collections.abc import Callable
 
 from shim.cgroup import cgroup
 
 
 class ExpectedMoves:
-    """The moves that the runtimes of a shim are about to make."""
+    """The moves that the runtimes of a shim are about to make.
 
-    __slots__ = ("_expected", "_lock", "_prepares")
+    Args:
+        start: calls a function with arguments, in a new thread.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_expected", "_lock", "_prepares", "_start")
+
+    def __init__(self, start: Callable[..., object] = start_new_thread) -> None:
+        self._start = start
         self._lock = allocate_lock()
         self._expected = False
         self._prepares = False
@@ -45,16 +51,20 @@ class ExpectedMoves:
                 return
             self._prepares = True
         try:
-            start_new_thread(self._prepare, ())
-        except RuntimeError:  # a limit on processes is reached: the runtime will wait
-            self._prepares = False
+            # Not in the thread, because that would cost 60 KB for the life of the pod.
+            if (path := cgroup.threads_file()) is not None:
+                self._start(self._prepare, (path,))
+                return
+        except (OSError, RuntimeError):
+            pass  # no descriptor or no thread is free: the runtime will wait
+        self._prepares = False
 
-    def _prepare(self) -> None:
+    def _prepare(self, path: str) -> None:
         while self._next():
             try:
-                _stay()
+                _stay(path)
             except OSError:
-                pass  # the cgroups are read-only, or no descriptor is free: the runtime will wait
+                pass  # the cgroups are read-only: the runtime will wait
 
     def _next(self) -> bool:
         with self._lock:
@@ -63,15 +73,15 @@ class ExpectedMoves:
             return self._prepares
 
 
-def _stay() -> None:
+def _stay(path: str) -> None:
     """Move this thread to its own cgroup.
+
+    Args:
+        path: the file with the cgroup's threads.
 
     Raises:
         OSError: the kernel refuses.
     """
-    path = cgroup.threads_file()
-    if path is None:
-        return
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(file, str(get_native_id()).encode())

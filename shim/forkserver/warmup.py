@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from google.protobuf.empty_pb2 import Empty
 from api.errors import NvshimError
 from api.proto import runc_options_pb2, task_pb2
 from shim import bundle, files, loop, sockets
+from shim.cgroup.moves import ExpectedMoves
 from shim.children import Reaper
 from shim.forkserver.prefork_pool import VerbRequest
 from shim.log import Log
@@ -117,8 +119,9 @@ async def _serve_and_call(listener: socket.socket, path: str, bundle_path: str) 
     log = Log(os.devnull, debug=False, shim=_NOBODY, namespace=_NOBODY)
     async with loop.create_task_group() as tasks:
         where = _NOBODY, path
+        moves = ExpectedMoves(start=_call)
         serve = partial(
-            server.serve, listener, own_socket, where, log, Reaper(), leave=_stay, moves=_NoMoves()
+            server.serve, listener, own_socket, where, log, Reaper(), leave=_stay, moves=moves
         )
         tasks.start_soon(serve)
         with await Client.connect(path) as client:
@@ -134,8 +137,6 @@ def _stay() -> None:
     """Do not end the process."""
 
 
-class _NoMoves:
-    """Moves without a thread: its children would inherit the signal handlers of the first one."""
-
-    def expect(self) -> None:
-        """Do nothing."""
+def _call(function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    """Call a function here: the children would inherit the signal handlers of a first thread."""
+    function(*arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import start_new_thread
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -53,17 +54,11 @@ def test_a_caller_does_not_wait_for_the_kernel_and_late_calls_share_one_more_mov
 ) -> None:
     file = tmp_path / "cgroup.threads"
     os.mkfifo(file)  # without a reader it makes the writer wait, like the kernel
-    begun: list[str] = []
-
-    def find() -> str:
-        begun.append("a move")
-        return str(file)
-
-    monkeypatch.setattr(cgroup, "threads_file", find)
+    monkeypatch.setattr(cgroup, "threads_file", lambda: str(file))
     before = _threads()
     expected = ExpectedMoves()
     expected.expect()
-    eventually(lambda: begun, "the thread waits")
+    eventually(lambda: not expected._expected, "the thread does what was asked for")
     for _ in range(3):
         expected.expect()
     (thread,) = _threads() - before
@@ -88,19 +83,20 @@ def test_a_later_call_moves_once_more(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_the_real_kernel_is_told_moves_nothing(errors: list[Any]) -> None:
     before = _own_cgroups()
+    path = cgroup.threads_file()
+    assert path is not None
     _expect_and_wait(ExpectedMoves())
-    moves._stay()
+    moves._stay(path)
     assert _own_cgroups() == before
     assert errors == []
 
 
 def test_a_thread_is_not_taken_to_the_cgroup_that_its_process_has_just_left(
-    unified: str, monkeypatch: pytest.MonkeyPatch
+    unified: str,
 ) -> None:
     before = _own_cgroups()
-    monkeypatch.setattr(cgroup, "threads_file", lambda: f"{unified}/cgroup.threads")
     with pytest.raises(OSError, match="not supported"):
-        moves._stay()
+        moves._stay(f"{unified}/cgroup.threads")
     assert _own_cgroups() == before
 
 
@@ -119,14 +115,16 @@ def test_a_call_without_a_thread_is_no_error_and_the_next_one_has_one(
     file = tmp_path / "cgroup.threads"
     file.touch()
     monkeypatch.setattr(cgroup, "threads_file", lambda: str(file))
-    expected = ExpectedMoves()
+    scarce = [True]
 
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
+    def start(*arguments: Any) -> None:
+        if scarce.pop():
+            raise RuntimeError("can't start new thread")
+        start_new_thread(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(moves, "start_new_thread", refuse)
-        expected.expect()
+    expected = ExpectedMoves(start)
+    expected.expect()
+    scarce.append(False)
     _expect_and_wait(expected)
     assert file.read_text().isdigit()
 
