@@ -266,14 +266,13 @@ class Exits:
     def watch_init(self) -> None:
         """Publish the exit of init when it comes."""
         if self._init.child is not None:
-            self._watch_memory()
             self._shim.tasks.start_soon(self._publish_exit_of_init)
 
     def follow_memory(self) -> None:
         """Publish out-of-memory events from now on, once init's start is published."""
-        if self._oom is not None and not self.init_reaped:
+        if not self.init_reaped:
             self._following = True
-            self._shim.tasks.start_soon(self._follow_memory, self._oom)
+            self._shim.tasks.start_soon(self._follow_memory)
 
     def watch_exec(self, process: Process) -> None:
         """Publish the exit of an exec when it comes. Call this once its start is published."""
@@ -289,6 +288,7 @@ class Exits:
             await self.best_effort(process.stdio.let_go())
 
     async def _publish_exit_of_init(self) -> None:
+        self._watch_memory()  # in a task, so that Create has been answered
         out_of_memory = killed = False
         if self._init.child is not None:
             killed = (await self._init.child.wait()).status == _KILLED
@@ -373,9 +373,10 @@ class Exits:
                 "running out of memory is not reported", id=self._init.id, why=str(error)
             )
 
-    async def _follow_memory(self, watch: OomWatch) -> None:
-        with self._watching:
-            await oom.follow(watch, self._publish_out_of_memory)
+    async def _follow_memory(self) -> None:
+        if self._oom is not None:
+            with self._watching:
+                await oom.follow(self._oom, self._publish_out_of_memory)
 
     def _has_run_out_of_memory(self, *, init_killed: bool = False) -> bool:
         if self._oom is None or self.init_reaped:

@@ -15,6 +15,7 @@ import pytest
 
 from api.proto import sandbox_pb2, task_pb2
 from shim import files
+from shim.cgroup import oom
 from shim.cgroup.moves import ExpectedMoves
 from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
@@ -227,6 +228,40 @@ async def test_an_exit_is_published_though_what_is_left_cannot_be_signalled(
             context, resources, Operations(), report=report, init=init, execs={}, bundle=bundle
         ).watch_init()
     assert reported == ["TaskExit"]
+
+
+async def test_the_memory_of_what_is_restored_is_followed_as_soon_as_its_exit(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin in one turn of the loop, and the watch that one uses is opened by the other."""
+    followed: list[str] = []
+
+    async def follow(watch: Any, _: object) -> None:
+        followed.append(watch)
+
+    monkeypatch.setattr(oom, "watch", lambda _: "watch")
+    monkeypatch.setattr(oom, "follow", follow)
+    bundle = str(tmp_path)
+    async with anyio.create_task_group() as tasks:
+        init = Process("c", "", _NO_STDIO)
+        init.child = Child(4_000_000)
+        init.advance(Event.STARTED)
+        context = _context(bundle, _Publisher(), GuardedTasks(cast("Any", tasks), lambda _: None))
+        resources: Any = _Resources()
+        exits = Exits(
+            context,
+            resources,
+            Operations(),
+            report=lambda *_, **__: None,
+            init=init,
+            execs={},
+            bundle=bundle,
+        )
+        exits.watch_init()
+        exits.follow_memory()
+        await until(lambda: followed, "its memory is followed")
+        tasks.cancel_scope.cancel()
+    assert followed == ["watch"]
 
 
 async def test_what_fails_in_a_thread_for_want_of_another_is_not_done_on_the_loop() -> None:
