@@ -94,7 +94,7 @@ def serve_in_fork(
         OSError: no process can be forked.
     """
     kept = [connection] if waiting is None else [connection, waiting]
-    _fork(kept, address, lambda: _serve(connection, waiting, process_context()))
+    _fork(kept, address, lambda: _serve(connection, waiting))
 
 
 def _fork(
@@ -137,13 +137,12 @@ def _wait_for_listener(channel: socket.socket) -> NoReturn:
 
 def _wait_for_connection(channel: socket.socket) -> NoReturn:
     """Run the process that waits for a verb."""
-    context = process_context()  # while nobody waits
     _, fds, _, _ = socket.recv_fds(channel, len(GO), 2, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         os._exit(0)  # the fork server has ended
     channel.close()
     connection, waiting = (socket.socket(fileno=fd) for fd in fds)
-    _serve(connection, waiting, context)
+    _serve(connection, waiting)
 
 
 class VerbRequest(NamedTuple):
@@ -168,15 +167,12 @@ class VerbRequest(NamedTuple):
         return cls(program, words, dict(pairs))
 
 
-def _serve(
-    connection: socket.socket, waiting: socket.socket | None, context: list[bytes]
-) -> NoReturn:
+def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn:
     """Execute a client's verb, in a process forked for it.
 
     Args:
         connection: the connection to the client, a process of our own user.
         waiting: the connection to the process that waits to become the shim, if there is one.
-        context: the context of this process.
     """
     try:
         connection.settimeout(_PATIENCE)
@@ -184,7 +180,7 @@ def _serve(
         client = peer_process(connection)
         # The launcher does not compare contexts, which can change after a fork.
         is_ours = request.program == os.path.abspath(sys.argv[0])
-        if is_ours and process_context(client) == context:
+        if is_ours and process_context(client) == process_context():
             parent = processes.parent_of(client)
             caller = WarmCaller(parent, waiting, lambda status: _tell(connection, status))
             _become_verb(connection, request, caller)

@@ -7,8 +7,8 @@ Tried and rejected: copying the executed code to one place, stripping docstrings
 not what the files say); runc from a sealed memfd, GOMAXPROCS=1, GOGC=off (1.03, 0.96, 1.05; noise
 0.99); a spare that also does the warm-up (2 ms earlier first answer, 1.7 ms more processor time per
 pod); a pool refilled after 0.1 s (noise); huge pages for the fork server (its arenas are scattered:
-2 of 24 MB, noise); mounts without rprivate and rbind (noise); hard links of the driver's libraries in the layer
-(9 ms, but programs look for the mounts).
+2 of 24 MB, noise); mounts without rprivate and rbind (noise); hard links of the driver's libraries
+in the layer (9 ms, but programs look for the mounts).
 """
 
 from __future__ import annotations
