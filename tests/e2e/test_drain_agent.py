@@ -223,7 +223,8 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
     asked = Path(place.node.state, "nvml-inits")
     with (
         KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
-        NodeAgent(place.node, str(tmp_path), kubelet.socket) as agent,
+        # A device that has recovered is noticed at the next poll.
+        NodeAgent(place.node, str(tmp_path), kubelet.socket, "--poll", "0.5") as agent,
     ):
         kubelet.wait_for(GPU, 2)
         eventually(lambda: with_nvml(agent.pid), "it has NVML open")

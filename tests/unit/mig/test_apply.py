@@ -243,23 +243,23 @@ DAMAGED: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("how", DAMAGED)
 def test_nothing_is_applied_over_what_a_killed_one_has_begun_while_its_record_is_damaged(
-    place: Place, how: str
+    place: Place,
 ) -> None:
     before = place.state()
     assert place.kill_at(NEXT, 4)
     half, content = place.state(), place.journal.read_bytes()
-    place.journal.write_bytes(DAMAGED[how](content))
     changed = [gpu.uuid for gpu in place.node.scenario.gpus[:2]]
-    for wanted in (Layout("none", ()), NEXT):
-        with raises(MigRecordUnusable, match=rf"mig\.json: it is damaged.*{', '.join(changed)}"):
-            place.apply(wanted)
-        with raises(MigRecordUnusable):
-            undone(place.config, place.gpus())
-    assert place.state() == half
-    assert place.journal.read_bytes() == DAMAGED[how](content), "nothing is lost"
-    assert {mark.device for mark in read_drains(place.config)} == {*changed}
+    for how, damage in DAMAGED.items():
+        place.journal.write_bytes(damage(content))
+        for wanted in (Layout("none", ()), NEXT):
+            with raises(MigRecordUnusable, match=rf"mig\.json: it is damaged.*{', '.join(changed)}"):
+                place.apply(wanted)
+            with raises(MigRecordUnusable):
+                undone(place.config, place.gpus())
+        assert place.state() == half, how
+        assert place.journal.read_bytes() == damage(content), f"nothing is lost: {how}"
+        assert {mark.device for mark in read_drains(place.config)} == {*changed}, how
     place.journal.write_bytes(content)
     place.apply(Layout("none", ()))
     assert place.state() == before
