@@ -17,7 +17,7 @@ from api.proto import podresources_pb2 as podresources
 from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import fresh as place
 from tests.harness.dra_node import Place
-from tests.harness.killing import killed_at
+from tests.harness.killing import killed_before
 from tests.harness.kubelet_dra import Reference
 from tests.harness.waiting import eventually
 
@@ -35,25 +35,19 @@ def left(place: Place) -> tuple[list[str], list[object]]:
     return [each for each in os.listdir(place.cdi) if DRA_DRIVER in each], claims
 
 
-@pytest.mark.parametrize(
-    "nth",
-    [
-        # Only the state was written.
-        pytest.param(1, id="state", marks=pytest.mark.thorough),
-        pytest.param(2, id="spec"),
-    ],
-)
+@pytest.mark.parametrize("what", [pytest.param("state", marks=pytest.mark.thorough), "spec"])
 def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
-    place: Place, nth: int
+    place: Place, what: str
 ) -> None:
+    """The state is written before the spec."""
     claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
-    with killed_at(place.agent.pid, MOVES, nth=nth):
+    with killed_before(place.agent.pid, MOVES, place.file(what, claim)):
         with pytest.raises(grpc.RpcError):
             place.driver.prepare(claim)
         place.agent.kill()
     assert not os.path.exists(place.spec(claim)), "it was killed before that"
     place.start_again()
-    if nth > 1:
+    if what == "spec":
         assert "NVSHIM-E2774" in place.refusal(other), "the kubelet will ask again"
     place.have(claim)
     assert os.path.exists(place.spec(claim))
@@ -63,19 +57,19 @@ def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
 
 
 @pytest.mark.parametrize(
-    "calls",
+    ("calls", "what"),
     [
         # Spec and state are left, as for a prepared claim.
-        pytest.param(REMOVES, id="spec", marks=pytest.mark.thorough),
-        pytest.param(MOVES, id="state"),
+        pytest.param(REMOVES, "spec", id="spec", marks=pytest.mark.thorough),
+        pytest.param(MOVES, "state", id="state"),
     ],
 )
 def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
-    place: Place, calls: str
+    place: Place, calls: str, what: str
 ) -> None:
     claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
     place.have(claim)
-    with killed_at(place.agent.pid, calls):
+    with killed_before(place.agent.pid, calls, place.file(what, claim)):
         with pytest.raises(grpc.RpcError):
             place.driver.unprepare(claim)
         place.agent.kill()

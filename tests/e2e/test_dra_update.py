@@ -16,7 +16,7 @@ from integration.node.services.dra.server import socket_paths
 from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra import fresh as place
 from tests.harness.claim_storm import Storm
-from tests.harness.killing import killed_at
+from tests.harness.killing import killed_before
 from tests.harness.kubelet_dra import Driver
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
@@ -167,19 +167,12 @@ def test_a_call_that_meets_the_change_of_hands_waits_for_it(place: Place, end: s
         assert left(place) == ([], [])
 
 
-@pytest.mark.parametrize(
-    "nth",
-    [
-        # As in test_dra_killed.py, and as when it is killed while it writes the spec.
-        pytest.param(1, id="state", marks=pytest.mark.thorough),
-        pytest.param(2, id="spec"),
-    ],
-)
-def test_the_first_is_killed_in_the_middle_of_a_prepare(place: Place, nth: int) -> None:
+@pytest.mark.parametrize("what", [pytest.param("state", marks=pytest.mark.thorough), "spec"])
+def test_the_first_is_killed_in_the_middle_of_a_prepare(place: Place, what: str) -> None:
     claim = place.claim("one", place.gpus[0], place.parts[0])
     with updating(place) as waiter:
         driver = place.driver
-        with killed_at(place.agent.pid, MOVES, nth=nth):
+        with killed_before(place.agent.pid, MOVES, place.file(what, claim)):
             assert asked(driver, "prepare", claim) == [""]
             place.agent.kill()
         assert waiter.said("node agent started")

@@ -147,6 +147,10 @@ class Place:
         """Return the path of a claim's CDI spec."""
         return f"{self.cdi}/k8s.{DRA_DRIVER}-claim_{reference[1]}.json"
 
+    def file(self, what: str, reference: Reference) -> str:
+        """Return the path of a claim's "spec", or of the "state" of all claims."""
+        return self.spec(reference) if what == "spec" else f"{self.node.state}/dra.json"
+
 
 def dra_node(
     directory: str,

@@ -250,10 +250,11 @@ def test_nothing_is_applied_over_what_a_killed_one_has_begun_while_its_record_is
     assert place.kill_at(NEXT, 4)
     half, content = place.state(), place.journal.read_bytes()
     changed = [gpu.uuid for gpu in place.node.scenario.gpus[:2]]
+    said = rf"mig\.json: it is damaged.*{', '.join(changed)}"
     for how, damage in DAMAGED.items():
         place.journal.write_bytes(damage(content))
         for wanted in (Layout("none", ()), NEXT):
-            with raises(MigRecordUnusable, match=rf"mig\.json: it is damaged.*{', '.join(changed)}"):
+            with raises(MigRecordUnusable, match=said):
                 place.apply(wanted)
             with raises(MigRecordUnusable):
                 undone(place.config, place.gpus())
