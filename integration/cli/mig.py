@@ -137,8 +137,9 @@ def list_(output: Output, config: Config, *, file: str) -> None:
 def _undone_by_sigterm(parent: int | None) -> Iterator[None]:
     """Treat SIGTERM, which systemd sends, as Ctrl-C.
 
-    Python drops an exception that a signal raises in a finalizer. Once the parent has exited, no
-    other signal arrives, so an alarm repeats it.
+    Python drops an exception that a signal raises in a finalizer, so once the parent has exited, an
+    alarm repeats it. The kernel sends a signal for each thread of the parent; those after the first
+    are ignored, because they could interrupt the cleanup before it blocks signals.
 
     Args:
         parent: the process that started this one, and whose exit counts as SIGTERM; None for none.
@@ -152,6 +153,7 @@ def _undone_by_sigterm(parent: int | None) -> Iterator[None]:
         nonlocal came
         came = True
         if parent is not None:
+            signal.signal(signal.SIGTERM, lambda *_: None)  # programs would inherit SIG_IGN
             signal.setitimer(signal.ITIMER_REAL, _AGAIN)
         signal.raise_signal(signal.SIGINT)
 
