@@ -166,6 +166,26 @@ def test_a_path_is_found_where_its_hierarchy_is_mounted(
     assert hierarchies.directory(controller, path) == directory
 
 
+@pytest.mark.parametrize(
+    ("mountinfo", "paths", "file"),
+    [
+        (V2, {"": "/a"}, "/sys/fs/cgroup/a/cgroup.threads"),
+        (HYBRID, {"memory": "/b", "": "/a"}, "/sys/fs/cgroup/unified/a/cgroup.threads"),
+        (V1, {"memory": "/b", "": "/a"}, "/sys/fs/cgroup/memory/b/tasks"),
+        (V1, {"": "/a"}, None),
+        (b"", {"memory": "/b", "": "/a"}, None),
+    ],
+    ids=["v2", "hybrid", "v1", "v1 without a known controller", "no mount"],
+)
+def test_the_file_of_threads_is_that_of_the_newest_hierarchy(
+    monkeypatch: pytest.MonkeyPatch, mountinfo: bytes, paths: dict[str, str], file: str | None
+) -> None:
+    hierarchies = cgroup.parse_mounts(mountinfo.splitlines())
+    monkeypatch.setattr(cgroup, "_mounted", lambda: hierarchies)
+    monkeypatch.setattr(cgroup, "_paths_of", lambda _: paths)
+    assert cgroup.threads_file() == file
+
+
 def test_paths_are_read_by_controller() -> None:
     text = "9:name=systemd:/s\n2:cpu,cpuacct:/a:b\n0::/u\n\ngarbage\n"
     assert cgroup.parse_paths(text.splitlines()) == {

@@ -233,7 +233,7 @@ async def test_an_exit_is_published_though_what_is_left_cannot_be_signalled(
 async def test_the_memory_of_what_is_restored_is_followed_as_soon_as_its_exit(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both begin in one turn of the loop, and the watch that one uses is opened by the other."""
+    """Both tasks start in one turn of the loop, and one opens the watch that the other uses."""
     followed: list[str] = []
 
     async def follow(watch: Any, _: object) -> None:
