@@ -229,8 +229,7 @@ def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(fresh: Place) -> None
     eventually(lambda: uuid not in fresh.plugins.healthy(GPU), "the plugin does not offer it")
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
         fresh.plugins.plugins[GPU].allocate(uuid)
-    with open(f"{fresh.node.state}/node.json", encoding="utf-8") as file:
-        told = json.load(file)["resources"][GPU]
+    told = fresh.agent.status()["resources"][GPU]
     assert told == {"devices": 2, "healthy": 2}, "the device itself is well"
     part = fresh.claim("part", fresh.parts[0])
     fresh.have(part)
@@ -376,9 +375,9 @@ def test_a_policy_that_denies_slices_is_named_and_tried_again(fresh: Place) -> N
 
 def test_a_node_that_is_not_there_is_not_the_fault_of_a_role(fresh: Place) -> None:
     fresh.agent.stop()
-    with fresh.new_agent("--node-name", "node-2"):
+    with fresh.new_agent("--node-name", "node-2") as agent:
         found = eventually(
-            lambda: [each for each in fresh.agent.faults() if "E2771" in each], "it is reported"
+            lambda: [each for each in agent.faults() if "E2771" in each], "it is reported"
         )
         assert "--node-name" in found[0]
         assert "ClusterRole" not in found[0]

@@ -188,7 +188,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
             assert refused.value.details().startswith("NVSHIM-E2715 device-drained: ")
             assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
             kubelet.allocate(GPU, 1, pod="one")
-            (served,) = agent.said("serving metrics")
+            (served,) = eventually(lambda: agent.said("serving metrics"), "it serves metrics")
 
             def out_of_service() -> dict[str, float]:
                 with urlopen(f"http://{served['address']}/metrics", timeout=60) as answer:
@@ -197,8 +197,9 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
                 return {dict(labels)["uuid"]: value for (_, labels), value in series.items()}
 
             assert out_of_service() == {place.uuids[0]: 0, place.uuids[1]: 1}
-            with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
-                assert json.load(file)["outOfService"].keys() == {place.uuids[1]}
+            eventually(
+                lambda: agent.status()["outOfService"].keys() == {place.uuids[1]}, "its status"
+            )
             health = eventually(
                 lambda: place.call("list", "--health", "-o", "json", check=False), "health"
             )
@@ -240,7 +241,8 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
         agent.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
         eventually(lambda: len(agent.said()) > looks, "it has looked")
         away.rename(root)
-        assert any("out of service since" in fault for fault in agent.faults())
+        fault = "out of service since"
+        eventually(lambda: any(fault in each for each in agent.faults()), "its status has it")
         assert asked.read_bytes() == b""
         assert not node.exists()
         place.call("undrain", "--driver")
@@ -332,10 +334,6 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
 
 
 def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path: Path) -> None:
-    def out_of_service() -> set[str]:
-        with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
-            return set(json.load(file)["outOfService"])
-
     agent = NodeAgent(place.node, str(tmp_path), "/nowhere", "--containerd-state", place.node.dev)
     with agent:
         # The agent queries a lost GPU again whenever something changes.
@@ -346,7 +344,9 @@ def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path
         inits = Path(place.node.state, "nvml-inits")
         inits.touch()
         place.call("drain", "0")
-        eventually(lambda: out_of_service() == set(place.uuids), "it has looked")
+        eventually(
+            lambda: agent.status()["outOfService"].keys() == set(place.uuids), "it has looked"
+        )
         assert inits.read_bytes() == b""
         place.go_on()
         _, err = reset.communicate(timeout=60)

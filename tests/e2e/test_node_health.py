@@ -166,6 +166,7 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
         kubelet.wait_for(RESOURCE, 1)
         assert kubelet.plugins[RESOURCE].lists[0][uuid].health == "Unhealthy"
         eventually(lambda: it.said("a device is unhealthy"), "it is still so")
+        eventually(lambda: it.nvshim("health", "list")[1], "it is ready")
         assert it.nvshim("health", "clear", "GPU-")[0] == 1  # which of them?
         status, rows = it.nvshim("health", "clear", uuid[:-3])
         assert (status, [row["uuid"] for row in rows]) == (0, [uuid])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -61,11 +62,18 @@ def _watches_again(agent: GpuAgent, place: Place, kubelet: KubeletPlugins) -> No
     kubelet.wait_for(GPU, 0)
 
 
+def _begun(agent: GpuAgent, place: Place) -> subprocess.Popen[str]:
+    """Begin a reset; return once the agent knows of it and nvidia-smi runs."""
+    reset = place.spawn("reset", "1")
+    eventually(place.called, "nvidia-smi runs")
+    eventually(lambda: agent.said("NVML is closed"), "the agent knows")
+    return reset
+
+
 def test_a_reset_that_fails_lets_the_agent_watch_again(
     place: Place, agent: GpuAgent, kubelet: KubeletPlugins
 ) -> None:
-    reset = place.spawn("reset", "1")
-    eventually(place.called, "nvidia-smi runs")
+    reset = _begun(agent, place)
     place.go_on(3, "In use by another client")
     reset.communicate(timeout=60)
     assert reset.returncode == 1
@@ -76,8 +84,7 @@ def test_a_reset_that_fails_lets_the_agent_watch_again(
 def test_a_reset_that_is_ended_lets_the_agent_watch_again(
     place: Place, agent: GpuAgent, kubelet: KubeletPlugins, number: signal.Signals
 ) -> None:
-    reset = place.spawn("reset", "1")
-    eventually(place.called, "nvidia-smi runs")
+    reset = _begun(agent, place)
     reset.send_signal(number)
     reset.communicate(timeout=60)
     if number == signal.SIGKILL:

@@ -65,8 +65,7 @@ class Sharing(Place):
 
     def status(self) -> list[dict[str, Any]]:
         """Return the claims in the agent's status file."""
-        with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
-            found: list[dict[str, Any]] = json.load(file)["claims"]
+        found: list[dict[str, Any]] = self.agent.status()["claims"]
         return found
 
     def end_agent(self) -> None:

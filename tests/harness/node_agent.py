@@ -16,6 +16,7 @@ import yaml
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import start_nvshim
 from tests.harness.processes import family
+from tests.harness.waiting import eventually
 from tools.nodes import changed_node
 
 __all__ = ["NodeAgent", "agent_process"]
@@ -130,13 +131,21 @@ class NodeAgent:
         """Empty its log."""
         os.truncate(self._log, 0)
 
+    def status(self) -> dict[str, Any]:
+        """Return its status file, once that is no earlier agent's."""
+        return eventually(self._status, "its status file is its own")
+
+    def _status(self) -> dict[str, Any]:
+        with suppress(FileNotFoundError):
+            with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
+                document: dict[str, Any] = json.load(file)
+            if document["pid"] == self.pid:
+                return document
+        return {}
+
     def faults(self) -> list[str]:
         """Return the faults in its status file."""
-        try:
-            with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
-                faults: list[str] = json.load(file)["faults"]
-        except FileNotFoundError:
-            return []
+        faults: list[str] = self.status()["faults"]
         return faults
 
     def __enter__(self) -> Self:

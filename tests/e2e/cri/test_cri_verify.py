@@ -24,8 +24,10 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from hooks.config import load_config
+from integration.agent_status import is_ready
 from integration.cri.client import Cri
 from integration.cri.engine import Engine
+from integration.node.device_health.report import read_health
 from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.verify import pods
@@ -53,7 +55,7 @@ from tools.parts import INSTALLED, Parts
 from tools.reference.documents import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from integration.verify.pods import Pod
 
@@ -146,13 +148,18 @@ class Place:
             path.write_text(before, encoding="utf-8")
 
     @contextmanager
-    def supervised(self) -> Iterator[None]:
-        """Restart the agent when it exits, as systemd and the kubelet do."""
+    def supervised(self, meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Restart the agent when it exits, as systemd and the kubelet do.
+
+        Args:
+            meanwhile: called while no agent runs.
+        """
         is_over = threading.Event()
 
         def supervise() -> None:
             while not is_over.wait(0.05):
                 if self.agent.process is not None and self.agent.process.poll() is not None:
+                    meanwhile()
                     self.agent.start()
 
         thread = threading.Thread(target=supervise)
@@ -335,11 +342,28 @@ def test_a_plugin_that_is_not_registered_is_one_failure(place: Place) -> None:
 
 
 def test_a_restart_of_the_agent_loses_nothing(place: Place) -> None:
+    eventually(lambda: is_ready(load_config(place.node.config_path)), "the agent is ready")
     with place.supervised():
         code, document = place.verify("--only", "restart", "--restart-agent")
     assert code == 0, document
     assert "a container kept its GPU" in told(document, "restart")
     assert len(place.agent.said("node agent started")) > 1
+
+
+def test_a_gpu_may_heal_while_the_agent_restarts(place: Place) -> None:
+    place.breaks_nvml("nvmlDeviceRegisterEvents=error:3")
+    place.agent.stop()
+    place.agent.start()
+    config = load_config(place.node.config_path)
+
+    def states() -> set[str]:
+        return {each["state"] for each in (read_health(config) or {}).values()}
+
+    eventually(lambda: states() == {"suspect"}, "its errors are not received")
+    with place.supervised(lambda: place.breaks_nvml("")):
+        code, document = place.verify("--only", "restart", "--restart-agent")
+    assert code == 0, document
+    eventually(lambda: states() == {"healthy"}, "they are")
 
 
 @contextmanager
