@@ -2,6 +2,7 @@
 
 A forked process shares a page until it writes to it; then it gets its own copy of 4096 bytes.
 
+- Code that is executed is written to (:mod:`shim.forkserver.executed_code`).
 - A shim's new objects would go into the gaps between imported ones: two thirds of the 1400 pages
   that a shim copied had less than 64 changed bytes. So the fork server fills these gaps before its
   first fork, and a shim's objects go together into new pages. All shims share the filling.
@@ -11,7 +12,8 @@ A forked process shares a page until it writes to it; then it gets its own copy 
   memory of an idle shim from 4.1 MB to 2.2 MB. Python has no function for this; the count of
   ``None`` shows the value for an immortal object.
 
-Source: CPython 3.11 Objects/obmalloc.c (pools of 16 KiB, blocks of up to 512 bytes); mallinfo(3);
+Source: CPython 3.11 Objects/obmalloc.c (pools of 16 KiB, blocks of up to 512 bytes, and what
+pymalloc_free does with other memory), Doc/c-api/memory.rst (PyMemAllocatorEx); mallinfo(3);
 PEP 683; CPython 3.12 and 3.13, Include/object.h (``_Py_IMMORTAL_REFCNT``).
 """
 
@@ -20,6 +22,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 # Blocks of Python's allocator: their sizes, and a pool of them with its header.
@@ -35,6 +39,13 @@ _CHUNK_HEADER: Final = 16
 _MOST_BYTES: Final = 1 << 20
 # Larger holes are few, and hold large objects.
 _LARGEST_HOLE: Final = 1 << 16
+
+# A code object is larger.
+_SMALLEST_CODE: Final = 128
+
+# PyMemAllocatorDomain.
+_RAW: Final = 0
+_OBJECTS: Final = 2
 
 # Older versions have no immortal objects; newer ones keep more than the count in its place.
 _KNOWN: Final = ((3, 12), (3, 13))
@@ -59,7 +70,8 @@ def fill_holes() -> None:
     """Fill the free memory between objects."""
     for size in range(_BYTES_HEADER // _BLOCK * _BLOCK + _BLOCK, _LARGEST_BLOCK + 1, _BLOCK):
         _fill_pools(size)
-    _fill_heap()
+    sizes = [_LARGEST_HOLE >> shift for shift in range(7)]
+    _fill_heap((*sizes, *range(2 * _LARGEST_BLOCK, _LARGEST_BLOCK, -_BLOCK)))
 
 
 def _fill_pools(size: int) -> None:
@@ -75,21 +87,51 @@ def _fill_pools(size: int) -> None:
         previous = block
 
 
-def _fill_heap() -> None:
-    """Fill the free chunks of malloc, the largest first, until a chunk is at the heap's end."""
+def _fill_heap(sizes: Iterable[int]) -> None:
+    """Fill the free chunks of malloc with chunks of these sizes, until one is at the heap's end."""
     libc = ctypes.CDLL(None)
     try:
         info, end = libc.mallinfo2, libc.sbrk
     except AttributeError:
         return  # not glibc 2.33 or later
     info.restype, end.restype = _MallocInfo, ctypes.c_void_p
-    sizes = [_LARGEST_HOLE >> shift for shift in range(7)]
-    for size in (*sizes, *range(2 * _LARGEST_BLOCK, _LARGEST_BLOCK, -_BLOCK)):
+    for size in sizes:
         while (state := info()).fordblks - state.keepcost > size:
             filler = bytes(size - _BYTES_HEADER)
             if id(filler) + _CHUNK_HEADER > end(0) - state.keepcost:
                 break
             _fillers.append(filler)
+
+
+class _Allocator(ctypes.Structure):
+    """Struct PyMemAllocatorEx."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("ctx", "malloc", "calloc", "realloc", "free")
+    )
+
+
+@contextmanager
+def side_by_side() -> Iterator[None]:
+    """Allocate new objects with malloc, which places them side by side whatever their sizes.
+
+    Python's allocator has separate pools for each size. It hands what is not in a pool to free(3),
+    so these objects need no care afterwards.
+    """
+    usual, other = _Allocator(), _Allocator()
+    ctypes.pythonapi.PyMem_GetAllocator(_OBJECTS, ctypes.byref(usual))
+    ctypes.pythonapi.PyMem_GetAllocator(_RAW, ctypes.byref(other))
+    # A build without the global lock, or one that checks its allocations, does not do that.
+    if "t" in sys.abiflags or usual.ctx or other.ctx:
+        yield
+        return
+    other.realloc, other.free = usual.realloc, usual.free
+    ctypes.pythonapi.PyMem_SetAllocator(_OBJECTS, ctypes.byref(other))
+    try:
+        _fill_heap(range(_LARGEST_BLOCK, _SMALLEST_CODE, -_BLOCK))
+        yield
+    finally:
+        ctypes.pythonapi.PyMem_SetAllocator(_OBJECTS, ctypes.byref(usual))
 
 
 def is_possible() -> bool:

@@ -26,6 +26,7 @@ from hooks.node.cache import decode_ahead
 from hooks.prepared import Prepared
 from shim import resident
 from shim.forkserver import gpu_warmup
+from shim.forkserver.executed_code import put_together, read_list
 from shim.forkserver.installation import Installation
 from shim.forkserver.memory import fill_holes, make_immortal
 from shim.forkserver.prefork_pool import PreforkPool, serve_in_fork
@@ -53,6 +54,7 @@ def serve(server: Server, path: str, idle: float | None, *, announce: Callable[[
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     resident.load()
     look_at_node()
+    put_together(read_list())
     _share()
     if not server.note_imports():
         return

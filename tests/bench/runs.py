@@ -82,14 +82,13 @@ def measure_processor(stage: Stage) -> Results:
         **beside_stock(_metered(meter, once(stock, GLIBC)), _metered(meter, once(ours, GLIBC))),
         "gpus": Case(_WITH_GPUS, _metered(meter, once(ours, GLIBC, GPUS))),
     }
-    rounds = max(3, stage.sizes.rounds // 2)
-    return compare("cpu", "processor time of a container's life", cases, rounds)
+    return compare("cpu", "processor time of a container's life", cases, stage.sizes.rounds)
 
 
 def measure_together(stage: Stage) -> Results:
     """Measure ten at once, thirty at once …, as configured."""
     stock, ours = Runtime(stage.warm, STOCK), Runtime(stage.warm, OURS)
-    rounds = max(4, stage.sizes.rounds // 3)
+    rounds = max(4, stage.sizes.rounds // 2)
     results = Results()
     for count in stage.sizes.many:
         cases = beside_stock(_together(stock, count), _together(ours, count)) | {

@@ -2,13 +2,13 @@
 
 A target is met if the median of the ratios within a round is at or below it.
 
-Tried and rejected: copying the executed code to one place, stripping docstrings, malloc_trim
-(0.2 MB per shim); all modules in one marshalled file (a sixth of the import time, for code that is
-not what the files say); runc from a sealed memfd, GOMAXPROCS=1, GOGC=off (1.03, 0.96, 1.05; noise
-0.99); a spare that also does the warm-up (2 ms earlier first answer, 1.7 ms more processor time per
-pod); a pool refilled after 0.1 s (noise); huge pages for the fork server (its arenas are scattered:
-2 of 24 MB, noise); mounts without rprivate and rbind (noise); hard links of the driver's libraries
-in the layer (9 ms, but programs look for the mounts).
+Tried and rejected: stripping docstrings, malloc_trim (0.2 MB per shim); all modules in one
+marshalled file (a sixth of the import time, for code that is not what the files say); runc from a
+sealed memfd, GOMAXPROCS=1, GOGC=off (1.03, 0.96, 1.05; noise 0.99); a spare that also does the
+warm-up (2 ms earlier first answer, 1.7 ms more processor time per pod); a pool refilled after 0.1 s
+(noise); huge pages for the fork server (its arenas are scattered: 2 of 24 MB, noise); mounts
+without rprivate and rbind (noise); hard links of the driver's libraries in the layer (9 ms, but
+programs look for the mounts).
 """
 
 from __future__ import annotations
