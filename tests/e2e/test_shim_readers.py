@@ -78,9 +78,9 @@ async def test_a_client_holds_up_the_end_no_longer_than_a_moment(
 @pytest.mark.parametrize(
     ("exec_id", "size", "terminal", "is_read"),
     [
-        ("", 65536 + 6000, True, False),
-        ("", 65536 + 6000, True, True),
-        ("e1", 65536 + 6000, True, True),
+        ("", 65536 + 2000, True, False),
+        ("", 65536 + 2000, True, True),
+        ("e1", 65536 + 2000, True, True),
         ("e1", 2 * 262144 - 16384, False, True),
     ],
     ids=["terminal, nobody", "terminal", "exec's terminal", "exec"],

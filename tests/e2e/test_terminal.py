@@ -120,11 +120,12 @@ def test_init_can_have_a_terminal_and_its_exec_none(runtime: Runtime) -> None:
 
 def test_a_program_may_close_its_terminal_and_open_it_again(runtime: Runtime) -> None:
     # As an init does that opens /dev/console for each message.
-    closed = "exec <&- >&- 2>&-; until test -e /again; do sleep .1; done"
-    container, terminal = _run(runtime, "sh", "-c", f"echo one; {closed}; echo two >/dev/console")
+    closed = "exec <&- >&- 2>&-; until test $again; do sleep .1; done"
+    script = f"trap again=1 USR1; echo one; {closed}; echo two >/dev/console"
+    container, terminal = _run(runtime, "sh", "-c", script)
     with terminal as tty:
         tty.wait_for("one\r\n")
         container.wait_for_program("sleep")
-        assert container.exec("touch", "/again").code == 0
+        assert container.kill("USR1").code == 0
         assert tty.wait() == 0
         assert tty.screen == "one\r\ntwo\r\n"
