@@ -128,6 +128,13 @@ class Stage:
         ) as containerd:
             yield containerd
 
+    @cached_property
+    def _fifos(self) -> str:
+        """Return a directory for ctr's fifos, which are in /run on a node."""
+        return self._cleanup.enter_context(
+            tempfile.TemporaryDirectory(prefix="nvshim-bench-", dir="/run")
+        )
+
     @property
     def _options(self) -> dict[str, Any]:
         """Return the options of all private containerds here."""
@@ -150,9 +157,9 @@ class Stage:
             cleanup: where its removal is registered; the stage's own end if None.
             options: further options of :class:`PrivateContainerd`.
         """
-        containerd = (cleanup or self._cleanup).enter_context(
-            PrivateContainerd(**{**self._options, **options})
-        )
+        containerd = PrivateContainerd(**{**self._options, **options})
+        containerd.fifo_directory = self._fifos
+        (cleanup or self._cleanup).enter_context(containerd)
         containerd.ctr("images", "import", self._archive)
         return containerd
 
