@@ -7,6 +7,9 @@ first, like a shim that a verb forks, and becomes an orphan after the verb. Both
 server. If either is killed, nothing is lost: an unserved connection closes, and its client executes
 the verb itself; a verb without a waiting process forks the shim itself.
 
+Most containers join the shim of their pod. Their verbs give the second process back
+(:class:`Lent`), and it waits for the next verb.
+
 The process for a verb takes over its caller's arguments, environment, directory and standard
 descriptors. Then it executes the verb like a new interpreter. If containerd kills the caller
 because the verb takes too long, this process exits, too.
@@ -38,6 +41,41 @@ _PATIENCE: Final = 1.0
 _CHUNK: Final = 1 << 14
 # The directory and the three standard descriptors.
 _DESCRIPTORS: Final = 4
+_UNUSED: Final = b"-"
+
+
+class Lent:
+    """A process that waits to become a shim, while a verb has it.
+
+    Args:
+        verb: the connection to the process that executes the verb.
+        shim: the connection to the waiting process.
+    """
+
+    __slots__ = ("_shim", "_verb")
+
+    def __init__(self, verb: socket.socket, shim: socket.socket) -> None:
+        self._verb = verb
+        self._shim = shim
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once the verb no longer needs the process."""
+        return self._verb.fileno()
+
+    def take_back(self) -> socket.socket | None:
+        """Return the connection to the waiting process; None if the verb has used it.
+
+        Call this once, when the descriptor is readable.
+        """
+        with self._verb:
+            try:
+                is_unused = self._verb.recv(len(_UNUSED), socket.MSG_DONTWAIT) == _UNUSED
+            except OSError:
+                is_unused = False
+        if is_unused:
+            return self._shim
+        self._shim.close()  # it exits, if it has not become a shim
+        return None
 
 
 class PreforkPool:
@@ -45,39 +83,53 @@ class PreforkPool:
 
     __slots__ = ("_shim", "_verb")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, waiting: socket.socket | None = None) -> None:
         """Fork the two processes.
 
         Args:
             address: containerd's gRPC address, shown in the command line.
+            waiting: the connection to a process that already waits to become a shim; None forks
+                one.
 
         Raises:
             OSError: no process can be forked.
         """
-        self._shim, for_shim = handover.channel()
         self._verb, for_verb = socket.socketpair()
+        with for_verb:
+            if waiting is not None:
+                self._shim = waiting
+                _fork([for_verb], address, lambda: _wait_for_connection(for_verb))
+                return
+            self._shim, for_shim = handover.channel()
 
-        def fork_second() -> None:
-            _fork([for_shim], address, lambda: _wait_for_listener(for_shim))
+            def fork_second() -> None:
+                _fork([for_shim], address, lambda: _wait_for_listener(for_shim))
 
-        with for_shim, for_verb:
-            _fork([for_verb], address, lambda: _wait_for_connection(for_verb), first=fork_second)
+            with for_shim:
+                _fork(
+                    [for_verb], address, lambda: _wait_for_connection(for_verb), first=fork_second
+                )
 
-    def serve(self, connection: socket.socket, address: str) -> None:
+    def serve(self, connection: socket.socket, address: str) -> Lent | None:
         """Let them serve a connection.
 
         Args:
             connection: the connection to the client.
             address: containerd's gRPC address.
 
+        Returns:
+            The second process, which the verb may not need; None if that will not be known.
+
         Raises:
             OSError: no process can be forked.
         """
-        with self._verb, self._shim:
-            try:
-                socket.send_fds(self._verb, [GO], [connection.fileno(), self._shim.fileno()])
-            except OSError:  # the process for the verb was killed
+        try:
+            socket.send_fds(self._verb, [GO], [connection.fileno(), self._shim.fileno()])
+        except OSError:  # the process for the verb was killed
+            with self._verb, self._shim:
                 serve_in_fork(connection, address, self._shim)
+            return None
+        return Lent(self._verb, self._shim)
 
 
 def serve_in_fork(
@@ -94,7 +146,7 @@ def serve_in_fork(
         OSError: no process can be forked.
     """
     kept = [connection] if waiting is None else [connection, waiting]
-    _fork(kept, address, lambda: _serve(connection, waiting))
+    _fork(kept, address, lambda: _serve(connection, waiting, None))
 
 
 def _fork(
@@ -140,9 +192,8 @@ def _wait_for_connection(channel: socket.socket) -> NoReturn:
     _, fds, _, _ = socket.recv_fds(channel, len(GO), 2, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         os._exit(0)  # the fork server has ended
-    channel.close()
     connection, waiting = (socket.socket(fileno=fd) for fd in fds)
-    _serve(connection, waiting)
+    _serve(connection, waiting, channel)
 
 
 class VerbRequest(NamedTuple):
@@ -167,13 +218,23 @@ class VerbRequest(NamedTuple):
         return cls(program, words, dict(pairs))
 
 
-def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn:
+def _serve(
+    connection: socket.socket, waiting: socket.socket | None, server: socket.socket | None
+) -> NoReturn:
     """Execute a client's verb, in a process forked for it.
 
     Args:
         connection: the connection to the client, a process of our own user.
         waiting: the connection to the process that waits to become the shim, if there is one.
+        server: the connection to the fork server, which takes an unused one back; None otherwise.
     """
+
+    def tell(status: int) -> None:
+        # First, because this process may be ended as soon as the client knows.
+        if server is not None and waiting is not None and waiting.fileno() >= 0:
+            _give_back(server)
+        _tell(connection, status)
+
     try:
         connection.settimeout(_PATIENCE)
         request = VerbRequest.decode(_receive(connection))
@@ -182,8 +243,7 @@ def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn
         is_ours = request.program == os.path.abspath(sys.argv[0])
         if is_ours and process_context(client) == process_context():
             parent = processes.parent_of(client)
-            caller = WarmCaller(parent, waiting, lambda status: _tell(connection, status))
-            _become_verb(connection, request, caller)
+            _become_verb(connection, request, WarmCaller(parent, waiting, tell))
     except (OSError, ValueError):
         pass  # close without an answer, like all requests that cannot be served
     finally:
@@ -239,6 +299,14 @@ def _tell(connection: socket.socket, status: int) -> None:
         connection.send(bytes([status]))
     except OSError:
         pass  # the client was just killed
+
+
+def _give_back(server: socket.socket) -> None:
+    """Tell the fork server that the waiting process was not used, and will not be."""
+    try:
+        server.send(_UNUSED)
+    except OSError:
+        pass  # the fork server has ended
 
 
 def _end_with(connection: socket.socket) -> None:

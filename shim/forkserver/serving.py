@@ -29,7 +29,7 @@ from shim.forkserver import gpu_warmup
 from shim.forkserver.executed_code import put_together, read_list
 from shim.forkserver.installation import Installation
 from shim.forkserver.memory import fill_holes, make_immortal
-from shim.forkserver.prefork_pool import PreforkPool, serve_in_fork
+from shim.forkserver.prefork_pool import Lent, PreforkPool, serve_in_fork
 from shim.forkserver.warmup import warm_up
 from shim.verbs.warmstart import ACCEPTED, peer_is_another
 from shim.work.layers import note_used_last
@@ -118,6 +118,10 @@ class Server:
         self._address = address
         self._installation = installation
         self._pool: PreforkPool | None = None
+        # By descriptor, the processes that wait to become a shim, and that verbs have; and the
+        # connection to one that a verb has given back.
+        self._lent: dict[int, Lent] = {}
+        self._waiting: socket.socket | None = None
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         if installation.descriptor >= 0:
@@ -139,7 +143,8 @@ class Server:
         wanted = True
         while (ready := self._poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
             if not ready:
-                self._pool, wanted = _fork_pool(self._address), False
+                self._refill()
+                wanted = False
             elif not self._serve(ready):
                 return
             else:
@@ -148,6 +153,9 @@ class Server:
     def _serve(self, ready: list[tuple[int, int]]) -> bool:
         if self._installation.has_changed():
             return False
+        for fd, _ in ready:
+            if fd in self._lent:
+                self._take_back(fd)
         if (self._listener.fileno(), select.POLLIN) in ready:
             connection, _ = self._listener.accept()
             with connection, contextlib.suppress(OSError):
@@ -156,14 +164,24 @@ class Server:
                     taken, self._pool = self._pool, None
                     if taken is None:
                         serve_in_fork(connection, self._address)
-                    else:
-                        taken.serve(connection, self._address)
+                    elif (lent := taken.serve(connection, self._address)) is not None:
+                        self._lent[lent.fileno()] = lent
+                        self._poll.register(lent, select.POLLIN)
         return True
 
+    def _take_back(self, fd: int) -> None:
+        """Keep the waiting process of a verb that has ended, if it was not used."""
+        self._poll.unregister(fd)
+        waiting = self._lent.pop(fd).take_back()
+        if self._waiting is None:
+            self._waiting = waiting
+        elif waiting is not None:
+            waiting.close()  # it exits
 
-def _fork_pool(address: str) -> PreforkPool | None:
-    look_at_node()
-    try:
-        return PreforkPool(address)
-    except OSError:
-        return None  # no process can be forked now
+    def _refill(self) -> None:
+        look_at_node()
+        waiting, self._waiting = self._waiting, None
+        try:
+            self._pool = PreforkPool(self._address, waiting)
+        except OSError:  # no process can be forked now
+            self._pool = None

@@ -282,13 +282,14 @@ def _start_shim(
 def _hand_over(
     waiting: socket.socket, listener: int, shim: handover.ShimRequest, cgroup: str
 ) -> bool:
-    """Let the waiting process become the shim; return whether it did."""
-    pid = handover.offer(waiting, listener, shim)
-    if not pid:
-        return False
-    if cgroup:
-        join_cgroup(cgroup, pid)  # on failure this process exits, and so does the waiting one
-    return handover.commit(waiting)
+    """Let the waiting process become the shim, or exit; return whether it became the shim."""
+    with waiting:
+        pid = handover.offer(waiting, listener, shim)
+        if not pid:
+            return False
+        if cgroup:
+            join_cgroup(cgroup, pid)  # on failure the waiting process exits
+        return handover.commit(waiting)
 
 
 def _fork_shim(listener: int, shim: handover.ShimRequest, cgroup: str) -> None:

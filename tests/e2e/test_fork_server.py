@@ -59,6 +59,20 @@ async def test_the_first_start_leaves_one_behind_and_the_next_ones_come_from_it(
     assert switches() == before
 
 
+async def test_a_verb_that_needs_no_new_shim_leaves_the_waiting_process_to_the_next(
+    node: Node,
+) -> None:
+    await node.start("c1")
+    before = node.wait_for_spares()
+    assert await node.start("c2") in before
+    waiting = set(node.wait_for_spares())
+    for name in ("member-1", "member-2"):
+        node.shims.bundle(name, "true", annotations={"io.containerd.runc.v2.group": "c2"})
+        assert node.shims.start_verb(name) == f"unix://{node.sockets[-1]}"
+        (kept,) = waiting = waiting & set(node.wait_for_spares())
+    assert await node.start("c3") == kept
+
+
 def _observed(pid: int) -> dict[str, Any]:
     """Return everything that others can see of a process, without its ids and its memory."""
     status: dict[str, str] = {}
