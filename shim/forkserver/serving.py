@@ -36,6 +36,8 @@ from shim.work.layers import note_used_last
 
 # Seconds without a request until the pool is refilled, because the last client comes first.
 _REFILL: Final = 0.02
+# Verbs that hang do not use up the descriptors: the oldest keeps its process for itself.
+_MOST_LENT: Final = 64
 # Executions of bytecode until the interpreter has specialized all of it.
 _WARMUPS: Final = 20
 _GPU_STEP: Final = 5  # repetitions at a time
@@ -167,10 +169,12 @@ class Server:
                     elif (lent := taken.serve(connection, self._address)) is not None:
                         self._lent[lent.fileno()] = lent
                         self._poll.register(lent, select.POLLIN)
+                        if len(self._lent) > _MOST_LENT:
+                            self._take_back(next(iter(self._lent)))
         return True
 
     def _take_back(self, fd: int) -> None:
-        """Keep the waiting process of a verb that has ended, if it was not used."""
+        """Keep the waiting process of a verb, if that has ended without using it."""
         self._poll.unregister(fd)
         waiting = self._lent.pop(fd).take_back()
         if self._waiting is None:
