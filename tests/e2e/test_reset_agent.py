@@ -63,10 +63,10 @@ def _watches_again(agent: GpuAgent, place: Place, kubelet: KubeletPlugins) -> No
 
 
 def _begun(agent: GpuAgent, place: Place) -> subprocess.Popen[str]:
-    """Begin a reset; return once the agent knows of it and nvidia-smi runs."""
+    """Begin a reset, and wait until nvidia-smi runs and the agent has closed NVML."""
     reset = place.spawn("reset", "1")
     eventually(place.called, "nvidia-smi runs")
-    eventually(lambda: agent.said("NVML is closed"), "the agent knows")
+    eventually(lambda: agent.said("NVML is closed"), "the agent has closed NVML")
     return reset
 
 

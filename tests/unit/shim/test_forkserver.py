@@ -1,4 +1,4 @@
-"""Neither faults of a node's GPUs nor verbs that hang end the fork server."""
+"""The fork server survives faults of a node's GPUs, and verbs that hang."""
 
 from __future__ import annotations
 
