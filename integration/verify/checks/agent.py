@@ -115,7 +115,7 @@ def restart_loses_nothing(node: Node) -> str:
     if not _eventually(lambda: _allocatable(node) - recovering == before, _HEALTH_TIMEOUT):
         raise CheckFailed(
             "the same devices are allocatable as before the restart",
-            seen=_difference(before, _allocatable(node)),
+            seen=_difference(before, _allocatable(node) - recovering),
             do="see the log of nvshim node",
         )
     if not _eventually(lambda: not _differing(states, _states(node)), _HEALTH_TIMEOUT):
@@ -190,7 +190,7 @@ def _states(node: Node) -> dict[str, str]:
     return {uuid: each["state"] for uuid, each in (read_health(node.config) or {}).items()}
 
 
-# Time may heal a device meanwhile, but not one that was unhealthy.
+# A device may heal meanwhile. An unhealthy one that seems healthy was more likely forgotten.
 _OR_BETTER: Final[Mapping[str, tuple[str, ...]]] = {
     HealthState.SUSPECT: (HealthState.SUSPECT, HealthState.HEALTHY),
     HealthState.RECOVERING: (HealthState.RECOVERING, HealthState.SUSPECT, HealthState.HEALTHY),
