@@ -116,7 +116,8 @@ class Watcher:
             Whether there is a new watch, so that the caller has to look again.
         """
         with self._following:
-            is_new = self._follow(wanted)
+            # A thread may start only after the watcher was left.
+            is_new = not self._is_left and self._follow(wanted)
         if self._is_left:
             self._close()
         return is_new

@@ -185,6 +185,14 @@ async def test_a_watcher_that_is_left_while_a_directory_hangs_closes_its_descrip
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_watcher_that_was_left_before_its_thread_began_watches_nothing(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with Watcher(0) as watcher:
+        pass
+    assert not watcher.follow({str(tmp_path): ANY})
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
 @contextmanager
 def no_descriptors() -> Iterator[None]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
