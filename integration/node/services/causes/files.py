@@ -12,16 +12,18 @@ Rules
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn
 
 import anyio
 
 from api.errors import NvshimError
 from integration.backoff import Backoff
-from integration.detached import run_detached
+from integration.detached import SlowCall
 from integration.node.faults.fault_log import Entry, FaultLog, Key
 from integration.node.service import Context
 from shim.causes import exit_store, record
@@ -75,6 +77,7 @@ class Files:
         self._state = context.config.state
         self._fault_log = fault_log
         self._wake = anyio.Event()
+        self._writing = SlowCall(_SHUTDOWN)  # an older write never replaces a newer one
 
     def changed(self) -> None:
         """Start a write if anything is pending."""
@@ -104,8 +107,11 @@ class Files:
         """Write what is pending; return the first error, or ""."""
         pending = self._fault_log.take_unwritten()
         failed: dict[Key, str] = {}
-        await run_detached(_write_all, self._state, pending, failed)
-        self._fault_log.unwritten |= failed.keys()
+        try:
+            with suppress(TimeoutError):  # at the end, if the file system does not answer
+                await self._writing.run(partial(_write_all, self._state, pending, failed), math.inf)
+        finally:
+            self._fault_log.unwritten |= failed.keys()
         return next(iter(failed.values()), "")
 
 

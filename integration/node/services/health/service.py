@@ -33,7 +33,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from api.errors import one_line
 from hooks.config import Config
-from integration.detached import run_detached
+from integration.detached import SlowCall
 from integration.node.device_health import health_store as store
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
@@ -133,7 +133,7 @@ class _Monitor:
         self._totals = dict(context.state.xid_counts.value)
         self._sampled = -math.inf
         self._known_lost: dict[str, str] = {}
-        self._saving = anyio.Lock()
+        self._saving = SlowCall(_SHUTDOWN)  # an older table never replaces a newer one
         self._changed = anyio.Event()
         self._table_changed = anyio.Event()
         record = store.read(context.config)
@@ -371,12 +371,11 @@ class _Monitor:
                 await self._save()
 
     async def _save(self) -> None:
-        async with self._saving:
-            line = ""
-            try:
-                await run_detached(store.write, self._config, self._table)
-            except OSError as error:
-                line = f"{store.path_of(self._config)}: {error.strerror}"
-            if line and self._state.faults.lines.get(_FILE) != line:
-                self._say("warning", "cannot save device health; a restart loses it", reason=line)
-            self._state.faults.report(_FILE, line)
+        line = ""
+        try:
+            await self._saving.run(lambda: store.write(self._config, self._table), math.inf)
+        except OSError as error:  # TimeoutError at the end, if the file system does not answer
+            line = f"{store.path_of(self._config)}: {error.strerror or 'does not answer'}"
+        if line and self._state.faults.lines.get(_FILE) != line:
+            self._say("warning", "cannot save device health; a restart loses it", reason=line)
+        self._state.faults.report(_FILE, line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,11 @@ from integration.containers.bundles import Container, Pod
 from integration.containers.procfs import Procfs
 from integration.node.device_health import health_store as store
 from integration.node.device_health import requests
+from integration.node.device_health.health_table import HealthTable
 from integration.node.holders.values import Holding, Ledger
 from integration.node.options import Options
 from integration.node.service import Context
+from integration.node.services.health import service
 from integration.node.services.health.service import run
 from integration.node.services.monitor import merging
 from integration.node.services.monitor.service import EventForwarder
@@ -141,6 +144,33 @@ async def agent(config: Config, **options: Any) -> AsyncIterator[Agent]:
         await seen.until(lambda: "GPU-0" in context.state.health.value, "it begins")
         yield seen
         tasks.cancel_scope.cancel()
+
+
+async def test_a_table_on_its_way_to_the_disk_at_the_end_does_not_replace_a_later_one(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, ended = threading.Event(), threading.Event(), list[int]()
+    write = store.write
+
+    def slow(config: Config, table: HealthTable) -> None:
+        if not begun.is_set():
+            begun.set()
+            goes_on.wait(60)
+        write(config, table)
+        ended.append(1)
+
+    monkeypatch.setattr(service, "_SHUTDOWN", 60.0)
+    config = replace(config, health_quiet=60.0, health_longest_quiet=60.0)
+    async with agent(config) as it:
+        monkeypatch.setattr(store, "write", slow)
+        it.tell(79)
+        await it.until(begun.is_set, "the table is on its way")
+        it.tell(79, "GPU-1")
+        await it.becomes("GPU-1", HealthState.UNHEALTHY)
+        threading.Timer(0.1, goes_on.set).start()
+    await it.until(lambda: len(ended) == 2, "both writes have ended")
+    conditions = store.read(config).table.conditions
+    assert conditions["GPU-1"].state == HealthState.UNHEALTHY
 
 
 def held(name: str, device: str, gpu: str) -> Holding:
