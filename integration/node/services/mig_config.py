@@ -48,7 +48,7 @@ import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from api.errors import NvshimError, one_line
-from integration.apiserver.client import ApiServer, Watch
+from integration.apiserver.client import ApiServer
 from integration.backoff import Backoff
 from integration.detached import run_detached
 from integration.devices.drain_errors import ResetRunning
@@ -108,7 +108,7 @@ async def _follow(
             # Watch from now on, without a version. That of a Node which has not changed for minutes
             # may be too old for a server with many Nodes, which answers 410 each time.
             start = partial(api.watch, _NODES, "", query)
-            watch = await run_detached(start, drop=Watch.close)
+            watch = await run_detached(start, drop=lambda watch: watch.close())
             context.fault("mig-config label", "")
             try:
                 while (change := await run_detached(watch.next)) is not None:

@@ -445,7 +445,7 @@ async def test_a_channel_that_comes_later_is_in_a_spec_before_a_device_can_be_ha
 
 @pytest.mark.parametrize("node", ["nvidia-fs0", "gdrdrv", "infiniband/uverbs0"])
 async def test_a_feature_whose_module_is_loaded_later_is_in_a_spec_then(
-    world: World, rounds: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+    world: World, rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
     path, name = tmp_path / "nowhere" / node, "k8s.device-plugin.nvidia.com/gds=all"
     seen: list[tuple[bool, int]] = []  # whether the node exists, and how many rounds were done
@@ -495,7 +495,7 @@ async def test_a_node_that_is_made_again_is_in_a_spec_with_its_new_numbers(
 
 @pytest.mark.parametrize("where", ["host", "driver", "link"])
 async def test_a_file_that_a_feature_mounts_is_in_a_spec_as_soon_as_it_is_there(
-    world: World, rounds: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    world: World, rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     root, name = tmp_path / "driver", "k8s.device-plugin.nvidia.com/gds=all"
     path = (tmp_path / "nowhere" if where == "host" else root) / "etc/cufile.json"
@@ -576,12 +576,26 @@ def by_both_ways(answer: pb.ContainerAllocateResponse) -> tuple[bool, bool]:
     return bool(answer.cdi_devices), answer.envs.get("NVIDIA_VISIBLE_DEVICES") == GPUS[0]
 
 
+class Rounds(list[float]):
+    """The results of the service's rounds."""
+
+    begun = 0
+
+    async def settled(self) -> None:
+        """Wait until no round is under way, some of which is done in threads."""
+        await anyio.wait_all_tasks_blocked()
+        while self.begun > len(self):
+            await anyio.sleep(0.01)
+            await anyio.wait_all_tasks_blocked()
+
+
 @pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
     """Return the results of the service's rounds."""
-    done, once = list[float](), component._Reconciler._round
+    done, once = Rounds(), component._Reconciler._round
 
     async def counted(reconciler: component._Reconciler) -> float:
+        done.begun += 1
         done.append(await once(reconciler))
         return done[-1]
 
@@ -590,7 +604,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_for_more(
-    world: World, tmp_path: Path, rounds: list[float], monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(component, "_SWARM", 0)
     # Otherwise the round for our own new sockets may come after the count below.
@@ -598,7 +612,7 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
     specs = tmp_path / "nowhere/cdi"  # from the configuration
     specs.mkdir(parents=True)
     async with world.serving() as context:
-        await anyio.wait_all_tasks_blocked()
+        await rounds.settled()
         before, told = len(rounds), len(world.plugin.lists)
         others = len(world.kubelet.plugins[SLICE].lists)
         claim = ClaimDevice("gpu", "node-1", "gpu-0", GPUS[0], GPUS[0])
@@ -611,7 +625,7 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
                 await watcher.wait()
                 publish(context.state.claimed_devices, ())
                 await world.has(GPUS[0], GPUS[2])
-        await anyio.wait_all_tasks_blocked()
+        await rounds.settled()
         assert len(world.plugin.lists) == told + 10
         assert len(world.kubelet.plugins[SLICE].lists) == others
         assert len(rounds) == before
@@ -662,7 +676,7 @@ async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(
 
 
 async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
-    world: World, rounds: list[float]
+    world: World, rounds: Rounds
 ) -> None:
     wanted = SERVICES[ServiceName.PLUGIN].is_wanted
     modes = [bool(wanted(Options("", 60, device_plugin=mode))) for mode in (NO, AUTO)]
