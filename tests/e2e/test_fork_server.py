@@ -69,7 +69,7 @@ async def test_a_verb_that_needs_no_new_shim_leaves_the_waiting_process_to_the_n
     for name in ("member-1", "member-2"):
         node.shims.bundle(name, "true", annotations={"io.containerd.runc.v2.group": "c2"})
         assert node.shims.start_verb(name) == f"unix://{node.sockets[-1]}"
-        (kept,) = waiting = waiting & set(node.wait_for_spares())
+        (kept,) = waiting = waiting & set(node.wait_for_spares(given_back=1))
     assert await node.start("c3") == kept
 
 

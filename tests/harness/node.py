@@ -45,12 +45,18 @@ class Node:
             self.wait_for_spares()
         return int(pid)
 
-    def wait_for_spares(self) -> list[int]:
-        """Wait until the only fork server is idle and has forked its spares; return their pids."""
+    def wait_for_spares(self, *, given_back: int = 0) -> list[int]:
+        """Wait until the only fork server is idle and has forked its spares; return their pids.
+
+        Args:
+            given_back: how many more there may be: those of verbs that needed no new shim, and took
+                so long that the fork server had already forked others.
+        """
 
         def look() -> list[int]:
             servers, spares = self.servers(), self.spares()
-            ready = len(servers) == 1 and len(spares) == 2 and _state(servers[0]) == "S"
+            is_full = 2 <= len(spares) <= 2 + given_back
+            ready = len(servers) == 1 and is_full and _state(servers[0]) == "S"
             return spares if ready and self.server_listens() else []
 
         return eventually(look, "a fork server with its spares waits")
