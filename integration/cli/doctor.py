@@ -156,6 +156,8 @@ def command(
     asked = choose(only)
     # --only overrides the configured skips.
     checks = choose(only, skip if only else (*skip, *lasting))
+    if not checks:
+        raise click.UsageError("--only, --skip and doctor.skip leave no check.")
     skipped = [check.code for check in asked if check not in checks]
     examination = examine(where, checks, skipped=skipped, besides=NEEDED)
     if bundle is not None:

@@ -181,14 +181,24 @@ def test_nvml_and_procfs_disagree(healthy: Healthy, tree: Tree, case: str) -> No
 
 def test_checks_can_be_skipped_and_listed(tree: Tree) -> None:
     tree.change(OURS, '"default"', '"nvidia"')
-    done = doctor("--root", tree.root, "-o", "yaml", "--only", "D071", "--skip", "D071")
-    assert "checked: []" in done.stdout
+    both = ("--only", "D071", "--only", "D001")
+    done = doctor("--root", tree.root, "-o", "yaml", *both, "--skip", "D071")
+    assert "checked:\n- NVSHIM-D001\n" in done.stdout
     assert "skipped:\n- NVSHIM-D071\n" in done.stdout
     listing = doctor("--list", "-o", "json")
     listed = json.loads(listing.stdout)["items"]
     assert [check["code"] for check in listed] == [c.code for c in CHECKS]
     assert all(check["why"] and check["remedy"] for check in listed)
     assert max(map(len, doctor("--list").stdout.splitlines())) <= 80
+
+
+def test_an_examination_without_a_check_is_refused(tree: Tree) -> None:
+    done = doctor("--root", tree.root, "--only", "D071", "--skip", "D071")
+    assert done.code == exits.USAGE
+    assert "leave no check" in done.stderr
+    tree.write(OURS, f"[doctor]\nskip = {json.dumps([check.code for check in CHECKS])}\n")
+    assert doctor("--root", tree.root).code == exits.USAGE
+    assert doctor("--root", tree.root, "--only", "D071").code != exits.USAGE
 
 
 def test_what_the_configuration_skips_is_counted_and_can_be_asked_for(tree: Tree) -> None:
