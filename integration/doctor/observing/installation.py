@@ -17,7 +17,6 @@ from integration.doctor.places import Places
 from shim import PROGRAM
 
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
-_SPARE: Final = "-spare"
 # Stopped, traced.
 _STUCK: Final = frozenset({"T", "t"})
 # Seconds after which a fork server must be ready, even on a busy node.
