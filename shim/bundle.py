@@ -177,11 +177,11 @@ def restore_spec(bundle: str) -> None:
         raise BundleUnusable(f"to put {kept} back", found=files.reason(error)) from error
 
 
-def root_of(spec: dict[str, Any], bundle: str) -> str:
-    """Return the directory that the container's processes will see as /.
+def root_path_of(spec: dict[str, Any], bundle: str) -> str:
+    """Return the path of the directory that the container's processes will see as /.
 
     Raises:
-        BundleUnusable: the spec names no directory, or the directory does not exist.
+        BundleUnusable: the spec names none.
     """
     root = spec.get("root")
     path = root.get("path") if isinstance(root, dict) else None
@@ -189,7 +189,16 @@ def root_of(spec: dict[str, Any], bundle: str) -> str:
         raise BundleUnusable(
             f"the rootfs of {bundle}", found="no root.path in config.json", do="name one there"
         )
-    path = os.path.join(bundle, path)
+    return os.path.join(bundle, path)
+
+
+def root_of(spec: dict[str, Any], bundle: str) -> str:
+    """Return :func:`root_path_of`, which exists.
+
+    Raises:
+        BundleUnusable: the spec names no directory, or the directory does not exist.
+    """
+    path = root_path_of(spec, bundle)
     if not os.path.isdir(path):
         raise BundleUnusable(
             f"the rootfs {path}", found="no such directory", do="check the snapshot or --rootfs"

@@ -27,7 +27,13 @@ from typing import Any, Final, TypeVar
 
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
-from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
+from shim.bundle import (
+    cgroups_path_of,
+    has_own_pid_namespace,
+    has_user_namespace,
+    root_of,
+    root_path_of,
+)
 from shim.cgroup import cgroup
 from shim.cgroup.cgroup import Cgroup
 from shim.checkpoint.checkpoint import Calls, Saved
@@ -149,7 +155,7 @@ class Resources:
             )
             bundle_files.write_runtime_record(self._bundle, record)
             await self._mount(spec, wanted)
-            root_of(spec, self._bundle)
+            await self._rootfs.check(spec, self._bundle)
             await self.open_stdio(init)
             if self.saved is None:
                 self._runtime_called = True
@@ -440,6 +446,28 @@ class Rootfs:
         else:
             mounts.mount_rootfs(wanted, self.path)
         self._mounted = wanted
+
+    async def check(self, spec: dict[str, Any], bundle: str) -> None:
+        """Check that the container's root is a directory, once everything is mounted.
+
+        Raises:
+            BundleUnusable: it is not.
+            MountFailed: its file system does not answer.
+        """
+        path = root_path_of(spec, bundle)
+        elsewhere = path != self.path and may_hang([("", path, "", ())])
+        if not self._may_hang and not elsewhere:
+            root_of(spec, bundle)
+            return
+        # The kernel mounts the top of a file system without asking its server.
+        with loop.move_on_after(MOUNTING):
+            await in_thread(lambda: root_of(spec, bundle))
+            return
+        raise MountFailed(
+            f"to look at the rootfs {path}",
+            found=f"stat(2) had not returned after {MOUNTING:.0f} s",
+            do="look for a FUSE or network file system that does not answer",
+        )
 
     async def unmount(self) -> None:
         """Unmount everything at and below its path, if anything is mounted there.

@@ -91,6 +91,29 @@ async def test_a_mount_that_hangs_holds_up_no_neighbour_and_is_given_up_on_reque
         await shim.run("c3")
 
 
+@pytest.mark.parametrize("is_mounted", [True, False], ids=["mounted", "named by the spec"])
+async def test_a_root_that_hangs_after_its_mount_holds_up_no_neighbour(
+    start_shim: StartShim, tmp_path: Path, *, is_mounted: bool
+) -> None:
+    """The kernel mounts the top of a file system without asking its server."""
+    async with start_shim("c1", "sleep", "1000", **_POD) as shim:
+        await shim.run("c1")
+        with fuse(str(tmp_path / "fuse")) as server:
+            shim.bundle(
+                "c2", "sleep", "1000", **_POD, rootfs="" if is_mounted else server.mount_point
+            )
+            mount = {"type": "bind", "source": server.mount_point, "options": ["rbind"]}
+            server.hang()
+            rootfs = [mount] if is_mounted else []
+            async with _refused_later(shim.create("c2", rootfs=rootfs)) as errors:
+                await _asked(server)
+                await _a_life_goes_on(shim, "c1")
+                with anyio.fail_after(_SOON), pytest.raises(RemoteError) as caught:
+                    await shim.call("Kill", id="c2", signal=9)
+                assert caught.value.status == Status.NOT_FOUND
+            assert "it was killed or deleted before it was made" in str(errors[0])
+
+
 # Another process's new mount namespace also has this mount, and then umount(2) does not wait.
 # tests/unit/mounts/test_stuck.py also tests a second wait for a hanging unmount.
 @pytest.mark.serial
