@@ -21,6 +21,7 @@ from shim.context import ShimContext
 from shim.errors import (
     InvalidSignal,
     KilledWhileStarting,
+    NvshimError,
     ProcessExists,
     ProcessFinished,
     ProcessNotFound,
@@ -312,6 +313,9 @@ class Container:
             self._require_init(State.RUNNING, asked)
             try:
                 await self._resources.runtime.pause()
+            except ProgramTimeout:
+                await self._thaw()
+                raise
             except ProcessFinished as error:
                 if self.init.child is None or self.init.child.exit is not None:
                     raise
@@ -322,6 +326,13 @@ class Container:
             if self.init.state is State.RUNNING:  # it may have died meanwhile
                 self.init.advance(Event.PAUSED)
                 self._report(events_pb2.TaskPaused)
+
+    async def _thaw(self) -> None:
+        """Undo a pause whose runtime was killed: a frozen "running" container cannot be resumed."""
+        try:
+            await self._resources.runtime.resume()
+        except (NvshimError, OSError) as error:  # the runtime had not frozen it
+            self._shim.log.debug("undoing a pause", id=self.id, why=str(error))
 
     async def resume(self) -> None:
         """Resume a frozen container.

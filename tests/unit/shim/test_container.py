@@ -19,7 +19,14 @@ from shim.cgroup import oom
 from shim.cgroup.moves import ExpectedMoves
 from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
-from shim.errors import KilledWhileStarting, RuntimeFailed, TaskNotFound, WrongProcessState
+from shim.errors import (
+    KilledWhileStarting,
+    ProcessFinished,
+    ProgramTimeout,
+    RuntimeFailed,
+    TaskNotFound,
+    WrongProcessState,
+)
 from shim.log import Log
 from shim.loop import GuardedTasks
 from shim.pod import checkpoints, fd_reserve
@@ -357,6 +364,38 @@ async def test_a_paused_container_is_ended_with_its_pod_though_it_cannot_be_resu
     pod._held = cast("Any", SimpleNamespace(id="pod", stop=stop, close=lambda: None))
     await pod.stop(cast("Any", None), sandbox_pb2.StopSandboxRequest(sandbox_id="pod"))
     assert ended == ["container", "sandbox"]
+
+
+class _FreezingRuntime:
+    """A runtime that freezes the container, and is killed before it says so."""
+
+    def __init__(self) -> None:
+        self.hangs = True
+        self.frozen = False
+
+    async def pause(self) -> None:
+        self.frozen = True
+        if self.hangs:
+            raise ProgramTimeout("runc pause of c", found="it was killed")
+
+    async def resume(self) -> None:
+        if not self.frozen:
+            raise ProcessFinished("runc resume", found="container not paused")
+        self.frozen = False
+
+
+async def test_a_pause_whose_runtime_was_killed_leaves_no_frozen_container(tmp_path: Any) -> None:
+    """Its state is RUNNING, in which Resume would be refused."""
+    bundle = str(tmp_path)
+    container = Container(_context(bundle, _Publisher()), "c", bundle, RuntimeOptions(), _NO_STDIO)
+    runtime = container._resources.runtime = cast("Any", _FreezingRuntime())
+    container.init.advance(Event.STARTED)
+    with raises(ProgramTimeout):
+        await container.pause()
+    assert (container.init.state, runtime.frozen) == (State.RUNNING, False)
+    runtime.hangs = False
+    await container.pause()
+    assert (container.init.state, runtime.frozen) == (State.PAUSED, True)
 
 
 class _Pod:
