@@ -157,13 +157,9 @@ class Injection:
             NvshimError: the request cannot be met; the message says why.
             OSError: the process limit is reached, or the kernel refused something.
         """
-        ahead = _ahead.pop(self._bundle, None)
-        worker = None if ahead is None else ahead.worker
-        if worker is None or not worker.runs():
-            worker = _fork(self._bundle, found, self._reaper, self._log, ahead=False)
         request = {"mounts": rootfs_mounts, "runtime": runtime, "saved": saved}
         try:
-            value, self._layer = await worker.ask(request)
+            value, self._layer = await self._ask(found, request)
         except loop.Cancelled:  # the error says what delayed the Create
             how = "it was cancelled"
             raise WorkerFailed("a container's files and devices", found=how) from None
@@ -171,6 +167,17 @@ class Injection:
         self._nodes = value["nodes"]
         mounted: list[Mount] = [tuple(each) for each in value["mounted"]]
         return mounted
+
+    async def _ask(self, found: Prefilter, request: dict[str, Any]) -> Answer:
+        ahead = _ahead.pop(self._bundle, None)
+        worker = None if ahead is None else ahead.worker
+        if worker is not None and worker.runs():
+            try:
+                return await worker.ask(request)
+            except NvshimError:
+                if not worker.gave_up:  # at this very moment
+                    raise
+        return await _fork(self._bundle, found, self._reaper, self._log, ahead=False).ask(request)
 
     async def made(self, init: int) -> None:
         """Assign the claim to the container's new init process, and cover its files.

@@ -167,6 +167,7 @@ class Worker:
             kept = {*_RESERVED, *keep, theirs.fileno()}
             pid = forked.fork(lambda: _run(shim, work, theirs, kept))
         self._child: Child = reaper.register(pid)
+        self._has_answered = False
         try:
             os.setpgid(pid, pid)  # as in the child, whichever is first
         except OSError:
@@ -203,6 +204,7 @@ class Worker:
             with loop.fail_after(DEADLINE) as scope:
                 await self._send(json.dumps(request).encode() + b"\n")
                 while line := await self._read_line(received, fds):
+                    self._has_answered = True
                     message = json.loads(line)
                     if "more" in message:
                         scope.deadline = loop.current_time() + DEADLINE + message["more"]
@@ -261,6 +263,12 @@ class Worker:
     def runs(self) -> bool:
         """Whether it still runs."""
         return self._child.runs()
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it has ended before it read the request: none had come in time."""
+        exit_ = self._child.exit
+        return exit_ is not None and exit_.status == 0 and not self._has_answered
 
     def end(self) -> None:
         """Kill it and the programs that it runs; a second call does nothing."""

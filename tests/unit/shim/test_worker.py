@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 from api.errors import Status
 from hooks.errors import UnknownDevice
 from shim.errors import ProgramTimeout, SystemRefused, WorkerFailed, WorkerTimeout
-from shim.work import worker
+from shim.work import injection, worker
 from shim.work.worker import Worker
 from tests.harness.frozen import frozen_program
 from tests.harness.raising import raises
@@ -212,6 +213,43 @@ async def test_one_without_a_request_ends(reaper: Reaper, monkeypatch: pytest.Mo
     await until_ended(unused)
     with raises(WorkerFailed, match="ended with 0"):
         await unused.ask({})
+
+
+def give_up(link: Link) -> None:
+    """Be out of time when the request has just arrived."""
+    poll = select.poll()
+    poll.register(link._connection, select.POLLIN)
+    poll.poll()
+
+
+def provide(link: Link) -> Answer:
+    link.receive()
+    return {"mounted": [], "claimed": False, "later": None, "nodes": []}, -1
+
+
+async def test_create_is_done_by_another_when_the_one_from_the_start_has_just_given_up(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = injection._Ahead({}, Mock(), Worker(reaper, give_up, frozenset()))
+    monkeypatch.setattr(injection, "_ahead", {"bundle": early})
+    fork = Mock(side_effect=lambda *_, **__: Worker(reaper, provide, frozenset()))
+    monkeypatch.setattr(injection, "_fork", fork)
+    made = injection.Injection(reaper, "bundle", Mock())
+    assert await made.provide(Mock(), [], "runc", None) == []
+    assert fork.call_count == 1
+
+
+async def test_create_fails_with_the_one_from_the_start_that_was_killed(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: Link) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    early = injection._Ahead({}, Mock(), Worker(reaper, die, frozenset()))
+    monkeypatch.setattr(injection, "_ahead", {"bundle": early})
+    monkeypatch.setattr(Worker, "runs", lambda _: True)
+    with raises(WorkerFailed, match="was killed by signal 9"):
+        await injection.Injection(reaper, "bundle", Mock()).provide(Mock(), [], "runc", None)
 
 
 async def test_a_program_is_run_to_its_end(reaper: Reaper) -> None:
