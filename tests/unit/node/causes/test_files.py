@@ -62,3 +62,17 @@ async def test_a_write_under_way_at_the_end_does_not_replace_a_later_one(
         threading.Timer(0.1, goes_on.set).start()
     await until(lambda: len(ended) == 2, "both writes have ended")
     assert [each.code for each in read_causes(str(tmp_path), *KEY)] == [31]
+
+
+async def test_a_fault_that_occurs_as_the_agent_stops_is_written(tmp_path: Path) -> None:
+    fault_log = FaultLog()
+    context = Context(Config(state=str(tmp_path)), Options(), lambda *_, **__: None)
+    ours = files.Files(context, fault_log)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ours.keep)
+        await anyio.wait_all_tasks_blocked()
+        fault_log.entries[KEY] = Entry((fault(13),))
+        fault_log.unwritten.add(KEY)
+        ours.changed()
+        tasks.cancel_scope.cancel()
+    assert [each.code for each in read_causes(str(tmp_path), *KEY)] == [13]
