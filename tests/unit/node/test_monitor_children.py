@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
+import anyio
 import pytest
 
+from integration.node.services.monitor.events import Watch
+from integration.node.state.store import State
 from integration.nvml import session as room
 from integration.nvml.errors import ChildFailed
 from integration.nvml.process import _started
 from integration.nvml.session import Child, Children
+from integration.nvml.snapshot import NodeSnapshot
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
+from tests.unit.node.inventories import inventory, node_with
 
 pytestmark = pytest.mark.anyio
 
@@ -64,3 +72,43 @@ async def test_how_one_ended_is_told_though_it_lets_go_of_its_pipes_before() -> 
         child.close()
         process.kill()
         process.wait()
+
+
+class Ending:
+    """Children whose first one fails; the driver is replaced while that one is ended."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.started = state, list[str]()
+
+    def start(self, _task: str, library: str) -> Any:
+        self.started.append(library)
+        return SimpleNamespace(ask=lambda _: None, answer=self.answer)
+
+    async def answer(self, _seconds: float) -> dict[str, Any]:
+        if len(self.started) > 1:
+            await anyio.sleep_forever()
+        raise ChildFailed("events of NVML", found="NVML crashed: SIGSEGV")
+
+    async def end(self, _child: Any) -> None:
+        publish(self.state.node, of_driver("550.54.15"))
+
+
+def of_driver(version: str) -> NodeSnapshot:
+    name = "libnvidia-ml.so.{v}"
+    library = SimpleNamespace(row=name, source=f"/lib/{name.format(v=version)}", arch=None)
+    driver = SimpleNamespace(version=version, libraries=(library,), arch=None)
+    return NodeSnapshot(inventory=node_with(*inventory().gpus, driver=cast("Any", driver)))
+
+
+async def test_a_driver_that_comes_while_a_child_is_ended_gets_its_child_at_once() -> None:
+    state = State()
+    publish(state.node, of_driver("535.104.05"))
+    children = Ending(state)
+    watch = Watch(state, cast("Any", children), lambda _: None, lambda *_, **__: None, to_answer=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.keep)
+        await anyio.wait_all_tasks_blocked()
+        assert children.started == [
+            "/lib/libnvidia-ml.so.535.104.05", "/lib/libnvidia-ml.so.550.54.15",
+        ]  # fmt: skip
+        tasks.cancel_scope.cancel()

@@ -116,7 +116,8 @@ class Watch:
                 self._post(unwatched, str(error))  # the reasons of single GPUs say more
                 pause = backoff.pause(time.monotonic() - started)
                 version = version_of(*self._state.nvml_inputs)
-                await wait_any(*self._state.nvml_inputs, since=version, timeout=pause)
+                if not self._has_changed(node):  # while the child was being ended
+                    await wait_any(*self._state.nvml_inputs, since=version, timeout=pause)
             else:
                 backoff = Backoff(longest=_LONGEST_PAUSE)
 
@@ -140,10 +141,13 @@ class Watch:
 
     async def _until_changed(self, node: NodeSnapshot) -> None:
         version = version_of(*self._state.nvml_inputs)
-        while not self._state.nvml_unavailable and identity_of(
-            self._state.node.value
-        ) == identity_of(node):
+        while not self._has_changed(node):
             version = await wait_any(*self._state.nvml_inputs, since=version)
+
+    def _has_changed(self, node: NodeSnapshot) -> bool:
+        """Return whether no child for this node may run any longer."""
+        is_same = identity_of(self._state.node.value) == identity_of(node)
+        return bool(self._state.nvml_unavailable) or not is_same
 
     async def _until_back(self) -> None:
         """Return when a sample shows that a lost GPU answers. The child does not notice that."""
