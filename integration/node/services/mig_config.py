@@ -240,6 +240,7 @@ class _Reports:
         self._written: tuple[str, str] | None = None
         # What the server has not stored, or only in part: a label without its event.
         self._owed: tuple[str, str] | None = None
+        self._latest: tuple[str, str] | None = None
         self._one_writes = threading.Lock()  # an abandoned write continues
 
     async def write(self, state: str, message: str) -> None:
@@ -247,7 +248,7 @@ class _Reports:
 
         If the server refuses or is silent, that is logged; the layout is applied all the same.
         """
-        self._owed = None
+        self._owed, self._latest = None, (state, message)
         if self._written == (state, message):
             return
         self._written, self._owed = None, (state, message)
@@ -298,6 +299,8 @@ class _Reports:
     def _write(self, state: str, message: str) -> None:
         node = self._context.options.node_name
         with self._one_writes:
+            if self._latest != (state, message):
+                return  # an abandoned write, which begins only after a later one was asked for
             path, labels = self._node()
             if labels.get(STATE) == state == SUCCESS:
                 return  # an earlier agent reported the same

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
@@ -26,7 +27,7 @@ from tests.harness.waiting import until
 from tests.unit.node.inventories import inventory, node_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -308,6 +309,28 @@ async def test_a_state_that_is_given_up_is_not_taken_after_a_later_one(node: Nod
         await anyio.wait_all_tasks_blocked()
         node.may_label.set()
     assert node.states == ["pending", None]
+
+
+async def test_a_state_whose_thread_begins_late_is_not_taken_after_a_later_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Callable[[], Any]] = []
+
+    async def run(do: Callable[..., Any], *arguments: object) -> Any:
+        if not late:
+            late.append(partial(do, *arguments))
+            await anyio.sleep_forever()
+        return do(*arguments)
+
+    monkeypatch.setattr(mig_config, "run_detached", run)
+    reports = mig_config._Reports(Context(Config(), Options(), say=lambda *_, **__: None), node)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reports.write, mig_config.PENDING, "")
+        await until(lambda: late)
+        tasks.cancel_scope.cancel()
+    await reports.withdraw()
+    late[0]()
+    assert node.states == []
 
 
 async def test_a_pending_state_goes_when_the_server_is_back(
