@@ -14,6 +14,7 @@ import pytest
 
 from hooks.config import Config
 from integration.agent_errors import FilesSilent
+from integration.node import file_calls
 from integration.node.file_calls import FileCalls
 from integration.node.mps.claim_daemons import CLAIMS
 from integration.node.mps.clients import MpsDaemon, unready
@@ -28,6 +29,7 @@ from integration.node.state.topic import version_of, wait_any
 from integration.node.values.resources import MPS, Settings, SharedResource, Sharing
 from integration.nvml.snapshot import NodeSnapshot
 from tests.harness.node_state import publish
+from tests.harness.waiting import until
 from tests.unit.node.test_mps_plan import gpu, inventory_of, shared, uuid
 
 if TYPE_CHECKING:
@@ -280,6 +282,43 @@ async def test_while_the_directory_of_mps_hangs_its_devices_are_refused_and_no_d
         files.hanging = settings.mps_root
         tasks.cancel_scope.cancel()
     assert Kept.all[NAME].left
+
+
+@pytest.mark.parametrize("what", ["remove_shm", "remove"])
+async def test_no_daemon_starts_where_files_of_the_last_one_may_still_be_removed(
+    context: Context, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    begun, goes_on, said = threading.Event(), threading.Event(), list[str]()
+
+    def hang(_: object) -> None:
+        begun.set()
+        goes_on.wait(60)
+
+    def say(_level: str, line: str, **_: Any) -> None:
+        said.append(line)
+
+    monkeypatch.setattr(component.host_setup, what, hang)
+    monkeypatch.setattr(file_calls, "LONGEST", 0.05)
+    context = replace(context, say=say, files=FileCalls())
+    state, name = context.state, f"{CLAIMS}/uid-1234"
+    daemons = {name: ClaimDaemon({uuid(0): 0}, 50, multi_user=False)}
+    publish(state.resources, ())
+    publish(state.claim_daemons, daemons)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await until(lambda: wanted(Kept.all[name]) if name in Kept.all else False)
+        publish(state.claim_daemons, {})
+        await until(begun.is_set)
+        publish(state.claim_daemons, daemons)
+        first = Kept.all[name]
+        await until(lambda: any("does not answer" in line for line in said))
+        await anyio.wait_all_tasks_blocked()
+        assert Kept.all[name] is first
+        goes_on.set()
+        await until(lambda: Kept.all[name] is not first)
+        assert wanted(Kept.all[name])
+        assert "mps" not in state.faults.lines
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_call_of_a_supervisor_that_hangs_is_a_failure_of_its_daemon(

@@ -8,14 +8,14 @@ Rules
   files and the kernel module open.
 - It drains all daemons while NVML is paused, because they use the GPUs, too.
 - It adopts or removes what an earlier agent left below ``mpsRoot``. Until that directory answers,
-  it starts no daemon there, and reports why.
+  it starts no daemon there, and reports why. The same applies while it removes its own files.
 - The shared memory exists while a daemon exists.
 - The directories of a claim's daemon are removed with it, because each claim has its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -58,7 +58,7 @@ class _Mps:
         self._roots: set[tuple[str, bool]] = set()
         # What an earlier agent left below each root; None while that is being searched.
         self._left: dict[str, tuple[Places, ...] | None] = {}
-        self._silent = ""  # why the search takes so long
+        self._silent = ""  # why the search, or removing files, takes so long
         self._cleaning = False
 
     async def run(self) -> None:
@@ -171,14 +171,15 @@ class _Mps:
         async def keep() -> None:
             await supervisor.run()
             if self._has_ended(places.resource):
-                await self._in_root(
-                    places.root, f"to remove {places.directory}", self._remove, places
+                asked = f"to remove {places.directory}"
+                await self._until_done(
+                    partial(self._in_root, places.root, asked, self._remove, places)
                 )
             del self._supervisors[places]
             if not self._supervisors:
                 self._cleaning = True  # start no daemon while its directories are being removed
                 try:
-                    await self._clean()
+                    await self._until_done(self._clean)
                 finally:
                     self._cleaning = False
             self._publish()
@@ -234,17 +235,32 @@ class _Mps:
         line = "; ".join(fault for fault in faults if fault)
         self._state.faults.report("mps", line)
 
-    async def _clean(self) -> None:
+    async def _until_done(self, remove: Callable[[], Awaitable[str]]) -> None:
+        """Remove files, again and again until their directory answers.
+
+        What was given up may take place at any later moment, when a new daemon needs the files.
+        """
+        backoff = Backoff()
+        while line := await remove():
+            self._silent = line
+            self._publish()
+            await anyio.sleep(backoff.pause())
+        self._silent = ""
+
+    async def _clean(self) -> str:
         roots = sorted({root for root, _ in self._roots})
         asked = "to remove the shared memory of MPS"
-        await self._in_root(" or ".join(roots), asked, self._clean_host)
+        return await self._in_root(" or ".join(roots), asked, self._clean_host)
 
-    async def _in_root(self, root: str, asked: str, do: Callable[..., None], *args: object) -> None:
-        """Call a function as :meth:`.FileCalls.run` does; log it if it takes too long."""
+    async def _in_root(self, root: str, asked: str, do: Callable[..., None], *args: object) -> str:
+        """Call a function as :meth:`.FileCalls.run` does; log and return why it takes too long."""
         try:
             await self._context.files.run(root, asked, do, *args)
         except FilesSilent as error:
-            self._context.say("warning", str(error), part="mps")
+            if str(error) != self._silent:
+                self._context.say("warning", str(error), part="mps")
+            return str(error)
+        return ""
 
     def _clean_host(self) -> None:
         """Remove the cgroups and the shared memory if no daemon is left."""
