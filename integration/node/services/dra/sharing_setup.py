@@ -163,11 +163,12 @@ class SharingSetup:
                 if name not in state.mps_daemons.value or name in daemons_of(self._claims.values()):
                     return
                 await wait_any(state.mps_daemons, state.claim_daemons, since=version)
-        raise MpsDaemonFailed(
-            f"to end the MPS control daemon of {claim}",
-            found=state.mps_daemons.value[name].unready or "it has not ended yet",
-            do="stop its clients; the kubelet retries",
-        )
+        if (daemon := state.mps_daemons.value.get(name)) is not None:  # else it has just ended
+            raise MpsDaemonFailed(
+                f"to end the MPS control daemon of {claim}",
+                found=daemon.unready or "it has not ended yet",
+                do="stop its clients; the kubelet retries",
+            )
 
     # Time slices
 

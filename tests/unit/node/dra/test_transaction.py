@@ -33,6 +33,7 @@ from integration.apiserver.client import ApiServer
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
 from integration.devices import drain_marks as marks
+from integration.node.mps.clients import MpsDaemon
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.service import Context
 from integration.node.services.dra import cdi, metadata, mig_create, sharing_setup
@@ -586,6 +587,32 @@ async def test_the_time_slice_of_a_gpu_that_is_gone_is_not_reset_again_and_again
     await driver.transactions.prepare(REFERENCE)
     await driver.transactions.unprepare(REFERENCE)
     assert asked == ["--set-timeslice=0"]
+
+
+async def test_a_claim_whose_daemon_ends_just_as_the_time_is_up_is_unprepared(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await started(node)
+    node.allocate(WHOLE.lower(), SLICED)
+    claim = await driver.transactions.prepare(REFERENCE)
+    daemons = driver._context.state.mps_daemons
+
+    async def wait(*_: Any, **__: Any) -> int:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            publish(daemons, {})
+        raise AssertionError
+
+    name = f"claims/{claim.uid}"
+    publish(daemons, {name: MpsDaemon(name, (), "it is draining")})
+    monkeypatch.setattr(sharing_setup, "wait_any", wait)
+    monkeypatch.setattr(sharing_setup, "_TO_END", 0.0)
+    monkeypatch.setattr(
+        sharing_setup, "daemons_of", lambda claims: dict.fromkeys((name,) * len(claims))
+    )
+    await driver.transactions.unprepare(REFERENCE)
+    assert is_empty(node), "the time slice is reset, too"
 
 
 async def until_idle(driver: Driver) -> None:
