@@ -278,12 +278,12 @@ class _Rounds:
         self._changed = bool(which) or changed or is_requested
 
     async def keep_written(self, pause: float, *topics: Watched) -> NoReturn:
-        """Write the status file whenever one of these topics changes, until cancelled.
+        """Write the status file now and whenever one of these topics changes, until cancelled.
 
         Args:
             pause: seconds to wait for more changes before writing.
         """
-        version = version_of(*topics)
+        version = -1  # they may have changed since the last write
         while True:
             await wait_any(*topics, since=version)
             await anyio.sleep(pause)

@@ -131,3 +131,18 @@ async def test_a_spec_whose_directory_hangs_keeps_no_round_waiting(
             while len(node.faults) > 1:
                 await anyio.sleep(0.01)
                 node = await rounds.keep(NodeSnapshot(faults=("no driver",)))
+
+
+async def test_what_changes_before_the_status_file_is_followed_is_written_as_well(
+    tmp_path: Path,
+) -> None:
+    context = Context(nothing(tmp_path), Options("", 1), silent)
+    with Watcher(0) as watcher:
+        rounds = agent._Rounds(context, watcher, "")
+        async with anyio.create_task_group() as tasks:
+            await rounds.keep(NodeSnapshot())
+            tasks.start_soon(rounds.keep_written, 0.0, context.state.faults)
+            context.state.faults.report("plugin", "it has just failed")  # the task comes later
+            await anyio.wait_all_tasks_blocked()
+            assert "it has just failed" in (tmp_path / "state" / "node.json").read_text()
+            tasks.cancel_scope.cancel()
