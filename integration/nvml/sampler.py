@@ -100,7 +100,8 @@ class NvmlSampler:
         self._leave_until = -math.inf
         self._asks: int | None = None
         self._has_stopped = False
-        self._wants_profile = False  # whether the next sample includes it
+        self._wants_profile = False  # whether the next question includes it
+        self._asks_profile = False  # whether the last question did, which may have no answer yet
         self._has_profile = False  # whether the last sample was asked for with it
         self._no_profile_until = -math.inf
 
@@ -162,11 +163,12 @@ class NvmlSampler:
         else:
             self._backoff = Backoff(longest=_LONGEST_PAUSE)
         self._last, self._is_asked = sample, False
+        self._has_profile = self._asks_profile
         answered, self._answered = self._answered, anyio.Event()
         answered.set()
 
     async def _ask(self) -> Sample:
-        self._has_profile, self._wants_profile = self._wants_profile, False
+        self._asks_profile, self._wants_profile = self._wants_profile, False
         seen = self._look()
         library, of = library_of(seen), identity_of(seen)
         if self._asked_of != of:
@@ -178,7 +180,7 @@ class NvmlSampler:
         if now() > self._leave_until and not self._children.abandoned:
             self._given_up = {}
         before, given_up = self._no_profile_until, self._given_up
-        if self._has_profile and now() > before:
+        if self._asks_profile and now() > before:
             answer = await self._ask_profile(library, seen)
             if answer is not None:
                 return _sample_of(answer)

@@ -121,6 +121,36 @@ async def test_a_sample_without_activity_does_not_do_for_who_asks_for_it(
         tasks.cancel_scope.cancel()
 
 
+async def test_the_sample_before_does_not_do_for_activity_while_that_is_asked_for(
+    gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, answers = anyio.Event(), anyio.Event(), list[str]()
+
+    async def answer(*_: Any, profile: bool = False, **__: Any) -> dict[str, Any]:
+        if profile:
+            begun.set()
+            await goes_on.wait()
+        lists = dict.fromkeys(("gpus", "processes", "notes", "uncounted"), ())
+        return {"driver": "with" if profile else "without", "hanging": {}, **lists}
+
+    async def ask() -> None:
+        answers.append((await sampler.sample(max_age=60, profile=True)).driver)
+
+    sampler = sampler_of(gpus)
+    monkeypatch.setattr(sampler, "_answer", answer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        await sampler.sample(max_age=0)
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(ask)
+            await begun.wait()
+            askers.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            goes_on.set()
+        assert answers == ["with", "with"]
+        tasks.cancel_scope.cancel()
+
+
 async def test_who_asks_while_a_question_is_answered_does_not_end_the_child(
     gpus: SimulatedNode,
 ) -> None:
