@@ -194,7 +194,11 @@ class SlowCall:
 
             try:
                 with anyio.fail_after(seconds):
-                    return await run_detached(run)
+                    try:
+                        return await run_detached(run)
+                    except RuntimeError:  # no thread can be started now
+                        ended.set()
+                        raise
             except anyio.get_cancelled_exc_class():
                 if self._to_finish:
                     with anyio.CancelScope(shield=True):

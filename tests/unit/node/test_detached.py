@@ -151,3 +151,21 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
     subprocess.run(
         [sys.executable, "-c", _FORKED], cwd=REPOSITORY, timeout=60 * PATIENCE, check=True
     )
+
+
+def test_a_call_for_which_no_thread_can_be_started_keeps_no_later_one_from_being_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def call() -> int:
+        calls = SlowCall()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_idle", deque())
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await calls.run(int, 20 * PATIENCE)
+        return await calls.run(int, 20 * PATIENCE)
+
+    assert asyncio.run(call()) == 0
