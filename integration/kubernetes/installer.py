@@ -196,6 +196,7 @@ class Installer:
                 # Without the privileges for a self-test the installer cannot see which trees the
                 # node's shims use, so it keeps all of them.
                 words += ["--no-self-test", "--keep", _ALL]
+                self._check_configuration(source, tree.name)
             answer = self._nvshim(source, *words, timeout=_INSTALL_TIMEOUT)
         finally:
             self._host.remove_tree(staging)
@@ -231,6 +232,30 @@ class Installer:
             raise HostCommandFailed(
                 f"to run {SHIM} on this node", found=f"status {result.code}: {result.last_line}"
             )
+
+    def _check_configuration(self, source: str, name: str) -> None:
+        """Check that a tree can read the node's configuration, as a self-test does.
+
+        An older version does not know each key. If the current version cannot read it either, the
+        switch does no harm.
+        """
+        if source == self._current or self._host.identity(self._current) is None:
+            return
+        fault = self._configuration_fault(source)
+        if fault and not self._configuration_fault(self._current):
+            raise HostCommandFailed(
+                f"to switch to {name}",
+                found=fault,
+                do="the current version stays; change the configuration so that both can read it",
+            )
+
+    def _configuration_fault(self, tree: str) -> str:
+        """Return what a tree's version finds wrong in the node's configuration; "" for nothing."""
+        try:
+            error = self._nvshim(tree, "config", "validate").get("error") or {}
+        except NvshimError:
+            return ""  # it is damaged, or one of the first versions, which have no such command
+        return str(error.get("message", ""))
 
     def _configure(self, driver_root: str) -> None:
         """Configure the shim and the engine with the installed program."""

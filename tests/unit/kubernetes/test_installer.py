@@ -70,7 +70,11 @@ configure)
        echo '# ours' >>/etc/containerd/config.toml; changed=true; } ;;
   esac
   echo "{\"files\": [], \"changed\": $changed}" ;;
-config) echo "$4" >/etc/containerd-shim-nvidia.root; echo '{}' ;;
+config)
+  [ $2 != validate ] || { [ ! -e /later-key ] || grep -q '^# later$' "$0" || {
+    echo '{"valid": false, "error": {"message": "unknown key later"}}'; exit 3; }
+    echo '{"valid": true, "error": null}'; exit; }
+  echo "$4" >/etc/containerd-shim-nvidia.root; echo '{}' ;;
 uninstall) rm -rf /opt/containerd-shim-nvidia/0* /opt/containerd-shim-nvidia/current
   rm -f /usr/local/bin/containerd-shim-nvidia-v1; echo '{"complete": false}'; exit 3 ;;
 esac
@@ -369,6 +373,28 @@ def test_a_shim_that_does_not_run_on_the_node_is_never_in_effect(node: Node) -> 
     assert node.asked == ["install", "configure"]
     assert node.status["state"] == State.FAILED
     assert not (node.path(PREFIX) / STAGING).exists()
+
+
+def test_a_version_that_cannot_read_the_configuration_is_not_switched_to(node: Node) -> None:
+    node.release("later")
+    node.run()
+    before = os.readlink(node.path(PREFIX) / "current")
+    node.path("/later-key").touch()
+    node.release("earlier")
+    with pytest.raises(Exception, match="unknown key later") as caught:
+        node.run()
+    assert "NVSHIM-E2664" in str(caught.value)
+    assert os.readlink(node.path(PREFIX) / "current") == before
+    assert node.status["state"] == State.FAILED
+    # The key is removed.
+    node.path("/later-key").unlink()
+    node.run()
+    assert os.readlink(node.path(PREFIX) / "current") != before
+    # The version in effect cannot read it either: nothing gets worse.
+    node.path("/later-key").touch()
+    node.release("even earlier")
+    node.run()
+    assert node.status["state"] == State.READY
 
 
 @pytest.mark.parametrize("step", ["install", "config", "configure"])
