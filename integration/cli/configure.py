@@ -117,7 +117,8 @@ def containerd(output: Output, systemd_cgroup: str, **options: Any) -> None:
     to the root file if none covers the drop-in. With containerd 1 a drop-in would replace the root
     file's CRI section, so the handler goes into a block at the end of the root file.
     """
-    if not options["container_annotations"]:
+    # A removal does not depend on the node's configuration, which may be invalid.
+    if not options["container_annotations"] and not options["remove"]:
         prefixes = load_config(None).annotation_prefixes
         options["container_annotations"] = tuple(f"{prefix}*" for prefix in prefixes)
     options["pod_annotations"] = options["pod_annotations"] or None

@@ -142,7 +142,21 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
 
     Below :func:`with_output` the configuration comes second, after the :class:`Output`.
     """
+    return _configured(command, "")
 
+
+def configured_for(option: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Like :func:`configured`, for a command that needs the configuration for one option only.
+
+    Without that option the command gets None, and works with an invalid configuration.
+
+    Args:
+        option: the name of the command's parameter.
+    """
+    return functools.partial(_configured, option=option)
+
+
+def _configured(command: Callable[..., R], option: str) -> Callable[..., R]:
     @click.option(
         "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
         callback=not_empty, help="Use this configuration file instead of the node's.",
@@ -151,7 +165,8 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
     def answer(*args: Any, config_path: str | None, **kwargs: Any) -> R:
         from hooks.config import load_config  # noqa: PLC0415 - nvshim --help does not need it
 
-        return command(*args, load_config(config_path), **kwargs)
+        config = load_config(config_path) if kwargs.get(option, True) else None
+        return command(*args, config, **kwargs)
 
     return answer
 

@@ -10,7 +10,7 @@ import click
 from api.errors import printable
 from hooks.config import Config
 from integration.cli.install import with_place
-from integration.cli.options import configured, found_if, with_output
+from integration.cli.options import configured_for, found_if, with_output
 from integration.cli.output import Format, Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
@@ -32,10 +32,10 @@ from integration.install_layout import InstallLayout
 @click.option("--force", is_flag=True, help="Uninstall even if an engine still names the shim.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and do nothing.")
 @with_output
-@configured
+@configured_for("purge")
 def command(
     output: Output,
-    config: Config,
+    config: Config | None,
     *,
     layout: InstallLayout,
     purge: bool,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hooks.config import Config
+from hooks.config import ENVIRONMENT_VARIABLE, Config
 from hooks.node.drained import Drain
 from integration.cli.app import main
 from integration.devices import drain_marks as marks
@@ -390,6 +390,29 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
     assert node.names == []
     # nvshim is gone, so the message cannot suggest it as the remedy.
     assert "/etc/docker/daemon.json still names the shim: remove it from" in forced.stdout
+
+
+def test_an_invalid_configuration_keeps_nothing_from_being_removed(
+    node: Node, tmp_path: Path
+) -> None:
+    node.install(node.old)
+    config = tmp_path / "config.toml"
+    config.write_text("nonsense\n")
+    place = ("--prefix", node.layout.prefix, "--bindir", node.layout.bindir)
+
+    def done(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = beside_engines(*words, containerd="version = 2")
+        environment = {**os.environ, ENVIRONMENT_VARIABLE: str(config)}
+        return subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+
+    # Only the configuration has the paths of the state.
+    refused = done("uninstall", *place, "--purge")
+    assert refused.stderr.startswith("NVSHIM-E0502 ")
+    assert node.names == [node.old.name, "current"]
+    for words in (("configure", "containerd", "--remove"), ("uninstall", *place)):
+        answer = done(*words)
+        assert answer.returncode == 0, answer.stderr
+    assert node.names == []
 
 
 def test_configuration_of_another_place_is_known_by_its_record(tmp_path: Path) -> None:
