@@ -30,6 +30,11 @@ Those to further directories are bindir.2, bindir.3 and so on.
 INCOMING: Final = ".incoming-"
 REMOVING: Final = ".removing-"
 SELF_TEST: Final = ".self-test-"
+STAGING: Final = ".node-installer"
+"""The copy of a tree from which Kubernetes' installer installs."""
+
+NODE_LOCK: Final = "/run/nvidia/toolkit/toolkit.pid"
+"""The file that Kubernetes' installer locks while it runs, as NVIDIA's does."""
 
 _NEW_LINK: Final = ".nvshim-new"
 _DIGITS: Final = 8

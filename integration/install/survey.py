@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -14,7 +15,9 @@ from integration.install.trees import known_tree
 from integration.install.usage import Role, User
 from integration.install_layout import (
     CURRENT,
+    NODE_LOCK,
     PREVIOUS,
+    STAGING,
     InstallLayout,
     is_directory_name,
     is_leftover_name,
@@ -22,7 +25,7 @@ from integration.install_layout import (
     new_link,
     recorded_bindirs,
 )
-from integration.tree import Tree
+from integration.tree import Tree, own_tree
 
 _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 
@@ -91,6 +94,7 @@ def take_survey(
     check: Callable[[str], str] | None = None,
     proc: str = usage.PROC,
     sockets: str = usage.SOCKETS,
+    lock: str = NODE_LOCK,
 ) -> Survey:
     """Survey an installation.
 
@@ -99,13 +103,17 @@ def take_survey(
         check: returns the problem of the tree at a path; by default trees are not verified.
         proc: the procfs to read.
         sockets: the directory in which shims listen.
+        lock: the file that Kubernetes' installer locks.
     """
     names = _names(layout.prefix)
+    left = {name for name in names if is_leftover_name(name)}
+    if STAGING in names and not _is_staging_in_use(layout.path(STAGING), lock):
+        left.add(STAGING)
     links = tuple(_link(path, expected, layout.prefix) for path, expected in layout.links.items())
-    leftovers = [layout.path(name) for name in names if is_leftover_name(name)]
+    leftovers = [layout.path(name) for name in sorted(left)]
     leftovers += [stray for link in links if os.path.islink(stray := new_link(link.path))]
     known = {CURRENT, PREVIOUS, *recorded_bindirs(layout.prefix)}
-    others = [name for name in names if not is_leftover_name(name) and name not in known]
+    others = [name for name in names if name not in left | known]
     current, previous = (_tree_that(layout, name) for name in (CURRENT, PREVIOUS))
     directories = [
         name
@@ -169,6 +177,32 @@ def _link(path: str, expected: str, prefix: str) -> Link:
     resolved = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else ""
     ours = resolved.startswith(prefix + "/") if target else not os.path.lexists(path)
     return Link(path, expected, target, ours)
+
+
+def _is_staging_in_use(path: str, lock: str) -> bool:
+    """Return whether Kubernetes' installer may be writing it, or has started this program from it.
+
+    An installer with another lock file is not seen; while it copies, it holds no other lock.
+    """
+    own = own_tree()
+    return _is_locked(lock) or bool(own and os.path.samefile(own, path))
+
+
+def _is_locked(path: str) -> bool:
+    """Return whether a process holds a lock on a file, or may hold it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _is_directory(path: str) -> bool:

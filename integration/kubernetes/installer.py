@@ -17,6 +17,7 @@ from integration import exits
 from integration.engines.restart import SOCKETS
 from integration.errors import TreeError, fields_of
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
+from integration.install_layout import STAGING
 from integration.json_documents import parse_json
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.engine_query import query_engine
@@ -38,8 +39,6 @@ from shim import VERSION
 _Identities = dict[str, tuple[int, ...] | None]
 
 SHIM: Final = "containerd-shim-nvidia-v1"
-STAGING: Final = ".node-installer"
-"""The directory below the prefix that holds the image's tree until it is installed."""
 
 # An installation copies and verifies thousands of files, perhaps on a slow disk.
 _INSTALL_TIMEOUT: Final = 300.0

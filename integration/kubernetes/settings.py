@@ -30,6 +30,7 @@ from hooks.schema import (
     seconds,
 )
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
+from integration.install_layout import NODE_LOCK
 
 STATE: Final = "/run/containerd-shim-nvidia"
 LOCAL: Final = "/run/nvshim"
@@ -88,7 +89,7 @@ class Settings:
         "NVIDIA_DRIVER_ROOT", default="")
     # only one of the installers works on a node
     pid_file: str = _set(_PATH, "the lock file, shared with NVIDIA's installer",
-        "TOOLKIT_PID_FILE", default="/run/nvidia/toolkit/toolkit.pid")
+        "TOOLKIT_PID_FILE", default=NODE_LOCK)
     once: bool = _set(BOOLEAN,
         "exit when the installation is complete, instead of watching the node",
         "NO_DAEMON", options=["--once"], default=False)

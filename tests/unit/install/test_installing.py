@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import mmap
 import os
@@ -21,7 +22,7 @@ from integration.cli.app import main
 from integration.devices import drain_marks as marks
 from integration.engines import undo
 from integration.engines.runtime_options import RECORDS
-from integration.install import effects, planning
+from integration.install import effects, planning, survey
 from integration.install import uninstall as removal
 from integration.install.effects import Installer
 from integration.install.errors import (
@@ -31,7 +32,7 @@ from integration.install.installing import collect, uninstall
 from integration.install.status import status
 from integration.install.survey import take_survey
 from integration.install.trees import problem_of
-from integration.install_layout import InstallLayout
+from integration.install_layout import STAGING, InstallLayout
 from tests.harness.raising import raises
 from tests.harness.trees import small_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
@@ -233,6 +234,27 @@ def test_what_an_installer_works_on_is_no_leftover_while_it_works(node: Node) ->
     assert "interrupted" in node.status()["problems"][0]
     with effects.locked(node.layout.prefix, make=False):
         assert (node.status()["being_changed"], node.status()["problems"]) == (True, [])
+
+
+def test_what_a_killed_installer_of_kubernetes_has_copied_is_removed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.install(node.old)
+    staging = node.layout.path(STAGING)
+    shutil.copytree(node.new.path, staging, symlinks=True)
+    lock = f"{node.directory}/lock"
+    with open(lock, "w") as file:
+        assert take_survey(node.layout, lock=lock).leftovers == (staging,)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert take_survey(node.layout, lock=lock).leftovers == ()
+    # That installer runs nvshim from its copy.
+    with monkeypatch.context() as patch:
+        patch.setattr(survey, "own_tree", lambda: staging)
+        assert node.install(source=staging)["current"] == node.new.name
+        assert os.path.exists(staging)
+    assert "interrupted" in node.status()["problems"][0]
+    assert node.uninstall()["left"] == []
+    assert not os.path.exists(node.layout.prefix)
 
 
 def test_old_versions_are_collected_when_asked_and_the_previous_one_is_kept(node: Node) -> None:

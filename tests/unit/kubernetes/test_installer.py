@@ -23,10 +23,11 @@ import pytest
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
+from integration.install_layout import STAGING
 from integration.kubernetes import installer
 from integration.kubernetes.errors import HostUnusable, InstallerRunning
 from integration.kubernetes.host import Host
-from integration.kubernetes.installer import STAGING, Installer
+from integration.kubernetes.installer import Installer
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import FILE, Log, State, probe
 from integration.tree import read_tree
