@@ -22,7 +22,7 @@ from integration.node.mps.paths import Places
 from integration.node.mps.plan import ClaimDaemon
 from integration.node.options import Options
 from integration.node.service import Context
-from integration.node.services.mps import daemon_supervisor
+from integration.node.services.mps import daemon_supervisor, host_setup
 from integration.node.services.mps import service as component
 from integration.node.services.mps.daemon import Daemon
 from integration.node.state.topic import version_of, wait_any
@@ -297,7 +297,7 @@ async def test_no_daemon_starts_where_files_of_the_last_one_may_still_be_removed
     def say(_level: str, line: str, **_: Any) -> None:
         said.append(line)
 
-    monkeypatch.setattr(component.host_setup, what, hang)
+    monkeypatch.setattr(host_setup, what, hang)
     monkeypatch.setattr(file_calls, "LONGEST", 0.05)
     context = replace(context, say=say, files=FileCalls())
     state, name = context.state, f"{CLAIMS}/uid-1234"

@@ -17,7 +17,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from hooks.config import Config
-from integration import backoff
+from integration import backoff, detached
 from integration.node.delivery import DeliveryMode
 from integration.node.device_health.device_state import Condition
 from integration.node.mps.clients import MpsDaemon
@@ -582,11 +582,14 @@ class Rounds(list[float]):
     begun = 0
 
     async def settled(self) -> None:
-        """Wait until no round is under way, some of which is done in threads."""
-        await anyio.wait_all_tasks_blocked()
-        while self.begun > len(self):
-            await anyio.sleep(0.01)
+        """Wait until no round is under way, nor a call in a thread that may be a reason for one."""
+        quiet = 0
+        while quiet < 2:  # a thread is idle just before its caller knows
             await anyio.wait_all_tasks_blocked()
+            threads = [each for each in threading.enumerate() if each.name == "run_detached"]
+            is_quiet = self.begun == len(self) and len(threads) <= len(detached._idle)
+            quiet = quiet + 1 if is_quiet else 0
+            await anyio.sleep(0.01)
 
 
 @pytest.fixture

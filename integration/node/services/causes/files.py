@@ -107,11 +107,11 @@ class Files:
         """Write what is pending; return the first error, or ""."""
         pending = self._fault_log.take_unwritten()
         failed: dict[Key, str] = {}
-        unwritten = pending.keys()  # a cancelled call may not even have begun
+        unwritten = set(pending)  # a cancelled call may not even have begun
         try:
             with suppress(TimeoutError):  # at the end, if the file system does not answer
                 await self._writing.run(partial(_write_all, self._state, pending, failed), math.inf)
-                unwritten = failed.keys()
+                unwritten = set(failed)
         finally:
             self._fault_log.unwritten |= unwritten
         return next(iter(failed.values()), "")
