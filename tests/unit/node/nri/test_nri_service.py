@@ -216,6 +216,7 @@ async def test_what_takes_too_long_or_fails_is_an_error_and_no_silence(
         with pytest.raises(RemoteError, match=r"nri-undecided.*0\.05 s"):
             await create(engine)
         end.set()
+        monkeypatch.setattr(service, "_ANSWER", 60.0)
 
         def fail(*_: object) -> None:
             raise RuntimeError("a defect")
