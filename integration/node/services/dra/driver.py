@@ -83,6 +83,7 @@ class Driver:
             sharing=self.sharing,
             specs=self.specs,
         )
+        self.stale = StaleClaims(context, self.reader, self.transactions)
 
     async def start(self) -> None:
         """Take over the claims of an earlier agent."""
@@ -207,7 +208,6 @@ async def run_driver(context: Context) -> None:
         async with anyio.create_task_group() as tasks:
             driver = Driver(context, api)
             await driver.start()
-            stale = StaleClaims(context, driver.reader, driver.transactions.unprepare)
             for run in (
                 driver.transactions.recover,
                 driver.follow,
@@ -215,7 +215,7 @@ async def run_driver(context: Context) -> None:
                 driver.mig.tidy,
                 driver.sharing.keep_slices,
                 driver.publisher.run,
-                stale.run,
+                driver.stale.run,
             ):
                 tasks.start_soon(run)
             server = context.serving

@@ -9,6 +9,8 @@ Rules
   own record, by which it unprepares the claims of its former pods, does not list it.
 - A stale claim is unprepared only after two checks in a row, since a kubelet that has just started
   knows no pods for a moment. SIGHUP starts a check at once.
+- A claim that was prepared again since the check began is not stale: a pod may have got it after
+  the server's answer.
 - A missing answer (a server that is unavailable or refuses, a proxy's page, a damaged record)
   counts as "not stale". With a kubelet's credentials, the node authorizer's answer that no pod of
   the node has the claim is enough, together with the other two sources.
@@ -19,9 +21,9 @@ claims every ten minutes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from api.errors import NvshimError
 from hooks.node.kubelet import kubelet_root
@@ -38,22 +40,22 @@ __all__ = ["StaleClaims"]
 _LOOK_AGAIN: Final = 300.0
 
 
+class Transactions(Protocol):
+    """Unprepares claims (:class:`.transaction.ClaimTransactions`)."""
+
+    needed: set[str]
+
+    async def unprepare_stale(self, reference: Reference) -> bool:
+        """Unprepare a claim unless it is in ``needed``; return whether it was not."""
+
+
 class StaleClaims:
-    """Finds and unprepares stale claims.
+    """Finds and unprepares stale claims."""
 
-    Args:
-        unprepare: unprepares a claim.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        reader: ClaimReader,
-        unprepare: Callable[[Reference], Awaitable[None]],
-    ) -> None:
+    def __init__(self, context: Context, reader: ClaimReader, transactions: Transactions) -> None:
         self._context = context
         self._reader = reader
-        self._unprepare = unprepare
+        self._transactions = transactions
         self._suspected: set[str] = set()
 
     async def run(self) -> None:
@@ -66,6 +68,7 @@ class StaleClaims:
 
     async def look(self) -> None:
         """Look once; unprepare those that were stale the last time, too."""
+        self._transactions.needed.clear()
         found = await self._found()
         for claim in found:
             if claim.uid in self._suspected:
@@ -100,7 +103,8 @@ class StaleClaims:
 
     async def _unprepare_stale(self, claim: Claim) -> None:
         try:
-            await self._unprepare(claim.reference)
+            if not await self._transactions.unprepare_stale(claim.reference):
+                return
         except NvshimError as error:
             self._context.say("warning", str(error), claim=f"{claim.namespace}/{claim.name}")
             return

@@ -32,7 +32,7 @@ Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubelet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -84,6 +84,8 @@ class ClaimTransactions:
     mig: DynamicMig
     sharing: SharingSetup
     specs: ClaimSpecs
+    # UIDs of the claims that pods needed since the search for stale claims began
+    needed: set[str] = field(default_factory=set)
 
     async def prepare(self, reference: Reference) -> Claim:
         """Make the devices of a claim ready for its pods.
@@ -91,6 +93,7 @@ class ClaimTransactions:
         Raises:
             NvshimError: a step failed; the claim has what it had before.
         """
+        self.needed.add(reference.uid)
         async with self.locks.hold(reference.uid):
             document = await self._read(reference)
             if document is None:
@@ -115,11 +118,19 @@ class ClaimTransactions:
             DraStateUnwritten: the checkpoint or the CDI spec cannot be changed.
             FilesSilent: the file system of one of them does not answer.
         """
-        uid = reference.uid
-        async with self.locks.hold(uid), self.locks.hold(*self.mig.gpus_of(uid)):
-            await self.sharing.release(uid)  # first: an MPS daemon has its device open
-            await self.mig.delete(uid)
-            await self.table.remove(uid, partial(self.specs.remove, uid))
+        async with self.locks.hold(reference.uid):
+            await self._unprepare(reference.uid)
+
+    async def unprepare_stale(self, reference: Reference) -> bool:
+        """Do the same for a claim that no pod had; return False if one has needed it since.
+
+        Raises:
+            NvshimError: as for :meth:`unprepare`.
+        """
+        async with self.locks.hold(reference.uid):
+            if is_stale := reference.uid not in self.needed:
+                await self._unprepare(reference.uid)
+        return is_stale
 
     async def recover(self) -> None:
         """Complete the transactions of an earlier agent, or roll them back."""
@@ -143,6 +154,12 @@ class ClaimTransactions:
                     self.context.say("warning", str(error), claim=title)
 
     # The steps
+
+    async def _unprepare(self, uid: str) -> None:
+        async with self.locks.hold(*self.mig.gpus_of(uid)):
+            await self.sharing.release(uid)  # first: an MPS daemon has its device open
+            await self.mig.delete(uid)
+            await self.table.remove(uid, partial(self.specs.remove, uid))
 
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """Read a claim; return None if the API server is away and the claim is known."""

@@ -54,12 +54,14 @@ class Place:
         self.context = Context(config, options, lambda _, event, **__: self.said.append(event))
         publish(self.context.state.claims, (CLAIM,))
         self.fails = False
+        self.needed = set[str]()
 
-    async def take_back(self, reference: Reference) -> None:
+    async def unprepare_stale(self, reference: Reference) -> bool:
         if self.fails:
             raise MigDeviceNotUndone("to undo it", found="it is in use")
         self.taken_back.append(reference.uid)
         publish(self.context.state.claims, ())
+        return True
 
     async def look(self, times: int) -> list[str]:
         """Return the claims that are unprepared after this many checks."""
@@ -70,7 +72,7 @@ class Place:
 
         async with aclosing(self.context.kubelet):
             with closing(ApiServer(*where, timeout=0.5)) as api:
-                stale = StaleClaims(self.context, ClaimReader(api, version), self.take_back)
+                stale = StaleClaims(self.context, ClaimReader(api, version), self)
                 for _ in range(times):
                     await stale.look()
         return self.taken_back

@@ -44,7 +44,7 @@ from integration.node.services.dra.plugin_devices import PluginDevices
 from integration.node.services.dra.sharing import OURS
 from integration.node.services.dra.transaction import ClaimTransactions
 from integration.node.state import claims_file
-from integration.node.values.claims import Reference
+from integration.node.values.claims import Claim, Reference
 from integration.nvml.mig_parts import GpuParts, Instance, Parts, Profile
 from integration.nvml.nvidia_smi import SmiFailed
 from integration.nvml.snapshot import NodeSnapshot
@@ -613,6 +613,28 @@ async def test_a_claim_whose_daemon_ends_just_as_the_time_is_up_is_unprepared(
     )
     await driver.transactions.unprepare(REFERENCE)
     assert is_empty(node), "the time slice is reset, too"
+
+
+async def test_a_claim_that_a_pod_gets_while_it_is_found_stale_is_not_unprepared(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await started(node)
+    node.allocate(WHOLE.lower())
+    claim = await driver.transactions.prepare(REFERENCE)
+    stale = driver.stale
+    pods = iter([False, True, False])
+
+    async def found() -> list[Claim]:
+        if next(pods):  # after the API server has answered that no pod of the node has it
+            await driver.transactions.prepare(REFERENCE)
+        return [claim]
+
+    monkeypatch.setattr(stale, "_found", found)
+    await stale.look()
+    await stale.look()
+    assert claim.uid in driver.table.claims
+    await stale.look()
+    assert is_empty(node)
 
 
 async def until_idle(driver: Driver) -> None:
