@@ -85,6 +85,7 @@ class _Plugin:
         self._known: set[str] = set()
         self._synchronized = anyio.Event()
         self._tidying = Semaphore(_MOST_THREADS)
+        self._deciding = Semaphore(_MOST_THREADS)
         self._service = Service(
             _SERVICES["Plugin"],
             {"CreateContainer": self._create},
@@ -177,13 +178,20 @@ class _Plugin:
 
         limit = min(_ANSWER, call.timeout * _MARGIN if call.timeout else _ANSWER)
         inventory = context.state.node.value.inventory
+        asked = f"the GPUs of container {container.name}"
+
+        def run() -> Decision:
+            if not self._deciding.acquire(blocking=False):
+                raise NriUndecided(asked, found="earlier decisions have not ended, either")
+            try:
+                return decide(pod, container, context.config, inventory)
+            finally:
+                self._deciding.release()
+
         try:
             with anyio.fail_after(limit):
-                return await run_detached(
-                    decide, pod, container, context.config, inventory, drop=forget
-                )
+                return await run_detached(run, drop=forget)
         except TimeoutError:
-            asked = f"the GPUs of container {container.name}"
             raise NriUndecided(asked, found=f"not decided in {limit:g} s") from None
 
     def _remove(self, _: Call, request: pb.RemoveContainerRequest) -> pb.Empty:

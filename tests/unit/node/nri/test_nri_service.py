@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,36 @@ async def test_what_takes_too_long_or_fails_is_an_error_and_no_silence(
         with pytest.raises(RemoteError, match="a defect"):
             await create(engine)
         assert context.state.counters.nri_answers == {(REFUSED,): 1, (FAILED,): 1}
+    engine.close()
+
+
+async def test_decisions_that_hang_do_not_become_more_and_more_threads(
+    context: Context, socket_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, begun = threading.Event(), list[object]()
+
+    def hang(pod: object, *_: object) -> Any:
+        begun.append(pod)
+        end.wait(20)
+        return NOTHING
+
+    monkeypatch.setattr(service, "_MOST_THREADS", 2)
+    monkeypatch.setattr(service, "_ANSWER", 0.05)
+    monkeypatch.setattr(service, "decide", hang)
+    engine = runtime(socket_path)
+    async with running(context), engine.connected():
+        await engine.synchronize(())
+        for _ in range(4):
+            with pytest.raises(RemoteError, match="nri-undecided"):
+                await create(engine)
+        assert len(begun) == 2
+        end.set()
+        monkeypatch.setattr(service, "_ANSWER", 20)
+        with anyio.fail_after(20):
+            while True:  # until both have ended
+                with suppress(RemoteError):
+                    assert await create(engine) == pb.CreateContainerResponse()
+                    break
     engine.close()
 
 
