@@ -240,15 +240,18 @@ class Publisher:
             return
         with _understood("a change of a slice"):
             name = _name_of(found)
-        known = self._there.get(name)
         if kind == "DELETED":
             self._there.pop(name, None)
             self._gone.add(name)
-        elif known is None or _number(found) >= _number(
-            known
-        ):  # not an older version than the last write
-            self._there[name] = found
+        else:
+            self._keep_newest(name, found)
         self._news()
+
+    def _keep_newest(self, name: str, found: dict[str, Any]) -> None:
+        """Remember a slice, unless a later version is known: by the watch, or by a write."""
+        known = self._there.get(name)
+        if known is None or _number(found) >= _number(known):
+            self._there[name] = found
 
     async def _write(self, path: str) -> None:
         """Publish whenever the wanted devices or the slices change."""
@@ -398,7 +401,7 @@ class Publisher:
         with _understood("a slice that was written"):
             name, has = _name_of(found), content_of(found["spec"])
         if name not in self._gone:
-            self._there[name] = found
+            self._keep_newest(name, found)
         sent = with_times(content_of(write.body["spec"]), (found,))
         if lost_counters(sent, has):
             raise _Uncounted

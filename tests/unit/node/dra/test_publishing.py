@@ -65,6 +65,25 @@ class Wiped(ApiServer):
         return found
 
 
+class Changed(Wiped):
+    """A server whose client sees another client's change before the answer to its own."""
+
+    changed = 0
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = ApiServer.call(self, method, *args, **kwargs)
+        if method == "POST" and not self.changed:
+            type(self).changed += 1
+            name, spec = found["metadata"]["name"], {**found["spec"], "devices": []}
+            with closing(ApiServer(self.host, self.port, self.service_account)) as other:
+                later = other.call("PUT", f"{args[0]}/{name}", {**found, "spec": spec})
+            heard = threading.Event()
+            self.loop.call_soon_threadsafe(self.publisher._hear, "MODIFIED", later)
+            self.loop.call_soon_threadsafe(heard.set)
+            assert heard.wait(60)
+        return found
+
+
 @asynccontextmanager
 async def publishing(
     cluster: Cluster, kind: type[ApiServer] = ApiServer, node: str = NODE
@@ -94,6 +113,14 @@ async def test_a_slice_that_is_deleted_before_it_is_heard_to_be_made_is_made_aga
         publisher.want(tuple(many(2)))
         await until(lambda: Wiped.wiped and len(cluster.published()) == 2)
         assert [method for method, _ in cluster.writes] == ["POST", "POST"]
+
+
+async def test_a_change_that_is_heard_before_the_answer_to_an_earlier_write_is_undone(
+    cluster: Cluster,
+) -> None:
+    async with publishing(cluster, Changed) as (publisher, _):
+        publisher.want(tuple(many(2)))
+        await until(lambda: Changed.changed and len(cluster.published()) == 2, timeout=5)
 
 
 async def test_a_node_that_was_made_anew_owns_the_slices(cluster: Cluster) -> None:
