@@ -212,9 +212,12 @@ class _Plugin:
             finally:
                 self._tidying.release()
 
-        # If so many hang, the rest is removed at the next synchronization.
+        # If so many hang, or none can be started, the rest is removed at the next synchronization.
         if self._tidying.acquire(blocking=False):
-            Thread(target=run, name="nri records", daemon=True).start()
+            try:
+                Thread(target=run, name="nri records", daemon=True).start()
+            except RuntimeError:
+                self._tidying.release()
 
     def _log(self, event: str, fields: object) -> None:
         self._context.say("error", event, nri=str(fields))

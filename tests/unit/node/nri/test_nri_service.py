@@ -161,6 +161,28 @@ async def test_no_answer_waits_until_records_are_removed(
     engine.close()
 
 
+async def test_records_are_removed_again_after_no_thread_could_be_started(
+    context: Context, socket_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    state = context.config.state
+    monkeypatch.setattr(service, "_MOST_THREADS", 1)
+    engine = runtime(socket_path)
+    async with running(context), engine.connected():
+        await engine.synchronize(())
+        records.write(records.directory_of(state, "a"), {})
+        removed = pb.RemoveContainerRequest(container={"id": "a"})
+        await until(lambda: "nri records" not in [each.name for each in threading.enumerate()])
+        with monkeypatch.context() as patch, suppress(RemoteError):
+            patch.setattr(threading.Thread, "start", start)
+            await engine.call("RemoveContainer", removed)
+        await engine.call("RemoveContainer", removed)
+        await until(lambda: not os.listdir(f"{state}/nri"), timeout=5)
+    engine.close()
+
+
 async def test_it_comes_again_after_every_end_of_the_runtime(
     context: Context, socket_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
