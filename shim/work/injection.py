@@ -99,6 +99,15 @@ def _fork(bundle: str, found: Prefilter, reaper: Reaper, log: Log, *, ahead: boo
     return Worker(reaper, work, log.descriptors())
 
 
+async def _answer_of(worker: Worker, request: dict[str, Any]) -> Answer:
+    """Return a worker's answer. After a failure, its work can be undone."""
+    try:
+        return await worker.ask(request)
+    except BaseException:
+        await worker.gone()
+        raise
+
+
 class Injection:
     """The injection into one container.
 
@@ -173,11 +182,12 @@ class Injection:
         worker = None if ahead is None else ahead.worker
         if worker is not None and worker.runs():
             try:
-                return await worker.ask(request)
+                return await _answer_of(worker, request)
             except NvshimError:
                 if not worker.gave_up:  # at this very moment
                     raise
-        return await _fork(self._bundle, found, self._reaper, self._log, ahead=False).ask(request)
+        worker = _fork(self._bundle, found, self._reaper, self._log, ahead=False)
+        return await _answer_of(worker, request)
 
     async def made(self, init: int) -> None:
         """Assign the claim to the container's new init process, and cover its files.

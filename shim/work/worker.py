@@ -13,8 +13,8 @@ Rules
 - The worker handles no signals, keeps only the descriptors that it needs, and never returns to the
   shim's loop. It leads its own process group, which includes the programs that it runs.
 - It has :data:`DEADLINE` seconds, plus the limit of each program that it runs. After that, or when
-  the shim no longer waits, the group is killed. A worker in an uninterruptible system call ends
-  later; the shim does not wait for it.
+  the shim no longer waits, the group is killed. A worker in an uninterruptible system call may end
+  later; the shim does not wait for it. One that does end is gone before its Create is undone.
 - A worker that fails undoes nothing; its Create does that
   (:meth:`shim.work.injection.Injection.undo`, and unmounting the rootfs). If the shim is killed,
   the kernel kills the worker, and containerd's ``delete`` verb undoes its work.
@@ -269,6 +269,11 @@ class Worker:
         """Whether it has ended before it read the request: none had come in time."""
         exit_ = self._child.exit
         return exit_ is not None and exit_.status == 0 and not self._has_answered
+
+    async def gone(self) -> None:
+        """Wait for its end, but not long: a killed process completes its system call, a mount."""
+        with loop.CancelScope(shield=True), loop.move_on_after(_DYING):
+            await self._child.wait()
 
     def end(self) -> None:
         """Kill it and the programs that it runs; a second call does nothing."""

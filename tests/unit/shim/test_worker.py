@@ -227,6 +227,40 @@ def provide(link: Link) -> Answer:
     return {"mounted": [], "claimed": False, "later": None, "nodes": []}, -1
 
 
+async def test_a_create_is_undone_once_its_worker_is_gone(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process completes its system call: its mount would follow the unmount."""
+    killed, failed = anyio.Event(), anyio.Event()
+    groups: list[int] = []
+
+    def kill(group: int, _: int) -> None:
+        groups.append(group)
+        killed.set()
+
+    monkeypatch.setattr(injection, "_ahead", {})
+    monkeypatch.setattr(injection, "_fork", lambda *_, **__: Worker(reaper, hang, frozenset()))
+    real, scope = os.killpg, anyio.CancelScope()
+    monkeypatch.setattr(os, "killpg", kill)
+
+    async def create() -> None:
+        with scope, raises(WorkerFailed, match="it was cancelled"):
+            await injection.Injection(reaper, "bundle", Mock()).provide(Mock(), [], "runc", None)
+        failed.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create)
+        await anyio.wait_all_tasks_blocked()
+        scope.cancel()
+        await killed.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert not failed.is_set()
+        real(groups[0], signal.SIGKILL)
+        with anyio.fail_after(5):
+            await failed.wait()
+    assert not os.path.exists(f"/proc/{groups[0]}")
+
+
 async def test_create_is_done_by_another_when_the_one_from_the_start_has_just_given_up(
     reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
