@@ -98,6 +98,7 @@ class Calls:
                     if criu.is_complete(criu.read_log(os.path.join(work, images.DUMP_LOG))):
                         target.keep()
                     raise await self._explained("checkpoint", error, work) from error
+                target.keep()
         except BaseException:
             target.undo()
             raise

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from api.errors import NvshimError
+from shim import syscalls
 from shim.checkpoint import criu, images
 from shim.checkpoint.checkpoint import Calls, Saved
 from shim.checkpoint.errors import (
@@ -169,6 +170,25 @@ async def test_failed_checkpoint_leaves_its_log_and_nothing_of_its_own(
     if words == WAY:
         assert f"Read {container.bundle}/criu-dump.log" in str(caught.value)
         assert "in the way" in (container.bundle / "criu-dump.log").read_text()
+
+
+async def test_a_whole_checkpoint_is_kept_though_the_place_of_its_call_cannot_be_removed(
+    container: Container,
+) -> None:
+    """The container may have ended with it."""
+    script = """
+while [ "$1" != --image-path ]; do shift; done
+echo >"$2/core-1.img"; mkdir "$4/busy"; mount -t tmpfs tmpfs "$4/busy"
+"""
+    busy = container.bundle / "criu-work/busy"
+    try:
+        with pytest.raises(OSError, match="busy"):
+            await container.calls(script).save(
+                str(container.saved), criu.CheckpointOptions(exit=True), FILES
+            )
+    finally:
+        syscalls.umount(str(busy), 0)
+    assert sorted(os.listdir(container.saved)) == [images.RECORD, "core-1.img"]
 
 
 async def test_failed_restore_leaves_its_log_and_the_checkpoint(container: Container) -> None:
