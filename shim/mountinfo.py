@@ -109,6 +109,15 @@ def is_served(kind: str) -> bool:
     return _SERVED.match(kind) is not None
 
 
+def sees_served(pid: int) -> bool:
+    """Whether a process sees a file system that may hang; False if it has ended."""
+    try:
+        with open(f"/proc/{pid}/mountinfo", "rb", buffering=0) as file:
+            return _SERVED_LINE.search(file.read()) is not None
+    except OSError:
+        return False
+
+
 def served_mount_points() -> frozenset[str]:
     """Return the mount points of file systems that may hang, in this thread's namespace."""
     with open("/proc/thread-self/mountinfo", "rb", buffering=0) as file:

@@ -51,7 +51,7 @@ from shim.errors import (
     UnmountFailed,
 )
 from shim.loop import Tasks
-from shim.mountinfo import may_hang
+from shim.mountinfo import may_hang, sees_served
 from shim.pod import fd_reserve
 from shim.pod.causes import forget_cause
 from shim.pod.process import Process
@@ -101,6 +101,7 @@ class Resources:
         self._use(options)
         self._making = loop.CancelScope()
         self._runtime_called = False
+        self._init_pid = 0
         self.injection: Injection | None = None
         self.has_gpus = False
         self.cgroup: Cgroup | None = None
@@ -174,6 +175,12 @@ class Resources:
         process.attach(stdio)
         return stdio
 
+    async def start_stdio(self, stdio: Stdio) -> None:
+        """Start to pass data on, once the process exists."""
+        if sees_served(self._init_pid):
+            stdio.use_threads()
+        await stdio.started()
+
     def adopt(self, pid_file: str) -> Child:
         """Take over a process that the runtime has created.
 
@@ -234,7 +241,8 @@ class Resources:
             await self.injection.made(init.pid)
         if self.has_gpus:
             stdio.keep_stderr()
-        await stdio.started()
+        self._init_pid = init.pid
+        await self.start_stdio(stdio)
         self.cgroup = cgroup.of(init.pid)
 
     # -- restoring ---------------------------------------------------------------------------

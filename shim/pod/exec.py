@@ -75,7 +75,7 @@ class Exec(Process):
                             pass  # it had not
                         raise
                     self.child = resources.adopt(pid_file)
-                await stdio.started()
+                await resources.start_stdio(stdio)
                 if not self._starting.cancel_called:  # the runtime has just returned
                     return
         finally:

@@ -8,7 +8,12 @@ lines would fill a fifo without a reader.
 
 A relay buffers at most one read: if the reader is slow, the writer waits.
 
-Source: splice(2), pipe(7), tty_ioctl(4).
+A process that sends a file into its pipe with sendfile(2), as busybox's cat does, has the pipe
+locked while it waits for the file. Then every call for the pipe except poll(2) also waits, whatever
+its flags, and no signal ends it. So where a file may wait for another machine or process, the relay
+makes its calls in a thread (:meth:`Relay.use_threads`).
+
+Source: splice(2), pipe(7), tty_ioctl(4); kernel fs/splice.c splice_file_to_pipe, fs/pipe.c.
 """
 
 from __future__ import annotations
@@ -206,8 +211,14 @@ class Relay:
         self._sink_is_full = False
         self._finishing = False
         self._running = False
+        self._in_threads = False
         self._whole = loop.CancelScope()
         self._waiting: loop.CancelScope | None = None
+
+    def use_threads(self) -> None:
+        """Read in threads, because the source may be locked for long. Call this before a start."""
+        self._in_threads = True
+        self._enlarged = True  # which needs the lock, too
 
     def start(self, tasks: Tasks) -> None:
         """Start."""
@@ -247,7 +258,7 @@ class Relay:
         count = steps = 0
         while True:
             try:
-                passed = self._step()
+                passed = await self._step_in_thread() if self._in_threads else self._step()
             except BlockingIOError:
                 if not await self._until_ready():
                     return
@@ -265,6 +276,15 @@ class Relay:
             if count >= _TURN_BYTES or steps >= _TURN_STEPS:
                 await loop.checkpoint()
                 count = steps = 0
+
+    async def _step_in_thread(self) -> int:
+        # Shielded, because the descriptors must stay open until the thread has ended.
+        with loop.CancelScope(shield=True):
+            try:
+                passed = await loop.run_in_thread(self._step)
+            except RuntimeError:  # no thread can be started
+                passed = self._step()
+        return passed
 
     def _step(self) -> int:
         """Pass on once; return the number of bytes, 0 at the source's end."""

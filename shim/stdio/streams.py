@@ -370,6 +370,12 @@ class Stdio:
         if self._source is not None:
             self._source.end()
 
+    def use_threads(self) -> None:
+        """Read the process's pipes in threads. Call this before :meth:`started`."""
+        for output in self._outputs:
+            if output.relay is not None:
+                output.relay.use_threads()
+
     def keep_stderr(self) -> None:
         """Keep stderr open after the process's end, for :meth:`tell`. Not for terminals."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
+import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +27,9 @@ _POD: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
 # Seconds in which a request that does not hang is answered, even on a busy machine; the shim
 # gives up a hanging one after ten.
 _SOON = 8
+
+# FUSE_READ; and where in its file one hangs, behind what a pipe holds.
+_READ, _MIDDLE = 15, 400_000
 
 
 @asynccontextmanager
@@ -112,6 +118,54 @@ async def test_a_root_that_hangs_after_its_mount_holds_up_no_neighbour(
                     await shim.call("Kill", id="c2", signal=9)
                 assert caught.value.status == Status.NOT_FOUND
             assert "it was killed or deleted before it was made" in str(errors[0])
+
+
+async def test_a_file_that_hangs_on_its_way_to_a_pipe_holds_up_no_neighbour(
+    start_shim: StartShim, tmp_path: Path
+) -> None:
+    """sendfile(2), as of busybox's cat, has the pipe locked while it waits for the file's server.
+
+    Then read(2), splice(2) and FIONREAD of the pipe wait as well, whatever its flags, and no
+    signal ends them.
+    """
+    content = tmp_path / "content"
+    content.write_bytes(b"x" * (1 << 21))
+    gate, hangs = threading.Event(), threading.Event()
+    async with start_shim("c1", "sleep", "1000", **_POD) as shim:
+        await shim.run("c1")
+        shim.bundle("c2", "sleep", "1000", **_POD)
+        with fuse(str(tmp_path / "fuse"), str(content), mode=0o644) as server:
+            answer = server._answer
+
+            def hang_in_the_middle(opcode: int, node: int, body: bytes) -> bytes | int:
+                if opcode == _READ and struct.unpack_from("<QQ", body)[1] > _MIDDLE:
+                    hangs.set()
+                    gate.wait(60)
+                return answer(opcode, node, body)
+
+            server._answer = hang_in_the_middle  # type: ignore[method-assign]
+            spec = shim.spec("c2")
+            source = os.path.join(server.mount_point, FILE)
+            mount = {"destination": "/data", "type": "bind", "source": source, "options": ["bind"]}
+            spec["mounts"].append(mount)
+            shim.write_spec("c2", spec)
+            await shim.run("c2")
+            out = str(tmp_path / "out")
+            os.mkfifo(out)
+            reading = subprocess.Popen(["cat", out], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
+            try:
+                await shim.start_exec("c2", "e1", "sh", "-c", "cat /data & exit 0", stdout=out)
+                assert await anyio.to_thread.run_sync(hangs.wait, 60)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(shim.reap, "c2", "e1")  # passes the rest on
+                    try:
+                        await _a_life_goes_on(shim, "c1")
+                    finally:
+                        gate.set()
+            finally:
+                gate.set()
+                reading.kill()
+                reading.wait()
 
 
 # Another process's new mount namespace also has this mount, and then umount(2) does not wait.

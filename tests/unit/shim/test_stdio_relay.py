@@ -7,12 +7,14 @@ import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 
+from shim import loop
 from shim.stdio.pipes import Relay
 from tests.harness.examples import seeds
 
@@ -59,6 +61,60 @@ async def test_pieces_of_any_size_arrive_in_order(tasks: TaskGroup, seed: int) -
     assert await _read_all(reading) == b"".join(pieces)
     thread.join()
     await relay.done.wait()
+
+
+@pytest.mark.parametrize("is_short", [False, True], ids=["threads", "no thread"])
+async def test_what_is_read_in_threads_arrives_in_order(
+    tasks: TaskGroup, monkeypatch: pytest.MonkeyPatch, *, is_short: bool
+) -> None:
+    start = loop.run_in_thread
+
+    async def start_no_step(function: Any) -> Any:
+        if getattr(function, "__func__", None) is Relay._step:
+            raise RuntimeError("can't start new thread")
+        return await start(function)
+
+    if is_short:
+        monkeypatch.setattr(loop, "run_in_thread", start_no_step)
+    pieces = [bytes([number]) * size for number, size in enumerate((1, 4096, 70_000, 1 << 20, 5))]
+    (source, writing), (reading, sink) = os.pipe(), os.pipe()
+    relay = Relay(source, sink)
+    relay.use_threads()
+    relay.start(tasks)
+    thread = _write_all(writing, pieces)
+    assert await _read_all(reading) == b"".join(pieces)
+    thread.join()
+    await relay.done.wait()
+
+
+async def test_what_is_stopped_keeps_its_descriptors_until_its_thread_has_ended(
+    tasks: TaskGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another process has the pipe locked; their numbers may then be other files."""
+    entered, unlocked = threading.Event(), threading.Event()
+
+    def step(_: Relay) -> int:
+        entered.set()
+        unlocked.wait()
+        raise BlockingIOError
+
+    monkeypatch.setattr(Relay, "_step", step)
+    (source, writing), (reading, sink) = os.pipe(), os.pipe()
+    relay = Relay(source, sink)
+    relay.use_threads()
+    relay.start(tasks)
+    await anyio.to_thread.run_sync(entered.wait)
+    relay.stop()
+    await anyio.lowlevel.checkpoint()
+    assert not relay.done.is_set()
+    assert [os.get_inheritable(fd) for fd in (source, sink)] == [False, False]
+    unlocked.set()
+    await relay.done.wait()
+    for fd in (source, sink):
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    os.close(writing)
+    os.close(reading)
 
 
 async def test_what_nobody_takes_stays_in_the_pipes_and_arrives_later(tasks: TaskGroup) -> None:
