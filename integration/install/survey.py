@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from integration.install_layout import (
     recorded_bindirs,
 )
 from integration.tree import Tree, own_tree
+from shim.causes.agent import is_locked
 
 _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 
@@ -185,24 +185,7 @@ def _is_staging_in_use(path: str, lock: str) -> bool:
     An installer with another lock file is not seen; while it copies, it holds no other lock.
     """
     own = own_tree()
-    return _is_locked(lock) or bool(own and os.path.samefile(own, path))
-
-
-def _is_locked(path: str) -> bool:
-    """Return whether a process holds a lock on a file, or may hold it."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_locked(lock) or bool(own and os.path.samefile(own, path))
 
 
 def _is_directory(path: str) -> bool:
