@@ -17,12 +17,17 @@ from hooks.cdi import files
 from hooks.config import DEFAULT_PATH, Config
 from hooks.node import cache
 from hooks.node.drained import path_of, read_drains
+from integration.agent_status import status_path
+from integration.containers.held_devices import LEDGER
 from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.engines.runtime_options import RECORDS
 from integration.install.errors import PurgeFailed, StillNamed
 from integration.install.survey import Survey
 from integration.install_layout import SHIM
+from integration.node.device_health import health_store, requests
+from shim.causes import exit_store
+from shim.causes.agent import agent_runs
 from shim.work import driver_files, layers
 
 ENGINES: Final = (
@@ -43,7 +48,7 @@ _MARKS: Final = (b"io.containerd.nvidia.v1", b"containerd-shim-nvidia")
 # The engines in /etc whose files nvshim configure writes.
 _CONFIGURED: Final = ("containerd", "docker", "crio")
 _LONGEST: Final = 4 << 20
-_STATE: Final = (cache.NAME, files.KEPT)
+_STATE: Final = (cache.NAME, files.KEPT, exit_store.DIRECTORY)
 _OWN: Final = "containerd-shim-nvidia"
 
 
@@ -153,7 +158,7 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
     try:
         _purge_layers(config.layers)
         if not in_use:
-            _purge_state(config.state)
+            _purge_state(config)
             _purge_marks(config)
             if config_path in before:  # else a read-only file system fails
                 os.unlink(config_path)
@@ -194,9 +199,17 @@ def _remove_if_empty(directory: str) -> None:
         os.rmdir(directory)
 
 
-def _purge_state(directory: str) -> None:
-    for name in _STATE:
-        path = os.path.join(directory, name)
+def _purge_state(config: Config) -> None:
+    paths = [os.path.join(config.state, name) for name in _STATE]
+    if not agent_runs(config.state):
+        # Not its record of claims, whose devices pods may have without a shim.
+        paths += [
+            status_path(config),
+            os.path.join(config.state, LEDGER),
+            health_store.path_of(config),
+            requests.directory_of(config),
+        ]
+    for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         else:

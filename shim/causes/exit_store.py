@@ -35,6 +35,7 @@ from shim.causes.record import Fault, as_rows, faults_of, most_telling
 from shim.errors import BundleUnusable
 
 __all__ = [
+    "DIRECTORY",
     "MOST_ENDED",
     "MOST_OF_ALL",
     "add_faults",
@@ -50,7 +51,7 @@ MOST_OF_ALL: Final = 256
 """The most records of a containerd namespace."""
 
 VERSION: Final = 1
-_DIRECTORY: Final = "ended"
+DIRECTORY: Final = "ended"
 _SUFFIX: Final = ".json"
 _LARGEST: Final = 32 << 10
 
@@ -99,7 +100,7 @@ def write_ended(
     rows = as_rows(most_telling(faults))
     document = {"version": VERSION, **container, "cause": cause, "faults": rows}
     try:
-        for directory in (state, os.path.join(state, _DIRECTORY), os.path.dirname(path)):
+        for directory in (state, os.path.join(state, DIRECTORY), os.path.dirname(path)):
             os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
         raise BundleUnusable(f"to write {path}", found=files.reason(error)) from error
@@ -122,7 +123,7 @@ def list_ended(state: str) -> Iterator[dict[str, Any]]:
     Args:
         state: the directory ``state`` of the configuration; it need not exist.
     """
-    top = os.path.join(state, _DIRECTORY)
+    top = os.path.join(state, DIRECTORY)
     for namespace in _listed(top):
         for name in _listed(os.path.join(top, namespace)):
             document = _read(os.path.join(top, namespace, name)) if _is_record(name) else None
@@ -161,7 +162,7 @@ def add_faults(
 def _path_of(state: str, namespace: str, container_id: str) -> str:
     files.check_id(namespace, "namespace")
     files.check_id(container_id)
-    return os.path.join(state, _DIRECTORY, namespace, f"{container_id}{_SUFFIX}")
+    return os.path.join(state, DIRECTORY, namespace, f"{container_id}{_SUFFIX}")
 
 
 def _is_record(name: str) -> bool:

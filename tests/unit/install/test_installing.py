@@ -364,6 +364,22 @@ def test_a_purge_removes_what_has_our_names_and_nothing_else(tmp_path: Path) -> 
     assert os.listdir(tmp_path / "etc") == []
 
 
+def test_a_purge_removes_what_an_agent_that_has_ended_knew(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path), layers=f"{tmp_path}/l", drained=f"{tmp_path}/d")
+    for folder in ("ended/k8s.io", "health.d"):
+        (tmp_path / folder).mkdir(parents=True)
+    of_agent = {"health.json", "ledger.json", "node.json"}
+    for name in ("ended/k8s.io/x.json", "dra.json", "node.lock", *of_agent):
+        (tmp_path / name).write_text("{}")
+    with open(tmp_path / "node.lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        removal.purge(config, in_use=False, config_path="/nowhere")
+        kept = {"dra.json", "health.d", "node.lock", *of_agent}
+        assert {*os.listdir(tmp_path)} == kept
+    removal.purge(config, in_use=False, config_path="/nowhere")
+    assert sorted(os.listdir(tmp_path)) == ["dra.json", "node.lock"], "a claim may be in use"
+
+
 def test_engines_that_name_the_shim_are_found_and_comments_are_not(tmp_path: Path) -> None:
     for name, text in {
         "etc/containerd/config.toml": "# runtime_type = 'io.containerd.nvidia.v1'\n",
