@@ -213,6 +213,11 @@ class Host:
             target = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
             shutil.copytree(source, target, symlinks=True)
 
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its parents, unless it exists."""
+        with _host_errors(f"to create {path}"), self.directory(path, make=True):
+            pass
+
     def remove_tree(self, path: str) -> None:
         """Remove a directory tree if it exists."""
         nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))

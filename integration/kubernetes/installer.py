@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from api.errors import NvshimError
@@ -39,6 +40,8 @@ from shim import VERSION
 _Identities = dict[str, tuple[int, ...] | None]
 
 SHIM: Final = "containerd-shim-nvidia-v1"
+# In the state directory.
+_TEMPORARY: Final = "node-installer.tmp"
 
 # An installation copies and verifies thousands of files, perhaps on a slow disk.
 _INSTALL_TIMEOUT: Final = 300.0
@@ -106,12 +109,16 @@ class Installer:
             self._report.update(state=State.FAILED, message=str(error))
             raise
         finally:
+            with suppress(NvshimError):
+                self._host.remove_tree(self._temporary)
             # Keep the file: an installer that has already opened it must lock the same one.
             os.ftruncate(lock, 0)
             os.close(lock)
 
     def _work(self) -> None:
         self._report.update(state=State.STARTING)
+        self._host.remove_tree(self._temporary)  # left by an installer that was killed
+        self._host.make_directory(self._temporary)
         if not self._await_gpu():
             return
         root = self._driver_root()
@@ -436,13 +443,18 @@ class Installer:
         return os.path.join(self._settings.prefix, STAGING)
 
     @property
+    def _temporary(self) -> str:
+        return os.path.join(self._settings.state, _TEMPORARY)
+
+    @property
     def _socket(self) -> str:
         return self._settings.socket or _SOCKETS.get(self._settings.engine, "")
 
     def _nvshim(self, tree: str, *words: str, timeout: float = _COMMAND_TIMEOUT) -> dict[str, Any]:
         """Run a command of the tree's nvshim in the node's root and return its answer."""
         argv = [os.path.join(tree, "bin", "nvshim"), *words, "--output", "json"]
-        result = self._host.run(argv, timeout=timeout)
+        environment = {"TMPDIR": self._temporary}  # a command that is killed leaves its files there
+        result = self._host.run(argv, timeout=timeout, environment=environment)
         self._report.heartbeat(time.monotonic())
         _reap()
         if result.code not in {exits.OK, exits.FOUND}:

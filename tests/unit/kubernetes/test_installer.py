@@ -51,7 +51,8 @@ tree=$(readlink -f "$0"); tree=${tree%/bin/nvshim}
 echo "$*" >>/var/log/asked
 [ -e /fail ] && grep -q "^$1" /fail && { echo '{"error": {"code": "NVSHIM-E9", "name": "told-to",
   "asked": "a", "found": "it has to fail", "do": "nothing"}}' >&2; exit 1; }
-[ -e /hang ] && grep -q "^$1" /hang && { echo $$ >/hung; sleep 1000; }
+[ -e /hang ] && grep -q "^$1" /hang && {
+  mktemp -d "$TMPDIR/XXXXXX" >/dev/null; echo $$ >/hung; sleep 1000; }
 case $1 in
 install)
   name=VERSION-$(sed -n 's/.*"digest": "\(........\).*/\1/p' "$tree/tree.json")
@@ -659,6 +660,8 @@ def test_killed_in_the_middle_of_a_step_it_is_simply_started_again(
     assert sorted(os.listdir(node.path(PREFIX))) == sorted(
         ["current", read_tree(str(node.tree)).name]
     )
+    # The temporary files of the step are gone as well.
+    assert os.listdir(node.path("/run/containerd-shim-nvidia")) == [FILE]
 
 
 def test_what_a_killed_copy_has_left_is_replaced(node: Node) -> None:
