@@ -260,6 +260,8 @@ class _Rounds:
         places = dict.fromkeys((*self._directories, config.drained), ANY)
         for nodes in (config.dev, os.path.join(config.dev, *CAPS)):
             places[nodes] = Interest(content=False)  # writing to a device node changes nothing
+        if tree := own_tree():
+            places[os.path.dirname(tree)] = Interest(frozenset({CURRENT}), content=False)
         self._changed = await self._watcher.follow_detached(places)
         why = {"announcements": self._unannounced, "files": self._watcher.deaf}
         unwatched = {what: line for what, line in why.items() if line}
