@@ -147,9 +147,11 @@ def test_while_the_directory_of_specs_hangs_calls_are_answered_and_the_agent_end
 ) -> None:
     given, new = place.claim("given", place.gpus[0]), place.claim("new", place.gpus[1])
     place.have(given)
-    os.rename(place.cdi, f"{place.cdi}.before")
     with fuse(f"{tmp_path}/silent") as server:
-        os.symlink(server.mount_point, place.cdi)
+        os.symlink(server.mount_point, f"{place.cdi}.silent")
+        # One after the other, because the agent makes a directory that is missing.
+        os.rename(place.cdi, f"{place.cdi}.before")
+        os.rename(f"{place.cdi}.silent", place.cdi)
         server.hang()
         driver = place.driver
         errors = driver.prepare(new, patience=20)[new[1]].error, driver.unprepare(given)[given[1]]

@@ -125,6 +125,10 @@ def _wakeup_fd() -> int:
     return int(fd)
 
 
+# The paths of all files that were ever seen, for messages.
+_paths: dict[tuple[int, int], str] = {}
+
+
 def _files() -> Values:
     found: dict[Any, Any] = {}
     for name in os.listdir("/proc/self/fd"):
@@ -137,7 +141,10 @@ def _files() -> Values:
         elif not stat.S_IFMT(status.st_mode):
             found[int(name)] = _KERNEL_OBJECT
         else:
-            found[int(name)] = (status.st_dev, status.st_ino)
+            found[int(name)] = which = (status.st_dev, status.st_ino)
+            if which not in _paths:
+                with suppress(OSError):
+                    _paths[which] = os.readlink(f"/proc/self/fd/{name}")
     return found
 
 
@@ -373,6 +380,10 @@ def _faults(aspect: Aspect, before: Values, after: Values) -> list[Any]:
     ]
 
 
+def _path(value: Any) -> str:
+    return value if isinstance(value, str) else _paths.get(value, "another file")
+
+
 def _text(key: Any) -> str:
     return key.decode() if isinstance(key, bytes) else str(key)
 
@@ -384,7 +395,7 @@ def _show(aspect: Aspect, key: Any, values: Values, *, is_now: bool = False) -> 
     match aspect.name:
         case "descriptor":
             try:
-                return os.readlink(f"/proc/self/fd/{key}") if is_now else "another file"
+                return os.readlink(f"/proc/self/fd/{key}") if is_now else _path(values[key])
             except OSError:
                 return "open"
         case "child" if is_now:
