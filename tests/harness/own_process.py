@@ -309,6 +309,13 @@ class Guard:
             else _known[aspect.name]
             for aspect in _ASPECTS
         }
+        # What a thread of a library has open for a moment is there in one of two looks.
+        there, known = _files(), self._before["descriptor"]
+        self._before["descriptor"] = {
+            fd: which
+            for fd, which in known.items()
+            if there.get(fd) == which or not isinstance(which, tuple)
+        }
 
     def accept(self, before: State, after: State) -> None:
         """Accept changes inside the block, which are not the test's fault."""
