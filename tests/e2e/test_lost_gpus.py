@@ -28,6 +28,8 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
     gpus = [{"index": n, "pci": bus, "minor": 3 - n} for n, bus in enumerate(BUSES)]
     directory = str(tmp_path_factory.mktemp("four") / "node")
     with SimulatedNode.create(directory, Scenario.of(4, "l40s", gpu=gpus)) as node:
+        with open(node.config_path, "a", encoding="utf-8") as file:
+            file.write(f'\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
         yield node
 
 
