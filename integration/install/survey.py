@@ -185,7 +185,8 @@ def _is_staging_in_use(path: str, lock: str) -> bool:
     An installer with another lock file is not seen; while it copies, it holds no other lock.
     """
     own = own_tree()
-    return is_locked(lock) or bool(own and os.path.samefile(own, path))
+    # By their paths, because another command may be removing it.
+    return is_locked(lock) or (bool(own) and os.path.realpath(own) == os.path.realpath(path))
 
 
 def _is_directory(path: str) -> bool:

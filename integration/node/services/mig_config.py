@@ -300,7 +300,7 @@ class _Reports:
         node = self._context.options.node_name
         with self._one_writes:
             if self._latest != (state, message):
-                return  # an abandoned write, which begins only after a later one was asked for
+                return  # an abandoned write that starts after a later one was requested
             path, labels = self._node()
             if labels.get(STATE) == state == SUCCESS:
                 return  # an earlier agent reported the same

@@ -107,7 +107,7 @@ class Files:
         """Write what is pending; return the first error, or ""."""
         pending = self._fault_log.take_unwritten()
         failed: dict[Key, str] = {}
-        unwritten = set(pending)  # a cancelled call may not even have begun
+        unwritten = set(pending)  # a cancelled call may not have started
         try:
             with suppress(TimeoutError):  # at the end, if the file system does not answer
                 await self._writing.run(partial(_write_all, self._state, pending, failed), math.inf)

@@ -56,7 +56,7 @@ async def test_a_write_under_way_at_the_end_does_not_replace_a_later_one(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ours.keep)
         occurs(13)
-        await until(begun.is_set, "the first write has begun")
+        await until(begun.is_set, "the first write has started")
         occurs(31)
         tasks.cancel_scope.cancel()
         threading.Timer(0.1, goes_on.set).start()
